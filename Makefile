@@ -1,0 +1,66 @@
+# Two commands from a fresh clone: `make demo` shows it, `make test` checks it. Both do all their set-up.
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+READY   := $(VENV)/.ready
+PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test ci lint types imports unit simulation format native bootstrap lock clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (KEEP=1 keeps it up)
+	@$(BIN)/python -m indexer.native || true
+	@$(BIN)/router demo $(if $(KEEP),--keep)
+
+test: native lint types imports unit  ## lint, types, import contracts, tests (<= 8 minutes on 2 cores)
+
+ci: test simulation  ## make test, then the slower suites
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+imports: $(READY)
+	$(BIN)/lint-imports --no-cache
+
+unit: $(READY)
+	$(BIN)/python -m pytest -m 'not slow'
+
+simulation: $(READY)  ## many more seeds of the deterministic simulation
+	$(BIN)/python -m pytest -m slow
+
+native: $(READY)  ## fail when the C++ extension did not build
+	@$(BIN)/python -m indexer.native
+
+format: $(READY)  ## rewrite the tree in the one format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# ---------------------------------------------------------------- set-up
+bootstrap:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python >= 3.11 is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 ..."; exit 1; }
+	@command -v c++ >/dev/null || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq g++; } \
+	  || echo "no C++ compiler, and none could be installed: the index will run in Python"
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv; }
+
+$(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt indexer/native/module.cpp | bootstrap
+	@echo "setting up $(VENV) (about a minute) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade -c constraints.txt pip
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+lock: $(READY)  ## write constraints.txt anew from what is installed
+	$(BIN)/python -m pip --disable-pip-version-check freeze --all --exclude-editable 2>/dev/null | grep -E '^[A-Za-z0-9_.-]+==' > constraints.txt
+
+clean:  ## remove what make made
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The index and the state machine of each stream that feeds it, pure."""

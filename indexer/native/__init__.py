@@ -1,0 +1,1 @@
+"""The C++ core of the index, where it could be built."""

@@ -1,0 +1,75 @@
+"""A routing decision as data: every candidate with every cost term, so that it can be explained and taken again.
+
+Costs are in blocks. Formulas: `router/core/cost.py`.
+"""
+
+from typing import Literal
+
+import msgspec
+
+TrustState = Literal["EXACT", "DEGRADED", "FALLBACK"]
+
+
+class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """The addends of one candidate's cost, in blocks; `cost` is their sum, times the constraint multiplier."""
+
+    overlap_credit_blocks: float = 0.0
+    prefill_blocks: float = 0.0
+    decode_blocks: float = 0.0
+    request_blocks: float = 0.0
+    history_blocks: float = 0.0
+    constraint_multiplier: float = 1.0
+    cost: float = 0.0
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One eligible rank as it stood: what it held of the request, how far its stream was read, and its cost.
+
+    `overlap_blocks[t]` is the longest prefix held on tiers 0..t. `seq` is the last applied number of `epoch`.
+    """
+
+    worker_id: str
+    dp_rank: int
+    overlap_blocks: tuple[int, int, int, int]
+    trust: TrustState
+    trust_reason: str
+    epoch: int
+    seq: int
+    terms: CostTerms
+
+
+class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank that could not take the request, and why."""
+
+    worker_id: str
+    dp_rank: int
+    reason: str
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Who takes a request, and all that was weighed.
+
+    `winner` and `runner_up` index `candidates`; `margin_blocks` is the runner-up's cost minus the winner's, and there
+    is neither for a single candidate. `isl_tokens` is the whole prompt, `reusable_blocks` what a cache could give of it
+    (the full blocks of all tokens but the last, which is always computed).
+    """
+
+    decision_id: str
+    request_id: str
+    model: str
+    policy: str
+    seed: int
+    now_s: float
+    block_size: int
+    isl_tokens: int
+    reusable_blocks: int
+    winner: int
+    runner_up: int | None
+    margin_blocks: float | None
+    candidates: tuple[Candidate, ...]
+    excluded: tuple[Exclusion, ...] = ()
+
+    @property
+    def chosen(self) -> Candidate:
+        """The rank that takes the request."""
+        return self.candidates[self.winner]

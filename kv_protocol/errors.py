@@ -1,0 +1,24 @@
+"""Errors of the wire: somebody sent what may not be sent. Reject it, count it, mark the rank stale; never crash."""
+
+
+class ProtocolError(Exception):
+    """A peer broke the protocol. The message names the field, what was found and what is allowed."""
+
+
+class MalformedMessage(ProtocolError):
+    """Bytes that are not a message: `offset` is where reading stopped, `reason` is why."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"malformed at byte {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+
+class LimitExceeded(ProtocolError):
+    """A well-formed value outside its allowed range."""
+
+    def __init__(self, field: str, found: object, allowed: str) -> None:
+        super().__init__(f"{field}: found {found!r}, allowed {allowed}")
+        self.field = field
+        self.found = found
+        self.allowed = allowed

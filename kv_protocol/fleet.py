@@ -1,0 +1,126 @@
+"""Who serves: registration, draining, leaving, and the pulse in between. JSON on the wire, so that people can read it.
+
+A worker's newest fleet event stands on `KV_FLEET`. It is gone after five missed heartbeats, whatever that event says.
+Source: `interfaces.md`, "Fleet" and "NATS".
+"""
+
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kv_protocol.digest import TierDigest
+from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.ids import WorkerRank, checked_block_size, checked_dp_rank, checked_worker_id
+
+HEARTBEAT_PERIOD_S = 1.0
+MISSED_HEARTBEATS_MAX = 5
+
+Role = Literal["aggregated", "prefill", "decode", "encode"]
+EventSource = Literal["trtllm", "simulated", "vllm", "sglang", "none"]
+
+
+class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=True, forbid_unknown_fields=False):
+    """A worker offers its service. A new `instance` replaces the worker's former life and all that was known of it."""
+
+    worker_id: str
+    instance: str
+    model: str
+    served_names: tuple[str, ...]
+    base_url: str
+    block_size: int
+    hash_scheme: str
+    tokenizer_digest: str
+    template_digest: str
+    canary: int
+    dp_ranks: tuple[int, ...] = (0,)
+    role: Role = "aggregated"
+    total_kv_blocks: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_seq_len: int = 0
+    loras: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
+    transfer_domain: str = ""
+    event_source: EventSource = "trtllm"
+    accepts_token_ids: bool = False
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        checked_worker_id(self.worker_id)
+        checked_block_size(self.block_size)
+        for dp_rank in self.dp_ranks:
+            checked_dp_rank(dp_rank)
+        if not self.dp_ranks or len(set(self.dp_ranks)) != len(self.dp_ranks):
+            raise LimitExceeded("dp_ranks", self.dp_ranks, "at least one rank, each once")
+        url = urlsplit(self.base_url)
+        if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query or url.fragment:
+            raise LimitExceeded("base_url", self.base_url, "http(s)://host:port without user, query or fragment")
+
+    @property
+    def ranks(self) -> tuple[WorkerRank, ...]:
+        """The worker ranks that this registration speaks for."""
+        return tuple(WorkerRank(self.worker_id, dp_rank) for dp_rank in self.dp_ranks)
+
+
+class WorkerDraining(msgspec.Struct, frozen=True, tag="draining", kw_only=True):
+    """The worker ends its running requests and takes no new ones."""
+
+    worker_id: str
+    instance: str
+
+    def __post_init__(self) -> None:
+        checked_worker_id(self.worker_id)
+
+
+class WorkerLeft(msgspec.Struct, frozen=True, tag="left", kw_only=True):
+    """The worker is gone; nothing it held can be counted on."""
+
+    worker_id: str
+    instance: str
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        checked_worker_id(self.worker_id)
+
+
+FleetEvent = WorkerRegistered | WorkerDraining | WorkerLeft
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's pulse: the consolidator's stream position and proof of what the rank holds there.
+
+    `stale` is empty, or the reason why the consolidator itself no longer vouches for its set.
+    """
+
+    instance: str
+    epoch: int
+    last_seq: int
+    tiers: tuple[TierDigest, ...] = ()
+    stale: str = ""
+
+
+_fleet_decoder: msgspec.json.Decoder[FleetEvent] = msgspec.json.Decoder(FleetEvent)
+_heartbeat_decoder = msgspec.json.Decoder(Heartbeat)
+_encode = msgspec.json.Encoder().encode
+
+
+def encode(message: FleetEvent | Heartbeat) -> bytes:
+    """Return the JSON of a fleet event or a heartbeat."""
+    return _encode(message)
+
+
+def decode_fleet_event(data: bytes) -> FleetEvent:
+    """Return the fleet event in `data`; raise `MalformedMessage`, which names the field, for anything else."""
+    try:
+        return _fleet_decoder.decode(data)
+    except (msgspec.DecodeError, ValueError, LimitExceeded) as error:
+        raise MalformedMessage(0, f"fleet event: {error}") from error
+
+
+def decode_heartbeat(data: bytes) -> Heartbeat:
+    """Return the heartbeat in `data`; raise `MalformedMessage`, which names the field, for anything else."""
+    try:
+        return _heartbeat_decoder.decode(data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise MalformedMessage(0, f"heartbeat: {error}") from error

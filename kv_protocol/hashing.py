@@ -1,0 +1,133 @@
+"""Block hashes, equal to those of the field's strongest peer, so that its users can move over and check us.
+
+    seed S          = 1337 + H(utf8(lora_name), 0) if it is not empty + H(utf8(cache_salt), 1) if it is not empty
+    local hash L_i  = H(le32 tokens of block i ++ le64 of its multimodal hashes in ascending order, S)
+    sequence hash   : S_0 = L_0;  S_i = H(le64 S_{i-1} ++ le64 L_i, 1337)      H = XXH3-64, all mod 2^64
+
+Only full blocks have a hash. Source: `event_plane.md` section 6; vectors in `tests/golden/hash_vectors.json`.
+"""
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+
+from blake3 import blake3
+from xxhash import xxh3_64_intdigest
+
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.ids import checked_block_size
+from kv_protocol.splitmix import U64_MASK
+
+HASH_SCHEME = "xxh3-1337"
+"""Name of the rules above, stated by a worker at registration and compared by the router."""
+BASE_SEED = 1337
+_PAIR = struct.Struct("<QQ")
+_PAD_BASE = 1_000_000
+_PAD_MASK = (1 << 30) - 1
+
+
+def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
+    """Return the seed of local hashes; an empty name or salt is an absent one."""
+    seed = BASE_SEED
+    if lora_name:
+        seed += xxh3_64_intdigest(lora_name.encode(), 0)
+    if cache_salt:
+        seed += xxh3_64_intdigest(cache_salt.encode(), 1)
+    return seed & U64_MASK
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Return token ids as little-endian u32s; raise `LimitExceeded` where one is none."""
+    try:
+        packed = array("I", tokens)
+    except (OverflowError, TypeError) as error:
+        raise LimitExceeded("token id", str(error), "u32") from error
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def local_block_hashes(
+    tokens: Sequence[int],
+    block_size: int,
+    *,
+    seed: int = BASE_SEED,
+    mm_hashes: Sequence[Sequence[int]] = (),
+    is_eagle: bool = False,
+) -> list[int]:
+    """Return one hash per full block of `tokens`, without its past.
+
+    `mm_hashes[i]` are the multimodal hashes (u64) of block i; a shorter or longer list is fine. With `is_eagle` a
+    window has one token more than the stride, so the first hash needs `block_size + 1` tokens.
+    """
+    width = 4 * (checked_block_size(block_size) + is_eagle)
+    data = pack_tokens(tokens)
+    hashes = []
+    for index, at in enumerate(range(0, len(data) - width + 1, 4 * block_size)):
+        window = data[at : at + width]
+        if index < len(mm_hashes) and mm_hashes[index]:
+            window += b"".join(mm.to_bytes(8, "little") for mm in sorted(mm_hashes[index]))
+        hashes.append(xxh3_64_intdigest(window, seed))
+    return hashes
+
+
+def chain(local_hashes: Iterable[int], parent: int | None = None) -> list[int]:
+    """Return the sequence hashes of blocks that follow `parent` (None: that begin a sequence)."""
+    pack, digest = _PAIR.pack, xxh3_64_intdigest
+    hashes = []
+    for local in local_hashes:
+        parent = local if parent is None else digest(pack(parent, local), BASE_SEED)
+        hashes.append(parent)
+    return hashes
+
+
+def sequence_hashes(
+    tokens: Sequence[int],
+    block_size: int,
+    *,
+    lora_name: str | None = None,
+    cache_salt: str | None = None,
+) -> list[int]:
+    """Return the sequence hash of each full block of a text-only prompt."""
+    return chain(local_block_hashes(tokens, block_size, seed=hash_seed(lora_name, cache_salt)))
+
+
+def canary(block_size: int) -> int:
+    """Return the last sequence hash of tokens 0 .. 2 * block_size - 1: what both sides must agree on at a join."""
+    return sequence_hashes(range(2 * block_size), block_size)[-1]
+
+
+def image_pad(mm_hash: int) -> int:
+    """Return the token id that stands for an image's tokens. Source: `event_plane.md` section 6, rule 6."""
+    return _PAD_BASE + (mm_hash & _PAD_MASK)
+
+
+def pad_images(tokens: Sequence[int], image_token_id: int, mm_hashes: Sequence[int]) -> list[int]:
+    """Return a block's tokens with every maximal run of `image_token_id` replaced by the pad of the n-th object.
+
+    The last object serves the runs that outnumber the objects; without objects the tokens stay as they are.
+    """
+    padded = list(tokens)
+    run = -1
+    for at, token in enumerate(tokens):
+        if token == image_token_id and mm_hashes:
+            run += at == 0 or tokens[at - 1] != image_token_id
+            padded[at] = image_pad(mm_hashes[min(run, len(mm_hashes) - 1)])
+    return padded
+
+
+def lora_id(lora_name: str) -> int:
+    """Return the peer's 31-bit id of an adapter. Source: `event_plane.md` section 6, rule 7."""
+    return int.from_bytes(blake3(lora_name.encode()).digest(8), "big") & 0x7FFF_FFFF
+
+
+def to_i64(value: int) -> int:
+    """Return the i64 with the bits of `value` mod 2^64."""
+    value &= U64_MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def to_u64(value: int) -> int:
+    """Return the u64 with the bits of `value` mod 2^64."""
+    return value & U64_MASK

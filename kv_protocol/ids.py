@@ -1,0 +1,52 @@
+"""Who is who: a worker, its data-parallel rank (one KV cache), and one life of its publisher."""
+
+import re
+from typing import NamedTuple
+
+from kv_protocol.errors import LimitExceeded
+
+WORKER_ID_PATTERN = r"[a-z0-9-]{1,64}"
+DP_RANK_MAX = 4095
+"""More ranks in one worker than any engine has; a bound on what one registration can make us allocate."""
+BLOCK_SIZE_MAX = 4096
+
+_WORKER_ID = re.compile(WORKER_ID_PATTERN)
+
+
+class WorkerRank(NamedTuple):
+    """One KV cache of the fleet: a worker and one of its data-parallel ranks."""
+
+    worker_id: str
+    dp_rank: int
+
+    def __str__(self) -> str:
+        return f"{self.worker_id}/{self.dp_rank}"
+
+
+class StreamId(NamedTuple):
+    """One numbered stream of events. A new epoch replaces the old one, never merges with it."""
+
+    worker_id: str
+    dp_rank: int
+    epoch: int
+
+
+def checked_worker_id(value: str) -> str:
+    """Return `value`, which may be used in a subject; raise `LimitExceeded` where it may not."""
+    if not _WORKER_ID.fullmatch(value):
+        raise LimitExceeded("worker_id", value, f"^{WORKER_ID_PATTERN}$")
+    return value
+
+
+def checked_dp_rank(value: int) -> int:
+    """Return `value`, an index in 0..DP_RANK_MAX; raise `LimitExceeded` otherwise."""
+    if not 0 <= value <= DP_RANK_MAX:
+        raise LimitExceeded("dp_rank", value, f"0..{DP_RANK_MAX}")
+    return value
+
+
+def checked_block_size(value: int) -> int:
+    """Return `value`, in tokens, 1..BLOCK_SIZE_MAX; raise `LimitExceeded` otherwise."""
+    if not 1 <= value <= BLOCK_SIZE_MAX:
+        raise LimitExceeded("block_size", value, f"1..{BLOCK_SIZE_MAX} tokens")
+    return value

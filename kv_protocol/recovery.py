@@ -1,0 +1,121 @@
+"""How a reader that lost its place gets the whole state back: ask the rank's consolidator, get a dump in chunks.
+
+    request = msgpack {request_id}
+    chunk   = msgpack {request_id, epoch, last_seq, chunk, of, parents, hashes, tiers}
+
+`parents`, `hashes` (little-endian u64s) and `tiers` (bytes: bit 0..3 = tier held, bit 7 = has a parent) are columns of
+one row a block, parents before children over the whole dump. The dump is the state after `last_seq`: subscribe first,
+ask second, then drain what came in between.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from kv_protocol.codec import MESSAGE_BYTES_MAX, pack_u64, unpack_u64
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import TIERS, Tier
+
+CHUNK_BLOCKS_MAX = 28_000
+"""17 bytes a block: a full chunk stays below a message's 512 KiB."""
+_HAS_PARENT = 0x80
+_TIER_BITS = 0x0F
+
+
+class HeldBlock(NamedTuple):
+    """A block of a dump; `tier_bits` has bit t set when the rank holds it on tier t."""
+
+    sequence_hash: int
+    parent: int | None
+    tier_bits: int
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The tiers that hold the block."""
+        return tuple(tier for tier in TIERS if self.tier_bits >> tier & 1)
+
+
+class DumpRequest(msgspec.Struct, frozen=True):
+    """Ask for a dump; chunks carry the same id, so that an answer to an earlier question is not mistaken for this."""
+
+    request_id: int
+
+
+class DumpChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Part `chunk` of `of` of a rank's state after `last_seq` of `epoch`."""
+
+    request_id: int
+    epoch: int
+    last_seq: int
+    chunk: int
+    of: int
+    parents: bytes
+    hashes: bytes
+    tiers: bytes
+
+    def __post_init__(self) -> None:
+        n = len(self.tiers)
+        if len(self.hashes) != 8 * n or len(self.parents) != 8 * n:
+            raise ValueError(f"columns of {len(self.parents)}, {len(self.hashes)}, {n} bytes do not belong together")
+        if not 0 <= self.chunk < self.of:
+            raise ValueError(f"chunk {self.chunk} of {self.of}")
+        if any(not bits & _TIER_BITS or bits & ~(_TIER_BITS | _HAS_PARENT) for bits in self.tiers):
+            raise ValueError("tiers: a row names no tier, or an unknown bit")
+
+    def blocks(self) -> Iterator[HeldBlock]:
+        """Yield the rows, parents first."""
+        for sequence_hash, parent, bits in zip(
+            unpack_u64(self.hashes), unpack_u64(self.parents), self.tiers, strict=True
+        ):
+            yield HeldBlock(sequence_hash, parent if bits & _HAS_PARENT else None, bits & _TIER_BITS)
+
+
+def dump_chunks(
+    request_id: int, epoch: int, last_seq: int, blocks: Iterable[HeldBlock], *, chunk_blocks: int = CHUNK_BLOCKS_MAX
+) -> list[DumpChunk]:
+    """Return the chunks of a dump, at least one; `blocks` come parents first."""
+    rows = list(blocks)
+    of = max(1, -(-len(rows) // chunk_blocks))
+    return [
+        DumpChunk(
+            request_id=request_id,
+            epoch=epoch,
+            last_seq=last_seq,
+            chunk=index,
+            of=of,
+            parents=pack_u64([row.parent or 0 for row in part]),
+            hashes=pack_u64([row.sequence_hash for row in part]),
+            tiers=bytes(row.tier_bits | (0 if row.parent is None else _HAS_PARENT) for row in part),
+        )
+        for index in range(of)
+        for part in [rows[index * chunk_blocks : (index + 1) * chunk_blocks]]
+    ]
+
+
+_request_decoder = msgspec.msgpack.Decoder(DumpRequest)
+_chunk_decoder = msgspec.msgpack.Decoder(DumpChunk)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(message: DumpRequest | DumpChunk) -> bytes:
+    """Return the msgpack of a request or a chunk."""
+    return _encode(message)
+
+
+def decode_dump_request(data: bytes) -> DumpRequest:
+    """Return the request in `data`; raise `MalformedMessage` for anything else."""
+    try:
+        return _request_decoder.decode(data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise MalformedMessage(0, f"dump request: {error}") from error
+
+
+def decode_dump_chunk(data: bytes) -> DumpChunk:
+    """Return the chunk in `data`; raise `MalformedMessage` for anything else."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise MalformedMessage(MESSAGE_BYTES_MAX, f"dump chunk of {len(data)} bytes")
+    try:
+        return _chunk_decoder.decode(data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise MalformedMessage(0, f"dump chunk: {error}") from error

@@ -1,0 +1,79 @@
+"""Names on NATS. `<model>` is a slug that survives any model name; a rank is a decimal number.
+
+Source: `interfaces.md`, "NATS".
+"""
+
+import re
+
+from xxhash import xxh3_64_intdigest
+
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
+
+EVENTS_STREAM = "KV_EVENTS"
+FLEET_STREAM = "KV_FLEET"
+JOURNAL_STREAM = "KV_JOURNAL"
+SNAPSHOT_BUCKET = "KV_SNAPSHOTS"
+
+EVENTS_ALL = "kv.v1.events.>"
+FLEET_ALL = "kv.v1.fleet.>"
+JOURNAL_ALL = "kv.v1.journal.>"
+HEARTBEAT_ALL = "kv.v1.heartbeat.>"
+LOAD_ALL = "kv.v1.load.>"
+
+_SLUG_CHARACTERS_MAX = 48
+_RANK_TOKENS = 6
+
+
+def model_slug(model: str) -> str:
+    """Return a subject token for a model: readable, and unique by 8 hex digits of its name's hash."""
+    words = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")[:_SLUG_CHARACTERS_MAX]
+    return f"{words or 'model'}-{xxh3_64_intdigest(model.encode()) >> 32:08x}"
+
+
+def _of_rank(kind: str, model: str, rank: WorkerRank) -> str:
+    worker_id, dp_rank = checked_worker_id(rank.worker_id), checked_dp_rank(rank.dp_rank)
+    return f"kv.v1.{kind}.{model_slug(model)}.{worker_id}.{dp_rank}"
+
+
+def events(model: str, rank: WorkerRank) -> str:
+    """Return the subject of a rank's canonical batches."""
+    return _of_rank("events", model, rank)
+
+
+def heartbeat(model: str, rank: WorkerRank) -> str:
+    """Return the subject of a rank's heartbeats."""
+    return _of_rank("heartbeat", model, rank)
+
+
+def load(model: str, rank: WorkerRank) -> str:
+    """Return the subject of a rank's load reports."""
+    return _of_rank("load", model, rank)
+
+
+def recover(model: str, rank: WorkerRank) -> str:
+    """Return the subject on which a rank's consolidator answers with a dump."""
+    return _of_rank("recover", model, rank)
+
+
+def fleet(model: str, worker_id: str) -> str:
+    """Return the subject of a worker's fleet events."""
+    return f"kv.v1.fleet.{model_slug(model)}.{checked_worker_id(worker_id)}"
+
+
+def journal(router_id: str) -> str:
+    """Return the subject of a router's journal."""
+    return f"kv.v1.journal.{checked_worker_id(router_id)}"
+
+
+def rank_of(subject: str) -> WorkerRank:
+    """Return the rank that a per-rank subject names; raise `MalformedMessage` where it names none."""
+    tokens = subject.split(".")
+    if len(tokens) != _RANK_TOKENS or not tokens[5].isdecimal():
+        raise MalformedMessage(0, f"subject {subject!r}, allowed kv.v1.<kind>.<model>.<worker>.<rank>")
+    return WorkerRank(tokens[4], int(tokens[5]))
+
+
+def message_id(rank: WorkerRank, epoch: int, seq: int) -> str:
+    """Return the `Nats-Msg-Id` by which JetStream drops a batch that it has already stored."""
+    return f"{rank.worker_id}/{rank.dp_rank}/{epoch}/{seq}"

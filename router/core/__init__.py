@@ -1,0 +1,1 @@
+"""The router's decisions, pure: who is eligible, what each costs, who is chosen, what is promised."""

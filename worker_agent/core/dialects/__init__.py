@@ -1,0 +1,1 @@
+"""The wires of engines, old and new. Foreign spellings end here."""

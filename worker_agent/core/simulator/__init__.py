@@ -1,0 +1,1 @@
+"""A simulated engine, pure and in virtual time: paged blocks, scheduler, timing, tokens."""

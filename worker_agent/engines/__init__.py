@@ -1,0 +1,1 @@
+"""Engines behind one port: what the agent serves."""
