@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
+from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 
 VERSION = 1
 MESSAGE_BYTES_MAX = 512 * 1024
@@ -126,8 +126,8 @@ def _decode_batch(data: bytes, at: int) -> tuple[Batch, int]:
     version, kind, tier, flags, epoch, seq, source_seq, time_ns, parent, start, n = _HEAD.unpack_from(data, at)
     if version != VERSION:
         raise MalformedMessage(at, f"version {version}, only {VERSION} is known")
-    if tier not in Tier:
-        raise MalformedMessage(at + 2, f"tier {tier}, allowed 0..{max(Tier)}")
+    if tier >= len(TIERS):
+        raise MalformedMessage(at + 2, f"tier {tier}, allowed 0..{len(TIERS) - 1}")
     if flags & ~_HAS_PARENT:
         raise MalformedMessage(at + 3, f"flags {flags:#x}, only bit 0 is known")
     body = at + _HEAD.size
@@ -136,7 +136,7 @@ def _decode_batch(data: bytes, at: int) -> tuple[Batch, int]:
         raise MalformedMessage(at + _HEAD.size - 4, f"n is {n} blocks, only {(len(data) - body) // 8} follow")
     hashes = unpack_u64(data[body:end])
     try:
-        event = _event(kind, Tier(tier), parent if flags else None, start, hashes)
+        event = _event(kind, TIERS[tier], parent if flags else None, start, hashes)
         return Batch(epoch, seq, event, source_seq, time_ns), end
     except LimitExceeded as error:
         raise MalformedMessage(at, str(error)) from error

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from kv_protocol.errors import LimitExceeded
+
 TrustState = Literal["EXACT", "DEGRADED", "FALLBACK"]
 
 
@@ -68,6 +70,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     margin_blocks: float | None
     candidates: tuple[Candidate, ...]
     excluded: tuple[Exclusion, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field, index in (("winner", self.winner), ("runner_up", self.runner_up)):
+            if index is not None and not 0 <= index < len(self.candidates):
+                raise LimitExceeded(field, index, f"the index of one of {len(self.candidates)} candidates")
 
     @property
     def chosen(self) -> Candidate:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from kv_protocol.events import Tier
+from kv_protocol.ids import checked_u64
 from kv_protocol.splitmix import U64_MASK, splitmix64
 
 BUCKETS = 256
@@ -21,6 +22,10 @@ class TierDigest(msgspec.Struct, frozen=True, array_like=True):
     tier: Tier
     block_count: int
     digest: int
+
+    def __post_init__(self) -> None:
+        checked_u64("block_count", self.block_count)
+        checked_u64("digest", self.digest)
 
 
 class SetDigest:

@@ -1,5 +1,7 @@
 """Errors of the wire: somebody sent what may not be sent. Reject it, count it, mark the rank stale; never crash."""
 
+import msgspec
+
 
 class ProtocolError(Exception):
     """A peer broke the protocol. The message names the field, what was found and what is allowed."""
@@ -22,3 +24,7 @@ class LimitExceeded(ProtocolError):
         self.field = field
         self.found = found
         self.allowed = allowed
+
+
+UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError, LimitExceeded)
+"""What decoding foreign bytes may raise: msgspec's errors (the stack's, when nested too deeply) and our own checks."""

@@ -9,8 +9,9 @@ from enum import IntEnum
 import msgspec
 
 from kv_protocol.errors import LimitExceeded
+from kv_protocol.ids import checked_u64
 
-U64_LIMIT = 1 << 64
+U32_LIMIT = 1 << 32
 I64_LIMIT = 1 << 63
 
 
@@ -39,6 +40,10 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
             raise LimitExceeded("sequence_hashes", 0, "at least one block")
         if (self.parent is None) != (self.start == 0):
             raise LimitExceeded("start", self.start, "0 without a parent, more than 0 with one")
+        if not 0 <= self.start <= U32_LIMIT - len(self.sequence_hashes):
+            raise LimitExceeded("start", self.start, "a u32, as the positions of all its blocks")
+        if self.parent is not None:
+            checked_u64("parent", self.parent)
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +81,8 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
     def __post_init__(self) -> None:
         for field in ("epoch", "seq", "source_seq"):
-            if not 0 <= getattr(self, field) < U64_LIMIT:
-                raise LimitExceeded(field, getattr(self, field), "u64")
+            checked_u64(field, getattr(self, field))
         if self.seq < 1:
             raise LimitExceeded("seq", self.seq, "1 or more")
+        if not -I64_LIMIT <= self.engine_time_ns < I64_LIMIT:
+            raise LimitExceeded("engine_time_ns", self.engine_time_ns, "i64")

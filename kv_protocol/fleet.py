@@ -4,20 +4,33 @@ A worker's newest fleet event stands on `KV_FLEET`. It is gone after five missed
 Source: `interfaces.md`, "Fleet" and "NATS".
 """
 
+import re
 from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
 from kv_protocol.digest import TierDigest
-from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.ids import WorkerRank, checked_block_size, checked_dp_rank, checked_worker_id
+from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.ids import WorkerRank, checked_block_size, checked_dp_rank, checked_u64, checked_worker_id
 
 HEARTBEAT_PERIOD_S = 1.0
 MISSED_HEARTBEATS_MAX = 5
 
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 EventSource = Literal["trtllm", "simulated", "vllm", "sglang", "none"]
+
+_URL_CHARACTERS = re.compile(r"[^\s\x00-\x1f\x7f?#@\\]+")
+"""Without those that begin a user, a query or a fragment, and those that `urlsplit` drops in silence."""
+
+
+def _is_base_url(value: str) -> bool:
+    try:
+        url = urlsplit(value)
+        named = bool(url.hostname) and url.port != 0
+    except ValueError:  # brackets around no address, a port beyond 65535
+        return False
+    return url.scheme in ("http", "https") and named and _URL_CHARACTERS.fullmatch(value) is not None
 
 
 class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=True, forbid_unknown_fields=False):
@@ -53,8 +66,9 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
             checked_dp_rank(dp_rank)
         if not self.dp_ranks or len(set(self.dp_ranks)) != len(self.dp_ranks):
             raise LimitExceeded("dp_ranks", self.dp_ranks, "at least one rank, each once")
-        url = urlsplit(self.base_url)
-        if url.scheme not in ("http", "https") or not url.hostname or url.username or url.query or url.fragment:
+        for field in ("canary", "total_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_seq_len"):
+            checked_u64(field, getattr(self, field))
+        if not _is_base_url(self.base_url):
             raise LimitExceeded("base_url", self.base_url, "http(s)://host:port without user, query or fragment")
 
     @property
@@ -99,6 +113,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierDigest, ...] = ()
     stale: str = ""
 
+    def __post_init__(self) -> None:
+        checked_u64("epoch", self.epoch)
+        checked_u64("last_seq", self.last_seq)
+
 
 _fleet_decoder: msgspec.json.Decoder[FleetEvent] = msgspec.json.Decoder(FleetEvent)
 _heartbeat_decoder = msgspec.json.Decoder(Heartbeat)
@@ -114,7 +132,7 @@ def decode_fleet_event(data: bytes) -> FleetEvent:
     """Return the fleet event in `data`; raise `MalformedMessage`, which names the field, for anything else."""
     try:
         return _fleet_decoder.decode(data)
-    except (msgspec.DecodeError, ValueError, LimitExceeded) as error:
+    except UNDECODABLE as error:
         raise MalformedMessage(0, f"fleet event: {error}") from error
 
 
@@ -122,5 +140,5 @@ def decode_heartbeat(data: bytes) -> Heartbeat:
     """Return the heartbeat in `data`; raise `MalformedMessage`, which names the field, for anything else."""
     try:
         return _heartbeat_decoder.decode(data)
-    except (msgspec.DecodeError, ValueError) as error:
+    except UNDECODABLE as error:
         raise MalformedMessage(0, f"heartbeat: {error}") from error

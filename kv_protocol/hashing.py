@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
+from kv_protocol.codec import pack_u64
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import checked_block_size
 from kv_protocol.splitmix import U64_MASK
@@ -40,12 +41,21 @@ def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> in
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Return token ids as little-endian u32s; raise `LimitExceeded` where one is none."""
     try:
-        packed = array("I", tokens)
+        packed = array("I", list(tokens) if isinstance(tokens, bytes | bytearray) else tokens)  # else raw memory
     except (OverflowError, TypeError) as error:
         raise LimitExceeded("token id", str(error), "u32") from error
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
+
+
+def unpack_tokens(data: bytes) -> list[int]:
+    """Return the little-endian u32 token ids in `data`, whose length is a multiple of 4."""
+    unpacked = array("I")
+    unpacked.frombytes(data)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return unpacked.tolist()
 
 
 def local_block_hashes(
@@ -67,7 +77,7 @@ def local_block_hashes(
     for index, at in enumerate(range(0, len(data) - width + 1, 4 * block_size)):
         window = data[at : at + width]
         if index < len(mm_hashes) and mm_hashes[index]:
-            window += b"".join(mm.to_bytes(8, "little") for mm in sorted(mm_hashes[index]))
+            window += pack_u64(sorted(mm_hashes[index]))
         hashes.append(xxh3_64_intdigest(window, seed))
     return hashes
 

@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 from kv_protocol.errors import LimitExceeded
+from kv_protocol.splitmix import U64_MASK
 
 WORKER_ID_PATTERN = r"[a-z0-9-]{1,64}"
 DP_RANK_MAX = 4095
@@ -49,4 +50,11 @@ def checked_block_size(value: int) -> int:
     """Return `value`, in tokens, 1..BLOCK_SIZE_MAX; raise `LimitExceeded` otherwise."""
     if not 1 <= value <= BLOCK_SIZE_MAX:
         raise LimitExceeded("block_size", value, f"1..{BLOCK_SIZE_MAX} tokens")
+    return value
+
+
+def checked_u64(field: str, value: int) -> int:
+    """Return `value`, 0..2^64-1; raise `LimitExceeded` otherwise. JSON can say more, the journal's msgpack cannot."""
+    if not 0 <= value <= U64_MASK:
+        raise LimitExceeded(field, value, "u64")
     return value

@@ -8,7 +8,7 @@ journal".
 import msgspec
 
 from kv_protocol.decision import Decision
-from kv_protocol.errors import MalformedMessage
+from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.fleet import FleetEvent
 from kv_protocol.ledger import LedgerEvent
 from kv_protocol.load import LoadReport
@@ -104,5 +104,5 @@ def decode_journal(data: bytes) -> list[JournalRecord]:
     """Return the records of a journal message; raise `MalformedMessage` for anything else."""
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, ValueError) as error:
+    except UNDECODABLE as error:
         raise MalformedMessage(0, f"journal: {error}") from error

@@ -8,14 +8,15 @@ one row a block, parents before children over the whole dump. The dump is the st
 ask second, then drain what came in between.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from kv_protocol.codec import MESSAGE_BYTES_MAX, pack_u64, unpack_u64
-from kv_protocol.errors import MalformedMessage
+from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.events import TIERS, Tier
+from kv_protocol.ids import checked_u64
 
 CHUNK_BLOCKS_MAX = 28_000
 """17 bytes a block: a full chunk stays below a message's 512 KiB."""
@@ -36,10 +37,26 @@ class HeldBlock(NamedTuple):
         return tuple(tier for tier in TIERS if self.tier_bits >> tier & 1)
 
 
+def parents_first(parents: Mapping[int, int | None]) -> Iterator[int]:
+    """Yield every key of `parents` (block -> its parent), each after its parent if that is a key too. O(n)."""
+    seen: set[int] = set()
+    for block in parents:
+        chain: list[int] = []
+        at: int | None = block
+        while at is not None and at in parents and at not in seen:
+            seen.add(at)
+            chain.append(at)
+            at = parents[at]
+        yield from reversed(chain)
+
+
 class DumpRequest(msgspec.Struct, frozen=True):
     """Ask for a dump; chunks carry the same id, so that an answer to an earlier question is not mistaken for this."""
 
     request_id: int
+
+    def __post_init__(self) -> None:
+        checked_u64("request_id", self.request_id)
 
 
 class DumpChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +72,8 @@ class DumpChunk(msgspec.Struct, frozen=True, kw_only=True):
     tiers: bytes
 
     def __post_init__(self) -> None:
+        for field in ("request_id", "epoch", "last_seq"):
+            checked_u64(field, getattr(self, field))
         n = len(self.tiers)
         if len(self.hashes) != 8 * n or len(self.parents) != 8 * n:
             raise ValueError(f"columns of {len(self.parents)}, {len(self.hashes)}, {n} bytes do not belong together")
@@ -107,7 +126,7 @@ def decode_dump_request(data: bytes) -> DumpRequest:
     """Return the request in `data`; raise `MalformedMessage` for anything else."""
     try:
         return _request_decoder.decode(data)
-    except (msgspec.DecodeError, ValueError) as error:
+    except UNDECODABLE as error:
         raise MalformedMessage(0, f"dump request: {error}") from error
 
 
@@ -117,5 +136,5 @@ def decode_dump_chunk(data: bytes) -> DumpChunk:
         raise MalformedMessage(MESSAGE_BYTES_MAX, f"dump chunk of {len(data)} bytes")
     try:
         return _chunk_decoder.decode(data)
-    except (msgspec.DecodeError, ValueError) as error:
+    except UNDECODABLE as error:
         raise MalformedMessage(0, f"dump chunk: {error}") from error

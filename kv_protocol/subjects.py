@@ -8,7 +8,7 @@ import re
 from xxhash import xxh3_64_intdigest
 
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
+from kv_protocol.ids import DP_RANK_MAX, WORKER_ID_PATTERN, WorkerRank, checked_dp_rank, checked_worker_id
 
 EVENTS_STREAM = "KV_EVENTS"
 FLEET_STREAM = "KV_FLEET"
@@ -22,7 +22,7 @@ HEARTBEAT_ALL = "kv.v1.heartbeat.>"
 LOAD_ALL = "kv.v1.load.>"
 
 _SLUG_CHARACTERS_MAX = 48
-_RANK_TOKENS = 6
+_OF_RANK = re.compile(rf"kv\.v1\.[a-z]+\.[a-z0-9-]+\.({WORKER_ID_PATTERN})\.(0|[1-9][0-9]{{0,3}})")
 
 
 def model_slug(model: str) -> str:
@@ -32,8 +32,11 @@ def model_slug(model: str) -> str:
 
 
 def _of_rank(kind: str, model: str, rank: WorkerRank) -> str:
-    worker_id, dp_rank = checked_worker_id(rank.worker_id), checked_dp_rank(rank.dp_rank)
-    return f"kv.v1.{kind}.{model_slug(model)}.{worker_id}.{dp_rank}"
+    return _of_slug(kind, model_slug(model), rank)
+
+
+def _of_slug(kind: str, slug: str, rank: WorkerRank) -> str:
+    return f"kv.v1.{kind}.{slug}.{checked_worker_id(rank.worker_id)}.{checked_dp_rank(rank.dp_rank)}"
 
 
 def events(model: str, rank: WorkerRank) -> str:
@@ -56,6 +59,16 @@ def recover(model: str, rank: WorkerRank) -> str:
     return _of_rank("recover", model, rank)
 
 
+def recover_slug(slug: str, rank: WorkerRank) -> str:
+    """Return what `recover` does for the model with this slug, for those who know no more of it."""
+    return _of_slug("recover", slug, rank)
+
+
+def slug_of(subject: str) -> str:
+    """Return the model's slug that a per-rank subject names; call `rank_of` first."""
+    return subject.split(".")[3]
+
+
 def fleet(model: str, worker_id: str) -> str:
     """Return the subject of a worker's fleet events."""
     return f"kv.v1.fleet.{model_slug(model)}.{checked_worker_id(worker_id)}"
@@ -68,10 +81,10 @@ def journal(router_id: str) -> str:
 
 def rank_of(subject: str) -> WorkerRank:
     """Return the rank that a per-rank subject names; raise `MalformedMessage` where it names none."""
-    tokens = subject.split(".")
-    if len(tokens) != _RANK_TOKENS or not tokens[5].isdecimal():
+    found = _OF_RANK.fullmatch(subject)
+    if found is None or int(found[2]) > DP_RANK_MAX:
         raise MalformedMessage(0, f"subject {subject!r}, allowed kv.v1.<kind>.<model>.<worker>.<rank>")
-    return WorkerRank(tokens[4], int(tokens[5]))
+    return WorkerRank(found[1], int(found[2]))
 
 
 def message_id(rank: WorkerRank, epoch: int, seq: int) -> str:

@@ -1,0 +1,115 @@
+"""Fit the simulated engine's timing to measured latencies: print every row, the residuals and the constants.
+
+Minimises the sum of squared relative errors by coordinate descent; constants stay positive because steps multiply.
+Rows of kind `ttft` have `isl`, `cached` and `ms`; of kind `itl`, `batch`, `isl` and `ms`.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import msgspec
+
+from worker_agent.core.simulator.timing import EngineTiming, IterationWork
+
+START = EngineTiming(
+    base_s=5e-3,
+    context_floor_s=20e-3,
+    context_token_s=20e-6,
+    attention_pair_s=1e-9,
+    cached_token_s=1e-6,
+    kv_token_s=30e-9,
+    sequence_s=20e-6,
+    sequences_knee=64,
+)
+SMALLEST_STEP = 1e-6
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One measured latency in ms: of a first token, or between tokens at a batch size."""
+
+    kind: Literal["ttft", "itl"]
+    isl: int
+    ms: float
+    cached: int = 0
+    batch: int = 0
+
+    @property
+    def work(self) -> IterationWork:
+        """What the engine computed in that time: one prompt, or one token of each of `batch` sequences."""
+        if self.kind == "itl":
+            return IterationWork(decode_sequences=self.batch, kv_tokens=self.batch * self.isl)
+        new = self.isl - self.cached
+        pairs = new * (self.cached + new / 2)
+        return IterationWork(context_tokens=new, attention_pairs=pairs, cached_tokens=self.cached)
+
+    def relative_error(self, timing: EngineTiming) -> float:
+        """Return modelled over measured latency, less 1."""
+        return timing.iteration_s(self.work) * 1e3 / self.ms - 1
+
+
+class Capture(msgspec.Struct, frozen=True):
+    """A calibration capture, as far as the fit reads it."""
+
+    engine: str
+    gpu: str
+    model: str
+    rows: tuple[Row, ...]
+
+
+def load_capture(path: Path) -> Capture:
+    """Return the capture in the JSON file at `path`."""
+    return msgspec.json.decode(path.read_bytes(), type=Capture)
+
+
+def loss(timing: EngineTiming, rows: Sequence[Row]) -> float:
+    """Return the sum of squared relative errors."""
+    return sum(row.relative_error(timing) ** 2 for row in rows)
+
+
+def fit(rows: Sequence[Row], start: EngineTiming = START) -> EngineTiming:
+    """Return the constants of least loss, found from `start` by steps that halve when none of them helps."""
+    best, least, step = start, loss(start, rows), 0.5
+    while step > SMALLEST_STEP:
+        before = least
+        for name in EngineTiming.__struct_fields__:
+            for factor in (1 + step, 1 / (1 + step)):
+                tried = msgspec.structs.replace(best, **{name: getattr(best, name) * factor})
+                if (found := loss(tried, rows)) < least:
+                    best, least = tried, found
+        if least > before * (1 - 1e-6):
+            step /= 2
+    return best
+
+
+def report(capture: Capture, timing: EngineTiming) -> str:
+    """Return a table of the rows, their errors, and the constants."""
+    lines = [
+        f"{capture.engine}, {capture.gpu}, {capture.model}",
+        "kind     isl  cached  batch  measured  modelled   error",
+    ]
+    for row in capture.rows:
+        modelled_ms = timing.iteration_s(row.work) * 1e3
+        lines.append(
+            f"{row.kind:4} {row.isl:7} {row.cached:7} {row.batch:6} {row.ms:9.3f} {modelled_ms:9.3f}"
+            f" {row.relative_error(timing):+7.1%}"
+        )
+    for kind in ("ttft", "itl"):
+        errors = [abs(row.relative_error(timing)) for row in capture.rows if row.kind == kind]
+        lines.append(f"{kind}: median {median(errors):.1%}, worst {max(errors):.1%} of {len(errors)} rows")
+    lines += [f"{name} = {value:.4g}" for name, value in msgspec.structs.asdict(timing).items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Fit and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--capture", type=Path, required=True, help="calibration JSON")
+    capture = load_capture(parser.parse_args().capture)
+    print(report(capture, fit(capture.rows)))
+
+
+if __name__ == "__main__":
+    main()

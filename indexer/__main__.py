@@ -1,0 +1,71 @@
+"""`indexer`: the commands, and the only place that knows all classes of the stand-alone index."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import click
+from prometheus_client import CollectorRegistry
+
+from indexer.config import IndexerSettings
+from indexer.embedded import EmbeddedIndex, ensure_streams
+from indexer.http import IndexApi
+from kv_runtime.clock import SystemClock
+from kv_runtime.config import ConfigurationError, config_options, load_settings, render
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.http import HttpServer, PortUsed
+from kv_runtime.supervise import Part, run_parts, run_process
+from kv_runtime.telemetry import Projection, configure_logs
+
+_EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed)
+
+
+@click.group()
+@click.version_option(package_name="kv-router")
+def main() -> None:
+    """Follow the event log; say which worker rank holds which prefix."""
+
+
+@main.command()
+@config_options
+@click.option("--nats-url", help="the event log: nats://host:port")
+@click.option("--port", type=int, help="HTTP port; 0: any free one")
+def serve(
+    file: Path | None,
+    assignments: tuple[str, ...],
+    print_config: bool,  # noqa: FBT001 - click passes flags so
+    nats_url: str | None,
+    port: int | None,
+) -> None:
+    """Serve the index over HTTP until a signal comes."""
+    flags = {"nats.url": nats_url, "control.port": port}
+    try:
+        settings = load_settings(IndexerSettings, file=file, assignments=assignments, flags=flags)
+        if print_config:
+            print(render(settings), end="")
+            return
+        configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+        run_process(lambda stop: _serve(settings, stop))
+    except _EXPECTED as error:
+        sys.exit(f"indexer: {error}")
+
+
+async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
+    log = await EventLog.connect(settings.nats.url, name="indexer", token=settings.nats.credentials.get_secret_value())
+    try:
+        await ensure_streams(log, settings.nats)
+        index = EmbeddedIndex(settings.index, log, SystemClock())
+        registry = CollectorRegistry()
+        Projection(registry, index.families)
+        app = IndexApi(index).app(registry, token=settings.control.token.get_secret_value())
+        http = HttpServer(app, settings.control.host, settings.control.port)
+        await http.start()
+        await index.start()
+        print(f"index on http://{settings.control.host}:{http.port}", flush=True)
+        await run_parts([Part("http", http.run, 0), *index.parts(1)], stop=stop, drain_s=10)
+    finally:
+        await log.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,12 @@
+"""The stand-alone index's configuration tree."""
+
+from kv_runtime.config import ControlSection, IndexSection, NatsSection, Settings, TelemetrySection
+
+
+class IndexerSettings(Settings):
+    """All of it."""
+
+    nats: NatsSection = NatsSection(url="nats://127.0.0.1:4222")
+    control: ControlSection = ControlSection(port=8002)
+    index: IndexSection = IndexSection()
+    telemetry: TelemetrySection = TelemetrySection()

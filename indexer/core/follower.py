@@ -1,0 +1,259 @@
+"""The state machine of one rank's stream: what each batch, heartbeat and dump means, whatever the way did to it.
+
+    state       input                                   what happens
+    ---------   -------------------------------------   -----------------------------------------------------------
+    NEW         batch                                   LIVE at seq 0 of its epoch, then as there
+    NEW         heartbeat                               LIVE at seq 0 of its epoch, then as there
+    LIVE        batch seq <= cursor                     duplicate: nothing
+    LIVE        batch seq == cursor + 1                 apply
+    LIVE        batch seq > cursor + 1                  gap: RESYNCING, ask; the batch is kept for later
+    LIVE        heartbeat, last_seq > cursor            behind; RESYNCING when still behind after `behind_s`
+    LIVE        heartbeat, last_seq == cursor           digests equal, or a mismatch: RESYNCING, ask
+    RESYNCING   batch                                   kept for later, at most `kept_max`, the oldest give way
+    RESYNCING   dump complete                           replace all; apply what was kept and follows; LIVE, or a new gap
+    RESYNCING   no whole answer within `answer_s`       ask again
+    any         heartbeat of another epoch              restart: forget all, LIVE at seq 0; of a retired epoch: nothing
+    any         batch of another epoch                  before the first heartbeat: restart; after it: ignored
+    any         parked blocks lost, bytes refused       RESYNCING, ask
+
+A log read from its beginning tells of epochs long gone; the pulse tells which one lives. So once a heartbeat was heard,
+heartbeats (and dumps) alone change the epoch. A batch that outran its epoch's first heartbeat is had by a dump.
+At most one question is in flight, and only an answer to the newest one counts. Any gap means a full dump here.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from copy import copy
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+from kv_protocol.digest import TierDigest
+from kv_protocol.events import Batch, Event, Tier
+from kv_protocol.fleet import Heartbeat
+from kv_protocol.recovery import DumpChunk, HeldBlock
+
+RETIRED_EPOCHS_MAX = 16
+
+StaleReason = Literal["never_heard", "resyncing", "behind", "source", ""]
+
+
+class Phase(Enum):
+    """Where a stream stands."""
+
+    NEW = "new"
+    LIVE = "live"
+    RESYNCING = "resyncing"
+
+
+class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Patience (seconds) and room (batches) of one stream."""
+
+    behind_s: float = 2.0
+    answer_s: float = 2.0
+    kept_max: int = 4096
+
+
+class ApplyEvent(msgspec.Struct, frozen=True):
+    """To be done to the index: fold one event in."""
+
+    event: Event
+
+
+class ReplaceAll(msgspec.Struct, frozen=True):
+    """To be done to the index: the rank holds exactly these blocks (parents first)."""
+
+    blocks: tuple[HeldBlock, ...] = ()
+
+
+class AskDump(msgspec.Struct, frozen=True):
+    """To be sent to the rank's consolidator."""
+
+    request_id: int
+
+
+Effect = ApplyEvent | ReplaceAll | AskDump
+
+
+class FollowerCounts(msgspec.Struct, kw_only=True):
+    """What has befallen one stream so far."""
+
+    applied: int = 0
+    duplicates: int = 0
+    gaps: int = 0
+    resyncs: int = 0
+    restarts: int = 0
+    digest_mismatches: int = 0
+    other_epoch: int = 0
+    kept_lost: int = 0
+
+
+class FollowerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one stream stands, and a copy of what has befallen it."""
+
+    epoch: int
+    cursor: int
+    stale: StaleReason
+    counts: FollowerCounts
+
+
+class StreamFollower:
+    """One rank's stream. Every method returns the effects to perform, in order; none performs any."""
+
+    def __init__(self, limits: FollowerLimits | None = None) -> None:
+        self._limits = limits or FollowerLimits()
+        self._phase = Phase.NEW
+        self._epoch = 0
+        self._cursor = 0
+        self._told_seq = 0
+        self._behind_since_s: float | None = None
+        self._source_stale = ""
+        self._pulse_heard = False
+        self._outran_epoch: int | None = None
+        self._retired: deque[int] = deque(maxlen=RETIRED_EPOCHS_MAX)
+        self._kept: dict[int, Batch] = {}
+        self._request_id = 0
+        self._asked_at_s = 0.0
+        self._chunks: dict[int, DumpChunk] = {}
+        self._counts = FollowerCounts()
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The epoch and the last applied seq."""
+        return self._epoch, self._cursor
+
+    @property
+    def stale(self) -> StaleReason:
+        """Why the rank's blocks are not known to be current; empty when they are."""
+        if self._phase is Phase.NEW:
+            return "never_heard"
+        if self._phase is Phase.RESYNCING:
+            return "resyncing"
+        if self._source_stale:
+            return "source"
+        return "behind" if self._behind_since_s is not None else ""
+
+    def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
+        """A batch came."""
+        effects: list[Effect] = []
+        if batch.epoch != self._epoch or self._phase is Phase.NEW:
+            if self._pulse_heard:
+                self._outran_epoch = batch.epoch
+                self._counts.other_epoch += 1
+                return []
+            effects += self._adopt(batch.epoch)
+        if batch.seq <= self._cursor:
+            self._counts.duplicates += 1
+        elif self._phase is Phase.RESYNCING:
+            self._keep(batch)
+        elif batch.seq == self._cursor + 1:
+            effects.append(self._step(batch))
+        else:
+            self._counts.gaps += 1
+            self._keep(batch)
+            effects += self._ask(now_s)
+        return effects
+
+    def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
+        """A heartbeat came; `digest_of` says what the index holds of this rank."""
+        if heartbeat.epoch in self._retired:
+            return []
+        self._pulse_heard = True
+        effects: list[Effect] = []
+        restarted = heartbeat.epoch != self._epoch or self._phase is Phase.NEW
+        if restarted:
+            effects += self._adopt(heartbeat.epoch)
+        self._source_stale = heartbeat.stale
+        self._told_seq = max(self._told_seq, heartbeat.last_seq)
+        if self._phase is Phase.RESYNCING:
+            return effects
+        if restarted and self._outran_epoch == heartbeat.epoch:
+            effects += self._ask(now_s)
+        elif heartbeat.last_seq > self._cursor and self._behind_since_s is None:
+            self._behind_since_s = now_s
+        elif heartbeat.last_seq == self._cursor and not restarted and self._differs(heartbeat, digest_of):
+            self._counts.digest_mismatches += 1
+            effects += self._ask(now_s)
+        return effects
+
+    def on_chunk(self, chunk: DumpChunk, now_s: float) -> list[Effect]:
+        """A part of an answer came."""
+        if self._phase is not Phase.RESYNCING or chunk.request_id != self._request_id or chunk.epoch in self._retired:
+            return []
+        first = next(iter(self._chunks.values()), chunk)
+        if (chunk.epoch, chunk.last_seq, chunk.of) != (first.epoch, first.last_seq, first.of):
+            return self._ask(now_s)
+        self._chunks[chunk.chunk] = chunk
+        if len(self._chunks) < chunk.of:
+            return []
+        return self._replace(now_s)
+
+    def on_refused(self, now_s: float) -> list[Effect]:
+        """Bytes of this stream could not be read, or parked blocks were lost: what is known may be wrong."""
+        return [] if self._phase is Phase.RESYNCING else self._ask(now_s)
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """Time has passed."""
+        if self._phase is Phase.RESYNCING:
+            return self._ask(now_s) if now_s - self._asked_at_s >= self._limits.answer_s else []
+        if self._behind_since_s is not None and now_s - self._behind_since_s >= self._limits.behind_s:
+            self._counts.gaps += 1
+            return self._ask(now_s)
+        return []
+
+    def _adopt(self, epoch: int) -> list[Effect]:
+        restarted = self._phase is not Phase.NEW
+        if restarted:
+            self._retired.append(self._epoch)
+            self._counts.restarts += 1
+        self._phase = Phase.LIVE
+        self._epoch, self._cursor, self._told_seq = epoch, 0, 0
+        self._behind_since_s, self._source_stale = None, ""
+        self._kept.clear()
+        self._chunks.clear()
+        return [ReplaceAll()] if restarted else []
+
+    def _step(self, batch: Batch) -> Effect:
+        self._cursor = batch.seq
+        self._counts.applied += 1
+        if self._cursor >= self._told_seq:
+            self._behind_since_s = None
+        return ApplyEvent(batch.event)
+
+    def _keep(self, batch: Batch) -> None:
+        self._kept[batch.seq] = batch
+        if len(self._kept) > self._limits.kept_max:
+            del self._kept[min(self._kept)]
+            self._counts.kept_lost += 1
+
+    def _ask(self, now_s: float) -> list[Effect]:
+        self._phase = Phase.RESYNCING
+        self._request_id += 1
+        self._asked_at_s = now_s
+        self._behind_since_s = None
+        self._chunks.clear()
+        return [AskDump(self._request_id)]
+
+    def _replace(self, now_s: float) -> list[Effect]:
+        chunks = [self._chunks[index] for index in sorted(self._chunks)]
+        if chunks[0].epoch != self._epoch:
+            self._adopt(chunks[0].epoch)
+        kept, self._kept, self._chunks = self._kept, {}, {}
+        self._phase, self._cursor = Phase.LIVE, chunks[0].last_seq
+        self._counts.resyncs += 1
+        effects: list[Effect] = [ReplaceAll(tuple(block for chunk in chunks for block in chunk.blocks()))]
+        for seq in sorted(kept):
+            effects += self.on_batch(kept[seq], now_s)
+        if self._phase is Phase.LIVE and self._cursor < self._told_seq:
+            self._behind_since_s = now_s
+        return effects
+
+    @staticmethod
+    def _differs(heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest]) -> bool:
+        told = {digest.tier: digest for digest in heartbeat.tiers}
+        return any(digest_of(tier) != told.get(tier, TierDigest(tier, 0, 0)) for tier in Tier)
+
+    def statistics(self) -> FollowerStatistics:
+        """Return where the stream stands, and what has befallen it."""
+        return FollowerStatistics(epoch=self._epoch, cursor=self._cursor, stale=self.stale, counts=copy(self._counts))

@@ -1,0 +1,80 @@
+"""Stored blocks whose parent nobody ever had: kept for a while, bounded, until the parent comes.
+
+    parked -> taken      when a node with the parent's hash appears
+           -> removed    when the rank says that it no longer holds the block
+           -> forgotten  with all else that its rank held
+           -> lost       oldest first beyond `blocks_max`, or after `ttl_s`: its rank is to be resynced
+
+Each block waits for its own parent, so a parked chain attaches link by link.
+"""
+
+from typing import NamedTuple
+
+from kv_protocol.events import Tier
+
+
+class ParkedBlock(NamedTuple):
+    """A block that a rank was told to hold, and cannot be placed yet."""
+
+    rank: int
+    sequence_hash: int
+    tier: Tier
+
+
+class ParkedBlocks:
+    """What waits for a parent. Ages are counted from the `now_s` given to `park`."""
+
+    def __init__(self, blocks_max: int, ttl_s: float) -> None:
+        self._blocks_max = blocks_max
+        self._ttl_s = ttl_s
+        self._parked: dict[ParkedBlock, tuple[int, float]] = {}  # oldest first
+        self._waiting: dict[int, set[ParkedBlock]] = {}
+        self._losers: set[int] = set()
+        self.parked_total = self.lost_total = 0
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def park(self, block: ParkedBlock, parent: int, now_s: float) -> None:
+        """`block` waits for `parent`; the oldest gives way where there is no room."""
+        self.remove(block)
+        self._parked[block] = (parent, now_s)
+        self._waiting.setdefault(parent, set()).add(block)
+        self.parked_total += 1
+        if len(self._parked) > self._blocks_max:
+            self._lose(next(iter(self._parked)))
+
+    def take(self, parent: int) -> list[ParkedBlock]:
+        """Return, and keep no more, the blocks that waited for `parent`, in an order that depends on them alone."""
+        blocks = sorted(self._waiting.pop(parent, ()))
+        for block in blocks:
+            del self._parked[block]
+        return blocks
+
+    def remove(self, block: ParkedBlock) -> bool:
+        """`block` does not wait; False when it did not."""
+        if block not in self._parked:
+            return False
+        parent, _ = self._parked.pop(block)
+        waiting = self._waiting[parent]
+        waiting.discard(block)
+        if not waiting:
+            del self._waiting[parent]
+        return True
+
+    def forget(self, rank: int, tier: Tier) -> None:
+        """Nothing of `rank` on `tier` waits."""
+        for block in [block for block in self._parked if (block.rank, block.tier) == (rank, tier)]:
+            self.remove(block)
+
+    def expire(self, now_s: float) -> set[int]:
+        """Lose what waited longer than `ttl_s`; return the ranks that lost blocks since the last call."""
+        while self._parked and next(iter(self._parked.values()))[1] + self._ttl_s <= now_s:
+            self._lose(next(iter(self._parked)))
+        losers, self._losers = self._losers, set()
+        return losers
+
+    def _lose(self, block: ParkedBlock) -> None:
+        self.remove(block)
+        self.lost_total += 1
+        self._losers.add(block.rank)

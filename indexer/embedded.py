@@ -1,0 +1,70 @@
+"""The index inside another process: the one door through which the router reaches it.
+
+index = EmbeddedIndex(settings, log, clock);  await index.start();  parts = [..., *index.parts(stage)]
+index.overlap(sequence_hashes, ranks)         one moment's truth, no await
+"""
+
+from collections.abc import Iterator, Sequence
+
+from indexer.core.fold import FoldStatistics, IndexFold, RankView
+from indexer.core.follower import FollowerLimits
+from indexer.core.tree import PrefixIndex
+from indexer.feed import IndexFeed
+from indexer.metrics import index_families
+from kv_protocol import subjects
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import HeldBlock
+from kv_runtime.clock import Clock
+from kv_runtime.config import IndexSection, NatsSection
+from kv_runtime.event_log import EventLog, StreamSpec
+from kv_runtime.supervise import Part
+from kv_runtime.telemetry import Family
+
+__all__ = ["EmbeddedIndex", "FoldStatistics", "RankView", "ensure_streams"]
+
+_FLEET_BYTES_MAX = 64 << 20
+
+
+async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
+    """The streams that the index reads exist, with the configured bounds."""
+    events = StreamSpec(subjects.EVENTS_STREAM, (subjects.EVENTS_ALL,), nats.events_max_age_s, nats.events_max_bytes)
+    fleet = StreamSpec(subjects.FLEET_STREAM, (subjects.FLEET_ALL,), 0, _FLEET_BYTES_MAX, per_subject=1)
+    await log.ensure_stream(events)
+    await log.ensure_stream(fleet)
+
+
+class EmbeddedIndex:
+    """A prefix index that follows the log."""
+
+    def __init__(self, settings: IndexSection, log: EventLog, clock: Clock) -> None:
+        tree = PrefixIndex(parked_blocks_max=settings.parked_blocks_max, parked_ttl_s=settings.parked_ttl_s)
+        self._fold = IndexFold(tree, FollowerLimits(behind_s=settings.behind_s, answer_s=settings.answer_s))
+        self._feed = IndexFeed(self._fold, log, clock)
+
+    async def start(self) -> None:
+        """The log is being read."""
+        await self._feed.start()
+
+    def parts(self, stage: int) -> list[Part]:
+        """Return what is to run."""
+        return [Part("index", self._feed.run, stage)]
+
+    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
+        """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each."""
+        return self._fold.overlap(sequence_hashes, ranks)
+
+    async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
+        """Return once `rank` was applied up to `seq` of `epoch`; the caller bounds the wait."""
+        await self._feed.wait_for(rank, epoch, seq)
+
+    def held(self, rank: WorkerRank) -> list[HeldBlock]:
+        """Return what `rank` holds, parents first."""
+        return self._fold.held(rank)
+
+    def statistics(self) -> FoldStatistics:
+        """Return the figures that people read."""
+        return self._fold.statistics()
+
+    def families(self) -> Iterator[Family]:
+        """Yield the index's metrics."""
+        return index_families(self._fold, self._feed)

@@ -1,0 +1,152 @@
+"""The log to the fold: batches, heartbeats and dumps come in, questions go out, time passes.
+
+Parts of a process: `run` ticks. Everything happens on the event loop, one fact after another; nobody else changes the
+fold, so what is read between two awaits is one moment's truth.
+"""
+
+import asyncio
+
+import structlog
+
+from indexer.core.fold import (
+    BatchArrived,
+    BytesRefused,
+    ChunkArrived,
+    Fact,
+    HeartbeatArrived,
+    IndexFold,
+    LogFound,
+    LogLost,
+    Question,
+    WorkerGone,
+)
+from kv_protocol import codec, fleet, recovery, subjects
+from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.fleet import WorkerLeft
+from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+from kv_runtime.supervise import until
+
+TICK_S = 0.25
+
+_log = structlog.get_logger("indexer")
+
+
+class IndexFeed:
+    """Keeps one fold true to one log."""
+
+    def __init__(self, fold: IndexFold, log: EventLog, clock: Clock) -> None:
+        self._fold, self._event_log, self._clock = fold, log, clock
+        self._inbox = log.new_inbox()
+        self._slug_of: dict[WorkerRank, str] = {}
+        self._moved = asyncio.Condition()
+        self._was_connected = True
+        self.refused_messages_total = 0
+        self.stream_seq = 0
+        """Place in KV_EVENTS of the last message applied."""
+        self.freshness_s: dict[WorkerRank, float] = {}
+        """From the engine's flush to being applied, of each rank's newest batch."""
+
+    async def start(self) -> None:
+        """Dumps, pulses, fleet and events are heard; the log is read from its beginning."""
+        await self._event_log.listen(f"{self._inbox}.>", self._on_chunk)
+        await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
+        await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
+        await self._event_log.follow(subjects.EVENTS_STREAM, subjects.EVENTS_ALL, self._on_events)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Let time pass until `stop` is set."""
+        while not stop.is_set():
+            await self._watch_connection()
+            await self._ask(self._fold.tick(self._clock.now()))
+            await until(stop, self._clock.sleep(TICK_S))
+
+    async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
+        """Return once `rank` was applied up to `seq` of `epoch`; waits for ever for what never comes."""
+
+        def reached() -> bool:
+            view = self._fold.overlap((), (rank,))[0]
+            return view.epoch == epoch and view.seq >= seq and not view.stale
+
+        async with self._moved:
+            await self._moved.wait_for(reached)
+
+    async def _watch_connection(self) -> None:
+        connected = self._event_log.is_connected
+        if connected != self._was_connected:
+            self._was_connected = connected
+            await self._apply(LogFound() if connected else LogLost())
+
+    async def _on_events(self, message: LogMessage) -> None:
+        if (rank := self._rank_of(message)) is None:
+            return
+        try:
+            batches = codec.decode_message(message.data)
+        except MalformedMessage as error:
+            self._refuse(message, error)
+            await self._apply(BytesRefused(rank))
+            return
+        for batch in batches:
+            await self._apply(BatchArrived(rank, batch))
+        self.stream_seq = message.stream_seq
+        if batches[-1].engine_time_ns:
+            self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - batches[-1].engine_time_ns) / 1e9)
+
+    async def _on_heartbeat(self, message: LogMessage) -> None:
+        if (rank := self._rank_of(message)) is None:
+            return
+        try:
+            heartbeat = fleet.decode_heartbeat(message.data)
+        except MalformedMessage as error:
+            self._refuse(message, error)
+            return
+        await self._apply(HeartbeatArrived(rank, heartbeat))
+
+    async def _on_chunk(self, message: LogMessage) -> None:
+        *_, worker_id, dp_rank = message.subject.split(".")
+        try:
+            chunk = recovery.decode_dump_chunk(message.data)
+            rank = WorkerRank(checked_worker_id(worker_id), checked_dp_rank(int(dp_rank)))
+        except (MalformedMessage, LimitExceeded, ValueError) as error:
+            self._refuse(message, error)
+            return
+        await self._apply(ChunkArrived(rank, chunk))
+
+    async def _on_fleet_event(self, message: LogMessage) -> None:
+        try:
+            event = fleet.decode_fleet_event(message.data)
+        except MalformedMessage as error:
+            self._refuse(message, error)
+            return
+        if isinstance(event, WorkerLeft):
+            await self._apply(WorkerGone(event.worker_id))
+
+    def _rank_of(self, message: LogMessage) -> WorkerRank | None:
+        try:
+            rank = subjects.rank_of(message.subject)
+        except MalformedMessage as error:
+            self._refuse(message, error)
+            return None
+        self._slug_of[rank] = subjects.slug_of(message.subject)
+        return rank
+
+    def _refuse(self, message: LogMessage, error: Exception) -> None:
+        self.refused_messages_total += 1
+        _log.warning("message_refused", subject=message.subject, reason=str(error))
+
+    async def _apply(self, fact: Fact) -> None:
+        await self._ask(self._fold.apply(fact, self._clock.now()))
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def _ask(self, questions: list[Question]) -> None:
+        for question in questions:
+            rank = question.rank
+            _log.info("dump_asked", rank=str(rank), request_id=question.request.request_id)
+            subject = subjects.recover_slug(self._slug_of[rank], rank)
+            reply = f"{self._inbox}.{rank.worker_id}.{rank.dp_rank}"
+            try:
+                await self._event_log.announce(subject, recovery.encode(question.request), reply)
+            except BrokerUnavailable as error:
+                _log.warning("dump_not_asked", rank=str(rank), reason=str(error))

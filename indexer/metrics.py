@@ -1,0 +1,53 @@
+"""The index's figures as metrics, made from statistics when they are scraped."""
+
+from collections.abc import Iterator
+
+from indexer.core.fold import IndexFold
+from indexer.feed import IndexFeed
+from kv_protocol.events import TIERS
+from kv_runtime.telemetry import Family, counter, gauge
+
+_RANK = ("worker", "dp_rank")
+_STREAM_COUNTS = (
+    ("gaps", "Holes found in a rank's stream"),
+    ("resyncs", "Dumps that replaced a rank's blocks"),
+    ("restarts", "New lives of a rank's stream"),
+    ("digest_mismatches", "Heartbeats whose digest was not the index's"),
+    ("duplicates", "Batches that had been applied before"),
+    ("other_epoch", "Batches of an epoch that does not live"),
+    ("kept_lost", "Batches for which there was no room during a resync"),
+)
+
+
+def index_families(fold: IndexFold, feed: IndexFeed) -> Iterator[Family]:
+    """Yield all families of one index."""
+    statistics = fold.statistics()
+    streams = [((rank.worker_id, str(rank.dp_rank)), stream) for rank, stream in statistics.streams.items()]
+    blocks = [
+        ((rank.worker_id, str(rank.dp_rank), tier.name.lower()), float(held[tier]))
+        for rank, held in statistics.blocks.items()
+        for tier in TIERS
+    ]
+    yield gauge("index_blocks", "Blocks that the index knows a rank to hold", (*_RANK, "medium"), blocks)
+    applied = [(at, float(stream.counts.applied)) for at, stream in streams]
+    yield counter("events_applied", "Batches applied to the index", _RANK, applied)
+    for name, meaning in _STREAM_COUNTS:
+        samples = [(at, float(getattr(stream.counts, name))) for at, stream in streams]
+        yield counter(f"stream_{name}", meaning, _RANK, samples)
+    stale = [(at, float(bool(stream.stale))) for at, stream in streams]
+    yield gauge("stream_stale", "1 while a rank's blocks are not known to be current", _RANK, stale)
+    fresh = [((rank.worker_id, str(rank.dp_rank)), seconds) for rank, seconds in feed.freshness_s.items()]
+    yield gauge("freshness_seconds", "From the engine's flush to being applied, newest batch", _RANK, fresh)
+    index = statistics.index
+    yield gauge("index_ranks", "Ranks in the index", (), [((), float(index.ranks))])
+    yield gauge("index_nodes", "Distinct prefixes in the index", (), [((), float(index.nodes))])
+    yield gauge("index_parked_blocks", "Blocks that wait for their parent", (), [((), float(index.parked_blocks))])
+    for name, meaning, count in (
+        ("index_duplicate_blocks", "Stores of what was held already", index.duplicate_blocks_total),
+        ("index_unknown_removals", "Removals of what was not held", index.unknown_removals_total),
+        ("index_parked_lost_blocks", "Parked blocks given up; their rank was resynced", index.parked_lost_blocks_total),
+        ("index_parent_conflicts", "Blocks that came with another parent than before", index.parent_conflicts_total),
+        ("index_refused_messages", "Messages that could not be read", feed.refused_messages_total),
+        ("index_refused_ranks", "Facts of ranks beyond the limit", statistics.refused_ranks_total),
+    ):
+        yield counter(name, meaning, (), [((), float(count))])

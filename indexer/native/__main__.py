@@ -1,0 +1,15 @@
+"""`python -m indexer.native`: say whether the extension was built; exit status 1 where it was not."""
+
+import sys
+
+from indexer.native import load
+
+_MISSING = """\
+**********************************************************************
+*  The C++ extension did not build. Everything runs, in Python.      *
+*  To see why: make clean, then make native                          *
+**********************************************************************"""
+
+if load() is None:
+    sys.exit(_MISSING)
+print("C++ extension: built")

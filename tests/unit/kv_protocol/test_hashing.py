@@ -1,0 +1,119 @@
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.hashing import (
+    canary,
+    chain,
+    hash_seed,
+    local_block_hashes,
+    lora_id,
+    pack_tokens,
+    pad_images,
+    sequence_hashes,
+    to_i64,
+    to_u64,
+    unpack_tokens,
+)
+
+IMAGE = 7
+
+
+@pytest.mark.parametrize("token", [-1, 2**32, 2**64, 1.0, None, "1"], ids=repr)
+def test_a_token_id_that_is_no_u32_is_refused(token: int) -> None:
+    with pytest.raises(LimitExceeded, match=r"^token id: "):
+        sequence_hashes([1, 2, 3, token], 4)
+
+
+@pytest.mark.parametrize("make", [bytes, bytearray, list, tuple, lambda tokens: array("B", tokens), memoryview])
+def test_tokens_hash_alike_in_whatever_they_come(make: type[Sequence[int]]) -> None:
+    tokens = make(b"eight by")  # type: ignore[call-arg]
+    assert pack_tokens(tokens) == b"".join(token.to_bytes(4, "little") for token in b"eight by")
+    assert sequence_hashes(tokens, 4) == sequence_hashes([101, 105, 103, 104, 116, 32, 98, 121], 4)
+
+
+@pytest.mark.parametrize("tokens", [[], [0], [1, 2**32 - 1, 0x01020304]])
+def test_packed_tokens_are_read_back(tokens: list[int]) -> None:
+    assert unpack_tokens(pack_tokens(tokens)) == tokens
+
+
+@pytest.mark.parametrize("block_size", [0, -1, 4097])
+def test_a_block_size_out_of_range_is_refused(block_size: int) -> None:
+    with pytest.raises(LimitExceeded, match=rf"^block_size: found {block_size}"):
+        local_block_hashes([1, 2, 3], block_size)
+
+
+@pytest.mark.parametrize("mm_hash", [-1, 2**64])
+def test_a_multimodal_hash_that_is_no_u64_is_refused(mm_hash: int) -> None:
+    with pytest.raises(LimitExceeded, match=r"^hash: "):
+        local_block_hashes([1], 1, mm_hashes=[[3, mm_hash]])
+
+
+@pytest.mark.parametrize(("is_eagle", "counts"), [(False, [0, 0, 1, 1, 2]), (True, [0, 0, 0, 1, 1])])
+def test_only_full_blocks_have_a_hash(is_eagle: bool, counts: list[int]) -> None:
+    assert [len(local_block_hashes(range(n), 2, is_eagle=is_eagle)) for n in range(5)] == counts
+
+
+def test_multimodal_hashes_belong_to_their_block_in_any_order() -> None:
+    plain, mixed = local_block_hashes(range(8), 4), local_block_hashes(range(8), 4, mm_hashes=[[], [9, 3], [5]])
+    assert mixed[0] == plain[0]
+    assert mixed[1] != plain[1]
+    assert mixed == local_block_hashes(range(8), 4, mm_hashes=[[], [3, 9]])
+
+
+def test_an_empty_name_or_salt_is_an_absent_one() -> None:
+    assert {hash_seed(), hash_seed("", ""), hash_seed(None, ""), hash_seed("", None)} == {1337}
+
+
+def test_a_name_and_a_salt_of_the_same_text_give_different_seeds_and_add_up() -> None:
+    name, salt = hash_seed("x", None), hash_seed(None, "x")
+    assert name != salt
+    assert hash_seed("x", "x") == (name + salt - 1337) % 2**64
+
+
+def test_a_sequence_hash_names_the_whole_prefix() -> None:
+    left, right = sequence_hashes([1, 2, 3, 4, 5, 6], 2), sequence_hashes([9, 2, 3, 4, 5, 6], 2)
+    assert all(a != b for a, b in zip(left, right, strict=True))
+    assert sequence_hashes([1, 2, 3, 4, 5, 0], 2)[:2] == left[:2]
+
+
+def test_a_chain_without_blocks_is_empty() -> None:
+    assert chain([]) == chain([], 5) == sequence_hashes([], 4) == []
+
+
+def test_a_chain_after_a_parent_of_hash_0_is_no_root() -> None:
+    assert chain([5], 0) != chain([5]) == [5]
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 4096])
+def test_the_canary_is_the_second_block_of_counting_tokens(block_size: int) -> None:
+    assert [canary(block_size)] == sequence_hashes(range(2 * block_size), block_size)[1:]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "images", "padded"),
+    [
+        ([IMAGE, IMAGE, 1, IMAGE], [1, 2], [1_000_001, 1_000_001, 1, 1_000_002]),
+        ([1, IMAGE, 2, IMAGE, 3, IMAGE], [5], [1, 1_000_005, 2, 1_000_005, 3, 1_000_005]),
+        ([IMAGE], [1, 2], [1_000_001]),
+        ([IMAGE, IMAGE], [], [IMAGE, IMAGE]),
+        ([1, 2], [5], [1, 2]),
+        ([], [5], []),
+    ],
+)
+def test_each_run_of_image_tokens_takes_the_next_image(tokens: list[int], images: list[int], padded: list[int]) -> None:
+    before = list(tokens)
+    assert pad_images(tokens, IMAGE, images) == padded
+    assert tokens == before
+
+
+def test_an_adapter_id_has_31_bits() -> None:
+    assert all(0 <= lora_id(f"adapter-{n}") < 2**31 for n in range(200))
+
+
+@pytest.mark.parametrize("value", [0, 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -1, -(2**63)])
+def test_signed_and_unsigned_keep_the_same_bits(value: int) -> None:
+    assert -(2**63) <= to_i64(value) < 2**63
+    assert to_u64(to_i64(value)) == to_u64(value) == value % 2**64

@@ -1,0 +1,65 @@
+import json
+from typing import Any
+
+import pytest
+
+from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.journal import JournalRecord, LoadApplied, decode_journal, encode_journal
+from kv_protocol.load import LoadReport, decode_load, encode_load
+
+LEAST: dict[str, Any] = {
+    "instance": "i",
+    "iteration": 1,
+    "running_requests": 2,
+    "waiting_requests": 3,
+    "used_blocks": 4,
+    "total_blocks": 5,
+}
+FULL: dict[str, Any] = LEAST | {"context_tokens": 6, "iteration_s": 0.012}
+COUNTS = [field for field, value in FULL.items() if isinstance(value, int)]
+
+
+@pytest.mark.parametrize("fields", [LEAST, FULL, LEAST | dict.fromkeys(COUNTS, 2**64 - 1)])
+def test_a_report_survives_the_wire_and_the_journal(fields: dict[str, Any]) -> None:
+    report = LoadReport(**fields)
+    assert decode_load(encode_load(report)) == report
+    applied: list[JournalRecord] = [LoadApplied(now_s=1.5, worker_id="w", dp_rank=0, report=report)]
+    assert decode_journal(encode_journal(applied)) == applied
+
+
+def test_a_report_of_an_old_engine_has_no_context_figures() -> None:
+    report = decode_load(json.dumps(LEAST).encode())
+    assert (report.context_tokens, report.iteration_s) == (0, 0.0)
+
+
+@pytest.mark.parametrize("field", COUNTS)
+@pytest.mark.parametrize("value", [-1, 2**64, 10**30])
+def test_a_count_that_the_journal_could_not_hold_is_refused_by_its_name(field: str, value: int) -> None:
+    with pytest.raises(LimitExceeded, match=f"^{field}: found {value}, allowed u64"):
+        LoadReport(**FULL | {field: value})
+    with pytest.raises(MalformedMessage, match=f"load report: {field}: found {value}, allowed u64"):
+        decode_load(json.dumps(FULL | {field: value}).encode())
+
+
+@pytest.mark.parametrize("field", LEAST)
+def test_a_report_without_a_required_field_is_refused_by_its_name(field: str) -> None:
+    with pytest.raises(MalformedMessage, match=f"load report: Object missing required field `{field}`"):
+        decode_load(json.dumps({key: value for key, value in LEAST.items() if key != field}).encode())
+
+
+@pytest.mark.parametrize("field", FULL)
+@pytest.mark.parametrize("value", [None, [], {}])
+def test_a_field_of_another_type_is_refused_by_its_name(field: str, value: object) -> None:
+    with pytest.raises(MalformedMessage, match=rf"load report: Expected .* - at `\$\.{field}`"):
+        decode_load(json.dumps(FULL | {field: value}).encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"null", b"{}", b"\xff", b"[" * 100_000, b'{"a":' + b"[" * 100_000, b'{"iteration":' + b"9" * 5000],
+    ids=lambda data: repr(data[:12]),
+)
+def test_bytes_that_are_no_report_are_refused(data: bytes) -> None:
+    with pytest.raises(MalformedMessage, match="load report: ") as refused:
+        decode_load(data)
+    assert refused.value.offset == 0

@@ -1,0 +1,170 @@
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from kv_protocol.codec import MESSAGE_BYTES_MAX
+from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.events import Tier
+from kv_protocol.recovery import (
+    CHUNK_BLOCKS_MAX,
+    DumpChunk,
+    DumpRequest,
+    HeldBlock,
+    decode_dump_chunk,
+    decode_dump_request,
+    dump_chunks,
+    encode,
+    parents_first,
+)
+
+U64_MAX = 2**64 - 1
+CHUNK: dict[str, Any] = {
+    "request_id": 1,
+    "epoch": 2,
+    "last_seq": 3,
+    "chunk": 0,
+    "of": 1,
+    "parents": b"\0" * 16,
+    "hashes": b"\1" * 16,
+    "tiers": b"\x01\x8f",
+}
+
+
+def rows(n: int) -> list[HeldBlock]:
+    """Return a chain of `n` blocks, held on every mixture of tiers in turn."""
+    return [HeldBlock(U64_MAX - at, U64_MAX - at + 1 if at else None, at % 15 + 1) for at in range(n)]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 6, 7, 8, 100])
+@pytest.mark.parametrize("chunk_blocks", [1, 3, 7])
+def test_the_chunks_of_a_dump_hold_each_block_once_and_in_order(n: int, chunk_blocks: int) -> None:
+    chunks = dump_chunks(5, 6, 7, rows(n), chunk_blocks=chunk_blocks)
+    read = [decode_dump_chunk(encode(chunk)) for chunk in chunks]
+    assert read == chunks
+    assert [block for chunk in read for block in chunk.blocks()] == rows(n)
+    assert [chunk.chunk for chunk in read] == list(range(max(1, -(-n // chunk_blocks))))
+    assert {(chunk.request_id, chunk.epoch, chunk.last_seq, chunk.of) for chunk in read} == {(5, 6, 7, len(read))}
+    assert all(len(chunk.tiers) <= chunk_blocks for chunk in read)
+
+
+def test_the_dump_of_an_empty_cache_is_one_empty_chunk() -> None:
+    (chunk,) = dump_chunks(1, 2, 0, iter(()))
+    assert (chunk.chunk, chunk.of, list(chunk.blocks())) == (0, 1, [])
+
+
+def test_a_full_chunk_fits_a_message_whatever_its_numbers() -> None:
+    first, second = dump_chunks(U64_MAX, U64_MAX, U64_MAX, rows(CHUNK_BLOCKS_MAX + 1))
+    assert len(encode(first)) <= MESSAGE_BYTES_MAX
+    assert (len(first.tiers), len(second.tiers)) == (CHUNK_BLOCKS_MAX, 1)
+    assert decode_dump_chunk(encode(first)) == first
+
+
+def test_a_parent_of_hash_0_is_a_parent() -> None:
+    blocks = [HeldBlock(0, None, 1), HeldBlock(5, 0, 8)]
+    (chunk,) = dump_chunks(1, 2, 3, blocks)
+    assert list(chunk.blocks()) == blocks
+
+
+@pytest.mark.parametrize(
+    ("tier_bits", "tiers"),
+    [(1, (Tier.GPU,)), (8, (Tier.EXTERNAL,)), (6, (Tier.HOST, Tier.DISK)), (15, tuple(Tier))],
+)
+def test_a_block_names_the_tiers_that_hold_it(tier_bits: int, tiers: tuple[Tier, ...]) -> None:
+    assert HeldBlock(1, None, tier_bits).tiers == tiers
+
+
+@pytest.mark.parametrize("block", [HeldBlock(2**64, None, 1), HeldBlock(-1, None, 1), HeldBlock(1, 2**64, 1)])
+def test_a_hash_that_is_no_u64_cannot_be_dumped(block: HeldBlock) -> None:
+    with pytest.raises(LimitExceeded, match=r"^hash: "):
+        dump_chunks(1, 2, 3, [block])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hashes": b"\1" * 8}, "columns of 16, 8, 2 bytes do not belong together"),
+        ({"parents": b"\1" * 24}, "columns of 24, 16, 2 bytes do not belong together"),
+        ({"tiers": b"\1"}, "columns of 16, 16, 1 bytes do not belong together"),
+        ({"tiers": b""}, "columns of 16, 16, 0 bytes do not belong together"),
+        ({"hashes": b"\1" * 17}, "columns of 16, 17, 2 bytes do not belong together"),
+        ({"tiers": b"\x01\x00"}, "a row names no tier, or an unknown bit"),
+        ({"tiers": b"\x80\x01"}, "a row names no tier, or an unknown bit"),
+        ({"tiers": b"\x11\x01"}, "a row names no tier, or an unknown bit"),
+        ({"tiers": b"\x01\x41"}, "a row names no tier, or an unknown bit"),
+        ({"chunk": 1}, "chunk 1 of 1"),
+        ({"chunk": -1}, "chunk -1 of 1"),
+        ({"of": 0}, "chunk 0 of 0"),
+        ({"of": -1}, "chunk 0 of -1"),
+        ({"epoch": -1}, "epoch: found -1"),
+        ({"last_seq": -1}, "last_seq: found -1"),
+        ({"request_id": -1}, "request_id: found -1"),
+        ({"epoch": "2"}, r"\$\.epoch"),
+        ({"hashes": "text"}, r"\$\.hashes"),
+    ],
+)
+def test_a_chunk_that_contradicts_itself_is_refused(change: dict[str, Any], reason: str) -> None:
+    assert decode_dump_chunk(msgspec.msgpack.encode(CHUNK)) == DumpChunk(**CHUNK)
+    with pytest.raises(MalformedMessage, match=f"dump chunk: .*{reason}"):
+        decode_dump_chunk(msgspec.msgpack.encode(CHUNK | change))
+
+
+def test_a_chunk_beyond_the_size_of_a_message_is_refused_unread() -> None:
+    n = MESSAGE_BYTES_MAX // 17 + 1
+    data = encode(DumpChunk(**CHUNK | {"parents": b"\0" * 8 * n, "hashes": b"\0" * 8 * n, "tiers": b"\1" * n}))
+    with pytest.raises(MalformedMessage, match=f"dump chunk of {len(data)} bytes") as refused:
+        decode_dump_chunk(data)
+    assert refused.value.offset == MESSAGE_BYTES_MAX
+
+
+@pytest.mark.parametrize("request_id", [0, 1, U64_MAX])
+def test_a_request_survives_the_wire(request_id: int) -> None:
+    assert decode_dump_request(encode(DumpRequest(request_id))) == DumpRequest(request_id)
+
+
+@pytest.mark.parametrize("request_id", [-1, 2**64])
+def test_a_request_id_is_a_u64(request_id: int) -> None:
+    with pytest.raises(LimitExceeded, match=f"^request_id: found {request_id}"):
+        DumpRequest(request_id)
+
+
+@pytest.mark.parametrize(
+    ("decode", "valid"),
+    [
+        (decode_dump_request, encode(DumpRequest(2**40))),
+        (decode_dump_chunk, encode(DumpChunk(**CHUNK))),
+    ],
+    ids=["request", "chunk"],
+)
+def test_every_truncation_and_every_tail_is_refused(decode: Callable[[bytes], object], valid: bytes) -> None:
+    broken = [valid[:length] for length in range(len(valid))] + [valid + b"\0", valid * 2]
+    for data in [*broken, b"\xc0", b"\x80", b"\x90", b"\xdf" + b"\xff" * 4, b"\x81\xa1x" + b"\x91" * 100_000 + b"\xc0"]:
+        with pytest.raises(MalformedMessage, match=r"^malformed at byte 0: dump "):
+            decode(data)
+
+
+@pytest.mark.parametrize(
+    "parents",
+    [
+        {},
+        {1: None},
+        {3: 2, 2: 1, 1: None},
+        {3: 2, 1: None, 2: 1, 4: 2},
+        {5: 99, 6: 5},  # a parent that is not held
+        {0: None, 1: 0},
+        {at: at - 1 if at else None for at in reversed(range(10_000))},
+    ],
+    ids=len,
+)
+def test_each_block_comes_once_and_after_its_parent(parents: dict[int, int | None]) -> None:
+    order = list(parents_first(parents))
+    assert sorted(order) == sorted(parents)
+    place = {block: at for at, block in enumerate(order)}
+    children = [(block, parent) for block, parent in parents.items() if parent is not None and parent in place]
+    assert [block for block, parent in children if place[parent] > place[block]] == []
+
+
+@pytest.mark.parametrize("ring", [{1: 1}, {1: 2, 2: 1}, {1: 2, 2: 3, 3: 1, 4: 1}])
+def test_a_ring_which_only_an_accident_of_hashes_could_make_is_walked_once(ring: dict[int, int | None]) -> None:
+    assert sorted(parents_first(ring)) == sorted(ring)

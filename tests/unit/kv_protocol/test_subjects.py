@@ -1,0 +1,159 @@
+import re
+from collections.abc import Callable
+
+import pytest
+
+from kv_protocol import subjects
+from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.ids import DP_RANK_MAX, WorkerRank
+
+OF_RANK = [subjects.events, subjects.heartbeat, subjects.load, subjects.recover]
+Subject = Callable[[str, WorkerRank], str]
+ODD_MODELS = [
+    "",
+    " ",
+    ".",
+    "*",
+    ">",
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "a.b.c",
+    "org/model:v1.2@sha256",
+    "模型",
+    "Ünïcode",
+    "emoji 🦙",
+    "new\nline",
+    "nul\0",
+    "-",
+    "--lead-and-trail--",
+    "x" * 500,
+    "x" * 47 + "-y",
+    "$SYS.REQ",
+]
+
+
+@pytest.mark.parametrize("model", ODD_MODELS, ids=lambda model: repr(model)[:30])
+def test_any_model_name_becomes_one_token_of_a_subject(model: str) -> None:
+    slug = subjects.model_slug(model)
+    assert re.fullmatch(r"[a-z0-9][a-z0-9-]{0,47}-[0-9a-f]{8}", slug)
+
+
+def test_odd_model_names_all_differ() -> None:
+    assert len({subjects.model_slug(model) for model in ODD_MODELS}) == len(ODD_MODELS)
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        ("org/model", "org-model", "Org/Model", "org model", "org.model"),
+        ("", "模型", "---", "model"),
+        ("x" * 48, "x" * 49, "x" * 48 + "/a"),
+    ],
+)
+def test_models_of_one_slug_differ_by_their_hash(models: tuple[str, ...]) -> None:
+    slugs = [subjects.model_slug(model) for model in models]
+    assert len({slug[:-9] for slug in slugs}) == 1
+    assert len({slug[-8:] for slug in slugs}) == len(models)
+
+
+def test_the_subjects_are_those_of_the_interface() -> None:
+    rank = WorkerRank("w-1", 2)
+    slug = subjects.model_slug("Org/M")
+    assert re.fullmatch(r"org-m-[0-9a-f]{8}", slug)
+    assert [subject("Org/M", rank) for subject in OF_RANK] == [
+        f"kv.v1.events.{slug}.w-1.2",
+        f"kv.v1.heartbeat.{slug}.w-1.2",
+        f"kv.v1.load.{slug}.w-1.2",
+        f"kv.v1.recover.{slug}.w-1.2",
+    ]
+    assert subjects.fleet("Org/M", "w-1") == f"kv.v1.fleet.{slug}.w-1"
+    assert subjects.journal("router-1") == "kv.v1.journal.router-1"
+
+
+@pytest.mark.parametrize(
+    ("subject", "pattern"),
+    [
+        (subjects.events("m", WorkerRank("w", 0)), subjects.EVENTS_ALL),
+        (subjects.heartbeat("m", WorkerRank("w", 0)), subjects.HEARTBEAT_ALL),
+        (subjects.load("m", WorkerRank("w", 0)), subjects.LOAD_ALL),
+        (subjects.fleet("m", "w"), subjects.FLEET_ALL),
+        (subjects.journal("r"), subjects.JOURNAL_ALL),
+    ],
+)
+def test_a_subscription_to_all_of_a_kind_hears_each(subject: str, pattern: str) -> None:
+    assert pattern.endswith(".>")
+    assert subject.startswith(pattern[:-1])
+
+
+@pytest.mark.parametrize("subject", OF_RANK)
+@pytest.mark.parametrize("model", ODD_MODELS, ids=lambda model: repr(model)[:30])
+@pytest.mark.parametrize("rank", [WorkerRank("w", 0), WorkerRank("z" * 64, DP_RANK_MAX), WorkerRank("-", 10)])
+def test_the_rank_is_read_back_from_its_subject(subject: Subject, model: str, rank: WorkerRank) -> None:
+    assert subjects.rank_of(subject(model, rank)) == rank
+
+
+@pytest.mark.parametrize("subject", OF_RANK)
+@pytest.mark.parametrize(
+    ("rank", "field"),
+    [
+        (WorkerRank("W", 0), "worker_id"),
+        (WorkerRank("a.b", 0), "worker_id"),
+        (WorkerRank("*", 0), "worker_id"),
+        (WorkerRank("", 0), "worker_id"),
+        (WorkerRank("w", -1), "dp_rank"),
+        (WorkerRank("w", DP_RANK_MAX + 1), "dp_rank"),
+    ],
+)
+def test_a_rank_that_would_break_a_subject_is_refused(subject: Subject, rank: WorkerRank, field: str) -> None:
+    with pytest.raises(LimitExceeded, match=rf"^{field}: "):
+        subject("m", rank)
+
+
+@pytest.mark.parametrize("worker_id", ["W", "a.b", ">", "", "a b"])
+def test_a_worker_or_router_that_would_break_a_subject_is_refused(worker_id: str) -> None:
+    with pytest.raises(LimitExceeded, match=r"^worker_id: "):
+        subjects.fleet("m", worker_id)
+    with pytest.raises(LimitExceeded, match=r"^worker_id: "):
+        subjects.journal(worker_id)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "",
+        "kv.v1.events.m.w",
+        "kv.v1.fleet.m.w",
+        "kv.v1.events.m.w.0.0",
+        "kv.v1.events.m.w.",
+        "kv.v1.events.m.w.-1",
+        "kv.v1.events.m.w.x",
+        "kv.v1.events.m.w.1 ",
+        "kv.v1.events.m.w.1\n",
+        "kv.v1.events.m.w.007",  # another spelling of a rank would be another key
+        "kv.v1.events.m.w.\u0663",  # a decimal digit, but not one of ours
+        f"kv.v1.events.m.w.{DP_RANK_MAX + 1}",
+        "kv.v1.events.m.w." + "9" * 5000,
+        "kv.v1.events.m..0",
+        "kv.v1.events.m.W.0",
+        "kv.v1.events.m.*.0",
+        "kv.v1.events.m." + "z" * 65 + ".0",
+        "kv.v1.events..w.0",
+        "kv.v2.events.m.w.0",
+        "a.b.c.d.w.0",
+    ],
+    ids=lambda subject: repr(subject)[:40],
+)
+def test_a_subject_that_names_no_rank_is_refused(subject: str) -> None:
+    with pytest.raises(MalformedMessage, match=r"allowed kv\.v1\.<kind>\.<model>\.<worker>\.<rank>"):
+        subjects.rank_of(subject)
+
+
+def test_message_ids_of_different_batches_differ() -> None:
+    ids = {
+        subjects.message_id(WorkerRank(worker_id, dp_rank), epoch, seq)
+        for worker_id in ("w", "w-1")
+        for dp_rank in (1, 11)
+        for epoch in (1, 11)
+        for seq in (1, 11)
+    }
+    assert len(ids) == 16
+    assert subjects.message_id(WorkerRank("w", 1), 2, 3) == "w/1/2/3"

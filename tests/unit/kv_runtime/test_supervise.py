@@ -1,0 +1,399 @@
+"""How a process's parts, threads and short tasks end: together, in order, within a budget, and never unseen."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from kv_runtime.clock import ManualClock
+from kv_runtime.supervise import (
+    DrainOverdue,
+    Part,
+    PartEnded,
+    TaskSet,
+    TaskSetFull,
+    ThreadStuck,
+    install_signals,
+    run_parts,
+    thread_part,
+    until,
+)
+
+DRAIN_S = 10.0
+Run = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+
+
+class Diary:
+    """Parts that write down what happens to them."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.has_lines = asyncio.Event()
+
+    def part(self, name: str, stage: int = 0, *, obedient: bool = True) -> Part:
+        """Return a part that waits for stop, or one that only a cancellation ends."""
+
+        async def run(stop: asyncio.Event) -> None:
+            try:
+                await (stop.wait() if obedient else asyncio.Event().wait())
+                self._write(f"{name} stopped")
+            except asyncio.CancelledError:
+                self._write(f"{name} cancelled")
+                raise
+
+        return Part(name, run, stage)
+
+    def _write(self, line: str) -> None:
+        self.lines.append(line)
+        self.has_lines.set()
+
+
+def failing(error: Exception) -> Run:
+    async def run(_: asyncio.Event) -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    return run
+
+
+async def returning(_: asyncio.Event) -> None:
+    await asyncio.sleep(0)
+
+
+def stopped() -> asyncio.Event:
+    stop = asyncio.Event()
+    stop.set()
+    return stop
+
+
+# ---------------------------------------------------------------- parts
+@pytest.mark.asyncio
+async def test_stages_stop_in_rising_order() -> None:
+    diary = Diary()
+    parts = [diary.part("writer", 2), diary.part("source", 0), diary.part("folder", 1), diary.part("other source", 0)]
+    await run_parts(parts, stop=stopped(), drain_s=DRAIN_S)
+    assert diary.lines == ["source stopped", "other source stopped", "folder stopped", "writer stopped"]
+
+
+@pytest.mark.asyncio
+async def test_a_later_stage_is_asked_only_when_the_earlier_has_returned() -> None:
+    queue: asyncio.Queue[int] = asyncio.Queue()
+    written: list[int] = []
+
+    async def source(stop: asyncio.Event) -> None:
+        await stop.wait()
+        for item in range(3):
+            await asyncio.sleep(0)
+            queue.put_nowait(item)
+
+    async def writer(stop: asyncio.Event) -> None:
+        await stop.wait()
+        while not queue.empty():
+            written.append(queue.get_nowait())
+
+    await run_parts([Part("source", source), Part("writer", writer, 1)], stop=stopped(), drain_s=DRAIN_S)
+    assert written == [0, 1, 2]
+
+
+@pytest.mark.asyncio
+async def test_a_failure_cancels_the_others_and_names_its_part() -> None:
+    diary = Diary()
+    with pytest.raises(ZeroDivisionError) as raised:
+        await run_parts(
+            [diary.part("other"), Part("broken", failing(ZeroDivisionError()))], stop=asyncio.Event(), drain_s=DRAIN_S
+        )
+    assert diary.lines == ["other cancelled"]
+    assert raised.value.__notes__ == ["in part 'broken'"]
+
+
+@pytest.mark.asyncio
+async def test_a_failure_while_draining_is_a_failure() -> None:
+    diary = Diary()
+
+    async def run(stop: asyncio.Event) -> None:
+        await stop.wait()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await run_parts([Part("broken", run), diary.part("later", 1)], stop=stopped(), drain_s=DRAIN_S)
+    assert diary.lines == ["later cancelled"]
+
+
+@pytest.mark.asyncio
+async def test_several_failures_come_in_a_group() -> None:
+    parts = [Part("a", failing(ZeroDivisionError())), Part("b", failing(KeyError()))]
+    with pytest.raises(ExceptionGroup) as raised:
+        await run_parts(parts, stop=asyncio.Event(), drain_s=DRAIN_S)
+    assert [type(error) for error in raised.value.exceptions] == [ZeroDivisionError, KeyError]
+
+
+@pytest.mark.asyncio
+async def test_a_part_that_returns_early_is_a_failure() -> None:
+    diary = Diary()
+    with pytest.raises(PartEnded) as raised:
+        await run_parts([diary.part("other"), Part("short", returning)], stop=asyncio.Event(), drain_s=DRAIN_S)
+    assert (raised.value.name, diary.lines) == ("short", ["other cancelled"])
+
+
+@pytest.mark.asyncio
+async def test_a_part_that_cancels_itself_is_a_failure() -> None:
+    async def run(_: asyncio.Event) -> None:
+        lost = asyncio.get_running_loop().create_future()
+        lost.cancel()
+        await lost
+
+    with pytest.raises(PartEnded):
+        await run_parts([Part("lost", run)], stop=asyncio.Event(), drain_s=DRAIN_S)
+
+
+@pytest.mark.asyncio
+async def test_a_later_part_may_return_once_stop_is_set() -> None:
+    diary = Diary()
+    await run_parts([diary.part("source"), Part("short", returning, 1)], stop=stopped(), drain_s=DRAIN_S)
+    assert diary.lines == ["source stopped"]
+
+
+@pytest.mark.asyncio
+async def test_what_overruns_the_budget_is_cancelled_and_named() -> None:
+    diary, clock = Diary(), ManualClock()
+    parts = [diary.part("slow", obedient=False), diary.part("quick"), diary.part("later", 1)]
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(_overdue(parts, clock))
+        await diary.has_lines.wait()
+        await clock.advance(DRAIN_S - 0.001)
+        assert not running.done()
+        await clock.advance(0.002)
+    assert sorted(diary.lines) == ["later cancelled", "quick stopped", "slow cancelled"]
+    assert (running.result().names, running.result().drain_s) == (("slow", "later"), DRAIN_S)
+
+
+async def _overdue(parts: list[Part], clock: ManualClock) -> DrainOverdue:
+    with pytest.raises(DrainOverdue) as raised:
+        await run_parts(parts, stop=stopped(), drain_s=DRAIN_S, clock=clock)
+    return raised.value
+
+
+@pytest.mark.asyncio
+async def test_cancelling_the_caller_cancels_all_parts() -> None:
+    diary = Diary()
+    parts = [diary.part("a"), diary.part("b", 1)]
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(run_parts(parts, stop=asyncio.Event(), drain_s=DRAIN_S))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        running.cancel()
+    assert sorted(diary.lines) == ["a cancelled", "b cancelled"]
+
+
+@pytest.mark.asyncio
+async def test_no_task_is_left() -> None:
+    with pytest.raises(PartEnded):
+        await run_parts([Diary().part("other"), Part("short", returning)], stop=asyncio.Event(), drain_s=DRAIN_S)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+# ---------------------------------------------------------------- threads
+@pytest.mark.asyncio
+async def test_a_thread_is_asked_to_stop_and_is_gone_afterwards() -> None:
+    seen: list[threading.Thread] = []
+
+    def target(stop: threading.Event) -> None:
+        seen.append(threading.current_thread())
+        stop.wait()
+
+    await run_parts([thread_part("poller", target)], stop=stopped(), drain_s=DRAIN_S)
+    seen[0].join()
+    assert (seen[0].name, seen[0].daemon, seen[0].is_alive()) == ("poller", False, False)
+
+
+@pytest.mark.asyncio
+async def test_what_a_thread_raises_its_part_raises() -> None:
+    def target(_: threading.Event) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        await run_parts([thread_part("poller", target)], stop=asyncio.Event(), drain_s=DRAIN_S)
+    assert raised.value.__notes__ == ["in part 'poller'"]
+
+
+@pytest.mark.asyncio
+async def test_a_thread_that_returns_early_is_a_failure() -> None:
+    with pytest.raises(PartEnded):
+        await run_parts([thread_part("poller", lambda _: None)], stop=asyncio.Event(), drain_s=DRAIN_S)
+
+
+@pytest.mark.asyncio
+async def test_a_failure_elsewhere_stops_a_thread() -> None:
+    ended = threading.Event()
+
+    def target(stop: threading.Event) -> None:
+        stop.wait()
+        ended.set()
+
+    with pytest.raises(PartEnded):
+        await run_parts(
+            [thread_part("poller", target), Part("short", returning)], stop=asyncio.Event(), drain_s=DRAIN_S
+        )
+    assert ended.is_set()
+
+
+@pytest.mark.asyncio
+async def test_what_a_cancelled_thread_raises_is_not_lost() -> None:
+    def target(stop: threading.Event) -> None:
+        stop.wait()
+        raise ZeroDivisionError
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await run_parts(
+            [thread_part("poller", target), Part("short", returning)], stop=asyncio.Event(), drain_s=DRAIN_S
+        )
+    assert [type(error) for error in raised.value.exceptions] == [PartEnded, ZeroDivisionError]
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_thread_that_does_not_return_is_named() -> None:
+    release = threading.Event()
+
+    def target(_: threading.Event) -> None:
+        release.wait()
+
+    try:
+        with pytest.raises(ExceptionGroup) as raised:
+            await run_parts(
+                [thread_part("deaf", target, join_s=0.0), Part("short", returning)],
+                stop=asyncio.Event(),
+                drain_s=DRAIN_S,
+            )
+    finally:
+        release.set()
+    assert [type(error) for error in raised.value.exceptions] == [PartEnded, ThreadStuck]
+
+
+# ---------------------------------------------------------------- waits
+@pytest.mark.asyncio
+async def test_until_returns_what_the_work_returns() -> None:
+    async def work() -> int:
+        return 7
+
+    assert await until(asyncio.Event(), work()) == 7
+
+
+@pytest.mark.asyncio
+async def test_until_raises_what_the_work_raises() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await until(asyncio.Event(), failing(ZeroDivisionError())(asyncio.Event()))
+
+
+@pytest.mark.asyncio
+async def test_until_returns_none_when_stop_is_set() -> None:
+    assert await until(stopped(), asyncio.Event().wait()) is None
+
+
+@pytest.mark.asyncio
+async def test_until_ends_the_work_when_stop_is_set() -> None:
+    diary = Diary()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_soon(asyncio.get_running_loop().call_soon, stop.set)
+    await until(stop, diary.part("work").run(asyncio.Event()))
+    assert diary.lines == ["work cancelled"]
+
+
+@pytest.mark.asyncio
+async def test_until_ends_the_work_when_it_is_cancelled_itself() -> None:
+    diary = Diary()
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(until(asyncio.Event(), diary.part("work").run(asyncio.Event())))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+    assert diary.lines == ["work cancelled"]
+
+
+# ---------------------------------------------------------------- task sets
+@pytest.mark.asyncio
+async def test_leaving_a_task_set_waits_for_its_tasks() -> None:
+    done: list[int] = []
+
+    async def work(number: int) -> None:
+        await asyncio.sleep(0)
+        done.append(number)
+
+    async with TaskSet(limit=3) as tasks:
+        for number in range(3):
+            tasks.spawn(work(number))
+        assert len(tasks) == 3
+    assert (done, len(tasks)) == ([0, 1, 2], 0)
+
+
+@pytest.mark.asyncio
+async def test_a_full_task_set_refuses_and_has_room_again_when_a_task_ends() -> None:
+    release = asyncio.Event()
+
+    async def work() -> None:
+        await release.wait()
+
+    async with TaskSet(limit=1) as tasks:
+        first = tasks.spawn(work())
+        with pytest.raises(TaskSetFull):
+            tasks.spawn(work())
+        release.set()
+        await asyncio.wait([first])
+        tasks.spawn(work())
+
+
+@pytest.mark.asyncio
+async def test_a_failed_task_cancels_its_set() -> None:
+    diary = Diary()
+
+    async def owner() -> None:
+        async with TaskSet(limit=2) as tasks:
+            tasks.spawn(diary.part("other").run(asyncio.Event()))
+            tasks.spawn(failing(ZeroDivisionError())(asyncio.Event()))
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await owner()
+    assert [type(error) for error in raised.value.exceptions] == [ZeroDivisionError]
+    assert diary.lines == ["other cancelled"]
+
+
+@pytest.mark.asyncio
+async def test_a_task_of_a_set_may_be_cancelled_alone() -> None:
+    diary = Diary()
+    async with TaskSet(limit=2) as tasks:
+        task = tasks.spawn(diary.part("work").run(asyncio.Event()))
+        await asyncio.sleep(0)
+        task.cancel()
+    assert diary.lines == ["work cancelled"]
+
+
+# ---------------------------------------------------------------- signals
+@pytest.mark.asyncio
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_sets_stop(number: signal.Signals) -> None:
+    stop = asyncio.Event()
+    undo = install_signals(stop)
+    try:
+        signal.raise_signal(number)
+        await stop.wait()
+    finally:
+        undo()
+
+
+@pytest.mark.asyncio
+async def test_a_second_signal_cancels_the_caller_and_gives_the_signals_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        install_signals(stop)
+        signal.raise_signal(signal.SIGTERM)
+        await stop.wait()
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(main())
+    assert (running.cancelled(), signal.getsignal(signal.SIGTERM)) == (True, before)

@@ -1,0 +1,266 @@
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from worker_agent.core.engine import EngineDescription, EngineRequest, EngineStopped, RequestRefused
+from worker_agent.core.simulator.scheduler import Simulator
+from worker_agent.core.simulator.timing import H200_8B
+from worker_agent.engines.port import Engine
+from worker_agent.engines.simulated import SimulatedEngine
+
+ENGINE = EngineDescription(
+    model="m",
+    version="1",
+    event_source="simulated",
+    block_size=4,
+    total_kv_blocks=64,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    max_seq_len=200,
+)
+CONTEXT_S = H200_8B.context_floor_s
+
+
+class LeapingClock:
+    """Moves on to a sleeper's time when all others have come to rest; `lag_s` is how late the next one wakes."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.lag_s = 0.0
+        self.slept_s: list[float] = []
+
+    def now(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        self.now_s += seconds + self.lag_s
+        self.lag_s = 0.0
+
+
+def request(name: str = "a", max_tokens: int = 4) -> EngineRequest:
+    return EngineRequest(request_id=name, prompt=tuple(range(10)), max_tokens=max_tokens)
+
+
+@asynccontextmanager
+async def running(clock: LeapingClock, speed: float = 1.0, **limits: int) -> AsyncIterator[SimulatedEngine]:
+    engine = SimulatedEngine(Simulator(ENGINE), clock, speed=speed, **limits)
+    await engine.start()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(engine.run())
+        yield engine
+        await engine.stop(0.0)
+
+
+async def arrivals_s(engine: SimulatedEngine, clock: LeapingClock, asked: EngineRequest) -> list[float]:
+    began_s = clock.now()
+    return [clock.now() - began_s async for _ in engine.generate(asked)]
+
+
+@pytest.mark.asyncio
+async def test_tokens_arrive_when_their_iterations_have_passed() -> None:
+    clock = LeapingClock()
+    async with running(clock) as engine:
+        arrived_s = await arrivals_s(engine, clock, request(max_tokens=2))
+    decode_s = H200_8B.base_s + 10 * H200_8B.kv_token_s
+    assert arrived_s == pytest.approx([CONTEXT_S, CONTEXT_S + decode_s])
+
+
+@pytest.mark.asyncio
+async def test_speed_divides_wall_time() -> None:
+    clock = LeapingClock()
+    async with running(clock, speed=10.0) as engine:
+        assert await arrivals_s(engine, clock, request(max_tokens=1)) == pytest.approx([CONTEXT_S / 10])
+        (row,) = engine.iteration_stats(0)
+    assert row["timestamp"] == "1000.000000"
+
+
+@pytest.mark.asyncio
+async def test_a_late_wake_up_shortens_the_next_wait() -> None:
+    clock = LeapingClock()
+    async with running(clock) as engine:
+        clock.lag_s = H200_8B.base_s / 2
+        arrived_s = await arrivals_s(engine, clock, request(max_tokens=2))
+    assert arrived_s[1] == pytest.approx(CONTEXT_S + H200_8B.base_s, rel=1e-3)
+
+
+@pytest.mark.asyncio
+async def test_a_delay_of_more_than_an_iteration_is_given_up() -> None:
+    clock = LeapingClock()
+    async with running(clock) as engine:
+        clock.lag_s = 1.0
+        arrived_s = await arrivals_s(engine, clock, request(max_tokens=2))
+    assert arrived_s[1] == pytest.approx(CONTEXT_S + 1.0 + H200_8B.base_s, rel=1e-3)
+
+
+@pytest.mark.asyncio
+async def test_an_idle_engine_does_not_sleep() -> None:
+    clock = LeapingClock()
+    async with running(clock) as engine:
+        await arrivals_s(engine, clock, request("a", max_tokens=1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        clock.now_s += 50.0
+        cached_s = 8 * H200_8B.cached_token_s
+        assert await arrivals_s(engine, clock, request("b", max_tokens=1)) == pytest.approx([CONTEXT_S + cached_s])
+    assert len(clock.slept_s) == 2
+
+
+@pytest.mark.asyncio
+async def test_events_are_visible_with_the_outputs_of_their_iteration() -> None:
+    async with running(LeapingClock()) as engine:
+        assert [event["data"]["type"] for event in engine.kv_events(0)] == ["created"]
+        async with aclosing(engine.generate(request())) as outputs:
+            await anext(outputs)
+            assert [event["data"]["type"] for event in engine.kv_events(0)] == ["stored"]
+            assert len(engine.held_hashes()) == 2
+
+
+@pytest.mark.asyncio
+async def test_closing_a_generation_frees_its_blocks() -> None:
+    async with running(LeapingClock()) as engine:
+        async with aclosing(engine.generate(request(max_tokens=100))) as outputs:
+            await anext(outputs)
+            assert engine.iteration_stats(0)[-1]["kvCacheStats"]["usedNumBlocks"] == 3
+        async for _ in engine.generate(request("b", max_tokens=1)):
+            pass
+        last = engine.iteration_stats(0)[-1]
+        assert (last["kvCacheStats"]["usedNumBlocks"], last["numActiveRequests"]) == (0, 0)
+
+
+@pytest.mark.asyncio
+async def test_an_id_used_again_gets_nothing_of_the_closed_generation() -> None:
+    clock = LeapingClock()
+    async with running(clock) as engine:
+        async with aclosing(engine.generate(request("a", max_tokens=100))) as outputs:
+            await anext(outputs)
+        assert len(await arrivals_s(engine, clock, request("a", max_tokens=4))) == 4
+
+
+@pytest.mark.asyncio
+async def test_requests_are_batched() -> None:
+    clock = LeapingClock()
+    async with running(clock) as engine, asyncio.TaskGroup() as group:
+        streams = [group.create_task(arrivals_s(engine, clock, request(name))) for name in "abc"]
+    first, *others = [stream.result() for stream in streams]
+    assert others == [first, first]
+
+
+@pytest.mark.asyncio
+async def test_a_refusal_reaches_the_caller_and_the_engine_goes_on() -> None:
+    clock = LeapingClock()
+    async with running(clock) as engine:
+        with pytest.raises(RequestRefused, match=r"^max_tokens: found 0, allowed 1 or more$"):
+            await anext(engine.generate(request(max_tokens=0)))
+        async with aclosing(engine.generate(request("a"))) as outputs:
+            await anext(outputs)
+            with pytest.raises(RequestRefused, match="request_id"):
+                await anext(engine.generate(request("a")))
+        assert len(await arrivals_s(engine, clock, request("a"))) == 4
+
+
+@pytest.mark.asyncio
+async def test_a_stop_lets_generations_end_within_the_grace() -> None:
+    clock = LeapingClock()
+    async with running(clock) as engine:
+        outputs = engine.generate(request(max_tokens=20))
+        await anext(outputs)
+        await engine.stop(10.0)
+        assert len([output async for output in outputs]) == 19
+
+
+@pytest.mark.asyncio
+async def test_a_stop_cuts_what_outlasts_the_grace() -> None:
+    clock = LeapingClock()
+    async with running(clock) as engine:
+        outputs = engine.generate(request(max_tokens=100))
+        await anext(outputs)
+        await engine.stop(5 * H200_8B.base_s)
+        with pytest.raises(EngineStopped):
+            _ = [output async for output in outputs]
+        with pytest.raises(EngineStopped):
+            await anext(engine.generate(request("late")))
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_is_not_driven_stops_at_once() -> None:
+    engine = SimulatedEngine(Simulator(ENGINE), LeapingClock())
+    await engine.start()
+    async with asyncio.TaskGroup() as group:
+        cut = group.create_task(_error_of(engine))
+        await asyncio.sleep(0)
+        await engine.stop(60.0)
+    assert isinstance(cut.result(), EngineStopped)
+
+
+async def _error_of(engine: SimulatedEngine) -> Exception | None:
+    try:
+        _ = [output async for output in engine.generate(request())]
+    except EngineStopped as error:
+        return error
+    return None
+
+
+@pytest.mark.asyncio
+async def test_cancelling_run_ends_the_generations() -> None:
+    engine = SimulatedEngine(Simulator(ENGINE), LeapingClock())
+    await engine.start()
+    async with asyncio.TaskGroup() as group:
+        driving = group.create_task(engine.run())
+        cut = group.create_task(_error_of(engine))
+        await asyncio.sleep(0)
+        driving.cancel()
+    assert isinstance(cut.result(), EngineStopped)
+
+
+class WatchedCondition(threading.Condition):
+    """Says when somebody waits; whoever then takes the lock knows that the waiter sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.set()
+        return super().wait(timeout)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("poll", ["kv_events", "iteration_stats"])
+async def test_a_thread_that_waits_is_woken_by_the_end_of_an_iteration(poll: str) -> None:
+    clock = LeapingClock()
+    async with running(clock) as engine:
+        engine.kv_events(0)
+        engine._changed = watched = WatchedCondition()
+        polling = asyncio.create_task(asyncio.to_thread(getattr(engine, poll), 3600.0))
+        await asyncio.to_thread(watched.waited.wait)
+        await arrivals_s(engine, clock, request(max_tokens=1))
+        assert len(await polling) >= 1
+
+
+@pytest.mark.asyncio
+async def test_a_poll_returns_empty_when_its_time_is_up() -> None:
+    engine = SimulatedEngine(Simulator(ENGINE), LeapingClock())
+    assert len(engine.kv_events(0)) == 1
+    assert (engine.kv_events(0), engine.iteration_stats(0)) == ([], [])
+
+
+@pytest.mark.asyncio
+async def test_of_statistics_the_newest_are_kept() -> None:
+    clock = LeapingClock()
+    async with running(clock, statistics_max=3) as engine:
+        await arrivals_s(engine, clock, request(max_tokens=8))
+        assert [row["iter"] for row in engine.iteration_stats(0)] == [5, 6, 7]
+
+
+def described(engine: Engine) -> EngineDescription:
+    return engine.describe()
+
+
+def test_it_is_an_engine_and_describes_itself() -> None:
+    assert described(SimulatedEngine(Simulator(ENGINE), LeapingClock())) is ENGINE

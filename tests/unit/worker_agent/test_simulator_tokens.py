@@ -1,0 +1,38 @@
+from worker_agent.core.simulator.tokens import LETTERS_AND_SPACES, TokenSource
+
+
+def generated(source: TokenSource, prompt: bytes, count: int) -> list[int]:
+    state, tokens = source.fold(prompt), []
+    for _ in range(count):
+        tokens.append(source.next_token(state))
+        state = source.fold(tokens[-1:], state)
+    return tokens
+
+
+def test_folding_in_parts_is_folding_the_whole() -> None:
+    source = TokenSource(seed=7)
+    assert source.fold(b"cd", source.fold(b"ab")) == source.fold(b"abcd")
+
+
+def test_a_cut_stream_goes_on_as_if_never_cut() -> None:
+    source = TokenSource(seed=7)
+    whole = generated(source, b"prompt", 40)
+    assert generated(source, b"prompt" + bytes(whole[:13]), 27) == whole[13:]
+
+
+def test_the_same_on_every_machine() -> None:
+    assert bytes(generated(TokenSource(), b"hello", 16)) == b" np y nbfaut  s "
+
+
+def test_seed_and_every_prompt_token_matter() -> None:
+    texts = {
+        bytes(generated(TokenSource(seed), prompt, 24))
+        for seed in (0, 1)
+        for prompt in (b"", b"\0", b"ab", b"ba", b"b")
+    }
+    assert len(texts) == 10
+
+
+def test_only_the_vocabulary_is_drawn_and_all_of_it() -> None:
+    assert set(generated(TokenSource(), b"x", 2000)) == set(LETTERS_AND_SPACES)
+    assert set(generated(TokenSource(vocabulary=(5, 9)), b"x", 100)) == {5, 9}

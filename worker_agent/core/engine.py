@@ -1,0 +1,60 @@
+"""What an engine is asked and what it answers, whichever engine it is, and how it says no."""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["length", "stop", "error"]
+
+
+class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is; sizes in tokens, blocks of `block_size` tokens per rank, or requests per rank."""
+
+    model: str
+    version: str
+    event_source: Literal["trtllm", "simulated"]
+    block_size: int
+    total_kv_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_seq_len: int
+    dp_ranks: tuple[int, ...] = (0,)
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation. `prompt` is not empty; prompt and `max_tokens` together fit in `max_seq_len`.
+
+    Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    dp_rank: int | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of a generation. `cached_tokens` says how many of the prompt were not computed again."""
+
+    token_ids: tuple[int, ...]
+    cached_tokens: int
+    finish_reason: FinishReason | None = None
+
+
+class EngineError(Exception):
+    """The engine did not do as asked."""
+
+
+class RequestRefused(EngineError):
+    """The request's own fault: the message names the field, what was found and what is allowed."""
+
+    def __init__(self, field: str, found: object, allowed: str) -> None:
+        super().__init__(f"{field}: found {found!r}, allowed {allowed}")
+        self.field = field
+
+
+class EngineStopped(EngineError):
+    """The engine stopped before the generation ended."""
