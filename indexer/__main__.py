@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import click
-from prometheus_client import CollectorRegistry
 
 from indexer.config import IndexerSettings
 from indexer.embedded import EmbeddedIndex, ensure_streams
@@ -15,7 +14,7 @@ from kv_runtime.config import ConfigurationError, config_options, load_settings,
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http import HttpServer, PortUsed
 from kv_runtime.supervise import Part, run_parts, run_process
-from kv_runtime.telemetry import Projection, configure_logs
+from kv_runtime.telemetry import Projection, configure_logs, new_registry
 
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed)
 
@@ -33,7 +32,7 @@ def main() -> None:
 def serve(
     file: Path | None,
     assignments: tuple[str, ...],
-    print_config: bool,  # noqa: FBT001 - click passes flags so
+    print_config: bool,
     nats_url: str | None,
     port: int | None,
 ) -> None:
@@ -55,7 +54,7 @@ async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
     try:
         await ensure_streams(log, settings.nats)
         index = EmbeddedIndex(settings.index, log, SystemClock())
-        registry = CollectorRegistry()
+        registry = new_registry()
         Projection(registry, index.families)
         app = IndexApi(index).app(registry, token=settings.control.token.get_secret_value())
         http = HttpServer(app, settings.control.host, settings.control.port)

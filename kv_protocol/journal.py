@@ -44,6 +44,21 @@ class FleetApplied(msgspec.Struct, frozen=True, tag="fleet", kw_only=True):
     event: FleetEvent
 
 
+class WorkerHeard(msgspec.Struct, frozen=True, tag="heard", kw_only=True):
+    """A worker's heartbeat came."""
+
+    now_s: float
+    worker_id: str
+    instance: str
+
+
+class LogConnection(msgspec.Struct, frozen=True, tag="log", kw_only=True):
+    """The event log can be heard from now on, or cannot."""
+
+    now_s: float
+    heard: bool
+
+
 class BreakerChanged(msgspec.Struct, frozen=True, tag="breaker", kw_only=True):
     """A rank's circuit breaker opened (until `open_until_s`) or closed (None)."""
 
@@ -85,6 +100,8 @@ JournalRecord = (
     | LoadApplied
     | LedgerApplied
     | FleetApplied
+    | WorkerHeard
+    | LogConnection
     | BreakerChanged
     | PolicyChanged
     | Decided

@@ -70,7 +70,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/chat/completions`. Messages are checked where they are rendered."""
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -96,7 +96,7 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/completions`. `prompt` is a text or its token ids."""
 
-    prompt: str | list[TokenId]
+    prompt: Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[TokenId], msgspec.Meta(min_length=1)]
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None

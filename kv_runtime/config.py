@@ -64,7 +64,6 @@ class ControlSection(Section):
     port: int = Field(8001, ge=0, le=65535, description="0: any free one")
     token: SecretStr = Field(SecretStr(""), description="bearer token; required unless host is loopback")
 
-
     @model_validator(mode="after")
     def _token_beyond_loopback(self) -> "ControlSection":
         if not is_loopback(self.host) and not self.token.get_secret_value():

@@ -5,7 +5,7 @@ itself, for as long as it takes; what was followed goes on where it was.
 """
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 import structlog
@@ -136,6 +136,8 @@ class EventLog:
 
     async def publish(self, subject: str, data: bytes, message_id: str = "") -> int:
         """Return the message's place in its stream, where it now is, once for each `message_id`."""
+        if not self._client.is_connected:
+            raise BrokerUnavailable(f"publish {subject}: not connected")
         headers = {"Nats-Msg-Id": message_id} if message_id else None
         with _mapped(f"publish {subject}"):
             ack = await self._stream.publish(subject, data, headers=headers)
@@ -177,10 +179,9 @@ class EventLog:
         return self._client.new_inbox()
 
     async def close(self) -> None:
-        """The connection is gone; what was announced before has left."""
+        """The connection is gone; what was announced before has left, if it could."""
         if self._client.is_connected:
-            try:
+            with suppress(NatsError, TimeoutError, OSError):
                 await self._client.flush(timeout=1)
-            except (NatsError, TimeoutError, OSError) as error:
-                _log.debug("flush_failed", error=str(error))
-        await self._client.close()
+        with suppress(RuntimeError):  # it writes what is pending, also to a transport that is closed already
+            await self._client.close()

@@ -10,7 +10,6 @@ from pathlib import Path
 import click
 import zmq
 import zmq.asyncio
-from prometheus_client import CollectorRegistry
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
@@ -20,7 +19,7 @@ from kv_runtime.config import ConfigurationError, config_options, load_settings,
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http import HttpServer, PortUsed
 from kv_runtime.supervise import Part, run_parts, run_process, thread_part, until
-from kv_runtime.telemetry import Projection, configure_logs
+from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_registry
 from kv_runtime.text import Text, load_text
 from worker_agent.api import AgentApi
 from worker_agent.config import AgentSettings
@@ -57,7 +56,7 @@ def main() -> None:
 def serve(
     file: Path | None,
     assignments: tuple[str, ...],
-    print_config: bool,  # noqa: FBT001 - click passes flags so
+    print_config: bool,
     engine_kind: str | None,
     worker_id: str | None,
     model: str | None,
@@ -139,7 +138,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         new_id=lambda: uuid.uuid4().hex,
         position=position,
     )
-    registry = CollectorRegistry()
+    registry = new_registry()
     Projection(registry, AgentMetrics(worker.id, publisher, consolidator, loads, api).families)
     app = api.app(registry, token=worker.token.get_secret_value(), body_bytes_max=worker.body_bytes_max)
     http = HttpServer(app, worker.host, worker.port, drain_s=worker.drain_s, handler_cancellation=True)
@@ -152,6 +151,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
 
     await engine.start()
     await consolidator.start()
+    print(f"worker {worker.id} on {registration.base_url}", flush=True)
     try:
         await run_parts(
             [
@@ -161,6 +161,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
                 thread_part("kv-events", publisher.run, stage=3),
                 thread_part("iteration-stats", loads.poll, stage=3),
                 Part("load-reports", loads.run, 3),
+                Part("loop-lag", LoopLag(registry, clock).run, 3),
                 *consolidator.parts(first_stage=4),
                 Part("replay", replay.run, 6),
             ],

@@ -12,12 +12,15 @@
     RESYNCING   batch                                   kept for later, at most `kept_max`, the oldest give way
     RESYNCING   dump complete                           replace all; apply what was kept and follows; LIVE, or a new gap
     RESYNCING   no whole answer within `answer_s`       ask again
-    any         heartbeat of another epoch              restart: forget all, LIVE at seq 0; of a retired epoch: nothing
+    any         heartbeat of another epoch              restart: forget all, LIVE at seq 0
+    any         heartbeat of a retired epoch            nothing, while the present one's pulse goes on; then as above
     any         batch of another epoch                  before the first heartbeat: restart; after it: ignored
     any         parked blocks lost, bytes refused       RESYNCING, ask
 
 A log read from its beginning tells of epochs long gone; the pulse tells which one lives. So once a heartbeat was heard,
 heartbeats (and dumps) alone change the epoch. A batch that outran its epoch's first heartbeat is had by a dump.
+The last heartbeat of a dead epoch may come late, and be taken for a restart: `silent_s` without the pulse of the epoch
+that it brought, and the retired one lives again.
 At most one question is in flight, and only an answer to the newest one counts. Any gap means a full dump here.
 """
 
@@ -52,6 +55,7 @@ class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     behind_s: float = 2.0
     answer_s: float = 2.0
+    silent_s: float = 3.0
     kept_max: int = 4096
 
 
@@ -109,7 +113,7 @@ class StreamFollower:
         self._told_seq = 0
         self._behind_since_s: float | None = None
         self._source_stale = ""
-        self._pulse_heard = False
+        self._pulse_at_s: float | None = None
         self._outran_epoch: int | None = None
         self._retired: deque[int] = deque(maxlen=RETIRED_EPOCHS_MAX)
         self._kept: dict[int, Batch] = {}
@@ -138,7 +142,7 @@ class StreamFollower:
         """A batch came."""
         effects: list[Effect] = []
         if batch.epoch != self._epoch or self._phase is Phase.NEW:
-            if self._pulse_heard:
+            if self._pulse_at_s is not None:
                 self._outran_epoch = batch.epoch
                 self._counts.other_epoch += 1
                 return []
@@ -157,9 +161,10 @@ class StreamFollower:
 
     def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
         """A heartbeat came; `digest_of` says what the index holds of this rank."""
-        if heartbeat.epoch in self._retired:
+        pulse_goes_on = self._pulse_at_s is not None and now_s - self._pulse_at_s < self._limits.silent_s
+        if heartbeat.epoch != self._epoch and heartbeat.epoch in self._retired and pulse_goes_on:
             return []
-        self._pulse_heard = True
+        self._pulse_at_s = now_s
         effects: list[Effect] = []
         restarted = heartbeat.epoch != self._epoch or self._phase is Phase.NEW
         if restarted:
@@ -207,6 +212,8 @@ class StreamFollower:
         if restarted:
             self._retired.append(self._epoch)
             self._counts.restarts += 1
+        if epoch in self._retired:
+            self._retired.remove(epoch)
         self._phase = Phase.LIVE
         self._epoch, self._cursor, self._told_seq = epoch, 0, 0
         self._behind_since_s, self._source_stale = None, ""

@@ -3,7 +3,8 @@
     parked -> taken      when a node with the parent's hash appears
            -> removed    when the rank says that it no longer holds the block
            -> forgotten  with all else that its rank held
-           -> lost       oldest first beyond `blocks_max`, or after `ttl_s`: its rank is to be resynced
+           -> lost       oldest first beyond `blocks_max`, or after `ttl_s`: its rank is to be resynced, unless what
+                         it held there was forgotten meanwhile
 
 Each block waits for its own parent, so a parked chain attaches link by link.
 """
@@ -29,7 +30,7 @@ class ParkedBlocks:
         self._ttl_s = ttl_s
         self._parked: dict[ParkedBlock, tuple[int, float]] = {}  # oldest first
         self._waiting: dict[int, set[ParkedBlock]] = {}
-        self._losers: set[int] = set()
+        self._losers: set[tuple[int, Tier]] = set()
         self.parked_total = self.lost_total = 0
 
     def __len__(self) -> int:
@@ -63,7 +64,8 @@ class ParkedBlocks:
         return True
 
     def forget(self, rank: int, tier: Tier) -> None:
-        """Nothing of `rank` on `tier` waits."""
+        """Nothing of `rank` on `tier` waits, and what was lost there does not matter any more."""
+        self._losers.discard((rank, tier))
         for block in [block for block in self._parked if (block.rank, block.tier) == (rank, tier)]:
             self.remove(block)
 
@@ -71,10 +73,11 @@ class ParkedBlocks:
         """Lose what waited longer than `ttl_s`; return the ranks that lost blocks since the last call."""
         while self._parked and next(iter(self._parked.values()))[1] + self._ttl_s <= now_s:
             self._lose(next(iter(self._parked)))
-        losers, self._losers = self._losers, set()
+        losers = {rank for rank, _ in self._losers}
+        self._losers.clear()
         return losers
 
     def _lose(self, block: ParkedBlock) -> None:
         self.remove(block)
         self.lost_total += 1
-        self._losers.add(block.rank)
+        self._losers.add((block.rank, block.tier))

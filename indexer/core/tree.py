@@ -9,8 +9,8 @@ Rules
 * *Held* is what a rank was told to hold; *reachable* is held with its whole chain. A match counts reachable blocks
   only, because it walks from the first block and a rank drops out at its first hole; a refilled hole needs no more.
 * A node without holders stays while it has children, so that a refill finds them.
-* A stored event whose parent no rank ever had is *parked*: bounded, for a time, counted, never made a root. It is not
-  held until its parent comes. A dump (`load`) is authority: there an unknown parent becomes a node that nobody holds.
+* A stored block whose parent has no node is *parked*: bounded, for a time, counted, never made a root. It is not held
+  until its parent has one. A dump (`load`) is authority: there an unknown parent becomes a node that nobody holds.
 * Stores and removals are idempotent; the removal of an unknown block is a counted no-op.
 * Tiers: depth t of a match is the longest prefix whose every block lies on one of the tiers 0..t.
 """
@@ -74,22 +74,24 @@ class PrefixIndex:
         self._ranks.setdefault(rank, _Rank())
 
     def store(self, rank: int, parent: int | None, sequence_hashes: Sequence[int], tier: Tier, now_s: float) -> None:
-        """`rank` holds these blocks on `tier`; they are parked while `parent` is unknown."""
-        parked = parent is not None and parent not in self._nodes
+        """`rank` holds these blocks on `tier`; each is parked while its parent is unknown."""
         for sequence_hash in sequence_hashes:
-            if parked and parent is not None:
-                self._parked.park(ParkedBlock(rank, sequence_hash, tier), parent, now_s)
-            else:
+            if parent is None or parent in self._nodes:
                 self._attach(rank, parent, sequence_hash, tier)
+            else:
+                self._parked.park(ParkedBlock(rank, sequence_hash, tier), parent, now_s)
             parent = sequence_hash
 
     def _attach(self, rank: int, parent: int | None, sequence_hash: int, tier: Tier) -> None:
         self._hold(rank, sequence_hash, self._node(sequence_hash, parent), tier)
-        ready = [(sequence_hash, block) for block in self._parked.take(sequence_hash)]
-        while ready:
-            parent, block = ready.pop()
-            self._hold(block.rank, block.sequence_hash, self._node(block.sequence_hash, parent), block.tier)
-            ready += [(block.sequence_hash, child) for child in self._parked.take(block.sequence_hash)]
+        if not self._parked:
+            return
+        came = [sequence_hash] if parent is None else [parent, sequence_hash]  # a dump's unheld parent comes with it
+        while came:
+            at = came.pop()
+            for block in self._parked.take(at):
+                self._hold(block.rank, block.sequence_hash, self._node(block.sequence_hash, at), block.tier)
+                came.append(block.sequence_hash)
 
     def _node(self, sequence_hash: int, parent: int | None) -> _Node:
         node = self._nodes.get(sequence_hash)

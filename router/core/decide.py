@@ -57,7 +57,7 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int) -> Deci
     terms = cost_terms(request, rows, policy.parameters)
     choice = MODES[policy.mode](view, terms, policy, seed)
     return Decision(
-        decision_id=f"{request.request_id}-{len(request.tried)}",
+        decision_id=request.decision_id,
         request_id=request.request_id,
         model=request.model,
         policy=policy.mode,

@@ -17,6 +17,8 @@ from kv_protocol.journal import (
     JournalRecord,
     LedgerApplied,
     LoadApplied,
+    LogConnection,
+    WorkerHeard,
 )
 from kv_protocol.ledger import Reconciled, Routed
 from router.core.fleet import Fleet, Worker
@@ -59,6 +61,10 @@ class RouterState:
                 if isinstance(ledger_event, Routed):
                     self._remember(ledger_event, now_s)
                 self.ledger.apply(ledger_event, now_s)
+            case WorkerHeard(now_s=now_s, worker_id=worker_id, instance=instance):
+                self.fleet.heard(worker_id, instance, now_s)
+            case LogConnection(now_s=now_s, heard=heard):
+                self.fleet.log_heard(heard=heard, now_s=now_s)
             case BreakerChanged(worker_id=worker_id, reason=reason, open_until_s=open_until_s):
                 self.fleet.set_breaker(worker_id, reason, open_until_s)
             case Decided():

@@ -13,6 +13,8 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     come from a cache, since the last token is always computed. Pins are None, or the only worker or rank allowed.
     """
 
+    decision_id: str
+    """Unique; a new one for every attempt. `request_id` is the client's word, and may repeat."""
     request_id: str
     model: str
     isl_tokens: int

@@ -3,15 +3,19 @@
     frame at the expected sequence     deliver, and what waited behind it
     frame above it                     keep (bounded), ask for a replay from the expected one
     frame below it                     a duplicate: nothing
-    replay ended, hole still there     lost: deliver what is kept from its first on, and say so
+    replay ended, its hole still there lost: deliver what is kept from its first on, and say so
+    replay ended, a younger hole there ask again: what was published after the answer is no loss
     silence                            ask for a replay from the expected one, in case the last messages were lost
 
-At most one replay is in flight; one that does not end within `answer_s` is asked again.
+At most one replay is in flight; one that does not end within `answer_s` is asked again. Answers end in the order of
+their questions, so each end is held against what was known to be published by then.
 """
 
+from collections import deque
 from typing import NamedTuple
 
 KEPT_MAX = 10_000
+QUESTIONS_MAX = 16
 
 
 class Delivery(NamedTuple):
@@ -30,6 +34,7 @@ class SourceCursor:
         self._expected = 0
         self._kept: dict[int, bytes] = {}
         self._asked_at_s: float | None = None
+        self._known: deque[int] = deque(maxlen=QUESTIONS_MAX)
         self._heard_at_s = float("-inf")
         self.gaps_total = self.replays_total = self.lost_total = self.duplicates_total = 0
 
@@ -51,14 +56,17 @@ class SourceCursor:
         return self._accept(sequence, payload)
 
     def on_replayed(self, sequence: int, payload: bytes) -> Delivery:
-        """A message of a replay came."""
+        """A message of a replay came, and with it all older ones that are still there."""
+        if self._known:
+            self._known[0] = max(self._known[0], sequence)
         return self._accept(sequence, payload)
 
     def on_replay_end(self, now_s: float) -> Delivery:
-        """The replay is over; what it did not bring is lost."""
+        """A replay is over; what it should have brought and did not is lost."""
         self._asked_at_s = None
         self._heard_at_s = now_s
-        if not self._kept:
+        known = self._known.popleft() if self._known else -1
+        if self._expected > known:
             return Delivery()
         self.lost_total += 1
         self._expected = min(self._kept)
@@ -71,6 +79,7 @@ class SourceCursor:
         if self._asked_at_s is None and not self._kept and now_s - self._heard_at_s < self._idle_s:
             return None
         self._asked_at_s = now_s
+        self._known.append(max(self._kept, default=-1))
         self.replays_total += 1
         return self._expected
 

@@ -17,6 +17,7 @@ from kv_protocol.hashing import (
     to_u64,
     unpack_tokens,
 )
+from kv_protocol.trtllm_hash import trtllm_block_hash
 
 IMAGE = 7
 
@@ -97,6 +98,7 @@ def test_the_canary_is_the_second_block_of_counting_tokens(block_size: int) -> N
     [
         ([IMAGE, IMAGE, 1, IMAGE], [1, 2], [1_000_001, 1_000_001, 1, 1_000_002]),
         ([1, IMAGE, 2, IMAGE, 3, IMAGE], [5], [1, 1_000_005, 2, 1_000_005, 3, 1_000_005]),
+        ([IMAGE, 1, IMAGE, 2, IMAGE], [8, 9], [1_000_008, 1, 1_000_009, 2, 1_000_009]),
         ([IMAGE], [1, 2], [1_000_001]),
         ([IMAGE, IMAGE], [], [IMAGE, IMAGE]),
         ([1, 2], [5], [1, 2]),
@@ -117,3 +119,13 @@ def test_an_adapter_id_has_31_bits() -> None:
 def test_signed_and_unsigned_keep_the_same_bits(value: int) -> None:
     assert -(2**63) <= to_i64(value) < 2**63
     assert to_u64(to_i64(value)) == to_u64(value) == value % 2**64
+
+
+@pytest.mark.parametrize("option", ["lora_task_id", "cache_salt_id"])
+def test_an_engine_id_of_0_is_an_id(option: str) -> None:
+    assert trtllm_block_hash([1, 2], **{option: 0}) != trtllm_block_hash([1, 2])
+
+
+def test_an_engine_mixes_the_salt_into_the_first_block_alone() -> None:
+    assert trtllm_block_hash([1, 2], cache_salt_id=5) != trtllm_block_hash([1, 2])
+    assert trtllm_block_hash([1, 2], 9, cache_salt_id=5) == trtllm_block_hash([1, 2], 9)

@@ -1,0 +1,195 @@
+"""A fleet of real processes on this machine: a router with its nats-server, and simulated workers.
+
+async with Fleet(FleetShape(workers=4)) as fleet:  fleet.data_url, fleet.control_url, await fleet.kill("w0")
+
+Leaving the block leaves nothing behind.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import aiohttp
+import psutil
+
+from kv_runtime.clock import SystemClock
+
+_START_S = 60.0
+_STOP_S = 20.0
+_POLL_S = 0.05
+_LINES = 200
+
+
+class FleetShape(NamedTuple):
+    """What to start. `worker_settings` and `router_settings` are `section.key=value` assignments."""
+
+    workers: int = 4
+    mode: str = "kv"
+    model: str = "sim-8b"
+    worker_settings: tuple[str, ...] = ()
+    router_settings: tuple[str, ...] = ()
+
+
+class ProcessFailed(Exception):
+    """A process ended, or did not become ready; the message ends with what it printed."""
+
+
+class Process:
+    """One child process whose output is read, so that it never blocks, and whose last lines are kept."""
+
+    def __init__(self, name: str, command: list[str]) -> None:
+        self.name = name
+        self._command = command
+        self._lines: deque[str] = deque(maxlen=_LINES)
+        self._child: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._said = asyncio.Condition()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self._child is not None
+        return self._child.pid
+
+    @property
+    def output(self) -> str:
+        """The last lines it printed."""
+        return "\n".join(self._lines)
+
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """It runs; its output is read by a task of `group`."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
+        self._child = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment,
+        )
+        self._reading = group.create_task(self._read(self._child))
+
+    async def _read(self, child: asyncio.subprocess.Process) -> None:
+        assert child.stdout is not None
+        async for line in child.stdout:
+            self._lines.append(line.decode(errors="replace").rstrip())
+            async with self._said:
+                self._said.notify_all()
+        await child.wait()
+        async with self._said:
+            self._said.notify_all()
+
+    async def line_with(self, words: str) -> str:
+        """Return the first line that contains `words`; raise `ProcessFailed` where none comes."""
+
+        def found() -> str | None:
+            return next((line for line in self._lines if words in line), None)
+
+        def ended() -> bool:
+            return self._child is None or self._child.returncode is not None
+
+        try:
+            async with asyncio.timeout(_START_S), self._said:
+                await self._said.wait_for(lambda: found() is not None or ended())
+        except TimeoutError:
+            pass
+        line = found()
+        if line is None:
+            raise ProcessFailed(f"{self.name} never said {words!r}; it printed:\n{self.output}")
+        return line
+
+    async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """It is gone: asked by a signal, killed when it takes too long."""
+        if self._child is None or self._reading is None:
+            return
+        if self._child.returncode is None:
+            self._child.send_signal(number)
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await self._child.wait()
+        except TimeoutError:
+            self._child.kill()
+            await self._child.wait()
+        await self._reading
+
+
+class Fleet:
+    """The processes, between entering and leaving the block."""
+
+    def __init__(self, shape: FleetShape) -> None:
+        self._shape = shape
+        self._group = asyncio.TaskGroup()
+        self._clock = SystemClock()
+        self.router = Process("router", self._router_command())
+        self.workers: dict[str, Process] = {}
+        self.data_url = self.control_url = self.nats_url = ""
+
+    def _router_command(self) -> list[str]:
+        command = [sys.executable, "-m", "router", "--mode", self._shape.mode, "--port", "0", "--control-port", "0"]
+        settings = ("nats.port=0", *self._shape.router_settings)
+        return command + [part for setting in settings for part in ("--set", setting)]
+
+    async def __aenter__(self) -> Self:
+        await self._group.__aenter__()
+        try:
+            await self._start()
+        except BaseException:
+            await self.__aexit__(*sys.exc_info())
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.gather(*(worker.end() for worker in self.workers.values()))
+        await self.router.end()
+        await self._group.__aexit__(kind, error, traceback)
+
+    async def _start(self) -> None:
+        await self.router.start(self._group)
+        self.data_url = (await self.router.line_with("router on")).split()[2]
+        self.control_url = (await self.router.line_with("control plane")).split()[2]
+        self.nats_url = (await self.router.line_with("event log")).split()[2]
+        await asyncio.gather(*(self.start_worker(f"w{number}") for number in range(self._shape.workers)))
+        await self.until_ready()
+
+    async def start_worker(self, worker_id: str) -> str:
+        """The worker runs; return its address. It may not be known to the router yet (`until_ready`)."""
+        command = [sys.executable, "-m", "worker_agent", "serve", "--worker-id", worker_id, "--nats-url", self.nats_url]
+        command += ["--model", self._shape.model]
+        for setting in self._shape.worker_settings:
+            command += ["--set", setting]
+        worker = self.workers[worker_id] = Process(worker_id, command)
+        await worker.start(self._group)
+        return (await worker.line_with(f"worker {worker_id} on")).split()[3]
+
+    async def kill(self, worker_id: str) -> None:
+        """The worker is gone without a word, as by a fault."""
+        await self.workers[worker_id].end(signal.SIGKILL)
+
+    async def until_ready(self) -> None:
+        """Return once every worker that runs is fit and its events are followed."""
+        async with asyncio.timeout(_START_S), aiohttp.ClientSession() as session:
+            while not await self._is_ready(session):
+                await self._clock.sleep(_POLL_S)
+
+    async def _is_ready(self, session: aiohttp.ClientSession) -> bool:
+        async with session.get(f"{self.control_url}/v1/workers") as response:
+            fit = [worker for worker in (await response.json())["workers"] if not worker["unfit"]]
+        async with session.get(f"{self.data_url}/ready") as response:
+            return response.status == 200 and len(fit) == len(self.workers)  # noqa: PLR2004
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the CPU seconds used so far by the router, the nats-server and all workers."""
+        used = {"router": _cpu_s(self.router.pid), "nats-server": 0.0, "workers": 0.0}
+        used["nats-server"] = sum(_cpu_s(child.pid) for child in psutil.Process(self.router.pid).children())
+        used["workers"] = sum(_cpu_s(worker.pid) for worker in self.workers.values())
+        return used
+
+
+def _cpu_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)

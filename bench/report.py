@@ -1,0 +1,87 @@
+"""Figures of a run, and the machine that they were measured on."""
+
+import os
+import platform
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import psutil
+
+from bench.replay import Measured
+from kv_runtime.telemetry import LAG_BUCKETS_S
+
+_WINDOW_S = 10.0
+LAG_LIMIT_S = 0.010
+
+
+class Figures(NamedTuple):
+    """What a table shows of one run. Times in simulated milliseconds, hit rate and imbalance as ratios."""
+
+    requests: int
+    errors: int
+    hit_rate: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    tokens_saved: int
+    imbalance: float
+    exact_predictions: int
+
+
+def figures(measured: Sequence[Measured], *, speed: float, block_size: int) -> Figures:
+    """Return the figures of one run at `speed` simulated seconds a second."""
+    answered = [each for each in measured if not each.error]
+    ttfts_ms = [each.ttft_s * speed * 1000 for each in answered]
+    prompt_tokens = sum(each.prompt_tokens for each in answered)
+    cached_tokens = sum(each.cached_tokens for each in answered)
+    return Figures(
+        requests=len(measured),
+        errors=len(measured) - len(answered),
+        hit_rate=cached_tokens / prompt_tokens if prompt_tokens else 0.0,
+        ttft_p50_ms=percentile(ttfts_ms, 0.50),
+        ttft_p99_ms=percentile(ttfts_ms, 0.99),
+        tokens_saved=cached_tokens,
+        imbalance=_imbalance(answered),
+        exact_predictions=sum(each.predicted_blocks * block_size == each.cached_tokens for each in answered),
+    )
+
+
+def percentile(values: Sequence[float], quantile: float) -> float:
+    """Return the value below which a share `quantile` of the values lies (nearest rank); 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] if ordered else 0.0
+
+
+def lag_p99_s(exposition: str) -> float:
+    """Return the upper bound of the bucket that holds the 99th percentile of a process's event-loop lag."""
+    counts: Counter[float] = Counter()
+    total = 0.0
+    for line in exposition.splitlines():
+        if line.startswith("kvrouter_event_loop_lag_seconds_bucket{le="):
+            bound, _, count = line.partition('le="')[2].partition('"} ')
+            if bound == "+Inf":
+                total = float(count)
+            else:
+                counts[float(bound)] = int(float(count))
+    within = [bound for bound in LAG_BUCKETS_S if total and counts[bound] >= 0.99 * total]
+    return min(within, default=float("inf") if total else 0.0)
+
+
+def _imbalance(measured: Sequence[Measured]) -> float:
+    """Max over mean of the workers' uncached tokens, averaged over windows of `_WINDOW_S`."""
+    workers = {each.worker for each in measured}
+    windows: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for each in measured:
+        windows[int(each.sent_s // _WINDOW_S)][each.worker] += each.prompt_tokens - each.cached_tokens
+    ratios = [
+        max(uncached.values()) * len(workers) / sum(uncached.values())
+        for uncached in windows.values()
+        if sum(uncached.values())
+    ]
+    return sum(ratios) / len(ratios) if ratios else 1.0
+
+
+def machine_line() -> str:
+    """Return one line about this machine."""
+    memory_gib = psutil.virtual_memory().total / 2**30
+    return f"{platform.machine()}, {os.cpu_count()} cores, {memory_gib:.0f} GiB, Python {platform.python_version()}"

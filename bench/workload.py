@@ -1,0 +1,70 @@
+"""A multi-turn workload: people who talk with assistants, some of which share a system prompt. Pure and seeded.
+
+Each conversation sends its whole history every turn, so turn k's prompt begins with turn k - 1's prompt and answer.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_WORDS = (
+    "cache",
+    "block",
+    "prefix",
+    "route",
+    "token",
+    "worker",
+    "index",
+    "event",
+    "stream",
+    "batch",
+    "engine",
+    "answer",
+)
+
+
+class WorkloadShape(NamedTuple):
+    """Sizes in conversations, turns, or bytes (one byte is one token of the byte tokenizer); times in seconds."""
+
+    conversations: int = 24
+    turns: int = 5
+    assistants: int = 6
+    system_bytes: int = 2000
+    question_bytes: int = 1200
+    answer_tokens: int = 24
+    think_s: float = 1.2
+    arrival_s: float = 0.25
+    """Mean time between the beginnings of conversations."""
+
+
+class Conversation(NamedTuple):
+    """One person's questions: when they begin, and how long they think before each further one."""
+
+    starts_s: float
+    system: str
+    questions: tuple[str, ...]
+    thinks_s: tuple[float, ...]
+
+
+def conversations(shape: WorkloadShape, seed: int) -> Iterator[Conversation]:
+    """Yield the same conversations for the same seed."""
+    draw = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    systems = [f"You are assistant {n}. " + _text(draw, shape.system_bytes) for n in range(shape.assistants)]
+    starts_s = 0.0
+    for _ in range(shape.conversations):
+        yield Conversation(
+            starts_s,
+            draw.choice(systems),
+            tuple(_text(draw, shape.question_bytes) for _ in range(shape.turns)),
+            tuple(draw.expovariate(1 / shape.think_s) for _ in range(shape.turns)),
+        )
+        starts_s += draw.expovariate(1 / shape.arrival_s)
+
+
+def _text(draw: random.Random, size: int) -> str:
+    words: list[str] = []
+    length = 0
+    while length < size:
+        words.append(draw.choice(_WORDS))
+        length += len(words[-1]) + 1
+    return " ".join(words)[:size]

@@ -1,0 +1,184 @@
+"""The control plane: what was decided and why, who is there, what the index holds. A token guards it beyond loopback.
+
+GET    /v1/decisions?limit=       the newest          GET  /v1/decisions/{id}      one, explained
+GET    /v1/workers                the fleet           POST /v1/workers             add one
+POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}      forget it
+GET    /v1/index                  ranks and figures   GET  /v1/policy              the policy in force
+GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
+GET    /metrics, /health, /live, /ready, /version
+"""
+
+import asyncio
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from indexer.embedded import EmbeddedIndex
+from kv_protocol import fleet, subjects
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import TIERS
+from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.ids import WorkerRank
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
+from router.core.explain import explain
+from router.core.fleet import Worker
+from router.routing import DecisionRecord, Routing
+
+_BODY_BYTES_MAX = 1 << 20
+_WAIT_S_MAX = 60.0
+_LIST_DEFAULT, _LIST_MAX = 50, 1000
+
+
+class ControlPlane:
+    """The endpoints for those who run the router."""
+
+    def __init__(self, routing: Routing, index: EmbeddedIndex, log: EventLog) -> None:
+        self._routing, self._index, self._event_log = routing, index, log
+
+    def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
+        """Return the application that serves the endpoints."""
+        app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=_BODY_BYTES_MAX)
+        app.add_routes(
+            [
+                web.get("/v1/decisions", self._decisions),
+                web.get("/v1/decisions/{id}", self._decision),
+                web.get("/v1/workers", self._workers),
+                web.post("/v1/workers", self._add_worker),
+                web.post("/v1/workers/{id}/drain", self._drain_worker),
+                web.delete("/v1/workers/{id}", self._remove_worker),
+                web.get("/v1/index", self._index_view),
+                web.get("/v1/index/position", self._position),
+                web.get("/v1/policy", self._policy),
+                web.get("/health", self._health),
+                web.get("/live", self._health),
+                web.get("/ready", self._ready),
+                web.get("/metrics", metrics_handler(registry)),
+            ]
+        )
+        return app
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        limit = request.query.get("limit", str(_LIST_DEFAULT))
+        if not limit.isdecimal() or not 1 <= int(limit) <= _LIST_MAX:
+            return _bad_query("limit", limit, f"1..{_LIST_MAX}")
+        return json_response({"decisions": [_summary(record) for record in self._routing.decisions.newest(int(limit))]})
+
+    async def _decision(self, request: web.Request) -> web.Response:
+        record = self._routing.decisions.find(request.match_info["id"])
+        if record is None:
+            message = f"id: found {request.match_info['id']!r}, allowed a request or decision among the newest"
+            return error_response(404, message, "invalid_request_error", param="id")
+        return json_response(
+            {"decision": record.decision, "outcome": record.outcome, "explanation": explain(record.decision)}
+        )
+
+    async def _workers(self, _: web.Request) -> web.Response:
+        fleet_view, now_s = self._routing.state.fleet, self._routing.clock.now()
+        return json_response(
+            {"workers": [_worker(worker, fleet_view.unfit(worker, now_s)) for worker in fleet_view.workers()]}
+        )
+
+    async def _add_worker(self, request: web.Request) -> web.Response:
+        try:
+            event = fleet.decode_fleet_event(await request.read())
+        except MalformedMessage as error:
+            return error_response(400, str(error), "invalid_request_error")
+        if not isinstance(event, WorkerRegistered):
+            return error_response(400, "type: found another event, allowed registered", "invalid_request_error")
+        return await self._say(event.model, event)
+
+    async def _drain_worker(self, request: web.Request) -> web.Response:
+        worker = self._routing.state.fleet.worker(request.match_info["id"])
+        if worker is None:
+            return _unknown_worker(request)
+        told = worker.registration
+        return await self._say(told.model, WorkerDraining(worker_id=told.worker_id, instance=told.instance))
+
+    async def _remove_worker(self, request: web.Request) -> web.Response:
+        worker = self._routing.state.fleet.worker(request.match_info["id"])
+        if worker is None:
+            return _unknown_worker(request)
+        told = worker.registration
+        return await self._say(
+            told.model, WorkerLeft(worker_id=told.worker_id, instance=told.instance, reason="removed by hand")
+        )
+
+    async def _say(self, model: str, event: FleetEvent) -> web.Response:
+        try:
+            await self._event_log.publish(subjects.fleet(model, event.worker_id), fleet.encode(event))
+        except BrokerUnavailable as error:
+            return error_response(503, str(error), "server_error", code="log_unavailable")
+        return json_response({"published": event}, status=202)
+
+    async def _index_view(self, _: web.Request) -> web.Response:
+        statistics = self._index.statistics()
+        ranks = [
+            {
+                "worker_id": rank.worker_id,
+                "dp_rank": rank.dp_rank,
+                "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
+                **msgspec.structs.asdict(stream),
+            }
+            for rank, stream in statistics.streams.items()
+        ]
+        return json_response({"index": statistics.index, "ranks": ranks})
+
+    async def _position(self, request: web.Request) -> web.Response:
+        numbers = {}
+        for field, default in (("dp_rank", "0"), ("epoch", ""), ("seq", "")):
+            value = request.query.get(field, default)
+            if not value.isdecimal():
+                return _bad_query(field, value, "a decimal number")
+            numbers[field] = int(value)
+        try:
+            timeout_s = float(request.query.get("timeout_s", "5"))
+        except ValueError:
+            return _bad_query("timeout_s", request.query["timeout_s"], "seconds")
+        rank = WorkerRank(request.query.get("worker", ""), numbers["dp_rank"])
+        try:
+            async with asyncio.timeout(min(max(timeout_s, 0.0), _WAIT_S_MAX)):
+                await self._index.wait_for(rank, numbers["epoch"], numbers["seq"])
+        except TimeoutError:
+            message = f"{rank} is not at seq {numbers['seq']} of epoch {numbers['epoch']} after {timeout_s} s"
+            return error_response(504, message, "server_error", code="not_reached")
+        return json_response({"reached": True})
+
+    async def _policy(self, _: web.Request) -> web.Response:
+        return json_response(self._routing.policy)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        reasons = self._routing.unready()
+        return json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+
+def _summary(record: DecisionRecord) -> dict[str, object]:
+    decision = record.decision
+    return {
+        "decision_id": decision.decision_id,
+        "request_id": decision.request_id,
+        "worker_id": decision.chosen.worker_id,
+        "dp_rank": decision.chosen.dp_rank,
+        "policy": decision.policy,
+        "isl_tokens": decision.isl_tokens,
+        "overlap_blocks": decision.chosen.overlap_blocks[0],
+        "margin_blocks": decision.margin_blocks,
+        "outcome": record.outcome,
+    }
+
+
+def _worker(worker: Worker, unfit: str) -> dict[str, object]:
+    return {"unfit": unfit, "draining": worker.draining, "registration": worker.registration}
+
+
+def _unknown_worker(request: web.Request) -> web.Response:
+    message = f"id: found {request.match_info['id']!r}, allowed a registered worker"
+    return error_response(404, message, "invalid_request_error", param="id")
+
+
+def _bad_query(field: str, found: str, allowed: str) -> web.Response:
+    return error_response(400, f"{field}: found {found!r}, allowed {allowed}", "invalid_request_error", param=field)

@@ -1,0 +1,320 @@
+"""The data plane: OpenAI requests in, the chosen worker's answer out, byte for byte.
+
+    read -> check -> tokens -> decide -> promise -> forward -> splice -> settle
+
+A worker that fails before the first byte is left alone and another is tried, at most `retry_limit` times; one that
+fails later ends the answer with an OpenAI error event. A client that goes away frees everything at once.
+"""
+
+import asyncio
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import NamedTuple
+
+import msgspec
+import structlog
+from aiohttp import web
+
+from kv_protocol import openai
+from kv_protocol.decision import Decision
+from kv_protocol.ids import WorkerRank
+from kv_protocol.openai import Request, RequestInvalid
+from kv_runtime.chat_template import TextError
+from kv_runtime.http import error_body, error_response, json_response, openai_errors
+from kv_runtime.text import Text
+from router.config import RouterSettings
+from router.core.errors import NoEligibleWorker
+from router.core.explain import explain
+from router.core.view import RouteRequest
+from router.forward import Answer, Forwarder, ForwardRequest, UpstreamFailed
+from router.metrics import RequestMetrics
+from router.routing import Lease, OutcomeName, Routing
+from router.tokens import Prompt, prompt_of, with_prompt_ids
+from router.usage import UsageReader
+
+_REQUEST_ID_CHARACTERS_MAX = 128
+_STREAM = "text/event-stream"
+_SERVER_ERROR = 500
+
+_log = structlog.get_logger("router")
+
+
+class Refused(Exception):
+    """The request ends here, with this response."""
+
+    def __init__(self, response: web.Response, outcome: str = "refused") -> None:
+        super().__init__(response.status)
+        self.response = response
+        self.outcome = outcome
+
+
+class _Inbound(NamedTuple):
+    """A checked request on its way: the client's bytes, what they say, and the prompt in them."""
+
+    path: str
+    body: bytes
+    request: Request
+    prompt: Prompt
+    route: RouteRequest
+
+
+class DataPlane:
+    """The endpoints that clients talk to."""
+
+    def __init__(
+        self,
+        routing: Routing,
+        forwarder: Forwarder,
+        text: Text,
+        metrics: RequestMetrics,
+        settings: RouterSettings,
+        new_id: Callable[[], str],
+    ) -> None:
+        self._routing, self._forwarder, self._text = routing, forwarder, text
+        self._metrics, self._settings, self._new_id = metrics, settings, new_id
+        self._inflight = 0
+
+    def app(self) -> web.Application:
+        """Return the application that serves the endpoints."""
+        app = web.Application(middlewares=[openai_errors], client_max_size=self._settings.data.body_bytes_max)
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._serve),
+                web.post("/v1/completions", self._serve),
+                web.post("/v1/route", self._route),
+                web.get("/v1/models", self._models),
+                web.get("/health", self._health),
+                web.get("/live", self._health),
+                web.get("/ready", self._ready),
+                web.get("/version", self._version),
+            ]
+        )
+        return app
+
+    async def _serve(self, http: web.Request) -> web.StreamResponse:
+        if self._inflight >= self._settings.queue.inflight_requests_max:
+            self._metrics.rejected("inflight_requests_max")
+            message = f"queue.inflight_requests_max: {self._inflight} requests are being served; try again"
+            return _unavailable(message, "overloaded")
+        self._inflight += 1
+        watch = self._metrics.begin()
+        model, outcome = "", "failed"
+        try:
+            inbound = await self._inbound(http, http.path)
+            model = inbound.route.model
+            response = await self._attempts(http, inbound)
+            outcome = "ok" if response.status < 400 else "refused"  # noqa: PLR2004 - the first of the refusals
+        except Refused as refused:
+            outcome = refused.outcome
+            return refused.response
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        else:
+            return response
+        finally:
+            self._inflight -= 1
+            self._metrics.end(watch, model, self._routing.policy.mode, outcome)
+
+    async def _inbound(self, http: web.Request, path: str) -> _Inbound:
+        body = await http.read()
+        decode = openai.decode_chat if path == "/v1/chat/completions" else openai.decode_completion
+        try:
+            request = decode(body)
+            block_size = self._block_size(request.model)
+            prompt = prompt_of(request, self._text, block_size)
+            return _Inbound(path, body, request, prompt, self._route_request(http, request, prompt))
+        except (RequestInvalid, TextError) as error:
+            raise Refused(error_response(400, str(error), "invalid_request_error", param=error.field)) from error
+
+    def _block_size(self, model: str) -> int:
+        block_size = self._routing.state.block_size(model)
+        if block_size is not None:
+            return block_size
+        models = self._routing.state.fleet.models()
+        if not models:
+            raise Refused(_unavailable("no worker is registered yet", "no_worker"), "failed")
+        message = f"model: found {model!r}, allowed {', '.join(models)}"
+        raise Refused(error_response(404, message, "invalid_request_error", param="model", code="model_not_found"))
+
+    def _route_request(self, http: web.Request, request: Request, prompt: Prompt) -> RouteRequest:
+        dp_rank = http.headers.get("x-dp-rank")
+        if dp_rank is not None and not dp_rank.isdecimal():
+            raise RequestInvalid("x-dp-rank", dp_rank, "a decimal number")
+        request_id = http.headers.get("x-request-id", "")
+        if not request_id.isprintable() or not 0 < len(request_id) <= _REQUEST_ID_CHARACTERS_MAX:
+            request_id = self._new_id()
+        return RouteRequest(
+            decision_id=self._new_id(),
+            request_id=request_id,
+            model=request.model,
+            isl_tokens=len(prompt.ids),
+            block_size=prompt.block_size,
+            sequence_hashes=prompt.sequence_hashes,
+            max_tokens=request.limit_tokens or 0,
+            pinned_worker=http.headers.get("x-worker-instance-id"),
+            pinned_dp_rank=None if dp_rank is None else int(dp_rank),
+        )
+
+    def _decided(self, route: RouteRequest) -> Decision:
+        try:
+            with self._metrics.decision_timer():
+                return self._routing.decide(route)
+        except NoEligibleWorker as error:
+            raise Refused(_unavailable(str(error), "no_eligible_worker"), "failed") from error
+
+    async def _attempts(self, http: web.Request, inbound: _Inbound) -> web.StreamResponse:
+        route = inbound.route
+        while True:
+            decision = self._decided(route)
+            lease = self._routing.take(route, decision)
+            self._metrics.decided(decision)
+            try:
+                return await self._attempt(http, inbound, decision, lease)
+            except UpstreamFailed as error:
+                lease.end("failed")
+                chosen = WorkerRank(decision.chosen.worker_id, decision.chosen.dp_rank)
+                self._failed(chosen, error)
+                if len(route.tried) >= self._settings.failures.retry_limit:
+                    message = f"worker {chosen} failed: {error}"
+                    raise Refused(
+                        error_response(502, message, "server_error", code="upstream_failed"), "failed"
+                    ) from error
+                self._metrics.retried(error.phase)
+                route = msgspec.structs.replace(route, tried=(*route.tried, chosen), decision_id=self._new_id())
+            except asyncio.CancelledError:
+                lease.end("cancelled")
+                raise
+            except BaseException:
+                lease.end("failed")
+                raise
+
+    def _failed(self, rank: WorkerRank, error: UpstreamFailed) -> None:
+        _log.warning("worker_failed", worker=rank.worker_id, phase=error.phase, reason=error.reason)
+        self._metrics.worker_failed(rank.worker_id, error.phase)
+        self._routing.open_breaker(rank.worker_id, str(error), self._settings.failures.breaker_open_s)
+
+    async def _attempt(
+        self, http: web.Request, inbound: _Inbound, decision: Decision, lease: Lease
+    ) -> web.StreamResponse:
+        chosen = decision.chosen
+        worker = self._routing.state.fleet.worker(chosen.worker_id)
+        if worker is None:
+            raise UpstreamFailed("connect", "the worker left")
+        accepts_ids = worker.registration.accepts_token_ids
+        body = with_prompt_ids(inbound.body, inbound.prompt.ids) if accepts_ids else inbound.body
+        headers = {"Content-Type": "application/json", "x-request-id": decision.request_id}
+        if accepts_ids:
+            headers["x-dp-rank"] = str(chosen.dp_rank)
+        outgoing = ForwardRequest(inbound.path, headers, body)
+        async with self._forwarder.forward(outgoing, worker.registration.base_url) as answer:
+            if answer.status >= _SERVER_ERROR:
+                raise UpstreamFailed("first_byte", f"status {answer.status}")
+            spliced = _Spliced(answer, decision, lease, _headers(inbound.request, decision))
+            response = await (spliced.stream(http) if answer.content_type == _STREAM else spliced.whole())
+        self._settle(decision, lease, spliced)
+        return response
+
+    def _settle(self, decision: Decision, lease: Lease, spliced: "_Spliced") -> None:
+        cached_tokens = spliced.cached_tokens
+        lease.end(spliced.outcome, cached_tokens)
+        self._metrics.settled(decision, cached_tokens, lease.ttft_s)
+        if spliced.failure is not None:
+            self._failed(WorkerRank(decision.chosen.worker_id, decision.chosen.dp_rank), spliced.failure)
+
+    async def _route(self, http: web.Request) -> web.Response:
+        try:
+            path = "/v1/chat/completions" if b'"messages"' in await http.read() else "/v1/completions"
+            inbound = await self._inbound(http, path)
+            decision = self._decided(inbound.route)
+        except Refused as refused:
+            return refused.response
+        return json_response({"decision": decision, "explanation": explain(decision)})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        models = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "kv-router"}
+            for name in self._routing.state.fleet.models()
+        ]
+        return json_response({"object": "list", "data": models})
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        reasons = self._routing.unready()
+        return json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return json_response({"version": version("kv-router"), "index": self._settings.index.implementation})
+
+
+class _Spliced:
+    """A worker's answer on its way to the client, and how it ended: `outcome`, `cached_tokens`, `failure`."""
+
+    def __init__(self, answer: Answer, decision: Decision, lease: Lease, headers: dict[str, str]) -> None:
+        self._answer, self._decision, self._lease, self._headers = answer, decision, lease, headers
+        self._usage = UsageReader()
+        self.outcome: OutcomeName = "ok" if answer.status < 400 else "refused"  # noqa: PLR2004 - the first of the refusals
+        self.failure: UpstreamFailed | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """What the worker says it reused of the prompt, if it said so."""
+        return self._usage.cached_tokens
+
+    async def whole(self) -> web.Response:
+        """Return the answer in one piece; raise `UpstreamFailed` where it is cut off: the client has seen nothing."""
+        parts = []
+        async for chunk in self._answer.chunks:
+            self._lease.on_bytes()
+            parts.append(chunk)
+        body = b"".join(parts)
+        self._usage.feed(body)
+        return web.Response(
+            status=self._answer.status, body=body, content_type=self._answer.content_type, headers=self._headers
+        )
+
+    async def stream(self, http: web.Request) -> web.StreamResponse:
+        """Return the stream, once it is over; cut off after its first byte, it ends with an error event."""
+        chunks = self._answer.chunks
+        first = await anext(chunks, b"")
+        self._lease.on_bytes()
+        response = web.StreamResponse(
+            status=self._answer.status, headers={**self._headers, "Content-Type": _STREAM, "Cache-Control": "no-cache"}
+        )
+        await response.prepare(http)
+        try:
+            self._usage.feed(first)
+            await response.write(first)
+            async for chunk in chunks:
+                self._lease.on_bytes()
+                self._usage.feed(chunk)
+                await response.write(chunk)
+        except UpstreamFailed as error:
+            self.outcome, self.failure = "failed", error
+            message = f"worker {self._decision.chosen.worker_id} failed in its answer: {error}"
+            body = error_body(message, "server_error", code="upstream_failed")
+            await response.write(b"data: " + body + b"\n\ndata: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+
+def _unavailable(message: str, code: str) -> web.Response:
+    response = error_response(503, message, "server_error", code=code)
+    response.headers["Retry-After"] = "1"
+    return response
+
+
+def _headers(request: Request, decision: Decision) -> dict[str, str]:
+    chosen = decision.chosen
+    headers = {
+        "x-request-id": decision.request_id,
+        "x-decision-id": decision.decision_id,
+        "x-worker-instance-id": chosen.worker_id,
+        "x-dp-rank": str(chosen.dp_rank),
+        "x-overlap-blocks": str(chosen.overlap_blocks[0]),
+    }
+    if ignored := openai.ineffective_keys(request):
+        headers["x-ignored-parameters"] = ", ".join(ignored)
+    return headers

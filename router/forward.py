@@ -1,0 +1,111 @@
+"""The forwarding seam: one request to one worker, its answer as a stream of bytes.
+
+    async with forward(request, target) as answer:    the head has come
+        async for chunk in answer.chunks: ...         bytes as they come, unparsed
+
+Every failure is an `UpstreamFailed` that names its phase; leaving the block early closes the worker's connection.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Literal, NamedTuple, Protocol
+
+import aiohttp
+
+from router.config import FailuresSection
+
+Phase = Literal["connect", "first_byte", "body"]
+_CONNECTIONS_MAX = 10_000
+_KEEPALIVE_S = 30.0
+
+
+class UpstreamFailed(Exception):
+    """The worker did not answer as it should: not reached, no head, or cut off in its answer."""
+
+    def __init__(self, phase: Phase, reason: str) -> None:
+        super().__init__(f"{phase}: {reason}")
+        self.phase = phase
+        self.reason = reason
+
+
+class ForwardRequest(NamedTuple):
+    """What is sent on, to `path` of the target."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Answer(NamedTuple):
+    """A worker's answer: `chunks` raises `UpstreamFailed` where it is cut off."""
+
+    status: int
+    content_type: str
+    chunks: AsyncIterator[bytes]
+
+
+class Forwarder(Protocol):
+    """Whoever carries requests to workers."""
+
+    def forward(self, request: ForwardRequest, base_url: str) -> AbstractAsyncContextManager[Answer]:
+        """Send `request` to the worker at `base_url`."""
+
+
+class HttpForwarder:
+    """A `Forwarder` over pooled keep-alive connections, between `start` and `stop`."""
+
+    def __init__(self, limits: FailuresSection) -> None:
+        self._limits = limits
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Requests can be sent."""
+        limits = self._limits
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS_MAX, keepalive_timeout=_KEEPALIVE_S),
+            timeout=aiohttp.ClientTimeout(
+                total=None, sock_connect=limits.connect_s, sock_read=max(limits.first_byte_s, limits.between_bytes_s)
+            ),
+            auto_decompress=False,
+            raise_for_status=False,
+        )
+
+    async def stop(self) -> None:
+        """All connections are closed."""
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def forward(self, request: ForwardRequest, base_url: str) -> AsyncIterator[Answer]:
+        """Yield the answer once its head has come; see `Forwarder`."""
+        assert self._session is not None
+        posting = self._session.post(base_url + request.path, data=request.body, headers=request.headers)
+        try:
+            async with asyncio.timeout(self._limits.first_byte_s):
+                response = await posting
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise UpstreamFailed("connect", _reason(error)) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UpstreamFailed("first_byte", _reason(error)) from error
+        try:
+            yield Answer(response.status, response.content_type, self._chunks(response))
+        finally:
+            response.close() if not response.content.at_eof() else response.release()
+
+    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                async with asyncio.timeout(self._limits.between_bytes_s):
+                    chunk = await response.content.readany()
+                if not chunk:
+                    return
+                yield chunk
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise UpstreamFailed("body", _reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the connection closed before the answer's end"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

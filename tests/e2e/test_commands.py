@@ -1,0 +1,114 @@
+"""The commands, as typed: configuration shown and refused, ports in use, help."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
+    return subprocess.run(
+        [sys.executable, "-m", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**clean, **environment},
+    )
+
+
+@pytest.mark.parametrize("command", [("router",), ("indexer", "serve"), ("worker_agent", "serve")])
+def test_print_config_shows_a_tree_that_loads_again(command: tuple[str, ...], tmp_path: Path) -> None:
+    first = run(*command, "--print-config")
+    assert first.returncode == 0, first.stderr
+    file = tmp_path / "config.yaml"
+    file.write_text(first.stdout)
+    assert run(*command, "--config", str(file), "--print-config").stdout == first.stdout
+
+
+def test_the_router_has_every_section() -> None:
+    sections = yaml.safe_load(run("router", "--print-config").stdout)
+    expected = "nats data control index policy ledger queue failures tokens pools journal telemetry"
+    assert list(sections) == expected.split()
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("policy: {temperature: 0.1, seed: 1, history_weight: 0.1}\n")
+    shown = run(
+        "router", "--config", str(file), "--set", "policy.temperature=0.3", "--print-config",
+        KVROUTER_POLICY__TEMPERATURE="0.2", KVROUTER_POLICY__SEED="2",
+    )  # fmt: skip
+    policy = yaml.safe_load(shown.stdout)["policy"]
+    assert (policy["temperature"], policy["seed"], policy["history_weight"]) == (0.3, 2, 0.1)
+
+
+def test_every_problem_is_reported_together_with_path_found_and_allowed(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("policy: {temperature: -1, mode: best}\ndata: {port: 70000}\nnonsense: {}\n")
+    refused = run("router", "--config", str(file), "--set", "ledger.lease_s=x", KVROUTER_NOPE="1")
+    assert refused.returncode == 1
+    for words in (
+        "KVROUTER_NOPE: no such setting",
+        "policy.temperature: found -1",
+        "policy.mode: found 'best'",
+        "'kv' or 'round-robin'",
+        "data.port: found 70000",
+        "nonsense:",
+        "ledger.lease_s: found 'x'",
+    ):
+        assert words in refused.stderr
+
+
+def test_a_control_plane_beyond_loopback_wants_a_token() -> None:
+    refused = run("router", "--set", "control.host=0.0.0.0", "--print-config")
+    assert refused.returncode == 1
+    assert "beyond loopback a token is required" in refused.stderr
+
+
+def test_a_secret_is_not_printed() -> None:
+    shown = run("router", "--set", "control.token=hunter2", "--print-config")
+    assert shown.returncode == 0
+    assert "hunter2" not in shown.stdout + shown.stderr
+
+
+@pytest.mark.parametrize("flag", ["--port", "--control-port"])
+def test_a_used_port_is_named(flag: str) -> None:
+    other = "--control-port" if flag == "--port" else "--port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused = run("router", flag, port, other, "0", "--set", "nats.port=0")
+    assert refused.returncode == 1
+    assert f"127.0.0.1:{port}" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_used_nats_port_names_the_flag_that_helps() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        refused = run("router", "--port", "0", "--control-port", "0", "--set", f"nats.port={port}")
+    assert refused.returncode == 1
+    assert port in refused.stderr
+    assert "--nats-url" in refused.stderr
+
+
+@pytest.mark.parametrize("command", [("router",), ("indexer", "serve"), ("worker_agent", "serve")])
+def test_an_absent_event_log_is_named(command: tuple[str, ...]) -> None:
+    refused = run(*command, "--nats-url", "nats://127.0.0.1:1", "--port", "0")
+    assert refused.returncode == 1
+    assert "nats://127.0.0.1:1" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_an_unknown_text_is_named() -> None:
+    refused = run(
+        "router", "--text", "meta-llama/Llama-3", "--set", "nats.port=0", "--port", "0", "--control-port", "0"
+    )
+    assert refused.returncode == 1
+    assert "meta-llama/Llama-3" in refused.stderr
+    assert "Traceback" not in refused.stderr

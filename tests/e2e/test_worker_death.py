@@ -1,0 +1,107 @@
+"""One of four workers is killed under load: what is lost, what is not, and what is believed of it when it is back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from bench.processes import Fleet, FleetShape
+from tests.e2e.client import MODEL, Client
+from tests.e2e.conftest import QUIET_ROUTER
+
+CLIENTS = 16
+REQUESTS_AFTER_THE_KILL = 6
+VICTIM = "w2"
+SETTINGS = ("engine.block_size=16", "engine.speed=4", "events.poll_s=0.005", "telemetry.log_level=error")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def four_workers() -> AsyncIterator[Fleet]:
+    async with Fleet(FleetShape(workers=4, worker_settings=SETTINGS, router_settings=QUIET_ROUTER)) as fleet:
+        yield fleet
+
+
+class Seen(NamedTuple):
+    """One streamed request as its client saw it; `began_s` is the monotonic clock's."""
+
+    began_s: float
+    status: int
+    worker: str
+    errors: tuple[str, ...]
+    done: bool
+
+
+async def stream(session: aiohttp.ClientSession, url: str, prompt: str) -> Seen:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 150, "stream": True}
+    began_s = time.monotonic()
+    async with session.post(f"{url}/v1/completions", json=body) as response:
+        worker = response.headers.get("x-worker-instance-id", "")
+        if response.status != 200:
+            message = (await response.json())["error"]["message"]
+            return Seen(began_s, response.status, worker, (message,), done=False)
+        lines = [line async for line in response.content]
+    errors = tuple(line.decode() for line in lines if line.startswith(b'data: {"error"'))
+    return Seen(began_s, response.status, worker, errors, done=b"data: [DONE]\n" in lines)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_worker_loses_only_its_running_requests_and_returns_empty(four_workers: Fleet) -> None:
+    fleet, seen, running = four_workers, list[Seen](), dict[str, int]()
+    killed_at_s = float("inf")
+
+    async def talk(session: aiohttp.ClientSession, number: int) -> None:
+        after = 0
+        while after < REQUESTS_AFTER_THE_KILL:
+            one = await stream(session, fleet.data_url, f"person {number} says " + "words and words " * 20)
+            seen.append(one)
+            after += one.began_s > killed_at_s
+
+    async with aiohttp.ClientSession() as session:
+        client = Client(session, fleet.data_url, fleet.control_url)
+        async with asyncio.TaskGroup() as group:
+            for number in range(CLIENTS):
+                group.create_task(talk(session, number))
+            while len(seen) < 2 * CLIENTS or not running.get(VICTIM):
+                running = await running_requests(client)
+            killed_at_s = time.monotonic()
+            await fleet.kill(VICTIM)
+        failed = [one for one in seen if one.errors or one.status != 200 or not one.done]
+        assert failed, "the victim had running requests"
+        assert all(one.worker == VICTIM and one.began_s <= killed_at_s for one in failed), failed
+        assert len(failed) <= CLIENTS
+        assert all(
+            '"type":"server_error"' in one.errors[0] and "failed in its answer" in one.errors[0] for one in failed
+        )
+        late = [one for one in seen if one.began_s > killed_at_s]
+        assert len(late) == CLIENTS * REQUESTS_AFTER_THE_KILL
+        assert all(one.worker != VICTIM for one in late), "not chosen again, not even within the first two seconds"
+        await returns_empty(fleet, client)
+
+
+async def running_requests(client: Client) -> dict[str, int]:
+    async with client.session.get(f"{client.control_url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    ledger = [line for line in lines if line.startswith("kvrouter_ledger_active_requests{")]
+    return {line.partition('worker="')[2].partition('"')[0]: int(float(line.rpartition(" ")[2])) for line in ledger}
+
+
+async def returns_empty(fleet: Fleet, client: Client) -> None:
+    prompt = list(range(200))
+    assert (await client.complete(prompt, x_worker_instance_id="w1")).status == 200
+    await fleet.start_worker(VICTIM)
+    await fleet.until_ready()
+    body = {"model": MODEL, "prompt": "person 1 says " + "words and words " * 20}
+    routed = (await client.post("/v1/route", body)).body
+    candidates = {each["worker_id"]: each for each in routed["decision"]["candidates"]}
+    assert set(candidates) == {"w0", "w1", "w2", "w3"}
+    assert candidates[VICTIM]["overlap_blocks"] == [0, 0, 0, 0]
+    assert any(each["overlap_blocks"][0] for each in candidates.values()), "the others still hold it"
+    answered = await client.complete(prompt, x_worker_instance_id=VICTIM)
+    assert (answered.overlap_blocks, answered.cached_tokens) == (0, 0)
+    await client.until_index_has(VICTIM)
+    again = await client.complete(prompt, x_worker_instance_id=VICTIM)
+    assert again.overlap_blocks * 16 == again.cached_tokens == 192
