@@ -1,0 +1,23 @@
+"""Every file in `configs/` loads, for the process that its name names."""
+
+from pathlib import Path
+
+import pytest
+
+from indexer.config import IndexerSettings
+from kv_runtime.config import Settings, load_settings
+from router.config import RouterSettings
+from worker_agent.config import AgentSettings
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+KINDS: dict[str, type[Settings]] = {"router": RouterSettings, "worker": AgentSettings, "indexer": IndexerSettings}
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.name)
+def test_it_loads(file: Path) -> None:
+    kind = KINDS[file.stem.partition("-")[0]]
+    assert isinstance(load_settings(kind, file=file), kind)
+
+
+def test_there_are_some() -> None:
+    assert len(list(CONFIGS.glob("*.yaml"))) >= 4
