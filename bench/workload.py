@@ -32,8 +32,8 @@ class WorkloadShape(NamedTuple):
     system_bytes: int = 2000
     question_bytes: int = 1200
     answer_tokens: int = 24
-    think_s: float = 1.2
-    arrival_s: float = 0.25
+    think_s: float = 1.8
+    arrival_s: float = 0.35
     """Mean time between the beginnings of conversations."""
 
 

@@ -4,6 +4,7 @@ Source: `event_plane.md` section 1.6; vectors in `tests/golden/hash_vectors.json
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from kv_protocol.splitmix import U64_MASK
 
@@ -12,12 +13,13 @@ _GOLDEN = 0x9E37_79B9
 _PARENT_FACTOR = 0xBF58_476D_1CE4_E5B9
 
 
-def _mix32(value: int, state: int) -> int:
+@lru_cache(maxsize=1 << 16)
+def _mixed32(value: int) -> int:
+    """The token's share of its mixing step, which does not depend on the tokens before it."""
     value &= _U32_MASK
     for _ in range(2):
         value = ((value >> 16) ^ value) * 0x45D9F3B & _U32_MASK
-    value = ((value >> 16) ^ value) + _GOLDEN & _U32_MASK
-    return state ^ (value + (state << 6) + (state >> 2) & U64_MASK)
+    return ((value >> 16) ^ value) + _GOLDEN & _U32_MASK
 
 
 def _mix64(value: int, state: int) -> int:
@@ -39,5 +41,5 @@ def trtllm_block_hash(
     if parent == 0 and cache_salt_id is not None:
         state = _mix64(cache_salt_id, state)
     for token in tokens:
-        state = _mix32(token, state)
+        state ^= _mixed32(token) + (state << 6) + (state >> 2) & U64_MASK
     return state if lora_task_id is None else _mix64(lora_task_id, state)

@@ -37,6 +37,8 @@ from worker_agent.membership import Membership
 from worker_agent.metrics import AgentMetrics
 from worker_agent.publisher import EventPublisher, ReplayServer
 
+_SWITCH_S = 0.0005
+"""How long a thread may keep the interpreter: the event threads must not hold up the loop that streams answers."""
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError)
 
 
@@ -77,6 +79,7 @@ def serve(
             print(render(settings), end="")
             return
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+        sys.setswitchinterval(_SWITCH_S)
         run_process(lambda stop: _serve(settings, stop))
     except _EXPECTED as error:
         sys.exit(f"worker-agent: {error}")

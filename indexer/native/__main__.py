@@ -7,7 +7,7 @@ from indexer.native import load
 _MISSING = """\
 **********************************************************************
 *  The C++ extension did not build. Everything runs, in Python.      *
-*  To see why: make clean, then make native                          *
+*  To see why: .venv/bin/pip install -v --no-deps -e .               *
 **********************************************************************"""
 
 if load() is None:
