@@ -1,5 +1,6 @@
 """Figures of a run, and the machine that they were measured on."""
 
+import math
 import os
 import platform
 from collections import Counter, defaultdict
@@ -9,7 +10,6 @@ from typing import NamedTuple
 import psutil
 
 from bench.replay import Measured
-from kv_runtime.telemetry import LAG_BUCKETS_S
 
 _WINDOW_S = 10.0
 LAG_LIMIT_S = 0.010
@@ -52,19 +52,20 @@ def percentile(values: Sequence[float], quantile: float) -> float:
     return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] if ordered else 0.0
 
 
-def lag_p99_s(exposition: str) -> float:
-    """Return the upper bound of the bucket that holds the 99th percentile of a process's event-loop lag."""
+def lag_counts(exposition: str) -> Counter[float]:
+    """Return the cumulative counts of a process's event-loop lag, by bucket's upper bound in seconds."""
     counts: Counter[float] = Counter()
-    total = 0.0
     for line in exposition.splitlines():
         if line.startswith("kvrouter_event_loop_lag_seconds_bucket{le="):
             bound, _, count = line.partition('le="')[2].partition('"} ')
-            if bound == "+Inf":
-                total = float(count)
-            else:
-                counts[float(bound)] = int(float(count))
-    within = [bound for bound in LAG_BUCKETS_S if total and counts[bound] >= 0.99 * total]
-    return min(within, default=float("inf") if total else 0.0)
+            counts[float(bound)] = int(float(count))
+    return counts
+
+
+def lag_p99_s(before: Counter[float], after: Counter[float]) -> float:
+    """Return the upper bound of the bucket that holds the 99th percentile of what was observed in between."""
+    total = after[math.inf] - before[math.inf]
+    return min((bound for bound in after if after[bound] - before[bound] >= 0.99 * total), default=0.0)
 
 
 def _imbalance(measured: Sequence[Measured]) -> float:

@@ -26,14 +26,14 @@ _WORDS = (
 class WorkloadShape(NamedTuple):
     """Sizes in conversations, turns, or bytes (one byte is one token of the byte tokenizer); times in seconds."""
 
-    conversations: int = 24
+    conversations: int = 20
     turns: int = 5
     assistants: int = 6
     system_bytes: int = 2000
     question_bytes: int = 1200
     answer_tokens: int = 24
     think_s: float = 1.8
-    arrival_s: float = 0.35
+    arrival_s: float = 0.5
     """Mean time between the beginnings of conversations."""
 
 
