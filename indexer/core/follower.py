@@ -7,20 +7,21 @@
     LIVE        batch seq <= cursor                     duplicate: nothing
     LIVE        batch seq == cursor + 1                 apply
     LIVE        batch seq > cursor + 1                  gap: RESYNCING, ask; the batch is kept for later
-    LIVE        heartbeat, last_seq > cursor            behind; RESYNCING when still behind after `behind_s`
+    LIVE        heartbeat, last_seq > cursor            behind; RESYNCING when not there `behind_s` after it was told
     LIVE        heartbeat, last_seq == cursor           digests equal, or a mismatch: RESYNCING, ask
     RESYNCING   batch                                   kept for later, at most `kept_max`, the oldest give way
     RESYNCING   dump complete                           replace all; apply what was kept and follows; LIVE, or a new gap
-    RESYNCING   no whole answer within `answer_s`       ask again
+    RESYNCING   chunk of another answer than the first  nothing: answers are not mixed
+    RESYNCING   no new chunk within `answer_s`          ask again
     any         heartbeat of another epoch              restart: forget all, LIVE at seq 0
-    any         heartbeat of a retired epoch            nothing, while the present one's pulse goes on; then as above
-    any         batch of another epoch                  before the first heartbeat: restart; after it: ignored
+    any         batch of another epoch                  before the first proof of life: restart; after it: nothing
+    any         batch, heartbeat, dump of a retired one nothing
     any         parked blocks lost, bytes refused       RESYNCING, ask
 
-A log read from its beginning tells of epochs long gone; the pulse tells which one lives. So once a heartbeat was heard,
-heartbeats (and dumps) alone change the epoch. A batch that outran its epoch's first heartbeat is had by a dump.
-The last heartbeat of a dead epoch may come late, and be taken for a restart: `silent_s` without the pulse of the epoch
-that it brought, and the retired one lives again.
+A log read from its beginning tells of epochs long gone; heartbeats and dumps prove which one lives. So after the first
+proof, proofs alone change the epoch. A batch that outran its epoch's first heartbeat is had by a dump.
+An epoch that gave way is *retired*. A heartbeat of it counts again when the present one was not proven for `silent_s`:
+else the last word of a dying epoch, come late and taken for a restart, would end the living one.
 At most one question is in flight, and only an answer to the newest one counts. Any gap means a full dump here.
 """
 
@@ -28,7 +29,7 @@ from collections import deque
 from collections.abc import Callable
 from copy import copy
 from enum import Enum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -102,6 +103,16 @@ class FollowerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     counts: FollowerCounts
 
 
+class _Told(NamedTuple):
+    """A seq that a heartbeat told of, and when."""
+
+    seq: int
+    at_s: float
+
+
+_NOTHING_TOLD = _Told(0, 0.0)
+
+
 class StreamFollower:
     """One rank's stream. Every method returns the effects to perform, in order; none performs any."""
 
@@ -110,15 +121,15 @@ class StreamFollower:
         self._phase = Phase.NEW
         self._epoch = 0
         self._cursor = 0
-        self._told_seq = 0
-        self._behind_since_s: float | None = None
+        self._told = _NOTHING_TOLD
+        self._awaited: _Told | None = None
         self._source_stale = ""
-        self._pulse_at_s: float | None = None
+        self._proven_at_s: float | None = None
         self._outran_epoch: int | None = None
         self._retired: deque[int] = deque(maxlen=RETIRED_EPOCHS_MAX)
         self._kept: dict[int, Batch] = {}
         self._request_id = 0
-        self._asked_at_s = 0.0
+        self._waits_since_s = 0.0
         self._chunks: dict[int, DumpChunk] = {}
         self._counts = FollowerCounts()
 
@@ -136,13 +147,13 @@ class StreamFollower:
             return "resyncing"
         if self._source_stale:
             return "source"
-        return "behind" if self._behind_since_s is not None else ""
+        return "behind" if self._awaited is not None else ""
 
     def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
         """A batch came."""
         effects: list[Effect] = []
         if batch.epoch != self._epoch or self._phase is Phase.NEW:
-            if self._pulse_at_s is not None:
+            if self._proven_at_s is not None or batch.epoch in self._retired:
                 self._outran_epoch = batch.epoch
                 self._counts.other_epoch += 1
                 return []
@@ -161,22 +172,23 @@ class StreamFollower:
 
     def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
         """A heartbeat came; `digest_of` says what the index holds of this rank."""
-        pulse_goes_on = self._pulse_at_s is not None and now_s - self._pulse_at_s < self._limits.silent_s
-        if heartbeat.epoch != self._epoch and heartbeat.epoch in self._retired and pulse_goes_on:
+        is_proven = self._proven_at_s is not None and now_s - self._proven_at_s < self._limits.silent_s
+        if is_proven and heartbeat.epoch in self._retired:
             return []
-        self._pulse_at_s = now_s
         effects: list[Effect] = []
         restarted = heartbeat.epoch != self._epoch or self._phase is Phase.NEW
         if restarted:
             effects += self._adopt(heartbeat.epoch)
+        self._proven_at_s = now_s
         self._source_stale = heartbeat.stale
-        self._told_seq = max(self._told_seq, heartbeat.last_seq)
+        if heartbeat.last_seq > self._told.seq:
+            self._told = _Told(heartbeat.last_seq, now_s)
         if self._phase is Phase.RESYNCING:
             return effects
         if restarted and self._outran_epoch == heartbeat.epoch:
             effects += self._ask(now_s)
-        elif heartbeat.last_seq > self._cursor and self._behind_since_s is None:
-            self._behind_since_s = now_s
+        elif heartbeat.last_seq > self._cursor and self._awaited is None:
+            self._awaited = self._told
         elif heartbeat.last_seq == self._cursor and not restarted and self._differs(heartbeat, digest_of):
             self._counts.digest_mismatches += 1
             effects += self._ask(now_s)
@@ -187,12 +199,12 @@ class StreamFollower:
         if self._phase is not Phase.RESYNCING or chunk.request_id != self._request_id or chunk.epoch in self._retired:
             return []
         first = next(iter(self._chunks.values()), chunk)
-        if (chunk.epoch, chunk.last_seq, chunk.of) != (first.epoch, first.last_seq, first.of):
-            return self._ask(now_s)
-        self._chunks[chunk.chunk] = chunk
-        if len(self._chunks) < chunk.of:
+        is_of_first = (chunk.epoch, chunk.last_seq, chunk.of) == (first.epoch, first.last_seq, first.of)
+        if not is_of_first or chunk.chunk in self._chunks:
             return []
-        return self._replace(now_s)
+        self._chunks[chunk.chunk] = chunk
+        self._waits_since_s = now_s
+        return self._replace(now_s) if len(self._chunks) == chunk.of else []
 
     def on_refused(self, now_s: float) -> list[Effect]:
         """Bytes of this stream could not be read, or parked blocks were lost: what is known may be wrong."""
@@ -201,8 +213,8 @@ class StreamFollower:
     def tick(self, now_s: float) -> list[Effect]:
         """Time has passed."""
         if self._phase is Phase.RESYNCING:
-            return self._ask(now_s) if now_s - self._asked_at_s >= self._limits.answer_s else []
-        if self._behind_since_s is not None and now_s - self._behind_since_s >= self._limits.behind_s:
+            return self._ask(now_s) if now_s - self._waits_since_s >= self._limits.answer_s else []
+        if self._awaited is not None and now_s - self._awaited.at_s >= self._limits.behind_s:
             self._counts.gaps += 1
             return self._ask(now_s)
         return []
@@ -215,8 +227,8 @@ class StreamFollower:
         if epoch in self._retired:
             self._retired.remove(epoch)
         self._phase = Phase.LIVE
-        self._epoch, self._cursor, self._told_seq = epoch, 0, 0
-        self._behind_since_s, self._source_stale = None, ""
+        self._epoch, self._cursor, self._told = epoch, 0, _NOTHING_TOLD
+        self._awaited, self._source_stale = None, ""
         self._kept.clear()
         self._chunks.clear()
         return [ReplaceAll()] if restarted else []
@@ -224,8 +236,8 @@ class StreamFollower:
     def _step(self, batch: Batch) -> Effect:
         self._cursor = batch.seq
         self._counts.applied += 1
-        if self._cursor >= self._told_seq:
-            self._behind_since_s = None
+        if self._awaited is not None and self._cursor >= self._awaited.seq:
+            self._awaited = self._told if self._cursor < self._told.seq else None
         return ApplyEvent(batch.event)
 
     def _keep(self, batch: Batch) -> None:
@@ -237,8 +249,8 @@ class StreamFollower:
     def _ask(self, now_s: float) -> list[Effect]:
         self._phase = Phase.RESYNCING
         self._request_id += 1
-        self._asked_at_s = now_s
-        self._behind_since_s = None
+        self._waits_since_s = now_s
+        self._awaited = None
         self._chunks.clear()
         return [AskDump(self._request_id)]
 
@@ -248,12 +260,13 @@ class StreamFollower:
             self._adopt(chunks[0].epoch)
         kept, self._kept, self._chunks = self._kept, {}, {}
         self._phase, self._cursor = Phase.LIVE, chunks[0].last_seq
+        self._proven_at_s = now_s
         self._counts.resyncs += 1
         effects: list[Effect] = [ReplaceAll(tuple(block for chunk in chunks for block in chunk.blocks()))]
         for seq in sorted(kept):
             effects += self.on_batch(kept[seq], now_s)
-        if self._phase is Phase.LIVE and self._cursor < self._told_seq:
-            self._behind_since_s = now_s
+        if self._phase is Phase.LIVE and self._cursor < self._told.seq:
+            self._awaited = _Told(self._told.seq, now_s)
         return effects
 
     @staticmethod

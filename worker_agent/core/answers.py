@@ -77,7 +77,10 @@ def _sse(value: object) -> bytes:
 
 
 class StopFilter:
-    """Lets text through up to the first stop string, holding back what may be the beginning of one."""
+    """Lets text through up to the stop string that ends first (of several the longest), as if it came letter by letter.
+
+    What may be the beginning of one is held back, so that the cut does not depend on where chunks end.
+    """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
@@ -89,10 +92,10 @@ class StopFilter:
         if self.stopped:
             return ""
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             self.stopped = True
-            shown, self._held = self._held[: min(found)], ""
+            shown, self._held = self._held[: min(found)[1]], ""
             return shown
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]

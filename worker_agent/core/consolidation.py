@@ -4,10 +4,11 @@
 * An unreadable event is counted, makes its rank stale and costs nothing else; an unreadable batch, every rank.
 * When payloads are lost for good, nobody knows what the ranks hold: mirrors are emptied and new epochs begin, so that
   readers forget too. Undercounting is safe: what is not counted on is not missed.
-* A rank is stale no more when it is known to be empty.
+* A rank is stale no more when it is known to be empty, but for a clear in a batch that had something unreadable too.
 """
 
 from collections.abc import Callable
+from copy import copy
 
 import msgspec
 
@@ -80,10 +81,11 @@ class Consolidation:
         if batch.dp_rank not in self._mirrors:
             self._unknown_rank += 1
             return set()
+        changed = self._apply(batch)
         if batch.refused:
             self._refused_events += len(batch.refused)
             self._stale[batch.dp_rank] = f"unreadable event: {batch.refused[0]}"
-        return self._apply(batch)
+        return changed
 
     def _apply(self, batch: EngineBatch) -> set[int]:
         mirror, outbox = self._mirrors[batch.dp_rank], self._outboxes[batch.dp_rank]
@@ -138,5 +140,5 @@ class Consolidation:
             waiting_bytes=outbox.waiting_bytes,
             dropped_batches_total=self._dropped_before[dp_rank] + outbox.dropped_batches_total,
             held_blocks=sum(digest.block_count for digest in mirror.digests()),
-            counts=mirror.counts,
+            counts=copy(mirror.counts),
         )

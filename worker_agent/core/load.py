@@ -1,4 +1,4 @@
-"""TensorRT-LLM's iteration statistics become a load report; tolerant of versions, absent names and nulls.
+"""TensorRT-LLM's iteration statistics become a load report; tolerant of versions, absent names, nulls and nonsense.
 
 Source: `event_plane.md` section 1.7.
 """
@@ -6,6 +6,9 @@ Source: `event_plane.md` section 1.7.
 from typing import Any
 
 from kv_protocol.load import LoadReport
+
+_REAL_MAX = 1 << 63
+"""Beyond any count; infinity, NaN and what is below 0 are not said either."""
 
 
 def load_report(stats: dict[str, Any], instance: str) -> tuple[int, LoadReport]:
@@ -31,7 +34,7 @@ def _section(stats: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _real(stats: dict[str, Any], name: str) -> float:
     value = stats.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0
+    return float(value) if isinstance(value, int | float) and 0 <= value <= _REAL_MAX else 0.0
 
 
 def _number(stats: dict[str, Any], name: str) -> int:

@@ -8,7 +8,8 @@ Rules
   something was lost: the event is dropped and counted, and never becomes a root.
 * Two engine blocks may be one block of ours (same content). It is held on a tier while at least one of them is there:
   `Stored` goes out for the first, `Removed` for the last.
-* Stores and removals of the same engine block on the same tier are idempotent.
+* Stores and removals of the same engine block on the same tier are idempotent. An engine hash names one block: stored
+  again as another, it leaves the first on all tiers; twice in one event, it says nothing, and the event is dropped.
 * The set, its digests and the events given out agree at any time: folding the events gives the set.
 """
 
@@ -30,6 +31,7 @@ class MirrorCounts(msgspec.Struct, kw_only=True):
     removed: int = 0
     cleared_events: int = 0
     deduplicated: int = 0
+    ambiguous: int = 0
     unknown_parent: int = 0
     unknown_removal: int = 0
     wrong_block_size: int = 0
@@ -46,6 +48,9 @@ class _Block:
     @property
     def tier_bits(self) -> int:
         return sum(1 << tier for tier in TIERS if self.aliases[tier])
+
+    def tiers_of(self, engine_hash: int) -> list[Tier]:
+        return [tier for tier in TIERS if engine_hash in self.aliases[tier]]
 
 
 class RankMirror:
@@ -81,6 +86,9 @@ class RankMirror:
         if event.block_size != self._block_size:
             self.counts.wrong_block_size += len(event.block_hashes)
             return []
+        if len(set(event.block_hashes)) < len(event.block_hashes):
+            self.counts.ambiguous += len(event.block_hashes)
+            return []
         parent: int | None = None
         position = 0
         if event.parent_block_hash is not None:
@@ -91,12 +99,22 @@ class RankMirror:
             position = self._blocks[parent].position + 1
         seed = hash_seed(event.lora_name, event.cache_salt)
         hashes = chain(local_block_hashes(event.token_ids, self._block_size, seed=seed), parent)
+        left = self._leave_others(dict(zip(event.block_hashes, hashes, strict=True)))
         new = []
         for at, (engine_hash, sequence_hash) in enumerate(zip(event.block_hashes, hashes, strict=True)):
             above = hashes[at - 1] if at else parent
             if self._hold(engine_hash, sequence_hash, above, position + at, event.tier):
                 new.append(at)
-        return list(_runs(new, hashes, parent, position, event.tier))
+        return [*left, *_runs(new, hashes, parent, position, event.tier)]
+
+    def _leave_others(self, sequence_hash_of: dict[int, int]) -> list[Event]:
+        left: list[Event] = []
+        for engine_hash, sequence_hash in sequence_hash_of.items():
+            former = self._sequence_hash_of.get(engine_hash, sequence_hash)
+            if former != sequence_hash:
+                for tier in self._blocks[former].tiers_of(engine_hash):
+                    left += self._remove(EngineRemoved(block_hashes=(engine_hash,), tier=tier))
+        return left
 
     def _hold(self, engine_hash: int, sequence_hash: int, parent: int | None, position: int, tier: Tier) -> bool:
         block = self._blocks.setdefault(sequence_hash, _Block(parent, position))
@@ -123,7 +141,7 @@ class RankMirror:
     def _let_go(self, engine_hash: int, sequence_hash: int, tier: Tier) -> bool:
         block = self._blocks[sequence_hash]
         block.aliases[tier].discard(engine_hash)
-        if not any(engine_hash in aliases for aliases in block.aliases):
+        if not block.tiers_of(engine_hash):
             del self._sequence_hash_of[engine_hash]
         if block.aliases[tier]:
             self.counts.deduplicated += 1

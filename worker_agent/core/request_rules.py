@@ -1,7 +1,6 @@
 """What an engine is asked for a client's request, and what is refused before it is asked."""
 
 import base64
-import binascii
 
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai import ChatRequest, CompletionRequest, Request, RequestInvalid
@@ -14,7 +13,7 @@ def prompt_ids(encoded: str) -> list[int]:
     """Return the token ids in `kv_prompt_ids`: base64 of little-endian u32s; raise `RequestInvalid`."""
     try:
         data = base64.b64decode(encoded, validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         raise RequestInvalid("kv_prompt_ids", encoded[:16], f"base64 ({error})") from error
     if not data or len(data) % _TOKEN_BYTES:
         raise RequestInvalid("kv_prompt_ids", f"{len(data)} bytes", "one or more little-endian u32s")

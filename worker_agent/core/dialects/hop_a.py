@@ -13,13 +13,16 @@ from typing import Any
 
 import msgspec
 
-from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.hashing import to_i64, to_u64
+from kv_protocol.openai import TokenId
 
 REPLAY_END = (1 << 64) - 1
 PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
 """A batch of 2^20 blocks with their tokens: more than any engine flushes at once; a bound on what we decode."""
+TIME_S_MAX = 9e9
+"""The year 2255; about the last that an i64 of nanoseconds can say."""
 _SEQUENCE_BYTES = 8
 _FRAMES = 3
 
@@ -86,7 +89,7 @@ class EngineBatch(msgspec.Struct, frozen=True, kw_only=True):
 class _Stored(msgspec.Struct, tag="BlockStored"):
     block_hashes: list[int]
     parent_block_hash: int | None
-    token_ids: list[int]
+    token_ids: list[TokenId]
     block_size: int
     medium: str | None = None
     lora_name: str | None = None
@@ -150,16 +153,20 @@ def split_frames(frames: Sequence[bytes]) -> tuple[int, bytes]:
     """Return sequence and payload of a published message; raise `MalformedMessage` for other shapes."""
     if len(frames) != _FRAMES:
         raise MalformedMessage(0, f"{len(frames)} frames, {_FRAMES} needed: topic, sequence, payload")
-    if len(frames[2]) > PAYLOAD_BYTES_MAX:
-        raise MalformedMessage(0, f"payload of {len(frames[2])} bytes, at most {PAYLOAD_BYTES_MAX} allowed")
-    return decode_sequence(frames[1]), frames[2]
+    return decode_sequence(frames[1]), _bounded(frames[2])
 
 
 def split_replay(frames: Sequence[bytes]) -> tuple[int, bytes]:
     """Return sequence and payload of a replayed message, with or without its topic; raise `MalformedMessage`."""
     if len(frames) not in (_FRAMES, _FRAMES + 1) or frames[0]:
         raise MalformedMessage(0, f"{len(frames)} frames, 3 or 4 needed: empty, [topic], sequence, payload")
-    return decode_sequence(frames[-2]), frames[-1]
+    return decode_sequence(frames[-2]), _bounded(frames[-1])
+
+
+def _bounded(payload: bytes) -> bytes:
+    if len(payload) > PAYLOAD_BYTES_MAX:
+        raise MalformedMessage(0, f"payload of {len(payload)} bytes, at most {PAYLOAD_BYTES_MAX} allowed")
+    return payload
 
 
 def decode_payload(sequence: int, payload: bytes) -> EngineBatch:
@@ -170,13 +177,15 @@ def decode_payload(sequence: int, payload: bytes) -> EngineBatch:
     """
     try:
         time_s, raw_events, dp_rank = _payload_decoder.decode(payload)
-    except (msgspec.DecodeError, ValueError) as error:
+    except UNDECODABLE as error:
         raise MalformedMessage(0, f"batch {sequence}: {error}") from error
+    if not 0 <= time_s <= TIME_S_MAX:
+        raise MalformedMessage(0, f"batch {sequence}: ts {time_s}, allowed 0..{TIME_S_MAX:.0f} s since 1970")
     events, refused = [], []
     for raw in raw_events:
         try:
             events.append(_event(_event_decoder.decode(raw)))
-        except (msgspec.DecodeError, ValueError, LimitExceeded) as error:
+        except UNDECODABLE as error:
             refused.append(str(error))
     return EngineBatch(
         sequence=sequence, time_s=time_s, dp_rank=dp_rank or 0, events=tuple(events), refused=tuple(refused)

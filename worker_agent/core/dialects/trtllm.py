@@ -19,11 +19,12 @@ import msgspec
 
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import to_u64
+from kv_protocol.openai import TokenId
 from worker_agent.core.dialects.hop_a import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 
 class _UniqueToken(msgspec.Struct):
-    token_id: int
+    token_id: TokenId
 
 
 class _StoredBlock(msgspec.Struct):

@@ -1,0 +1,488 @@
+"""Facts in, index changes inside, questions out: ranks that come, fall behind, fall silent and leave."""
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from indexer.core.fold import (
+    RANKS_MAX,
+    BatchArrived,
+    BytesRefused,
+    ChunkArrived,
+    Fact,
+    HeartbeatArrived,
+    IndexFold,
+    LogFound,
+    LogLost,
+    Question,
+    RankView,
+    WorkerGone,
+)
+from indexer.core.follower import FollowerCounts, FollowerLimits
+from indexer.core.tree import PrefixIndex
+from kv_protocol.digest import SetDigest
+from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
+from kv_protocol.fleet import Heartbeat
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import DumpRequest, HeldBlock, dump_chunks, parents_first
+from kv_protocol.splitmix import choice_index, splitmix64
+
+A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
+EPOCH, LATER = 11, 22
+GONE_S, PARKED_TTL_S = 5.0, 4.0
+PATH = [splitmix64(at) for at in range(6)]
+NOBODY = RankView((0, 0, 0, 0), 0, 0, "never_heard")
+
+
+def make_fold(parked_blocks_max: int = 100) -> IndexFold:
+    index = PrefixIndex(parked_blocks_max=parked_blocks_max, parked_ttl_s=PARKED_TTL_S)
+    return IndexFold(index, FollowerLimits(behind_s=2.0, answer_s=2.0, kept_max=64), gone_s=GONE_S)
+
+
+def batch(rank: WorkerRank, seq: int, event: Event, epoch: int = EPOCH) -> BatchArrived:
+    return BatchArrived(rank, Batch(epoch, seq, event))
+
+
+def path(first: int = 0, last: int = len(PATH), tier: Tier = Tier.GPU) -> Stored:
+    """Return the store of PATH[first:last]."""
+    return Stored(tuple(PATH[first:last]), PATH[first - 1] if first else None, first, tier)
+
+
+def pulse(
+    rank: WorkerRank, last_seq: int, *gpu: int, epoch: int = EPOCH, host: Sequence[int] = (), stale: str = ""
+) -> HeartbeatArrived:
+    tiers = (SetDigest(gpu).of_tier(Tier.GPU), SetDigest(host).of_tier(Tier.HOST))
+    return HeartbeatArrived(rank, Heartbeat(instance="i", epoch=epoch, last_seq=last_seq, tiers=tiers, stale=stale))
+
+
+def dump(
+    rank: WorkerRank, request_id: int, last_seq: int, blocks: Iterable[HeldBlock] = (), epoch: int = EPOCH
+) -> ChunkArrived:
+    (chunk,) = dump_chunks(request_id, epoch, last_seq, blocks)
+    return ChunkArrived(rank, chunk)
+
+
+def asks(rank: WorkerRank, request_id: int = 1) -> Question:
+    return Question(rank, DumpRequest(request_id))
+
+
+def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
+    return [question for fact in facts for question in fold.apply(fact, now_s)]
+
+
+def depths(fold: IndexFold, *ranks: WorkerRank) -> list[tuple[int, ...]]:
+    return [view.overlap_blocks for view in fold.overlap(PATH, ranks)]
+
+
+@pytest.fixture
+def fold() -> IndexFold:
+    return make_fold()
+
+
+# ------------------------------------------------------------------------------------------------- facts to overlap
+
+
+def test_what_is_stored_is_the_overlap_in_the_order_that_was_asked(fold: IndexFold) -> None:
+    assert told(fold, batch(A0, 1, path()), batch(A1, 1, path(0, 2)), batch(B0, 1, path(0, 4, Tier.HOST))) == []
+    views = fold.overlap(PATH, [B0, C0, A0, A1])
+    assert views == [
+        RankView((0, 4, 4, 4), EPOCH, 1, ""),
+        NOBODY,
+        RankView((6, 6, 6, 6), EPOCH, 1, ""),
+        RankView((2, 2, 2, 2), EPOCH, 1, ""),
+    ]
+    assert fold.overlap(PATH[:3], [A0, A0])[1].overlap_blocks == (3, 3, 3, 3)
+    assert fold.overlap([], [A0]) == [RankView((0, 0, 0, 0), EPOCH, 1, "")]
+    assert fold.overlap(PATH, []) == []
+
+
+def test_every_kind_of_event_changes_the_index(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path()), batch(A0, 2, path(0, 3, Tier.DISK)))
+    assert depths(fold, A0) == [(6, 6, 6, 6)]
+    told(fold, batch(A0, 3, Removed((PATH[1],))))
+    assert depths(fold, A0) == [(1, 1, 6, 6)]
+    told(fold, batch(A0, 4, Removed((PATH[2],), Tier.DISK)))
+    assert depths(fold, A0) == [(1, 1, 6, 6)]
+    told(fold, batch(A0, 5, Cleared(Tier.GPU)))
+    assert depths(fold, A0) == [(0, 0, 2, 2)]
+    told(fold, batch(A0, 6, path(2, 3, Tier.EXTERNAL)))
+    assert depths(fold, A0) == [(0, 0, 2, 3)]
+    assert fold.overlap((), [A0])[0].seq == 6
+    assert [block.sequence_hash for block in fold.held(A0)] == PATH[:3]
+
+
+def test_an_event_that_comes_twice_is_applied_once(fold: IndexFold) -> None:
+    facts = [batch(A0, 1, path(0, 2)), batch(A0, 2, Removed((PATH[1],))), batch(A0, 3, path(1, 2))]
+    told(fold, *facts, *facts)
+    assert depths(fold, A0) == [(2, 2, 2, 2)]
+    assert fold.statistics().streams[A0].counts.duplicates == 3
+    assert fold.statistics().index.duplicate_blocks_total == 0
+
+
+def test_a_gap_is_a_question_to_that_rank_and_its_dump_closes_it(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path(0, 2)), batch(B0, 1, path(0, 2)))
+    assert told(fold, batch(A0, 3, path(4, 6))) == [asks(A0)]
+    assert [view.stale for view in fold.overlap(PATH, [A0, B0])] == ["resyncing", ""]
+    assert depths(fold, A0) == [(2, 2, 2, 2)], "the last known set goes on to be read"
+    rows = [HeldBlock(PATH[at], PATH[at - 1] if at else None, 1) for at in range(4)]
+    assert told(fold, dump(A0, 1, 2, rows)) == []
+    assert fold.overlap(PATH, [A0]) == [RankView((6, 6, 6, 6), EPOCH, 3, "")]
+
+
+def test_a_dump_replaces_what_was_held_and_what_was_parked(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path(0, 3)), batch(A0, 2, path(5, 6)), batch(A0, 4, path(3, 4)))
+    assert fold.statistics().index.parked_blocks == 1
+    told(fold, dump(A0, 1, 4, [HeldBlock(PATH[0], None, 2)]))
+    assert fold.held(A0) == [HeldBlock(PATH[0], None, 2)]
+    assert fold.statistics().index.parked_blocks == 0
+
+
+def test_a_heartbeat_that_proves_the_set_asks_nothing_and_one_that_does_not_asks(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path(0, 3)), batch(A0, 2, path(0, 1, Tier.HOST)))
+    assert told(fold, pulse(A0, 2, *PATH[:3], host=PATH[:1])) == []
+    assert told(fold, pulse(A0, 2, *PATH[:3], host=PATH[1:2])) == [asks(A0)]
+    assert told(fold, pulse(A0, 2, *PATH[:3])) == [], "one question is in flight"
+    told(fold, dump(A0, 1, 2))
+    assert told(fold, pulse(A0, 2)) == []
+    assert fold.statistics().streams[A0].counts.digest_mismatches == 1
+
+
+def test_a_parked_block_is_not_held_and_the_digest_says_so(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path(2, 4)))
+    assert told(fold, pulse(A0, 1, *PATH[2:4])) == [asks(A0)]
+    told(fold, dump(A0, 1, 1, [HeldBlock(PATH[2], PATH[1], 1), HeldBlock(PATH[3], PATH[2], 1)]))
+    assert told(fold, pulse(A0, 1, *PATH[2:4])) == []
+
+
+def test_a_restart_forgets_the_former_life_of_that_rank_alone(fold: IndexFold) -> None:
+    told(fold, pulse(A0, 0), pulse(A1, 0), batch(A0, 1, path()), batch(A1, 1, path()))
+    assert told(fold, pulse(A0, 0, epoch=LATER)) == []
+    assert depths(fold, A0, A1) == [(0, 0, 0, 0), (6, 6, 6, 6)]
+    told(fold, batch(A0, 2, path()), batch(A0, 1, path(0, 1), LATER))
+    assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), LATER, 1, "")]
+
+
+def test_what_is_wrong_with_a_rank_is_in_its_view(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path()), pulse(A0, 1, *PATH, stale="engine event not read"), pulse(B0, 4), BytesRefused(C0))
+    assert [view.stale for view in fold.overlap(PATH, [A0, A1, B0, C0])] == [
+        "source",
+        "never_heard",
+        "behind",
+        "resyncing",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- questions
+
+
+def test_bytes_that_could_not_be_read_make_the_rank_stale_and_ask(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path()), batch(B0, 1, path()))
+    assert told(fold, BytesRefused(A0)) == [asks(A0)]
+    assert [view.stale for view in fold.overlap(PATH, [A0, B0])] == ["resyncing", ""]
+    assert told(fold, BytesRefused(A0), BytesRefused(B0)) == [asks(B0)]
+    assert fold.statistics().refused_bytes_total == 3
+    told(fold, dump(A0, 1, 1))
+    assert told(fold, BytesRefused(A0)) == [asks(A0, 2)]
+
+
+def test_bytes_refused_of_a_rank_never_heard_of_are_asked_about(fold: IndexFold) -> None:
+    assert told(fold, BytesRefused(A0)) == [asks(A0)]
+    told(fold, dump(A0, 1, 7, [HeldBlock(PATH[0], None, 1)]))
+    assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), EPOCH, 7, "")]
+
+
+def test_what_is_not_answered_is_asked_again_by_each_rank_for_itself(fold: IndexFold) -> None:
+    fold.apply(BytesRefused(A0), 0.0)
+    fold.apply(BytesRefused(B0), 0.5)
+    fold.apply(pulse(C0, 3), 1.0)
+    assert fold.tick(1.99) == []
+    assert fold.tick(2.0) == [asks(A0, 2)]
+    assert fold.tick(2.5) == [asks(B0, 2)]
+    assert fold.tick(3.0) == [asks(C0)]
+    assert fold.tick(3.99) == []
+
+
+def test_blocks_parked_too_long_are_a_question_to_their_rank(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path(1, 3)), batch(B0, 1, path(0, 1)), batch(C0, 1, path(4, 5)))
+    assert fold.statistics().index.parked_blocks == 1, "rank b had the parent"
+    assert fold.tick(PARKED_TTL_S - 0.1) == []
+    assert fold.tick(PARKED_TTL_S) == [asks(C0)]
+    assert fold.overlap(PATH, [C0])[0].stale == "resyncing"
+    assert fold.tick(PARKED_TTL_S + 0.1) == []
+
+
+def test_blocks_parked_beyond_the_bound_are_a_question_to_their_rank() -> None:
+    fold = make_fold(parked_blocks_max=1)
+    told(fold, batch(A0, 1, path(1, 2)), batch(B0, 1, path(3, 4)))
+    assert fold.tick(0) == [asks(A0)]
+    assert fold.statistics().index.parked_lost_blocks_total == 1
+
+
+def test_a_loss_while_a_question_is_in_flight_asks_nothing_more() -> None:
+    fold = make_fold(parked_blocks_max=0)
+    told(fold, batch(A0, 1, path(1, 2)), BytesRefused(A0))
+    assert fold.tick(0) == []
+    told(fold, dump(A0, 1, 1))
+    assert fold.tick(0) == []
+
+
+def test_a_loss_before_a_dump_is_made_good_by_the_dump() -> None:
+    fold = make_fold(parked_blocks_max=0)
+    told(fold, batch(A0, 1, path(1, 2)), BytesRefused(A0), dump(A0, 1, 1, [HeldBlock(PATH[1], PATH[0], 1)]))
+    assert fold.tick(0) == []
+
+
+# ------------------------------------------------------------------------------------------------- silence
+
+
+def test_a_silent_rank_is_forgotten_after_gone_s(fold: IndexFold) -> None:
+    told(fold, pulse(A0, 0), batch(A0, 1, path()), pulse(B0, 0), batch(B0, 1, path()))
+    for now_s in (1.0, 2.0, 3.0, 4.0):
+        told(fold, pulse(B0, 1, *PATH), now_s=now_s)
+        assert fold.tick(now_s + 0.9) == []
+    assert fold.ranks() == [A0, B0]
+    assert fold.tick(GONE_S) == []
+    assert fold.ranks() == [B0]
+    assert fold.overlap(PATH, [A0, B0]) == [NOBODY, RankView((6, 6, 6, 6), EPOCH, 1, "")]
+    assert (fold.held(A0), list(fold.statistics().streams)) == ([], [B0])
+
+
+def test_events_from_the_log_are_no_sign_of_life(fold: IndexFold) -> None:
+    for seq in range(1, 6):
+        told(fold, batch(A0, seq, path(0, seq)), now_s=seq - 1.0)
+    fold.tick(GONE_S - 0.1)
+    assert fold.ranks() == [A0]
+    fold.tick(GONE_S)
+    assert fold.ranks() == []
+
+
+def test_nobody_is_forgotten_while_the_log_is_lost(fold: IndexFold) -> None:
+    told(fold, pulse(A0, 0), batch(A0, 1, path()))
+    told(fold, LogLost(), now_s=1)
+    assert fold.tick(1000.0) == []
+    assert depths(fold, A0) == [(6, 6, 6, 6)]
+    told(fold, LogFound(), now_s=1000.0)
+    fold.tick(1000.0 + GONE_S - 0.1)
+    assert fold.ranks() == [A0]
+    fold.tick(1000.0 + GONE_S)
+    assert fold.ranks() == []
+
+
+def test_who_pulses_again_after_the_log_was_found_stays(fold: IndexFold) -> None:
+    told(fold, pulse(A0, 0), batch(A0, 1, path()), LogLost())
+    told(fold, LogFound(), now_s=1000.0)
+    assert told(fold, pulse(A0, 1, *PATH), now_s=1004.0) == []
+    assert fold.tick(1008.9) == []
+    assert fold.overlap(PATH, [A0]) == [RankView((6, 6, 6, 6), EPOCH, 1, "")]
+
+
+def test_a_forgotten_rank_that_comes_back_begins_anew_and_is_asked(fold: IndexFold) -> None:
+    told(fold, pulse(A0, 0), batch(A0, 1, path()))
+    fold.tick(GONE_S)
+    assert told(fold, batch(A0, 2, Removed((PATH[5],))), now_s=6) == [asks(A0)]
+    assert depths(fold, A0) == [(0, 0, 0, 0)]
+    told(fold, dump(A0, 1, 2, [HeldBlock(PATH[0], None, 1)]), now_s=6)
+    assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), EPOCH, 2, "")]
+
+
+# ------------------------------------------------------------------------------------------------- leaving
+
+
+def test_a_worker_that_left_takes_all_its_ranks_and_nobody_elses(fold: IndexFold) -> None:
+    told(fold, *(batch(rank, 1, path()) for rank in (A0, B0, A1)))
+    assert told(fold, WorkerGone("a")) == []
+    assert fold.ranks() == [B0]
+    assert depths(fold, A0, A1, B0) == [(0, 0, 0, 0), (0, 0, 0, 0), (6, 6, 6, 6)]
+    assert told(fold, WorkerGone("a"), WorkerGone("nobody")) == []
+    told(fold, WorkerGone("b"))
+    now = fold.statistics().index
+    assert (now.ranks, now.nodes, now.held_blocks) == (0, 0, 0)
+
+
+def test_a_late_dump_for_a_worker_that_left_brings_nothing_back(fold: IndexFold) -> None:
+    told(fold, BytesRefused(A0), WorkerGone("a"))
+    assert told(fold, dump(A0, 1, 3, [HeldBlock(PATH[0], None, 1)])) == []
+    assert (depths(fold, A0), fold.statistics().index.nodes) == ([(0, 0, 0, 0)], 0)
+
+
+@pytest.mark.parametrize("end", ["left", "silent"])
+def test_who_gets_a_leavers_place_gets_nothing_that_it_held(fold: IndexFold, end: str) -> None:
+    told(fold, batch(A0, 1, path()), batch(A0, 2, Stored((77,), 76, 1)), pulse(B0, 0), now_s=0)
+    if end == "left":
+        told(fold, WorkerGone("a"))
+    else:
+        told(fold, pulse(B0, 0), now_s=GONE_S)
+        fold.tick(GONE_S)
+    told(fold, pulse(C0, 0), now_s=GONE_S)
+    assert fold.ranks() == [B0, C0]
+    assert (depths(fold, B0, C0), fold.held(C0)) == ([(0, 0, 0, 0)] * 2, [])
+    assert told(fold, pulse(C0, 0), now_s=GONE_S) == [], "the digests are those of an empty set"
+    assert fold.statistics().index.parked_blocks == 0
+    told(fold, batch(B0, 1, Stored((76,))), now_s=GONE_S)
+    assert fold.held(C0) == []
+
+
+def test_a_loss_of_one_who_left_is_asked_of_nobody() -> None:
+    fold = make_fold(parked_blocks_max=0)
+    told(fold, batch(A0, 1, path(1, 2)), WorkerGone("a"))
+    assert fold.tick(0) == []
+
+
+def test_a_loss_of_one_who_left_is_not_asked_of_who_took_its_place() -> None:
+    fold = make_fold(parked_blocks_max=0)
+    told(fold, batch(A0, 1, path(1, 2)), WorkerGone("a"), pulse(B0, 0))
+    assert fold.tick(0) == []
+    assert fold.overlap(PATH, [B0])[0].stale == ""
+
+
+def test_a_rank_that_falls_silent_with_blocks_parked_is_forgotten_with_them(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path(1, 2)))
+    assert fold.tick(GONE_S) == []
+    assert fold.statistics().index.parked_blocks == 0
+
+
+def test_ranks_come_and_go_without_end_and_nothing_stays_behind(fold: IndexFold) -> None:
+    for life in range(200):
+        rank = WorkerRank(f"w{life}", life % 3)
+        told(fold, pulse(rank, 0), batch(rank, 1, path(0, 1 + life % 6)), batch(rank, 2, path(5, 6)))
+        if life >= 10:
+            told(fold, WorkerGone(f"w{life - 10}"))
+        views = fold.overlap(PATH[:5], [WorkerRank(f"w{each}", each % 3) for each in range(life + 1)])
+        assert [view.overlap_blocks[0] for view in views[-10:]] == [
+            min(5, 1 + each % 6) for each in range(max(0, life - 9), life + 1)
+        ]
+        assert not any(view.overlap_blocks[3] for view in views[:-10])
+    for life in range(190, 200):
+        told(fold, WorkerGone(f"w{life}"))
+    now = fold.statistics()
+    assert (now.index.ranks, now.index.nodes, now.index.parked_blocks, now.streams) == (0, 0, 0, {})
+
+
+def test_ranks_beyond_the_bound_are_refused_and_counted_until_there_is_room(fold: IndexFold) -> None:
+    ranks = [WorkerRank(f"w{at}", 0) for at in range(RANKS_MAX)]
+    told(fold, *(pulse(rank, 0) for rank in ranks))
+    assert told(fold, pulse(A0, 0), batch(A0, 2, path()), BytesRefused(A0)) == []
+    assert (len(fold.ranks()), fold.statistics().refused_ranks_total) == (RANKS_MAX, 3)
+    assert fold.overlap(PATH, [A0]) == [NOBODY]
+    told(fold, batch(ranks[-1], 1, path()))
+    assert depths(fold, ranks[-1], ranks[0]) == [(6, 6, 6, 6), (0, 0, 0, 0)]
+    told(fold, WorkerGone("w7"), batch(A0, 1, path(0, 2)))
+    assert (depths(fold, A0), len(fold.ranks())) == ([(2, 2, 2, 2)], RANKS_MAX)
+
+
+# ------------------------------------------------------------------------------------------------- figures
+
+
+def test_statistics_tell_of_the_index_of_each_stream_and_of_each_tier(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path()), batch(A0, 2, path(0, 2, Tier.DISK)), batch(B0, 3, path()), BytesRefused(B0))
+    now = fold.statistics()
+    assert now.blocks == {A0: (6, 0, 2, 0), B0: (0, 0, 0, 0)}
+    assert (now.index.ranks, now.index.nodes, now.index.held_blocks) == (2, 6, 6)
+    assert (now.streams[A0].epoch, now.streams[A0].cursor, now.streams[A0].stale) == (EPOCH, 2, "")
+    assert (now.streams[B0].stale, now.streams[B0].counts) == ("resyncing", FollowerCounts(gaps=1))
+    assert (now.refused_ranks_total, now.refused_bytes_total) == (0, 1)
+    told(fold, batch(A0, 3, Cleared()))
+    assert now.blocks[A0] == (6, 0, 2, 0), "statistics are of their moment"
+    assert now.streams[A0].counts.applied == 2
+
+
+# ------------------------------------------------------------------------------------------------- all together
+
+
+class Worker:
+    """A rank that holds parts of a small forest, and its consolidator, which is right."""
+
+    def __init__(self, rank: WorkerRank, seed: int) -> None:
+        self.rank, self.seed, self.draws = rank, seed, 0
+        self.held: dict[int, tuple[int | None, int]] = {}
+        self.last_seq = 0
+
+    def below(self, count: int) -> int:
+        self.draws += 1
+        return choice_index(self.seed, count, self.draws)
+
+    def change(self) -> BatchArrived:
+        tier = TIERS[self.below(4)]
+        on_tier = [block for block, (_, bits) in self.held.items() if bits >> tier & 1]
+        event: Event
+        if self.below(40) == 0:
+            event = Cleared(tier)
+            self.release(on_tier, tier)
+        elif on_tier and self.below(3):
+            event = Removed(tuple({on_tier[self.below(len(on_tier))] for _ in range(3)}), tier)
+            self.release(event.sequence_hashes, tier)
+        else:
+            event = self.store(tier)
+        self.last_seq += 1
+        return batch(self.rank, self.last_seq, event)
+
+    def store(self, tier: Tier) -> Stored:
+        """Hold one or two blocks beyond a held one, or from a root on."""
+        places = [None, *self.held]
+        parent = places[self.below(len(places))]
+        first = splitmix64((parent or 0) + self.below(2))
+        event = Stored((first, splitmix64(first))[: 1 + self.below(2)], parent, 0 if parent is None else 1, tier)
+        for above, block in zip((parent, first), event.sequence_hashes, strict=False):
+            self.held[block] = (above, self.held.get(block, (None, 0))[1] | 1 << tier)
+        return event
+
+    def release(self, blocks: Iterable[int], tier: Tier) -> None:
+        for block in blocks:
+            parent, bits = self.held.pop(block)
+            if bits & ~(1 << tier):
+                self.held[block] = (parent, bits & ~(1 << tier))
+
+    def rows(self) -> list[HeldBlock]:
+        order = parents_first({block: parent for block, (parent, _) in self.held.items()})
+        return [HeldBlock(block, *self.held[block]) for block in order]
+
+    def beat(self) -> HeartbeatArrived:
+        tiers = tuple(
+            SetDigest(block for block, (_, bits) in self.held.items() if bits >> tier & 1).of_tier(tier)
+            for tier in TIERS
+        )
+        return HeartbeatArrived(self.rank, Heartbeat(instance="i", epoch=EPOCH, last_seq=self.last_seq, tiers=tiers))
+
+    def answer(self, question: Question) -> ChunkArrived:
+        return dump(self.rank, question.request.request_id, self.last_seq, self.rows())
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_is_lost_the_index_is_what_the_workers_hold_once_they_were_heard(fold: IndexFold, seed: int) -> None:
+    workers = {rank: Worker(rank, splitmix64(seed * 10 + at)) for at, rank in enumerate((A0, A1, B0))}
+    questions: list[Question] = []
+    for step in range(240):
+        now_s, is_faulty = step / 4, step < 200
+        for worker in workers.values():
+            for fact in [worker.change() for _ in range(worker.below(3))]:
+                if not is_faulty or worker.below(10):
+                    questions += fold.apply(fact, now_s)
+            if step % 4 == 0:
+                questions += fold.apply(worker.beat(), now_s)
+        for question in questions:
+            if not is_faulty or workers[question.rank].below(3):
+                assert fold.apply(workers[question.rank].answer(question), now_s) == []
+        questions = fold.tick(now_s)
+    now_s = 60.0
+    assert questions == []
+    assert [fold.apply(worker.beat(), now_s) for worker in workers.values()] == [[], [], []]
+    for rank, worker in workers.items():
+        assert set(fold.held(rank)) == set(worker.rows())
+        assert fold.overlap((), [rank]) == [RankView((0, 0, 0, 0), EPOCH, worker.last_seq, "")]
+    now = fold.statistics().index
+    assert (now.parked_blocks, now.parent_conflicts_total, now.parked_lost_blocks_total) == (0, 0, 0)
+    assert now.held_blocks == sum(len(worker.held) for worker in workers.values())
+
+
+def test_the_same_facts_in_the_same_order_give_the_same_state() -> None:
+    folds = [make_fold(parked_blocks_max=2), make_fold(parked_blocks_max=2)]
+    outcomes = []
+    for fold in folds:
+        worker, other = Worker(A0, 5), Worker(B0, 6)
+        said: list[list[Question]] = []
+        for step in range(300):
+            fact = (worker if step % 2 else other).change()
+            said += [fold.apply(fact, step / 10)] if step % 11 else [fold.tick(step / 10)]
+        outcomes.append((said, fold.statistics(), fold.held(A0), fold.held(B0)))
+    assert outcomes[0] == outcomes[1]
+    assert any(outcomes[0][0])

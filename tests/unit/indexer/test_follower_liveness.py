@@ -1,0 +1,269 @@
+"""The stream's state machine always comes to rest.
+
+One reader, consolidators that are right, and a network that is not: whatever was lost, late, doubled or said by a
+former life, some seconds after the network is well again the reader has the set, knows it, and asks no more. Planted
+bugs show that this can fail.
+"""
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+
+import pytest
+
+from indexer.core.follower import ApplyEvent, AskDump, Effect, FollowerLimits, ReplaceAll, StreamFollower
+from kv_protocol.digest import SetDigest, TierDigest
+from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
+from kv_protocol.fleet import Heartbeat
+from kv_protocol.recovery import DumpChunk, HeldBlock, dump_chunks
+from kv_protocol.splitmix import choice_index, unit_interval
+
+LIMITS = FollowerLimits(behind_s=2.0, answer_s=2.0, silent_s=3.0, kept_max=16)
+STEP_S, FAULTS_S, END_S = 0.25, 30.0, 55.0
+
+Message = Batch | Heartbeat | DumpChunk | AskDump
+
+
+class Dice:
+    """A seed's numbers, one after another."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.draw = seed, 0
+
+    def chance(self, probability: float) -> bool:
+        self.draw += 1
+        return unit_interval(self.seed, self.draw) < probability
+
+    def below(self, count: int) -> int:
+        self.draw += 1
+        return choice_index(self.seed, count, self.draw)
+
+    def delay_s(self, most_s: float) -> float:
+        self.draw += 1
+        return unit_interval(self.seed, self.draw) * most_s
+
+
+def fold(held: set[int], event: Event) -> None:
+    match event:
+        case Stored(blocks):
+            held.update(blocks)
+        case Removed(blocks):
+            held.difference_update(blocks)
+        case Cleared():
+            held.clear()
+
+
+class Life:
+    """A consolidator that is right: one epoch."""
+
+    def __init__(self, epoch: int, ends_s: float) -> None:
+        self.epoch, self.ends_s, self.last_seq = epoch, ends_s, 0
+        self.held: set[int] = set()
+
+    def change(self, dice: Dice) -> Batch:
+        gone = sorted(self.held)[: 1 + dice.below(3)]
+        event: Event = Stored((dice.below(40),))
+        if dice.chance(0.02):
+            event = Cleared()
+        elif gone and dice.chance(0.4):
+            event = Removed(tuple(gone))
+        fold(self.held, event)
+        self.last_seq += 1
+        return Batch(self.epoch, self.last_seq, event)
+
+    def beat(self) -> Heartbeat:
+        digest = SetDigest(self.held).of_tier(Tier.GPU)
+        return Heartbeat(instance="i", epoch=self.epoch, last_seq=self.last_seq, tiers=(digest,))
+
+    def dump(self, request_id: int) -> list[DumpChunk]:
+        rows = [HeldBlock(block, None, 1) for block in sorted(self.held)]
+        return dump_chunks(request_id, self.epoch, self.last_seq, rows, chunk_blocks=7)
+
+
+class World:
+    """Lives, one after another or side by side; a log; a network with faults until `FAULTS_S`; one reader."""
+
+    def __init__(self, seed: int, follower: StreamFollower) -> None:
+        self.dice, self.follower, self.now_s = Dice(seed), follower, 0.0
+        self.lives = [Life(1, END_S)]
+        self.log: list[Batch] = []
+        self.read_up_to: int | None = None
+        self.on_the_way: list[tuple[float, int, Message]] = []
+        self.sent = 0
+        self.held: set[int] = set()
+        self.asked_s: list[float] = []
+        self.settled = (-1, -1)
+        self.work_ends_s = self.dice.below(2) * END_S or FAULTS_S
+        self.reader_starts_s = self.dice.below(2) * self.dice.delay_s(FAULTS_S)
+        self.loss = self.dice.delay_s(0.4)
+        self.delay_max_s = self.dice.delay_s(4.0)
+        self.log_rate = 1 + self.dice.below(20)
+        self.restart_odds = self.dice.delay_s(0.03)
+
+    def run(self) -> None:
+        while self.now_s < END_S:
+            self.now_s += STEP_S
+            self.work()
+            if self.now_s >= self.reader_starts_s:
+                self.read()
+        self.check()
+
+    def happens(self, odds: float) -> bool:
+        """Whether a fault happens now."""
+        return self.now_s < FAULTS_S and self.dice.chance(odds)
+
+    def living(self) -> list[Life]:
+        return [life for life in self.lives if life.ends_s >= self.now_s]
+
+    def work(self) -> None:
+        if self.happens(self.restart_odds):
+            self.lives[-1].ends_s = min(FAULTS_S, self.now_s + self.dice.below(2) * self.dice.delay_s(8))
+            self.lives.append(Life(len(self.lives) + 1, END_S))
+        for life in self.living():
+            for _ in range(self.dice.below(4) if self.now_s < self.work_ends_s else 0):
+                batch = life.change(self.dice)
+                if not self.happens(self.loss / 4):
+                    self.log += [batch] * (1 + self.dice.chance(0.05))
+            if self.now_s % 1 == life.epoch % 4 / 4:
+                self.send(life.beat())
+
+    def send(self, message: Message) -> None:
+        for _ in range(1 + self.dice.chance(0.05)):
+            if not self.happens(self.loss):
+                self.sent += 1
+                delay_s = self.dice.delay_s(self.delay_max_s if self.now_s < FAULTS_S else 0.2)
+                heappush(self.on_the_way, (self.now_s + delay_s, self.sent, message))
+
+    def read(self) -> None:
+        if self.read_up_to is None:  # the log may have forgotten its beginning
+            self.read_up_to = self.dice.below(2) * self.dice.below(len(self.log) + 1)
+        rate = self.log_rate if self.now_s < FAULTS_S else 30
+        for batch in self.log[self.read_up_to : self.read_up_to + rate]:
+            self.read_up_to += 1
+            self.perform(self.follower.on_batch(batch, self.now_s))
+        for message in self.arrived():
+            self.hear(message)
+        if self.happens(0.01):
+            self.perform(self.follower.on_refused(self.now_s))
+        self.perform(self.follower.tick(self.now_s))
+
+    def arrived(self) -> Iterator[Message]:
+        while self.on_the_way and self.on_the_way[0][0] <= self.now_s:
+            yield heappop(self.on_the_way)[2]
+
+    def hear(self, message: Message) -> None:
+        match message:
+            case AskDump(request_id):
+                for chunk in [chunk for life in self.living() for chunk in life.dump(request_id)]:
+                    self.send(chunk)
+            case DumpChunk():
+                self.perform(self.follower.on_chunk(message, self.now_s))
+            case Heartbeat():
+                self.perform(self.follower.on_heartbeat(message, self.digest, self.now_s))
+
+    def digest(self, tier: Tier) -> TierDigest:
+        return SetDigest(self.held if tier is Tier.GPU else ()).of_tier(tier)
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ApplyEvent(event):
+                    fold(self.held, event)
+                case ReplaceAll(blocks):
+                    self.held = {block.sequence_hash for block in blocks}
+                case AskDump():
+                    self.ask(effect)
+
+    def ask(self, question: AskDump) -> None:
+        counts = self.follower.statistics().counts
+        settled = (counts.resyncs, counts.restarts)
+        is_early = bool(self.asked_s) and self.now_s - self.asked_s[-1] < LIMITS.answer_s
+        assert not is_early or settled != self.settled, "one question in flight"
+        self.settled = settled
+        self.asked_s.append(self.now_s)
+        self.send(question)
+
+    def check(self) -> None:
+        truth = self.lives[-1]
+        assert self.follower.stale in ("", "behind")  # a pulse may be heard an instant before its batches
+        assert self.follower.position == (truth.epoch, truth.last_seq)
+        assert self.held == truth.held
+        assert [asked_s for asked_s in self.asked_s if asked_s > END_S - 8] == []
+
+
+def run_all(seeds: range, make: Callable[[FollowerLimits], StreamFollower]) -> None:
+    for seed in seeds:
+        World(seed, make(LIMITS)).run()
+
+
+@pytest.mark.parametrize("first", range(0, 400, 40))
+def test_the_reader_comes_to_rest_with_the_true_set(first: int) -> None:
+    run_all(range(first, first + 40), StreamFollower)
+
+
+class RetiresForGood(StreamFollower):
+    """Planted bug: an epoch that was retired is never believed again."""
+
+    def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
+        return [] if heartbeat.epoch in self._retired else super().on_heartbeat(heartbeat, digest_of, now_s)
+
+
+class NeverAsksAgain(StreamFollower):
+    """Planted bug: a lost question is waited for."""
+
+    def tick(self, now_s: float) -> list[Effect]:
+        return [] if self.stale == "resyncing" else super().tick(now_s)
+
+
+class AsksAtEveryBatch(StreamFollower):
+    """Planted bug: more than one question in flight."""
+
+    def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
+        effects = super().on_batch(batch, now_s)
+        return effects or (self._ask(now_s) if self.stale == "resyncing" else [])
+
+
+class ComparesNothing(StreamFollower):
+    """Planted bug: digests are not compared, and one batch in ten is only counted."""
+
+    def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
+        del digest_of
+        told = {digest.tier: digest for digest in heartbeat.tiers}
+        return super().on_heartbeat(heartbeat, lambda tier: told.get(tier, TierDigest(tier, 0, 0)), now_s)
+
+    def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
+        effects = super().on_batch(batch, now_s)
+        return [] if batch.seq % 10 == 0 and len(effects) == 1 and isinstance(effects[0], ApplyEvent) else effects
+
+
+class IsNeverBehind(StreamFollower):
+    """Planted bug: what is lost at the end of the log is waited for."""
+
+    def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
+        effects = super().on_heartbeat(heartbeat, digest_of, now_s)
+        self._awaited = None
+        return effects
+
+
+class CarriesTheCursorOver(StreamFollower):
+    """Planted bug: a new epoch begins where the old one ended."""
+
+    def _adopt(self, epoch: int) -> list[Effect]:
+        cursor, effects = self._cursor, super()._adopt(epoch)
+        self._cursor = cursor
+        return effects
+
+
+PLANTED: list[type[StreamFollower]] = [
+    RetiresForGood,
+    NeverAsksAgain,
+    AsksAtEveryBatch,
+    ComparesNothing,
+    IsNeverBehind,
+    CarriesTheCursorOver,
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_the_simulation_fails_on_a_planted_bug(planted: type[StreamFollower]) -> None:
+    with pytest.raises(AssertionError):
+        run_all(range(400), planted)
