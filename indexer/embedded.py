@@ -40,14 +40,15 @@ class EmbeddedIndex:
         tree = PrefixIndex(parked_blocks_max=settings.parked_blocks_max, parked_ttl_s=settings.parked_ttl_s)
         self._fold = IndexFold(tree, FollowerLimits(behind_s=settings.behind_s, answer_s=settings.answer_s))
         self._feed = IndexFeed(self._fold, log, clock)
+        self._event_log = log
 
     async def start(self) -> None:
         """The log is being read."""
         await self._feed.start()
 
     def parts(self, stage: int) -> list[Part]:
-        """Return what is to run."""
-        return [Part("index", self._feed.run, stage)]
+        """Return what is to run: the feed, and the watch over the log that it follows."""
+        return [Part("index", self._feed.run, stage), Part("event-log", self._event_log.run, stage)]
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each."""

@@ -3,7 +3,8 @@
     apply(fact, now) -> questions to send        tick(now) -> questions to send        overlap(...) -> what is held
 
 Facts come in any order, late, twice or never; `follower.py` says what each means. A rank is forgotten when its worker
-left, or when its heartbeats stopped for `gone_s` while the log itself could be heard.
+left, or when nothing proved it alive (heartbeat, dump) for `gone_s` while the log could be heard and this process was
+awake: a tick that comes late has heard nobody, and says nothing of the workers.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ from kv_protocol.recovery import DumpChunk, DumpRequest, HeldBlock
 
 RANKS_MAX = 4096
 """More ranks than one index serves; what comes beyond is refused and counted."""
+AWAKE_S = 1.0
+"""Ticks come faster than that while the process is awake."""
 
 
 class BatchArrived(msgspec.Struct, frozen=True):
@@ -128,6 +131,7 @@ class IndexFold:
         self._ranks: dict[WorkerRank, _RankState] = {}
         self._rank_of_slot: dict[int, WorkerRank] = {}
         self._log_heard = True
+        self._ticked_at_s: float | None = None
         self._refused_ranks = self._refused_bytes = 0
 
     def apply(self, fact: Fact, now_s: float) -> list[Question]:
@@ -165,6 +169,7 @@ class IndexFold:
                 state.heard_at_s = now_s
                 effects = follower.on_heartbeat(heartbeat, partial(self._index.digest, state.slot), now_s)
             case ChunkArrived(_, chunk):
+                state.heard_at_s = now_s
                 effects = follower.on_chunk(chunk, now_s)
             case BytesRefused():
                 self._refused_bytes += 1
@@ -173,6 +178,7 @@ class IndexFold:
 
     def tick(self, now_s: float) -> list[Question]:
         """Let time pass: forget ranks that fell silent, ask again what was not answered."""
+        self._forgive_stall(now_s)
         if self._log_heard:
             for rank in [rank for rank, state in self._ranks.items() if now_s - state.heard_at_s >= self._gone_s]:
                 self._forget(rank)
@@ -184,6 +190,13 @@ class IndexFold:
         for rank, state in self._ranks.items():
             questions += self._perform(rank, state, state.follower.tick(now_s), now_s)
         return questions
+
+    def _forgive_stall(self, now_s: float) -> None:
+        stall_s = now_s - (self._ticked_at_s or now_s) - AWAKE_S
+        self._ticked_at_s = now_s
+        if stall_s > 0:
+            for state in self._ranks.values():
+                state.heard_at_s += stall_s
 
     def _admit(self, rank: WorkerRank, now_s: float) -> _RankState:
         slot = next(slot for slot in range(len(self._ranks) + 1) if slot not in self._rank_of_slot)

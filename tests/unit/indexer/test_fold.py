@@ -262,10 +262,28 @@ def test_nobody_is_forgotten_while_the_log_is_lost(fold: IndexFold) -> None:
     assert fold.tick(1000.0) == []
     assert depths(fold, A0) == [(6, 6, 6, 6)]
     told(fold, LogFound(), now_s=1000.0)
-    fold.tick(1000.0 + GONE_S - 0.1)
+    for passed_s in (1.0, 2.0, 3.0, 4.0, GONE_S - 0.1):
+        fold.tick(1000.0 + passed_s)
     assert fold.ranks() == [A0]
     fold.tick(1000.0 + GONE_S)
     assert fold.ranks() == []
+
+
+def test_a_process_that_was_asleep_forgets_nobody_on_waking(fold: IndexFold) -> None:
+    told(fold, pulse(A0, 0))
+    fold.tick(0.5)
+    fold.tick(60.0)
+    assert fold.ranks() == [A0]
+    for passed_s in range(1, int(GONE_S)):
+        fold.tick(60.0 + passed_s)
+    assert fold.ranks() == []
+
+
+def test_a_dump_is_a_sign_of_life(fold: IndexFold) -> None:
+    told(fold, pulse(A0, 1), batch(A0, 2, path()))
+    assert told(fold, dump(A0, 1, 2), now_s=GONE_S - 0.5) == []
+    fold.tick(GONE_S)
+    assert fold.ranks() == [A0]
 
 
 def test_who_pulses_again_after_the_log_was_found_stays(fold: IndexFold) -> None:
@@ -486,3 +504,4 @@ def test_the_same_facts_in_the_same_order_give_the_same_state() -> None:
         outcomes.append((said, fold.statistics(), fold.held(A0), fold.held(B0)))
     assert outcomes[0] == outcomes[1]
     assert any(outcomes[0][0])
+
