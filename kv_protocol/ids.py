@@ -1,7 +1,9 @@
 """Who is who: a worker, its data-parallel rank (one KV cache), and one life of its publisher."""
 
 import re
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+import msgspec
 
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.splitmix import U64_MASK
@@ -10,6 +12,9 @@ WORKER_ID_PATTERN = r"[a-z0-9-]{1,64}"
 DP_RANK_MAX = 4095
 """More ranks in one worker than any engine has; a bound on what one registration can make us allocate."""
 BLOCK_SIZE_MAX = 4096
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+"""A token's id, where msgspec decodes one."""
 
 _WORKER_ID = re.compile(WORKER_ID_PATTERN)
 
@@ -22,14 +27,6 @@ class WorkerRank(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.worker_id}/{self.dp_rank}"
-
-
-class StreamId(NamedTuple):
-    """One numbered stream of events. A new epoch replaces the old one, never merges with it."""
-
-    worker_id: str
-    dp_rank: int
-    epoch: int
 
 
 def checked_worker_id(value: str) -> str:

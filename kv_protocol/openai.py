@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kv_protocol.errors import LimitExceeded
+from kv_protocol.errors import UNDECODABLE, LimitExceeded
+from kv_protocol.ids import TokenId
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 
 UNUSED_KEYS = frozenset({"nvext", "priority", "service_tier", "store", "metadata", "user", "safety_identifier"})
@@ -122,7 +122,7 @@ def decode_chat(body: bytes) -> ChatRequest:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
     try:
         return _chat_decoder.decode(body)
-    except (msgspec.DecodeError, ValueError) as error:
+    except UNDECODABLE as error:
         raise _explained(error, body) from error
 
 
@@ -130,7 +130,7 @@ def decode_completion(body: bytes) -> CompletionRequest:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
     try:
         return _completion_decoder.decode(body)
-    except (msgspec.DecodeError, ValueError) as error:
+    except UNDECODABLE as error:
         raise _explained(error, body) from error
 
 
@@ -156,7 +156,10 @@ def _explained(error: Exception, body: bytes) -> RequestInvalid:
 
 
 def _found(body: bytes, path: str) -> Any:  # noqa: ANN401 - whatever the client sent there
-    value: Any = msgspec.json.decode(body)
+    try:
+        value: Any = msgspec.json.decode(body)
+    except UNDECODABLE:
+        return "what cannot be read"
     for key in re.findall(r"[^.\[\]]+", path):
         if isinstance(value, Mapping):
             value = value.get(key)

@@ -155,7 +155,7 @@ VALUES = st.recursive(
 
 
 @st.composite
-def with_other_values(draw: st.DrawFn, message: Any, values: st.SearchStrategy[Any]) -> Any:  # noqa: ANN401
+def with_other_values(draw: st.DrawFn, message: Any, values: st.SearchStrategy[Any]) -> Any:
     """Return the message as builtins, something within it replaced by any value at all."""
     if isinstance(message, dict) and message and draw(st.integers(0, 5)):
         key = draw(st.sampled_from(sorted(message)))

@@ -60,7 +60,7 @@ def test_a_decision_among_no_candidates_cannot_exist() -> None:
 
 
 @pytest.mark.parametrize("codec", [msgspec.msgpack, msgspec.json], ids=["msgpack", "json"])
-def test_a_decision_survives_encoding_bit_for_bit(codec: Any) -> None:  # noqa: ANN401
+def test_a_decision_survives_encoding_bit_for_bit(codec: Any) -> None:
     decision = Decision(**FIELDS)
     assert codec.decode(codec.encode(decision), type=Decision) == decision
 

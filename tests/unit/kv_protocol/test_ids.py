@@ -6,7 +6,6 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import (
     BLOCK_SIZE_MAX,
     DP_RANK_MAX,
-    StreamId,
     WorkerRank,
     checked_block_size,
     checked_dp_rank,
@@ -71,7 +70,3 @@ def test_a_value_beyond_its_range_is_refused_by_name(check: Callable[[int], int]
 
 def test_a_rank_is_written_as_worker_and_number() -> None:
     assert str(WorkerRank("w-1", 3)) == "w-1/3"
-
-
-def test_streams_of_two_epochs_of_one_rank_differ() -> None:
-    assert StreamId("w", 0, 1) != StreamId("w", 0, 2)

@@ -16,7 +16,7 @@ import msgspec
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.hashing import to_i64, to_u64
-from kv_protocol.openai import TokenId
+from kv_protocol.ids import TokenId
 
 REPLAY_END = (1 << 64) - 1
 PAYLOAD_BYTES_MAX = 64 * 1024 * 1024

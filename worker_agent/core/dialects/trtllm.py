@@ -19,7 +19,7 @@ import msgspec
 
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import to_u64
-from kv_protocol.openai import TokenId
+from kv_protocol.ids import TokenId
 from worker_agent.core.dialects.hop_a import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 

@@ -1,0 +1,98 @@
+"""OpenAI requests: what is read, and how what may not be is named."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kv_protocol.openai import (
+    ChatRequest,
+    CompletionRequest,
+    RequestInvalid,
+    decode_chat,
+    decode_completion,
+    ineffective_keys,
+)
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return decode_chat(json.dumps({**CHAT, **fields}).encode())
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return decode_completion(json.dumps({"model": "m", "prompt": "hi", **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named", "words"),
+    [
+        ("model", 7, "model", "found 7, allowed `str`"),
+        ("messages", [], "messages", "length >= 1"),
+        ("messages", [1], "messages[0]", "found 1"),
+        ("max_tokens", 0, "max_tokens", ">= 1"),
+        ("max_tokens", 1.5, "max_tokens", "found 1.5"),
+        ("temperature", 3, "temperature", "found 3"),
+        ("stream", "yes", "stream", "found 'yes'"),
+        ("stream_options", {"usage": True}, "stream_options.usage", "no others"),
+        ("typo", 1, "typo", "no others"),
+        ("stop", 1, "stop", "found 1"),
+        ("n", 0, "n", "found 0"),
+    ],
+)
+def test_a_chat_field_that_may_not_be_is_named(field: str, value: Any, named: str, words: str) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        chat(**{field: value})
+    assert refused.value.field == named
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "named"),
+    [([], "prompt"), ("", "prompt"), ([1, -1], "prompt[1]"), ([2**32], "prompt[0]"), (None, "prompt")],
+)
+def test_a_prompt_that_may_not_be_is_named(prompt: Any, named: str) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        completion(prompt=prompt)
+    assert refused.value.field == named
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"null", b"[1]", b"\xff", b"[" * 100_000, b'{"model":"m","messages":[],"x":' + b"[" * 100_000],
+    ids=["empty", "cut", "null", "array", "bytes", "deep", "deep field"],
+)
+@pytest.mark.parametrize("decode", [decode_chat, decode_completion])
+def test_what_is_no_request_is_refused_whatever_it_is(body: bytes, decode: Any) -> None:
+    with pytest.raises(RequestInvalid):
+        decode(body)
+
+
+def test_what_was_found_is_shown_in_part_only() -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        chat(max_tokens="9" * 10_000)
+    assert len(str(refused.value)) < 200
+
+
+def test_either_name_of_the_limit_counts() -> None:
+    assert chat(max_tokens=5).limit_tokens == 5
+    assert chat(max_completion_tokens=6).limit_tokens == 6
+    assert chat().limit_tokens is None
+
+
+def test_one_stop_string_is_a_list_of_one() -> None:
+    assert chat(stop="a").stops == ("a",)
+    assert chat(stop=["a", "b"]).stops == ("a", "b")
+    assert chat().stops == ()
+
+
+def test_usage_in_a_stream_is_asked_for() -> None:
+    assert chat(stream_options={"include_usage": True}).include_usage
+    assert not chat().include_usage
+
+
+def test_keys_without_effect_are_told() -> None:
+    assert ineffective_keys(chat(user="u", nvext={})) == ("nvext", "user")
+    assert ineffective_keys(completion(priority=0)) == ("priority",)
+    assert ineffective_keys(chat()) == ()
