@@ -60,6 +60,7 @@ class IndexFeed:
         while not stop.is_set():
             await self._watch_connection()
             await self._ask(self._fold.tick(self._clock.now()))
+            self._forget_gone()
             await until(stop, self._clock.sleep(TICK_S))
 
     async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
@@ -77,6 +78,12 @@ class IndexFeed:
         if connected != self._was_connected:
             self._was_connected = connected
             await self._apply(LogFound() if connected else LogLost())
+
+    def _forget_gone(self) -> None:
+        known = set(self._fold.ranks())
+        for memory in (self._slug_of, self.freshness_s):
+            for rank in memory.keys() - known:
+                del memory[rank]
 
     async def _on_events(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:
@@ -143,8 +150,10 @@ class IndexFeed:
     async def _ask(self, questions: list[Question]) -> None:
         for question in questions:
             rank = question.rank
+            if (slug := self._slug_of.get(rank)) is None:
+                continue  # forgotten, and heard of again in the middle of a message; it is asked when it is heard next
             _log.info("dump_asked", rank=str(rank), request_id=question.request.request_id)
-            subject = subjects.recover_slug(self._slug_of[rank], rank)
+            subject = subjects.recover_slug(slug, rank)
             reply = f"{self._inbox}.{rank.worker_id}.{rank.dp_rank}"
             try:
                 await self._event_log.announce(subject, recovery.encode(question.request), reply)

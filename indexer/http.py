@@ -13,8 +13,9 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from indexer.embedded import EmbeddedIndex
+from kv_protocol.errors import UNDECODABLE
 from kv_protocol.events import TIERS
-from kv_protocol.ids import WorkerRank
+from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
 
 BODY_BYTES_MAX = 16 << 20
@@ -25,6 +26,13 @@ class OverlapQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     sequence_hashes: list[int]
     ranks: list[tuple[str, int]] | None = None
+
+    def __post_init__(self) -> None:
+        for sequence_hash in self.sequence_hashes:
+            checked_u64("sequence_hashes", sequence_hash)
+        for worker_id, dp_rank in self.ranks or ():
+            checked_worker_id(worker_id)
+            checked_dp_rank(dp_rank)
 
 
 class IndexApi:
@@ -53,7 +61,7 @@ class IndexApi:
     async def _overlap(self, request: web.Request) -> web.Response:
         try:
             query = msgspec.json.decode(await request.read(), type=OverlapQuery)
-        except (msgspec.DecodeError, ValueError) as error:
+        except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error", param="body")
         ranks = (
             list(self._index.statistics().streams)
@@ -87,13 +95,12 @@ class IndexApi:
         )
 
     async def _blocks(self, request: web.Request) -> web.Response:
-        worker_id, dp_rank = request.match_info["worker"], request.match_info["dp_rank"]
-        rank = WorkerRank(worker_id, int(dp_rank)) if dp_rank.isdecimal() else None
-        known = list(self._index.statistics().streams)
-        if rank is None or rank not in known:
-            allowed = ", ".join(map(str, known)) or "none yet"
-            return error_response(404, f"rank: found {worker_id}/{dp_rank}, allowed {allowed}", "invalid_request_error")
-        return json_response({"blocks": [block._asdict() for block in self._index.held(rank)]})
+        asked = f"{request.match_info['worker']}/{request.match_info['dp_rank']}"
+        known = {str(rank): rank for rank in self._index.statistics().streams}
+        if asked not in known:
+            allowed = ", ".join(known) or "none yet"
+            return error_response(404, f"rank: found {asked}, allowed {allowed}", "invalid_request_error")
+        return json_response({"blocks": [block._asdict() for block in self._index.held(known[asked])]})
 
     async def _health(self, _: web.Request) -> web.Response:
         return json_response({"status": "ok"})

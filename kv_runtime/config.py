@@ -4,15 +4,15 @@
 was found and what is allowed. The sections here are those that several processes share; each process has its own tree.
 """
 
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_origin
 
 import click
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
 from kv_runtime.http import is_loopback
 
@@ -34,12 +34,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Settings(BaseSettings):
+class Settings(Section):
     """A process's whole tree."""
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter=_NESTED, case_sensitive=False
-    )
 
 
 class NatsSection(Section):
@@ -82,7 +78,7 @@ class IndexSection(Section):
     behind_s: float = Field(
         2.0, gt=0, le=60, description="how long a stream may be behind its heartbeat before it is resynced"
     )
-    answer_s: float = Field(2.0, gt=0, le=60, description="how long a dump may take before it is asked again")
+    answer_s: float = Field(2.0, gt=0, le=60, description="how long a dump may pause before it is asked again")
 
 
 class TelemetrySection(Section):
@@ -111,15 +107,14 @@ def load_settings(
     """
     problems: list[str] = []
     tree = _from_file(file, problems) if file else {}
-    problems += _unknown_variables(kind)
-    _merge(tree, EnvSettingsSource(kind)())
-    for path, value in [*_assigned(assignments, problems), *(flags or {}).items()]:
-        if value is not None:
-            _merge(tree, _nest(path.split("."), value))
+    given = [(path, value) for path, value in (flags or {}).items() if value is not None]
+    for path, value in [*_from_environment(kind, problems), *_assigned(kind, assignments, problems), *given]:
+        _put(tree, path, value, problems)
     try:
         settings = kind.model_validate(tree)
     except ValidationError as error:
-        raise ConfigurationError([*problems, *map(_problem, error.errors())]) from error
+        raise ConfigurationError([*problems, *(_problem(kind, found) for found in error.errors())]) from error
+    problems += _masks(settings)
     if problems:
         raise ConfigurationError(problems)
     return settings
@@ -137,20 +132,25 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def render(settings: Settings) -> str:
-    """Return the tree as YAML that loads again; secrets are masked."""
+    """Return the tree as YAML that loads again, but for secrets: they are masked, and a mask is refused as a guess."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
 
 
-def _assigned(assignments: Iterable[str], problems: list[str]) -> Iterator[tuple[str, Any]]:
-    for text in assignments:
-        path, found, value = text.partition("=")
+def _assigned(kind: type[BaseModel], assignments: Iterable[str], problems: list[str]) -> Iterator[tuple[str, Any]]:
+    for assignment in assignments:
+        path, found, text = assignment.partition("=")
+        path = path.strip()
         try:
-            if found and path.strip():
-                yield path.strip(), yaml.safe_load(value)
-            else:
-                problems.append(f"--set: found {text!r}, allowed section.key=value")
+            value = yaml.safe_load(text) if text.strip() else ""
         except yaml.YAMLError as error:
             problems.append(f"--set {path}: {error}")
+            continue
+        if not found or not path:
+            problems.append(f"--set: found {assignment!r}, allowed section.key=value")
+        elif _kind_at(kind, path.split(".")) in (str, SecretStr) and not isinstance(value, str | list | dict | None):
+            yield path, text  # a text that YAML takes for a number or a date
+        else:
+            yield path, value
 
 
 def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
@@ -164,43 +164,70 @@ def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
     if not isinstance(tree, dict):
         problems.append(f"{file}: found {type(tree).__name__}, allowed a mapping of sections")
         return {}
-    return tree
+    return {str(name): section for name, section in tree.items() if section is not None}
 
 
-def _unknown_variables(kind: type[Settings]) -> list[str]:
-    return [
-        f"{name}: no such setting"
-        for name in sorted(os.environ)
-        if name.startswith(ENV_PREFIX) and not _is_known(kind, name.removeprefix(ENV_PREFIX).lower().split(_NESTED))
-    ]
+def _from_environment(kind: type[BaseModel], problems: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield paths and values, sections before their fields; what is no text or number is JSON."""
+    for name in sorted(os.environ, key=lambda name: (name.count(_NESTED), name)):
+        if not name.upper().startswith(ENV_PREFIX):
+            continue
+        path, text = name[len(ENV_PREFIX) :].lower().split(_NESTED), os.environ[name]
+        kind_there = _kind_at(kind, path)
+        if kind_there is None:
+            problems.append(f"{name}: no such setting")
+            continue
+        try:
+            is_text = not _is_section(kind_there) and get_origin(kind_there) not in (list, dict, tuple)
+            yield ".".join(path), text if is_text else json.loads(text)
+        except ValueError as error:
+            problems.append(f"{name}: allowed JSON ({error})")
 
 
-def _is_known(model: type[BaseModel], path: list[str]) -> bool:
-    field = model.model_fields.get(path[0])
-    if field is None:
-        return False
-    kind = field.annotation
-    if len(path) == 1 or not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-        return True
-    return _is_known(kind, path[1:])
+def _kind_at(kind: Any, path: Sequence[object]) -> Any:  # noqa: ANN401 - whatever a field is declared as
+    """Return what the field at `path` is declared as, or the field that holds it; None where there is none."""
+    for name in path:
+        if not _is_section(kind):
+            return kind
+        field = kind.model_fields.get(name)
+        if field is None:
+            return None
+        kind = field.annotation
+    return kind
 
 
-def _nest(path: list[str], value: object) -> dict[str, Any]:
-    for key in reversed(path):
-        value = {key: value}
-    assert isinstance(value, dict)
-    return value
+def _is_section(kind: Any) -> bool:  # noqa: ANN401
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-def _merge(into: dict[str, Any], other: Mapping[str, Any]) -> None:
-    for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value
+def _put(tree: dict[str, Any], path: str, value: object, problems: list[str]) -> None:
+    """Set what is at `path`; mappings are merged."""
+    *above, last = path.split(".")
+    for name in above:
+        below = tree.setdefault(name, {})
+        if not isinstance(below, dict):
+            problems.append(f"{path}: {name} is given as a value and as a section")
+            return
+        tree = below
+    if isinstance(value, Mapping) and isinstance(tree.get(last), dict):
+        for name, inner in value.items():
+            _put(tree[last], str(name), inner, problems)
+    else:
+        tree[last] = value
 
 
-def _problem(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, a TypedDict it does not export for good
-    path = ".".join(map(str, error["loc"]))
-    found = "" if error["type"] in ("missing", "extra_forbidden") or "token" in path else f"found {error['input']!r}, "
-    return f"{path}: {found}{error['msg']}"
+def _masks(settings: BaseModel, above: str = "") -> Iterator[str]:
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, BaseModel):
+            yield from _masks(value, f"{above}{name}.")
+        elif isinstance(value, SecretStr) and value.get_secret_value() == str(SecretStr("any")):
+            yield f"{above}{name}: found the mask of a shown secret, allowed the secret itself"
+
+
+def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
+    """Return one line; what was found stands in it unless it is a secret, or a section, which may hold one."""
+    kind_there = _kind_at(kind, error["loc"])
+    is_shown = kind_there not in (None, SecretStr) and not _is_section(kind_there)
+    found = f"found {error['input']!r}, " if is_shown else ""
+    return f"{'.'.join(map(str, error['loc']))}: {found}{error['msg']}"

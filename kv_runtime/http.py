@@ -48,7 +48,10 @@ def json_response(value: object, status: int = 200) -> web.Response:
 
 @web.middleware
 async def openai_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give every refusal of the framework an OpenAI body, and every fault of ours a 500 that tells no secret."""
+    """Give every refusal of the framework an OpenAI body, and every fault of ours a 500 that tells no secret.
+
+    An answer that had begun is cut instead, so that nobody takes it for a whole one.
+    """
     try:
         return await handler(request)
     except web.HTTPRequestEntityTooLarge as error:
@@ -58,11 +61,24 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
             raise
         kind = "invalid_request_error" if error.status < 500 else "server_error"  # noqa: PLR2004
         return error_response(error.status, f"{request.method} {request.path}: {error.reason}", kind)
-    except ConnectionError:
-        raise
     except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+        if isinstance(error, ConnectionError) and _has_gone(request):
+            return _cut(request)
         _log.exception("request_failed", path=request.path)
+        if request.writer.output_size:
+            return _cut(request)
         return error_response(500, f"our fault: {type(error).__name__}; see the log", "server_error")
+
+
+def _has_gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
+
+
+def _cut(request: web.Request) -> web.Response:
+    """End the connection. The response goes nowhere; an exception instead would be logged as the framework's fault."""
+    if request.transport is not None:
+        request.transport.abort()
+    return web.Response()
 
 
 def require_token(token: str) -> Middleware:
@@ -71,7 +87,7 @@ def require_token(token: str) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode()
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")  # as aiohttp decoded it
         if not token or request.path in OPEN_PATHS or hmac.compare_digest(given, expected):
             return await handler(request)
         return error_response(401, "Authorization: a bearer token is needed", "authentication_error")

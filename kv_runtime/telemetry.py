@@ -14,6 +14,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from structlog.typing import Processor
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
@@ -26,22 +27,38 @@ Sample = tuple[tuple[str, ...], float]
 
 
 def configure_logs(level: str, log_format: Literal["auto", "json", "console"]) -> None:
-    """Every log line of this process goes to standard error from `level` up, as JSON or for people."""
+    """Every log line of this process, libraries' too, goes to standard error from `level` up, as JSON or for people."""
+    number = logging.getLevelNamesMapping()[level.upper()]
     for_people = log_format == "console" or (log_format == "auto" and sys.stderr.isatty())
+    enrich: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    render = _renderer(for_people=for_people)
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-            if for_people
-            else structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        processors=[*enrich, render],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
+    libraries = logging.StreamHandler(sys.stderr)
+    libraries.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *enrich],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [libraries]
+    root.setLevel(number)
+
+
+def _renderer(*, for_people: bool) -> Processor:
+    if for_people:
+        return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    return structlog.processors.JSONRenderer()
 
 
 def new_registry() -> CollectorRegistry:

@@ -9,6 +9,8 @@ GET    /metrics, /health, /live, /ready, /version
 """
 
 import asyncio
+import math
+import re
 
 import msgspec
 from aiohttp import web
@@ -27,6 +29,7 @@ from router.core.fleet import Worker
 from router.routing import DecisionRecord, Routing
 
 _BODY_BYTES_MAX = 1 << 20
+_DECIMAL = re.compile(r"[0-9]{1,20}")
 _WAIT_S_MAX = 60.0
 _LIST_DEFAULT, _LIST_MAX = 50, 1000
 
@@ -61,7 +64,7 @@ class ControlPlane:
 
     async def _decisions(self, request: web.Request) -> web.Response:
         limit = request.query.get("limit", str(_LIST_DEFAULT))
-        if not limit.isdecimal() or not 1 <= int(limit) <= _LIST_MAX:
+        if not _DECIMAL.fullmatch(limit) or not 1 <= int(limit) <= _LIST_MAX:
             return _bad_query("limit", limit, f"1..{_LIST_MAX}")
         return json_response({"decisions": [_summary(record) for record in self._routing.decisions.newest(int(limit))]})
 
@@ -129,12 +132,11 @@ class ControlPlane:
         numbers = {}
         for field, default in (("dp_rank", "0"), ("epoch", ""), ("seq", "")):
             value = request.query.get(field, default)
-            if not value.isdecimal():
+            if not _DECIMAL.fullmatch(value):
                 return _bad_query(field, value, "a decimal number")
             numbers[field] = int(value)
-        try:
-            timeout_s = float(request.query.get("timeout_s", "5"))
-        except ValueError:
+        timeout_s = _seconds(request.query.get("timeout_s", "5"))
+        if timeout_s is None:
             return _bad_query("timeout_s", request.query["timeout_s"], "seconds")
         rank = WorkerRank(request.query.get("worker", ""), numbers["dp_rank"])
         try:
@@ -154,6 +156,14 @@ class ControlPlane:
     async def _ready(self, _: web.Request) -> web.Response:
         reasons = self._routing.unready()
         return json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+
+def _seconds(value: str) -> float | None:
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) else None
 
 
 def _summary(record: DecisionRecord) -> dict[str, object]:

@@ -7,6 +7,7 @@ fails later ends the answer with an OpenAI error event. A client that goes away 
 """
 
 import asyncio
+import re
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import NamedTuple
@@ -17,7 +18,8 @@ from aiohttp import web
 
 from kv_protocol import openai
 from kv_protocol.decision import Decision
-from kv_protocol.ids import WorkerRank
+from kv_protocol.errors import UNDECODABLE
+from kv_protocol.ids import DP_RANK_MAX, WorkerRank
 from kv_protocol.openai import Request, RequestInvalid
 from kv_runtime.chat_template import TextError
 from kv_runtime.http import error_body, error_response, json_response, openai_errors
@@ -34,7 +36,11 @@ from router.usage import UsageReader
 
 _REQUEST_ID_CHARACTERS_MAX = 128
 _STREAM = "text/event-stream"
+_REDIRECTS = range(300, 400)
 _SERVER_ERROR = 500
+_DP_RANK = re.compile(r"[0-9]{1,4}")
+_CLIENT_LEFT = (asyncio.CancelledError, ConnectionError)
+"""Errors of the worker's connection are `UpstreamFailed`: one that is not is the client's."""
 
 _log = structlog.get_logger("router")
 
@@ -100,14 +106,16 @@ class DataPlane:
         watch = self._metrics.begin()
         model, outcome = "", "failed"
         try:
-            inbound = await self._inbound(http, http.path)
+            inbound = await self._inbound(http)
             model = inbound.route.model
-            response = await self._attempts(http, inbound)
-            outcome = "ok" if response.status < 400 else "refused"  # noqa: PLR2004 - the first of the refusals
+            response, outcome = await self._attempts(http, inbound)
         except Refused as refused:
             outcome = refused.outcome
             return refused.response
-        except asyncio.CancelledError:
+        except web.HTTPException:
+            outcome = "refused"
+            raise
+        except _CLIENT_LEFT:
             outcome = "cancelled"
             raise
         else:
@@ -116,10 +124,11 @@ class DataPlane:
             self._inflight -= 1
             self._metrics.end(watch, model, self._routing.policy.mode, outcome)
 
-    async def _inbound(self, http: web.Request, path: str) -> _Inbound:
-        body = await http.read()
-        decode = openai.decode_chat if path == "/v1/chat/completions" else openai.decode_completion
+    async def _inbound(self, http: web.Request) -> _Inbound:
         try:
+            body = await _body(http)
+            path = _path_of(body) if http.path == "/v1/route" else http.path
+            decode = openai.decode_chat if path == "/v1/chat/completions" else openai.decode_completion
             request = decode(body)
             block_size = self._block_size(request.model)
             prompt = prompt_of(request, self._text, block_size)
@@ -128,7 +137,7 @@ class DataPlane:
             raise Refused(error_response(400, str(error), "invalid_request_error", param=error.field)) from error
 
     def _block_size(self, model: str) -> int:
-        block_size = self._routing.state.block_size(model)
+        block_size = self._routing.state.fleet.block_size(model, self._routing.clock.now())
         if block_size is not None:
             return block_size
         models = self._routing.state.fleet.models()
@@ -139,8 +148,8 @@ class DataPlane:
 
     def _route_request(self, http: web.Request, request: Request, prompt: Prompt) -> RouteRequest:
         dp_rank = http.headers.get("x-dp-rank")
-        if dp_rank is not None and not dp_rank.isdecimal():
-            raise RequestInvalid("x-dp-rank", dp_rank, "a decimal number")
+        if dp_rank is not None and not _DP_RANK.fullmatch(dp_rank):
+            raise RequestInvalid("x-dp-rank", dp_rank, f"0..{DP_RANK_MAX}")
         request_id = http.headers.get("x-request-id", "")
         if not request_id.isprintable() or not 0 < len(request_id) <= _REQUEST_ID_CHARACTERS_MAX:
             request_id = self._new_id()
@@ -163,10 +172,12 @@ class DataPlane:
         except NoEligibleWorker as error:
             raise Refused(_unavailable(str(error), "no_eligible_worker"), "failed") from error
 
-    async def _attempts(self, http: web.Request, inbound: _Inbound) -> web.StreamResponse:
-        route = inbound.route
+    async def _attempts(self, http: web.Request, inbound: _Inbound) -> tuple[web.StreamResponse, OutcomeName]:
+        route, failed = inbound.route, ""
         while True:
             decision = self._decided(route)
+            if failed:
+                self._metrics.retried(failed)
             lease = self._routing.take(route, decision)
             self._metrics.decided(decision)
             try:
@@ -180,9 +191,9 @@ class DataPlane:
                     raise Refused(
                         error_response(502, message, "server_error", code="upstream_failed"), "failed"
                     ) from error
-                self._metrics.retried(error.phase)
+                failed = error.phase
                 route = msgspec.structs.replace(route, tried=(*route.tried, chosen), decision_id=self._new_id())
-            except asyncio.CancelledError:
+            except _CLIENT_LEFT:
                 lease.end("cancelled")
                 raise
             except BaseException:
@@ -196,7 +207,7 @@ class DataPlane:
 
     async def _attempt(
         self, http: web.Request, inbound: _Inbound, decision: Decision, lease: Lease
-    ) -> web.StreamResponse:
+    ) -> tuple[web.StreamResponse, OutcomeName]:
         chosen = decision.chosen
         worker = self._routing.state.fleet.worker(chosen.worker_id)
         if worker is None:
@@ -208,12 +219,12 @@ class DataPlane:
             headers["x-dp-rank"] = str(chosen.dp_rank)
         outgoing = ForwardRequest(inbound.path, headers, body)
         async with self._forwarder.forward(outgoing, worker.registration.base_url) as answer:
-            if answer.status >= _SERVER_ERROR:
+            if answer.status >= _SERVER_ERROR or answer.status in _REDIRECTS:
                 raise UpstreamFailed("first_byte", f"status {answer.status}")
             spliced = _Spliced(answer, decision, lease, _headers(inbound.request, decision))
             response = await (spliced.stream(http) if answer.content_type == _STREAM else spliced.whole())
         self._settle(decision, lease, spliced)
-        return response
+        return response, spliced.outcome
 
     def _settle(self, decision: Decision, lease: Lease, spliced: "_Spliced") -> None:
         cached_tokens = spliced.cached_tokens
@@ -224,8 +235,7 @@ class DataPlane:
 
     async def _route(self, http: web.Request) -> web.Response:
         try:
-            path = "/v1/chat/completions" if b'"messages"' in await http.read() else "/v1/completions"
-            inbound = await self._inbound(http, path)
+            inbound = await self._inbound(http)
             decision = self._decided(inbound.route)
         except Refused as refused:
             return refused.response
@@ -276,9 +286,15 @@ class _Spliced:
         )
 
     async def stream(self, http: web.Request) -> web.StreamResponse:
-        """Return the stream, once it is over; cut off after its first byte, it ends with an error event."""
+        """Return the stream, once it is over; cut off after its first byte, it ends with an error event.
+
+        Raises:
+            UpstreamFailed: it has no first byte; the client has seen nothing.
+        """
         chunks = self._answer.chunks
         first = await anext(chunks, b"")
+        if not first and self.outcome == "ok":
+            raise UpstreamFailed("first_byte", "no bytes")
         self._lease.on_bytes()
         response = web.StreamResponse(
             status=self._answer.status, headers={**self._headers, "Content-Type": _STREAM, "Cache-Control": "no-cache"}
@@ -298,6 +314,24 @@ class _Spliced:
             await response.write(b"data: " + body + b"\n\ndata: [DONE]\n\n")
         await response.write_eof()
         return response
+
+
+async def _body(http: web.Request) -> bytes:
+    try:
+        return await http.read()
+    except web.RequestPayloadError as error:
+        raise RequestInvalid(
+            "body", http.headers.get("Content-Encoding", "bytes"), f"as its headers say ({error})"
+        ) from error
+
+
+def _path_of(body: bytes) -> str:
+    """Return where a body belongs: a chat has messages. Where it cannot be read, either will say so."""
+    try:
+        keys = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except UNDECODABLE:
+        keys = {}
+    return "/v1/chat/completions" if "messages" in keys else "/v1/completions"
 
 
 def _unavailable(message: str, code: str) -> web.Response:

@@ -51,11 +51,12 @@ class RouterFeeds:
         except MalformedMessage as error:
             self._refuse(message, error)
             return
-        self._state.apply(FleetApplied(now_s=self._clock.now(), event=event))
+        now_s = self._clock.now()
+        self._state.apply(FleetApplied(now_s=now_s, event=event))
         worker = self._state.fleet.worker(event.worker_id)
         _log.info("fleet_event", kind=type(event).__name__, worker=event.worker_id, instance=event.instance)
         if isinstance(event, WorkerRegistered) and worker is not None:
-            block_size = self._state.block_size(event.model) or event.block_size
+            block_size = self._state.fleet.block_size(event.model, now_s) or event.block_size
             if disparity := self._state.fleet.disparity(worker, block_size):
                 _log.error("worker_differs", worker=event.worker_id, difference=disparity)
 

@@ -38,7 +38,7 @@ class ForwardRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A worker's answer: `chunks` raises `UpstreamFailed` where it is cut off."""
+    """A worker's answer: `chunks` raises `UpstreamFailed` where it is cut off, `first_byte` of it before any came."""
 
     status: int
     content_type: str
@@ -64,6 +64,8 @@ class HttpForwarder:
         limits = self._limits
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS_MAX, keepalive_timeout=_KEEPALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies are not another's
+            headers={"Accept-Encoding": "identity"},  # the answer is read for its usage, and passed on as it is
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=limits.connect_s, sock_read=max(limits.first_byte_s, limits.between_bytes_s)
             ),
@@ -80,29 +82,35 @@ class HttpForwarder:
     async def forward(self, request: ForwardRequest, base_url: str) -> AsyncIterator[Answer]:
         """Yield the answer once its head has come; see `Forwarder`."""
         assert self._session is not None
-        posting = self._session.post(base_url + request.path, data=request.body, headers=request.headers)
+        begin_by_s = asyncio.get_running_loop().time() + self._limits.first_byte_s
+        posting = self._session.post(
+            base_url + request.path, data=request.body, headers=request.headers, allow_redirects=False
+        )
         try:
-            async with asyncio.timeout(self._limits.first_byte_s):
+            async with asyncio.timeout_at(begin_by_s):
                 response = await posting
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise UpstreamFailed("connect", _reason(error)) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UpstreamFailed("first_byte", _reason(error)) from error
         try:
-            yield Answer(response.status, response.content_type, self._chunks(response))
+            yield Answer(response.status, response.content_type, self._chunks(response, begin_by_s))
         finally:
             response.close() if not response.content.at_eof() else response.release()
 
-    async def _chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async def _chunks(self, response: aiohttp.ClientResponse, begin_by_s: float) -> AsyncIterator[bytes]:
+        phase: Phase = "first_byte"
+        pause_s = self._limits.between_bytes_s
         try:
             while True:
-                async with asyncio.timeout(self._limits.between_bytes_s):
+                async with asyncio.timeout(pause_s) if phase == "body" else asyncio.timeout_at(begin_by_s):
                     chunk = await response.content.readany()
                 if not chunk:
                     return
+                phase = "body"
                 yield chunk
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise UpstreamFailed("body", _reason(error)) from error
+            raise UpstreamFailed(phase, _reason(error)) from error
 
 
 def _reason(error: BaseException) -> str:

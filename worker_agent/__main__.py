@@ -167,6 +167,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
                 Part("loop-lag", LoopLag(registry, clock).run, 3),
                 *consolidator.parts(first_stage=4),
                 Part("replay", replay.run, 6),
+                Part("event-log", log.run, 6),
             ],
             stop=stop,
             drain_s=worker.drain_s + 5,

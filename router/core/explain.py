@@ -1,6 +1,6 @@
 """A decision in words, from its own terms and nothing else."""
 
-from kv_protocol.decision import Candidate, Decision
+from kv_protocol.decision import Candidate, CostTerms, Decision
 
 
 def explain(decision: Decision) -> str:
@@ -41,11 +41,22 @@ def _closing(decision: Decision) -> list[str]:
 def _margin(decision: Decision, runner_up: Candidate, margin: float) -> str:
     if margin == 0:
         return f"{_name(runner_up)} costs the same; seed {decision.seed} broke the tie."
-    more = _device(decision.chosen) - _device(runner_up)
-    cause = f"it holds {more} blocks fewer" if more > 0 else "it has more to do"
     if margin < 0:
         return f"{_name(runner_up)} was cheaper by {-margin:.1f} blocks; the temperature's draw passed it over."
+    cause = _cause(decision.chosen.terms, runner_up.terms)
     return f"The runner-up, {_name(runner_up)}, costs {margin:.1f} blocks more: {cause}."
+
+
+def _cause(chosen: CostTerms, runner_up: CostTerms) -> str:
+    more = {
+        "prefill": runner_up.prefill_blocks - chosen.prefill_blocks,
+        "decode": runner_up.decode_blocks - chosen.decode_blocks,
+        "requests": runner_up.request_blocks - chosen.request_blocks,
+        "history": runner_up.history_blocks - chosen.history_blocks,
+    }
+    term = max(more, key=more.__getitem__)
+    credit = f", its credit {runner_up.overlap_credit_blocks:.1f} against {chosen.overlap_credit_blocks:.1f}"
+    return f"mostly {term}, {more[term]:+.1f}{credit if term == 'prefill' else ''}"
 
 
 def _by_cost(decision: Decision) -> list[Candidate]:

@@ -6,8 +6,8 @@
     draining / left              takes no new work / forgotten
     breaker opened until t       not eligible before t
 
-A model's block size is that of its eldest worker, its tokenizer and template are this router's; a worker that differs
-can serve but not be predicted (parity), and the differing field is named.
+A model's block size is that of its eldest fit worker (of the eldest, while none is fit), its tokenizer and template are
+this router's; a worker that differs can serve but not be predicted (parity), and the differing field is named.
 """
 
 from collections.abc import Iterator
@@ -72,6 +72,7 @@ class Fleet:
         elif known is None and len(self._workers) >= WORKERS_MAX:
             self.refused_total += 1
         else:
+            self._workers.pop(event.worker_id, None)  # so that it is the youngest
             self._workers[event.worker_id] = Worker(registration=event)
 
     def heard(self, worker_id: str, instance: str, now_s: float) -> None:
@@ -111,6 +112,12 @@ class Fleet:
     def serving(self, model: str) -> list[Worker]:
         """Return the workers that serve a model by this name, eldest first."""
         return [worker for worker in self.workers() if model in worker.registration.served_names]
+
+    def block_size(self, model: str, now_s: float) -> int | None:
+        """Return the block size that prompts for a model are hashed with; None without any worker."""
+        serving = self.serving(model)
+        eldest = next((worker for worker in serving if not self.unfit(worker, now_s)), next(iter(serving), None))
+        return None if eldest is None else eldest.registration.block_size
 
     def unfit(self, worker: Worker, now_s: float) -> str:
         """Return why the worker takes no new work now; empty when it may."""

@@ -45,6 +45,7 @@ class Ledger:
         self._leases: dict[str, _Lease] = {}  # in the order of their expiry
         self._loads: dict[WorkerRank, RankLoad] = {}
         self._ranks_of: dict[int, dict[WorkerRank, int]] = {}
+        self._gone: set[WorkerRank] = set()  # forgotten, but for requests that have not ended
         self.expired_total = 0
 
     def apply(self, event: LedgerEvent, now_s: float) -> None:
@@ -59,8 +60,10 @@ class Ledger:
                 load.reported_used_blocks = event.used_blocks
             case FirstToken(lease_id=lease_id) | Renewed(lease_id=lease_id):
                 self._renew(lease_id, now_s, prefilled=isinstance(event, FirstToken))
-            case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
+            case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id):
                 self._end(lease_id)
+            case Expired(lease_id=lease_id):
+                self.expired_total += self._end(lease_id)
 
     def tick(self, now_s: float) -> list[Expired]:
         """Return the endings of leases whose time is over; the caller applies them, as any other event."""
@@ -69,10 +72,10 @@ class Ledger:
             if lease.expires_at_s > now_s:
                 break
             overdue.append(Expired(lease_id=lease_id))
-        self.expired_total += len(overdue)
         return overdue
 
     def _load(self, rank: WorkerRank) -> RankLoad:
+        self._gone.discard(rank)
         return self._loads.setdefault(rank, RankLoad())
 
     def _book(self, routed: Routed, now_s: float) -> None:
@@ -94,15 +97,15 @@ class Ledger:
         if lease is None:
             return
         if prefilled:
-            self._load(lease.rank).prefill_tokens_queued -= lease.uncached_tokens
+            self._loads[lease.rank].prefill_tokens_queued -= lease.uncached_tokens
             lease = lease._replace(uncached_tokens=0)
         self._leases[lease_id] = lease._replace(expires_at_s=now_s + self._lease_s)
 
-    def _end(self, lease_id: str) -> None:
+    def _end(self, lease_id: str) -> bool:
         lease = self._leases.pop(lease_id, None)
         if lease is None:
-            return
-        load = self._load(lease.rank)
+            return False
+        load = self._loads[lease.rank]
         load.active_requests -= 1
         load.prefill_tokens_queued -= lease.uncached_tokens
         load.active_blocks -= lease.routed.extra_blocks
@@ -114,6 +117,10 @@ class Ledger:
                 load.active_blocks -= 1
             if not counts:
                 del self._ranks_of[block]
+        if lease.rank in self._gone and not load.active_requests:
+            self._gone.discard(lease.rank)
+            del self._loads[lease.rank]
+        return True
 
     def load_of(self, rank: WorkerRank) -> RankLoad:
         """Return a copy of the rank's load; zeroes for an unknown one."""
@@ -128,11 +135,12 @@ class Ledger:
         return shared
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone: what its engine reported counts no more. Leases end by themselves."""
+        """The worker is gone: what its engine reported counts no more, and of its ranks nothing once leases ended."""
         for rank in [rank for rank in self._loads if rank.worker_id == worker_id]:
             load = self._loads[rank]
             if load.active_requests:
                 load.reported_running = load.reported_waiting = load.reported_used_blocks = 0
+                self._gone.add(rank)
             else:
                 del self._loads[rank]
 

@@ -5,10 +5,11 @@ tick(now)             returns the records that the passing of time makes; the ca
 view(request, ...)    one moment, frozen
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from kv_protocol.decision import TrustState
-from kv_protocol.fleet import WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     BreakerChanged,
@@ -38,25 +39,18 @@ class RouterState:
         self.fleet = fleet
         self.ledger = ledger
         self._history = History()
-        self._turn = 0
+        self._turns: Counter[str] = Counter()
 
     def apply(self, record: JournalRecord) -> None:
         """Fold one record in; records that change nothing here are welcome."""
         match record:
             case FleetApplied(event=event):
-                if isinstance(event, WorkerLeft) or self._is_reborn(event):
+                if self._ends_a_life(event):
                     self.ledger.forget(event.worker_id)
                     self._history.forget(event.worker_id)
                 self.fleet.apply(event)
-            case LoadApplied(now_s=now_s, worker_id=worker_id, dp_rank=dp_rank, report=report):
-                reconciled = Reconciled(
-                    worker_id=worker_id,
-                    dp_rank=dp_rank,
-                    running_requests=report.running_requests,
-                    waiting_requests=report.waiting_requests,
-                    used_blocks=report.used_blocks,
-                )
-                self.ledger.apply(reconciled, now_s)
+            case LoadApplied():
+                self._reconcile(record)
             case LedgerApplied(now_s=now_s, event=ledger_event):
                 if isinstance(ledger_event, Routed):
                     self._remember(ledger_event, now_s)
@@ -67,8 +61,8 @@ class RouterState:
                 self.fleet.log_heard(heard=heard, now_s=now_s)
             case BreakerChanged(worker_id=worker_id, reason=reason, open_until_s=open_until_s):
                 self.fleet.set_breaker(worker_id, reason, open_until_s)
-            case Decided():
-                self._turn += 1
+            case Decided(decision=decision):
+                self._turns[decision.model] += 1
             case _:
                 pass
 
@@ -76,22 +70,32 @@ class RouterState:
         """Return what time has brought: leases that are over."""
         return [LedgerApplied(now_s=now_s, event=expired) for expired in self.ledger.tick(now_s)]
 
-    def _is_reborn(self, event: object) -> bool:
-        if not isinstance(event, WorkerRegistered):
-            return False
+    def _ends_a_life(self, event: FleetEvent) -> bool:
         known = self.fleet.worker(event.worker_id)
-        return known is not None and known.registration.instance != event.instance
+        if known is None or isinstance(event, WorkerDraining):
+            return False
+        return isinstance(event, WorkerLeft) == (known.registration.instance == event.instance)
+
+    def _reconcile(self, record: LoadApplied) -> None:
+        report, known = record.report, self.fleet.worker(record.worker_id)
+        if known is None or known.registration.instance != report.instance:
+            return  # nobody's, or a former life's
+        if record.dp_rank not in known.registration.dp_ranks:
+            return
+        reconciled = Reconciled(
+            worker_id=record.worker_id,
+            dp_rank=record.dp_rank,
+            running_requests=report.running_requests,
+            waiting_requests=report.waiting_requests,
+            used_blocks=report.used_blocks,
+        )
+        self.ledger.apply(reconciled, record.now_s)
 
     def _remember(self, routed: Routed, now_s: float) -> None:
         worker = self.fleet.worker(routed.worker_id)
         if worker is not None:
             blocks = routed.uncached_tokens / worker.registration.block_size
             self._history.add(WorkerRank(routed.worker_id, routed.dp_rank), blocks, now_s)
-
-    def block_size(self, model: str) -> int | None:
-        """Return the block size that prompts for a model are hashed with: its eldest worker's; None without any."""
-        serving = self.fleet.serving(model)
-        return serving[0].registration.block_size if serving else None
 
     def view(
         self,
@@ -107,7 +111,7 @@ class RouterState:
             self._row(request, worker, rank, held, shared.get(rank, 0), now_s)
             for worker, rank, held in zip(workers, ranks, overlap(request.reusable_hashes, ranks), strict=True)
         ]
-        return View(now_s=now_s, turn=self._turn, rows=tuple(rows))
+        return View(now_s=now_s, turn=self._turns[request.model], rows=tuple(rows))
 
     def _row(
         self, request: RouteRequest, worker: Worker, rank: WorkerRank, held: Overlap, shared: int, now_s: float

@@ -58,7 +58,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment. `turn` counts the decisions taken before."""
+    """One moment. `turn` counts the decisions taken before for the same model."""
 
     now_s: float
     turn: int

@@ -64,7 +64,7 @@ class Agent:
         self._truth: dict[int, tuple[int, Held]] = {}
         self._live = Link(timeline, random, setup.hop_a, is_ordered=True)
         self._questions = Link(timeline, random, setup.hop_a, is_ordered=True)
-        self._answers = Link(timeline, random, Faults(delay_max_s=setup.hop_a.delay_max_s), is_ordered=True)
+        self._answers = Link(timeline, random, Faults(delay_max_s=setup.replay_delay_max_s), is_ordered=True)
         self.cursor = SourceCursor()
         self.core = Consolidation(
             setup.dp_ranks,

@@ -27,6 +27,7 @@ class AgentSetup(msgspec.Struct, frozen=True, kw_only=True):
     stall_ratio: float = 0.0
     outbox_bytes_max: int = 1 << 20
     hop_a: Faults = NO_FAULTS
+    replay_delay_max_s: float = 0.0
 
 
 class WorldSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +57,7 @@ def drawn_setup(kind: Kind, random: Random) -> WorldSetup:
         stall_ratio=random.choice([0.0, 0.3]),
         outbox_bytes_max=random.choice([1 << 20, 200]),
         hop_a=Faults(loss_ratio=random.choice([0.0, 0.1, 0.3]), delay_max_s=random.choice([0.0, 0.3])),
+        replay_delay_max_s=random.choice([0.01, 0.3, DELAY_MAX_S]),
     )
     return WorldSetup(
         agents=(agent,) * (3 if kind == "restless" else random.choice([1, 2, 3])),

@@ -12,10 +12,9 @@ from indexer.core.follower import FollowerCounts
 from tests.simulation.setup import Kind
 from tests.simulation.world import World
 
-SEEDS = 100
-SILENT_SEEDS = 30
-CALM_SEEDS = 5
-CI_SEEDS = 1200
+SEEDS: dict[Kind, int] = {"faulty": 100, "restless": 40, "silent": 30, "calm": 5}
+CI_SEEDS = 600
+"""Of each kind, 100 a test."""
 
 
 @cache
@@ -43,19 +42,15 @@ def totals(structs: Iterable[msgspec.Struct]) -> Counter[str]:
     return counted
 
 
-def test_in_the_end_the_index_is_what_the_engines_hold() -> None:
-    for seed in range(SEEDS):
-        lived("faulty", seed)
-
-
-def test_wrong_hashes_in_well_formed_messages_are_found_by_digests() -> None:
-    for seed in range(SILENT_SEEDS):
-        lived("silent", seed)
+@pytest.mark.parametrize("kind", ["faulty", "restless", "silent"])
+def test_in_the_end_the_index_is_what_the_engines_hold(kind: Kind) -> None:
+    for seed in range(SEEDS[kind]):
+        lived(kind, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["faulty", "silent"])
-@pytest.mark.parametrize("first", range(SEEDS, SEEDS + CI_SEEDS, 100))
+@pytest.mark.parametrize("kind", ["faulty", "restless", "silent"])
+@pytest.mark.parametrize("first", range(SEEDS["faulty"], SEEDS["faulty"] + CI_SEEDS, 100))
 def test_in_the_end_the_index_is_what_the_engines_hold_with_many_more_seeds(kind: Kind, first: int) -> None:
     for seed in range(first, first + 100):
         lived.__wrapped__(kind, seed)
@@ -69,7 +64,7 @@ def assert_calm(world: World) -> None:
 
 
 def test_without_faults_every_batch_is_applied_once_and_nothing_is_asked() -> None:
-    for seed in range(CALM_SEEDS):
+    for seed in range(SEEDS["calm"]):
         assert_calm(lived("calm", seed))
 
 
@@ -80,7 +75,7 @@ def test_the_same_seed_gives_the_same_world() -> None:
 
 
 def test_everything_that_is_meant_to_go_wrong_goes_wrong() -> None:
-    worlds = [lived("faulty", seed) for seed in range(SEEDS)]
+    worlds = [lived("faulty", seed) for seed in range(SEEDS["faulty"])]
     agents = [agent for world in worlds for agent in world.agent_lives]
     ranks = [rank for agent in agents for rank in agent.core.statistics().ranks.values()]
     statistics = index_statistics(worlds)
@@ -99,5 +94,5 @@ def test_everything_that_is_meant_to_go_wrong_goes_wrong() -> None:
 
 
 def test_digests_find_what_nothing_else_finds() -> None:
-    statistics = index_statistics(lived("silent", seed) for seed in range(SILENT_SEEDS))
+    statistics = index_statistics(lived("silent", seed) for seed in range(SEEDS["silent"]))
     assert totals(stream.counts for each in statistics for stream in each.streams.values())["digest_mismatches"] > 0

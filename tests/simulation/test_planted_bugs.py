@@ -14,7 +14,7 @@ from kv_protocol.events import Batch, Event, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.recovery import DumpChunk, HeldBlock, dump_chunks
 from tests.simulation.setup import Kind
-from tests.simulation.test_convergence import CALM_SEEDS, SEEDS, assert_calm
+from tests.simulation.test_convergence import SEEDS, assert_calm
 from tests.simulation.world import World
 from worker_agent.core.consolidation import Consolidation
 from worker_agent.core.dialects.hop_a import EngineStored
@@ -259,7 +259,7 @@ PLANTED: Sequence[tuple[str, type, Kind]] = (
 
 
 def failing_seeds(kind: Kind) -> Iterator[int]:
-    for seed in range(CALM_SEEDS if kind == "calm" else SEEDS):
+    for seed in range(SEEDS[kind]):
         world = World(kind, seed)
         try:
             world.run()

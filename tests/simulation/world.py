@@ -29,8 +29,9 @@ from worker_agent.core.engine import EngineRequest
 WORK_S = 13.0
 FAULTS_S = 15.0
 HEAL_S = 10.0
-"""What was sent before peace arrives (1 s), a rank that died is missed (5 s); or hop A is replayed (1 s of silence, 2 s
-until an unanswered question is asked again), a pulse tells of it (1 s), the index waits (2 s) and asks (2 s, twice)."""
+"""Messages sent before peace arrive (1 s). Then, on the slowest ways: a death is noticed (5 s); or a retired epoch
+lives again (3 s), or hop A is asked again (2 s) and answers (1 s), and a pulse tells the index of it (1 s), which waits
+(2 s) and asks."""
 CHUNK_BLOCKS = 5
 
 

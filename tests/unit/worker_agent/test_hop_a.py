@@ -109,7 +109,7 @@ def test_a_clear_is_written_as_the_field_writes_it() -> None:
 
 
 def test_a_payload_is_a_three_array_of_float_maps_and_rank() -> None:
-    events = [
+    events: list[EngineEvent] = [
         stored(5, parent=U64 - 1, lora_name="a", cache_salt="s"),
         EngineRemoved(block_hashes=(6,), tier=Tier.HOST),
     ]

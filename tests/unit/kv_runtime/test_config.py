@@ -1,0 +1,295 @@
+"""Configuration: which source wins, and that whoever got several things wrong hears of all of them, and no secret."""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner
+from pydantic import Field, SecretStr, ValidationError
+
+from kv_runtime.config import (
+    ConfigurationError,
+    ControlSection,
+    NatsSection,
+    Section,
+    Settings,
+    config_options,
+    load_settings,
+    render,
+)
+
+
+class InnerSection(Section):
+    level: int = Field(0, ge=0, le=9)
+
+
+class PolicySection(Section):
+    temperature: float = Field(0.5, ge=0)
+    mode: Literal["kv", "round-robin"] = "kv"
+    names: list[str] = Field(default_factory=list)
+    inner: InnerSection = InnerSection()
+
+
+class Tree(Settings):
+    policy: PolicySection = PolicySection()
+    nats: NatsSection = NatsSection()
+    control: ControlSection = ControlSection()
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("KVROUTER_"):
+            monkeypatch.delenv(name)
+
+
+def file_with(directory: Path, text: str) -> Path:
+    path = directory / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def problems(file: Path | None = None, *assignments: str, **flags: object) -> list[str]:
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(Tree, file=file, assignments=assignments, flags={"nats.port": flags.get("port")})
+    assert str(raised.value) == "\n".join(["configuration:", *(f"  {problem}" for problem in raised.value.problems)])
+    return raised.value.problems
+
+
+# ---------------------------------------------------------------- which source wins
+
+
+def test_without_sources_the_defaults_hold() -> None:
+    assert load_settings(Tree) == Tree.model_construct()
+
+
+@pytest.mark.parametrize(
+    ("file", "environment", "assignments", "flag", "expected"),
+    [
+        ("1", None, (), None, 1),
+        ("1", "2", (), None, 2),
+        ("1", "2", ("nats.port=3",), None, 3),
+        ("1", "2", ("nats.port=3", "nats.port=4"), None, 4),
+        ("1", "2", ("nats.port=3",), 5, 5),
+        ("1", "2", ("nats.port=3",), 0, 0),
+        (None, None, (), 5, 5),
+    ],
+)
+def test_a_flag_beats_an_assignment_which_beats_the_environment_which_beats_the_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    file: str | None,
+    environment: str | None,
+    assignments: tuple[str, ...],
+    flag: int | None,
+    expected: int,
+) -> None:
+    path = None if file is None else file_with(tmp_path, f"nats: {{port: {file}}}\n")
+    if environment is not None:
+        monkeypatch.setenv("KVROUTER_NATS__PORT", environment)
+    settings = load_settings(Tree, file=path, assignments=assignments, flags={"nats.port": flag, "nats.url": None})
+    assert settings.nats.port == expected
+
+
+def test_sources_are_merged_field_by_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVROUTER_POLICY__TEMPERATURE", "0.25")
+    monkeypatch.setenv("kvrouter_policy__inner__level", "3")
+    settings = load_settings(
+        Tree,
+        file=file_with(tmp_path, "policy: {mode: round-robin, temperature: 9}\nnats: {url: 'nats://a:1'}\n"),
+        assignments=["policy.names=[a, b]"],
+    )
+    expected = PolicySection(temperature=0.25, mode="round-robin", names=["a", "b"], inner=InnerSection(level=3))
+    assert (settings.policy, settings.nats.url) == (expected, "nats://a:1")
+
+
+def test_a_section_in_one_variable_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVROUTER_POLICY", '{"temperature": 0.25, "inner": {"level": 3}}')
+    monkeypatch.setenv("KVROUTER_POLICY__INNER__LEVEL", "4")
+    settings = load_settings(Tree)
+    assert (settings.policy.temperature, settings.policy.inner.level) == (0.25, 4)
+
+
+def test_an_assignment_of_nothing_is_the_empty_text(tmp_path: Path) -> None:
+    settings = load_settings(Tree, file=file_with(tmp_path, "nats: {url: 'nats://a:1'}\n"), assignments=["nats.url="])
+    assert settings.nats.url == ""
+
+
+def test_an_assigned_value_may_hold_an_equals_sign() -> None:
+    assert load_settings(Tree, assignments=["nats.url=nats://a:1/?x=1"]).nats.url == "nats://a:1/?x=1"
+
+
+@pytest.mark.parametrize("text", ["", "# nothing but words\n", "---\n", "nats:\n# port: 1\n"])
+def test_an_empty_file_or_section_says_nothing(tmp_path: Path, text: str) -> None:
+    assert load_settings(Tree, file=file_with(tmp_path, text)) == load_settings(Tree)
+
+
+def test_the_tree_cannot_be_changed() -> None:
+    settings = load_settings(Tree)
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(settings, "nats", NatsSection())  # noqa: B010 - the type checker knows it as well
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(settings.nats, "port", 1)  # noqa: B010
+
+
+# ---------------------------------------------------------------- what is wrong
+
+
+def test_every_problem_is_told_at_once_with_its_path_what_was_found_and_what_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVROUTER_POLICY__INNER__LEVEL", "10")
+    monkeypatch.setenv("KVROUTER_NOPE", "1")
+    monkeypatch.setenv("KVROUTER_POLICY__NOPE", "1")
+    file = file_with(tmp_path, "policy: {temperature: -1, mode: best}\nnonsense: {}\nnats: {prot: 1}\n")
+    assert sorted(problems(file, "nats.port=x", "words")) == [
+        "--set: found 'words', allowed section.key=value",
+        "KVROUTER_NOPE: no such setting",
+        "KVROUTER_POLICY__NOPE: no such setting",
+        "nats.port: found 'x', Input should be a valid integer, unable to parse string as an integer",
+        "nats.prot: Extra inputs are not permitted",
+        "nonsense: Extra inputs are not permitted",
+        "policy.inner.level: found '10', Input should be less than or equal to 9",
+        "policy.mode: found 'best', Input should be 'kv' or 'round-robin'",
+        "policy.temperature: found -1, Input should be greater than or equal to 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name", ["KVROUTER_", "KVROUTER_NATS__", "KVROUTER___PORT", "KVROUTER_NATS__PROT", "KVROUTER_X__Y"]
+)
+def test_a_variable_that_means_nothing_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    assert f"{name}: no such setting" in problems()
+
+
+@pytest.mark.parametrize("value", ["not json", "", "[1"])
+def test_a_section_variable_that_is_no_json_is_named_with_the_other_problems(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("KVROUTER_POLICY", value)
+    monkeypatch.setenv("KVROUTER_NATS__PORT", "x")
+    found = problems(None, "policy.temperature=-1")
+    assert [problem.partition(":")[0] for problem in found] == ["KVROUTER_POLICY", "policy.temperature", "nats.port"]
+
+
+@pytest.mark.parametrize("assignment", ["nats.port", "", "=", "=1", " = 1"])
+def test_an_assignment_that_is_none_is_shown(assignment: str) -> None:
+    assert problems(None, assignment) == [f"--set: found {assignment!r}, allowed section.key=value"]
+
+
+def test_an_assignment_that_is_no_yaml_names_its_path() -> None:
+    (problem,) = problems(None, "policy.names=[a")
+    assert problem.startswith("--set policy.names: ")
+
+
+@pytest.mark.parametrize("assignment", ["nats.port=null", "nats.port=~"])
+def test_an_assignment_of_null_is_a_value_like_others(assignment: str) -> None:
+    assert problems(None, assignment) == ["nats.port: found None, Input should be a valid integer"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nats: {port: 1", "while parsing a flow mapping"),
+        ("\tnats:\n", "cannot start any token"),
+        ("nats: *nobody\n", "undefined alias"),
+        ("!!python/object:os.system {}\n", "could not determine a constructor"),
+        ("- nats\n", "found list, allowed a mapping of sections"),
+        ("nats\n", "found str, allowed a mapping of sections"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, text: str, words: str) -> None:
+    file = file_with(tmp_path, text)
+    file_problem, other = problems(file, "nats.port=-1")
+    assert file_problem.startswith(f"{file}: ")
+    assert words in file_problem
+    assert other.startswith("nats.port: found -1, ")
+
+
+def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name, words in (("absent", "No such file"), ("", "Is a directory"), ("binary", "decode")):
+        (problem,) = problems(tmp_path / name)
+        assert problem.startswith(f"{tmp_path / name}: ")
+        assert words in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "path"), [("nats: 7\n", "nats"), ("nats: []\n", "nats"), ("1: {}\n", "1"), ("nats: {1: 2}\n", "nats.1")]
+)
+def test_a_section_that_is_none_is_named(tmp_path: Path, text: str, path: str) -> None:
+    (problem,) = problems(file_with(tmp_path, text))
+    assert problem.startswith(f"{path}: ")
+
+
+def test_a_section_that_is_none_stays_wrong_when_one_of_its_fields_is_set(tmp_path: Path) -> None:
+    assert problems(file_with(tmp_path, "nats: 7\n"), "nats.port=1") == [
+        "nats.port: nats is given as a value and as a section",
+        "nats: Input should be a valid dictionary or instance of NatsSection",
+    ]
+
+
+def test_a_field_is_no_section() -> None:
+    assert problems(None, "nats.port=1", "nats.port.x=1") == ["nats.port.x: port is given as a value and as a section"]
+    assert problems(None, "nats.port.x=1") == ["nats.port: found {'x': 1}, Input should be a valid integer"]
+
+
+# ---------------------------------------------------------------- secrets
+
+
+def test_a_shown_tree_loads_again(tmp_path: Path) -> None:
+    settings = load_settings(Tree, assignments=["policy.names=[a]", "nats.url=nats://a:1", "policy.temperature=0.125"])
+    assert load_settings(Tree, file=file_with(tmp_path, render(settings))) == settings
+
+
+def test_a_shown_tree_masks_secrets() -> None:
+    shown = render(load_settings(Tree, assignments=["control.token=hunter2", "nats.credentials=hunter2"]))
+    assert "hunter2" not in shown
+    assert set(yaml.safe_load(shown)["control"]["token"]) == {"*"}
+
+
+def test_a_mask_is_no_secret(tmp_path: Path) -> None:
+    shown = render(load_settings(Tree, assignments=["control.token=hunter2", "nats.credentials=hunter2"]))
+    assert problems(file_with(tmp_path, shown)) == [
+        "nats.credentials: found the mask of a shown secret, allowed the secret itself",
+        "control.token: found the mask of a shown secret, allowed the secret itself",
+    ]
+
+
+def test_a_secret_of_digits_is_a_secret() -> None:
+    settings = load_settings(Tree, assignments=["control.token=123456"])
+    assert settings.control.token == SecretStr("123456")
+
+
+@pytest.mark.parametrize("text", ["[hunter2]", "{a: hunter2}"])
+@pytest.mark.parametrize("field", ["nats.credentials", "control.token", "control", "nats"])
+def test_no_problem_shows_a_secret(field: str, text: str) -> None:
+    (problem, *_) = found = problems(None, f"{field}={text}")
+    assert problem.startswith(field)
+    assert "hunter2" not in "".join(found)
+
+
+def test_a_control_plane_beyond_loopback_wants_a_token_and_the_problem_is_short() -> None:
+    assert problems(None, "control.host=0.0.0.0") == [
+        "control: Value error, host is 0.0.0.0: beyond loopback a token is required"
+    ]
+    assert load_settings(Tree, assignments=["control.host=0.0.0.0", "control.token=x"]).control.token
+
+
+# ---------------------------------------------------------------- flags
+
+
+def test_every_command_takes_the_flags_of_configuration() -> None:
+    taken: list[object] = []
+
+    @click.command()
+    @config_options
+    def command(file: Path | None, assignments: tuple[str, ...], print_config: bool) -> None:
+        taken.extend((file, assignments, print_config))
+
+    result = CliRunner().invoke(command, ["--config", "a.yaml", "--set", "a.b=1", "--set", "c.d=2", "--print-config"])
+    assert (result.exit_code, taken) == (0, [Path("a.yaml"), ("a.b=1", "c.d=2"), True])

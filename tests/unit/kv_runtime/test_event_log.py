@@ -1,0 +1,467 @@
+"""The event log's client on a real nats-server: order, once each, and what it does when the server is away."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import nats
+import pytest
+import pytest_asyncio
+
+from kv_runtime import event_log
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, StreamSpec
+from kv_runtime.nats_server import find_binary
+from tests.integration.broker import Broker, eventually, running_broker
+
+SECRET = "s3cret"
+STREAM = StreamSpec("TEST", ("test.>",), max_age_s=3600, max_bytes=1 << 20)
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with running_broker(tmp_path / "store") as running:
+        yield running
+
+
+class Reader:
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.messages: list[LogMessage] = []
+
+    async def on_message(self, message: LogMessage) -> None:
+        self.messages.append(message)
+
+    @property
+    def data(self) -> list[bytes]:
+        return [message.data for message in self.messages]
+
+    async def until(self, expected: Sequence[bytes]) -> None:
+        await eventually(lambda: len(self.messages) >= len(expected), f"{self.data} != {list(expected)}")
+        assert self.data == list(expected)
+
+
+class Connection(NamedTuple):
+    """An event log whose `run` runs, and what it said of its connection."""
+
+    log: EventLog
+    said: list[str]
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Connection]:
+    said: list[str] = []
+    log = await EventLog.connect(
+        url, name="test", on_lost=lambda: said.append("lost"), on_found=lambda: said.append("found")
+    )
+    stop = asyncio.Event()
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(log.run(stop))
+            yield Connection(log, said)
+            stop.set()
+    finally:
+        await log.close()
+
+
+def numbers(first: int, last: int) -> list[bytes]:
+    return [str(number).encode() for number in range(first, last + 1)]
+
+
+async def publish_all(log: EventLog, payloads: Sequence[bytes], subject: str = "test.a") -> list[int]:
+    return [await log.publish(subject, payload) for payload in payloads]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("url", ["nats://127.0.0.1:1", "nats://nobody.invalid:4222", "nats://[::1", "", "nats://h:x"])
+async def test_no_server_is_an_error_that_names_the_address(url: str) -> None:
+    with pytest.raises(BrokerUnavailable) as raised:
+        await EventLog.connect(url, name="test")
+    assert str(raised.value).startswith(f"nats.url {url}: ")
+
+
+@pytest.mark.asyncio
+async def test_a_stream_is_made_once_and_takes_other_limits(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        await log.ensure_stream(STREAM)
+        await publish_all(log, numbers(1, 3))
+        await log.ensure_stream(STREAM._replace(max_age_s=60, max_bytes=1 << 21, per_subject=2))
+        await log.ensure_stream(STREAM._replace(subjects=("test.>", "other.>")))
+        other = Reader()
+        await log.follow("TEST", "test.>", other.on_message)
+        await other.until(numbers(2, 3))
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_cannot_be_is_an_error_that_names_it(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        with pytest.raises(BrokerUnavailable, match=r"^stream TEST: "):
+            await connection.log.ensure_stream(STREAM._replace(max_bytes=1 << 50))
+        await connection.log.ensure_stream(STREAM)
+        with pytest.raises(BrokerUnavailable, match=r"^stream TWIN: .*overlap"):
+            await connection.log.ensure_stream(STREAM._replace(name="TWIN"))
+
+
+@pytest.mark.asyncio
+async def test_a_message_is_in_the_stream_once_for_each_id(broker: Broker) -> None:
+    reader = Reader()
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        assert [await log.publish("test.a", b"x", "1"), await log.publish("test.a", b"y", "1")] == [1, 1]
+        assert [await log.publish("test.a", b"z", "2"), await log.publish("test.a", b"z")] == [2, 3]
+        await log.follow("TEST", "test.>", reader.on_message)
+        await reader.until([b"x", b"z", b"z"])
+
+
+@pytest.mark.asyncio
+async def test_publishing_to_no_stream_is_an_error_that_names_the_subject(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        with pytest.raises(BrokerUnavailable, match=r"^publish nowhere\.a: "):
+            await connection.log.publish("nowhere.a", b"x")
+
+
+@pytest.mark.asyncio
+async def test_too_large_a_message_is_an_error(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        await connection.log.ensure_stream(STREAM)
+        with pytest.raises(BrokerUnavailable, match=r"^publish test\.a: "):
+            await connection.log.publish("test.a", bytes(2 << 20))
+        with pytest.raises(BrokerUnavailable, match=r"^announce core\.a: "):
+            await connection.log.announce("core.a", bytes(2 << 20))
+        assert connection.log.is_connected
+
+
+@pytest.mark.asyncio
+async def test_following_begins_with_the_first_message_and_goes_on_in_order(broker: Broker) -> None:
+    reader = Reader()
+    async with connected(broker.url) as connection:
+        await connection.log.ensure_stream(STREAM)
+        await publish_all(connection.log, numbers(1, 50))
+        await connection.log.follow("TEST", "test.>", reader.on_message)
+        await publish_all(connection.log, numbers(51, 100), "test.b")
+        await reader.until(numbers(1, 100))
+    assert [message.stream_seq for message in reader.messages] == list(range(1, 101))
+    assert {message.subject for message in reader.messages} == {"test.a", "test.b"}
+
+
+@pytest.mark.asyncio
+async def test_following_a_subject_leaves_the_others_out(broker: Broker) -> None:
+    reader = Reader()
+    async with connected(broker.url) as connection:
+        await connection.log.ensure_stream(STREAM)
+        await publish_all(connection.log, numbers(1, 3), "test.a")
+        await publish_all(connection.log, numbers(4, 6), "test.b")
+        await publish_all(connection.log, numbers(7, 9), "test.a")
+        await connection.log.follow("TEST", "test.a", reader.on_message)
+        await reader.until(numbers(1, 3) + numbers(7, 9))
+
+
+@pytest.mark.asyncio
+async def test_following_a_stream_that_is_not_there_is_an_error_that_names_it(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        with pytest.raises(BrokerUnavailable, match=r"^follow TEST: "):
+            await connection.log.follow("TEST", "test.>", Reader().on_message)
+
+
+@pytest.mark.asyncio
+async def test_a_slow_reader_misses_nothing_and_is_told_one_at_a_time(broker: Broker) -> None:
+    told: list[bytes] = []
+    inside = 0
+
+    async def slow(message: LogMessage) -> None:
+        nonlocal inside
+        inside += 1
+        assert inside == 1
+        await asyncio.sleep(0.0005)
+        told.append(message.data)
+        inside -= 1
+
+    async with connected(broker.url) as connection:
+        await connection.log.ensure_stream(STREAM._replace(max_bytes=1 << 28))
+        await publish_all(connection.log, numbers(1, 500))
+        await connection.log.follow("TEST", "test.>", slow)
+        await eventually(lambda: len(told) >= 500)
+    assert told == numbers(1, 500)
+
+
+@pytest.mark.asyncio
+async def test_what_is_announced_reaches_those_who_listen_and_says_where_to_answer(broker: Broker) -> None:
+    reader = Reader()
+    async with connected(broker.url) as connection:
+        await connection.log.announce("core.a", b"nobody hears this")
+        await connection.log.listen("core.>", reader.on_message)
+        await connection.log.announce("core.a", b"hello", "core.answer")
+        await connection.log.announce("core.b", b"bye")
+        await reader.until([b"hello", b"bye"])
+    assert [(message.subject, message.reply, message.stream_seq) for message in reader.messages] == [
+        ("core.a", "core.answer", 0),
+        ("core.b", "", 0),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_inboxes_differ(broker: Broker) -> None:
+    async with connected(broker.url) as one, connected(broker.url) as other:
+        assert len({one.log.new_inbox(), one.log.new_inbox(), other.log.new_inbox()}) == 3
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_died_and_came_back_with_its_store_costs_nothing(broker: Broker) -> None:
+    reader, heard = Reader(), Reader()
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        await log.follow("TEST", "test.>", reader.on_message)
+        await log.listen("core.a", heard.on_message)
+        await publish_all(log, numbers(1, 20))
+        await reader.until(numbers(1, 20))
+        await broker.kill()
+        await eventually(lambda: connection.said == ["lost"])
+        await broker.start()
+        await eventually(lambda: connection.said == ["lost", "found"])
+        await publish_all(log, numbers(21, 40))
+        await reader.until(numbers(1, 40))
+        await log.announce("core.a", b"again")
+        await heard.until([b"again"])
+    assert [message.stream_seq for message in reader.messages] == list(range(1, 41))
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_published_or_announced_while_the_server_is_away_and_that_is_known_at_once(
+    broker: Broker,
+) -> None:
+    heard = Reader()
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        await log.listen("core.a", heard.on_message)
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        async with asyncio.timeout(0.5):
+            with pytest.raises(BrokerUnavailable, match=r"^publish test\.a: not connected$"):
+                await log.publish("test.a", b"away")
+            with pytest.raises(BrokerUnavailable, match=r"^announce core\.a: not connected$"):
+                await log.announce("core.a", b"away")
+        await broker.start()
+        await eventually(lambda: log.is_connected)
+        assert await log.publish("test.a", b"back") == 1
+        await log.announce("core.a", b"back")
+        await heard.until([b"back"])
+
+
+@pytest.mark.asyncio
+async def test_a_publication_that_the_server_died_over_may_be_repeated(broker: Broker) -> None:
+    reader = Reader()
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        await log.publish("test.a", b"x", "1")
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        await broker.start()
+        await eventually(lambda: log.is_connected)
+        assert await log.publish("test.a", b"x", "1") == 1
+        await log.follow("TEST", "test.>", reader.on_message)
+        await log.publish("test.a", b"y", "2")
+        await reader.until([b"x", b"y"])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("before", [3, 30])
+async def test_a_server_that_lost_its_store_is_followed_from_the_beginning_of_the_new_one(
+    broker: Broker, before: int
+) -> None:
+    reader = Reader()
+    async with connected(broker.url) as connection, connected(broker.url) as other:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        await log.follow("TEST", "test.>", reader.on_message)
+        await publish_all(log, numbers(1, before))
+        await reader.until(numbers(1, before))
+        await broker.kill()
+        broker.lose_store()
+        await broker.start()
+        await eventually(lambda: other.log.is_connected)
+        await other.log.ensure_stream(STREAM)
+        await publish_all(other.log, numbers(101, 110))
+        await reader.until(numbers(1, before) + numbers(101, 110))
+
+
+@pytest.mark.asyncio
+async def test_a_frozen_server_is_lost_before_the_workers_are_and_found_when_it_thaws(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "_PUBLISH_S", 1.0)
+    reader = Reader()
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        await log.follow("TEST", "test.>", reader.on_message)
+        await publish_all(log, numbers(1, 3))
+        broker.freeze()
+        try:
+            async with asyncio.TaskGroup() as group:
+                unconfirmed = group.create_task(error_of(log.publish("test.a", b"4", "four")))
+                await eventually(lambda: connection.said == ["lost"], "lost", timeout_s=4.9)
+        finally:
+            broker.thaw()
+        assert str(unconfirmed.result()).startswith("publish test.a: ")
+        await eventually(lambda: connection.said == ["lost", "found"])
+        assert await log.publish("test.a", b"4", "four") == 4
+        await publish_all(log, numbers(5, 6))
+        await reader.until(numbers(1, 6))
+
+
+async def error_of(work: Coroutine[Any, Any, object]) -> BrokerUnavailable:
+    with pytest.raises(BrokerUnavailable) as raised:
+        await work
+    return raised.value
+
+
+@pytest.mark.asyncio
+async def test_streams_that_the_server_lost_are_made_again(broker: Broker) -> None:
+    reader = Reader()
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        await log.follow("TEST", "test.>", reader.on_message)
+        await publish_all(log, numbers(1, 5))
+        await broker.kill()
+        broker.lose_store()
+        await broker.start()
+        await eventually(lambda: log.is_connected)
+        async with asyncio.timeout(5):
+            while True:
+                try:
+                    await log.publish("test.a", b"6")
+                    break
+                except BrokerUnavailable:
+                    await asyncio.sleep(0.01)
+        await reader.until(numbers(1, 6))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("made_again", [False, True])
+async def test_a_reading_that_the_server_ended_goes_on(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, made_again: bool
+) -> None:
+    monkeypatch.setattr(event_log, "_HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(event_log, "_SILENCE_S", 0.5)
+    reader, client = Reader(), await nats.connect(broker.url)
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        await log.follow("TEST", "test.>", reader.on_message)
+        await publish_all(log, numbers(1, 5))
+        await reader.until(numbers(1, 5))
+        manager = client.jsm()
+        if made_again:
+            await manager.delete_stream("TEST")
+            await log.ensure_stream(STREAM)
+        else:
+            (consumer,) = await manager.consumers_info("TEST")
+            await manager.delete_consumer("TEST", consumer.name)
+        await publish_all(log, numbers(6, 15))
+        await reader.until(numbers(1, 15))
+        assert connection.said == []
+    await client.close()
+
+
+@pytest.mark.asyncio
+async def test_a_message_that_looks_like_a_heartbeat_is_a_message(broker: Broker) -> None:
+    reader, client = Reader(), await nats.connect(broker.url)
+    async with connected(broker.url) as connection:
+        await connection.log.ensure_stream(STREAM)
+        await client.publish("test.a", b"", headers={"Status": "100", "Nats-Last-Consumer": "99"})
+        await client.flush()
+        await connection.log.publish("test.a", b"x")
+        await connection.log.follow("TEST", "test.>", reader.on_message)
+        await reader.until([b"", b"x"])
+    await client.close()
+
+
+@pytest.mark.asyncio
+async def test_what_others_set_on_a_stream_stays(broker: Broker) -> None:
+    client = await nats.connect(broker.url)
+    manager = client.jsm()
+    await manager.add_stream(name="TEST", subjects=["test.>"], description="ours", max_msgs=7, max_bytes=1000)
+    async with connected(broker.url) as connection:
+        await connection.log.ensure_stream(STREAM)
+    config = (await manager.stream_info("TEST")).config
+    assert (config.description, config.max_msgs, config.max_bytes) == ("ours", 7, STREAM.max_bytes)
+    await client.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("followed", [False, True])
+async def test_an_error_of_the_one_who_is_told_is_not_swallowed(broker: Broker, followed: bool) -> None:
+    async def fail(message: LogMessage) -> None:
+        raise KeyError(message.data)
+
+    log = await EventLog.connect(broker.url, name="test")
+    await log.ensure_stream(STREAM)
+    if followed:
+        await log.follow("TEST", "test.>", fail)
+        await log.publish("test.a", b"x")
+    else:
+        await log.listen("core.a", fail)
+        await log.announce("core.a", b"x")
+    with pytest.raises(KeyError, match="x") as raised:
+        await log.run(asyncio.Event())
+    assert raised.value.__notes__ == [f"taking a message of {'test.a' if followed else 'core.a'}"]
+    await log.close()
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_wants_a_token_refuses_others_and_no_secret_is_shown() -> None:
+    server = await asyncio.create_subprocess_exec(
+        find_binary(), "-a", "127.0.0.1", "-p", "-1", "--auth", SECRET, stderr=asyncio.subprocess.PIPE
+    )
+    assert server.stderr is not None
+    try:
+        while not (listening := re.search(rb"client connections on \S+:(\d+)", await server.stderr.readline())):
+            pass
+        host = f"127.0.0.1:{int(listening[1])}"
+        log = await EventLog.connect(f"nats://{host}", name="test", token=SECRET)
+        await log.close()
+        with pytest.raises(BrokerUnavailable) as raised:
+            await EventLog.connect(f"nats://wr0ng@{host}", name="test")
+        assert str(raised.value).startswith(f"nats.url nats://{host}: ")
+    finally:
+        server.terminate()
+        await server.communicate()
+
+
+@pytest.mark.asyncio
+async def test_closing_is_no_loss(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        await connection.log.close()
+    assert connection.said == []
+
+
+@pytest.mark.asyncio
+async def test_closing_while_the_server_is_away_is_quiet(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        await connection.log.ensure_stream(STREAM)
+        await connection.log.follow("TEST", "test.>", Reader().on_message)
+        await broker.kill()
+        await eventually(lambda: not connection.log.is_connected)
+        async with asyncio.timeout(3):
+            await connection.log.close()
+            await connection.log.close()
+
+
+@pytest.mark.asyncio
+async def test_closing_lets_what_was_announced_leave(broker: Broker) -> None:
+    reader = Reader()
+    async with connected(broker.url) as listener:
+        await listener.log.listen("core.a", reader.on_message)
+        async with connected(broker.url) as speaker:
+            await speaker.log.announce("core.a", b"bye")
+        await reader.until([b"bye"])

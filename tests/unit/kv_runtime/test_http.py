@@ -1,0 +1,436 @@
+"""HTTP of every process: one error body, one refusal for whoever has no token, a server that stops in order."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import ClientError, ClientSession, web
+from prometheus_client import CollectorRegistry, Gauge
+from structlog.testing import capture_logs
+
+from kv_runtime.http import (
+    OPEN_PATHS,
+    HttpServer,
+    PortUsed,
+    error_body,
+    is_loopback,
+    json_response,
+    metrics_handler,
+    openai_errors,
+    require_token,
+)
+
+TOKEN = "t0ken"  # noqa: S105 - of this test
+BODY_BYTES_MAX = 1000
+SHAPE = {"message", "type", "param", "code"}
+
+
+class Gate:
+    """A handler that says when it was entered and leaves when it may."""
+
+    def __init__(self) -> None:
+        self.entered, self.may_leave = asyncio.Event(), asyncio.Event()
+        self.cancelled = False
+
+    async def handle(self, _: web.Request) -> web.StreamResponse:
+        self.entered.set()
+        try:
+            await self.may_leave.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        return json_response({"done": True})
+
+
+async def echo(request: web.Request) -> web.StreamResponse:
+    return json_response({"bytes": len(await request.read())})
+
+
+async def fail(_: web.Request) -> web.StreamResponse:
+    raise ValueError("the secret is xyzzy")
+
+
+async def fail_late(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b"data: 1\n\n")
+    raise ValueError("the secret is xyzzy")
+
+
+async def redirect(_: web.Request) -> web.StreamResponse:
+    raise web.HTTPFound("/v1/echo")
+
+
+async def unavailable(_: web.Request) -> web.StreamResponse:
+    raise web.HTTPServiceUnavailable
+
+
+def application(token: str = "", gate: Gate | None = None) -> web.Application:
+    registry = CollectorRegistry()
+    Gauge("kvrouter_test", "A gauge", registry=registry).set(7)
+    app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=BODY_BYTES_MAX)
+    app.add_routes(
+        [
+            web.post("/v1/echo", echo),
+            web.get("/v1/fail", fail),
+            web.get("/v1/fail_late", fail_late),
+            web.get("/v1/redirect", redirect),
+            web.get("/v1/unavailable", unavailable),
+            web.get("/metrics", metrics_handler(registry)),
+            *([web.get("/v1/gate", gate.handle)] if gate else []),
+        ]
+    )
+    return app
+
+
+class Served:
+    """A server that runs, a client of it, and its stop."""
+
+    def __init__(self, server: HttpServer, session: ClientSession, stop: asyncio.Event) -> None:
+        self.port = server.port
+        self.session, self.stop = session, stop
+
+    async def get(self, path: str, **headers: str) -> tuple[int, bytes]:
+        async with self.session.get(path, headers=headers) as response:
+            return response.status, await response.read()
+
+    async def post(self, path: str, data: bytes, **headers: str) -> tuple[int, bytes]:
+        async with self.session.post(path, data=data, headers=headers) as response:
+            return response.status, await response.read()
+
+    async def raw(self, request: bytes) -> bytes:
+        """Send bytes as they are; return all that comes until the server closes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+
+@asynccontextmanager
+async def served(app: web.Application, drain_s: float = 5.0) -> AsyncIterator[Served]:
+    server, stop = HttpServer(app, "127.0.0.1", 0, drain_s=drain_s), asyncio.Event()
+    await server.start()
+    async with (
+        asyncio.TaskGroup() as group,
+        ClientSession(f"http://127.0.0.1:{server.port}", raise_for_status=False) as session,
+    ):
+        group.create_task(server.run(stop))
+        try:
+            yield Served(server, session, stop)
+        finally:
+            stop.set()
+
+
+# ---------------------------------------------------------------- errors
+
+
+def test_an_error_body_has_the_four_fields_of_openai() -> None:
+    assert json.loads(error_body("m", "k", param="p", code="c")) == {
+        "error": {"message": "m", "type": "k", "param": "p", "code": "c"}
+    }
+    assert json.loads(error_body("m", "k")) == {"error": {"message": "m", "type": "k", "param": None, "code": None}}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("path", "status", "kind", "words"),
+    [
+        ("/v1/none", 404, "invalid_request_error", "GET /v1/none: Not Found"),
+        ("/v1/echo", 405, "invalid_request_error", "GET /v1/echo: Method Not Allowed"),
+        ("/v1/unavailable", 503, "server_error", "Service Unavailable"),
+        ("/v1/fail", 500, "server_error", "our fault: ValueError; see the log"),
+    ],
+)
+async def test_every_refusal_has_an_openai_body(path: str, status: int, kind: str, words: str) -> None:
+    async with served(application()) as server:
+        found, body = await server.get(path)
+    error = json.loads(body)["error"]
+    assert (found, set(error), error["type"]) == (status, SHAPE, kind)
+    assert words in error["message"]
+
+
+@pytest.mark.asyncio
+async def test_a_fault_of_ours_is_logged_and_not_told() -> None:
+    with capture_logs() as lines:
+        async with served(application()) as server:
+            _, body = await server.get("/v1/fail")
+    assert b"xyzzy" not in body
+    assert [(line["event"], line["path"]) for line in lines] == [("request_failed", "/v1/fail")]
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_had_begun_is_cut_and_not_followed_by_another() -> None:
+    with capture_logs() as lines:
+        async with served(application()) as server:
+            answer = await server.raw(b"GET /v1/fail_late HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"data: 1\n\n" in answer
+    assert b"our fault" not in answer
+    assert not answer.endswith(b"0\r\n\r\n")
+    assert [line["event"] for line in lines] == ["request_failed"]
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_went_away_is_no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    left, noticed = asyncio.Event(), asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await left.wait()
+        try:
+            while True:
+                await response.write(bytes(1 << 20))
+        finally:
+            noticed.set()
+
+    app = application()
+    app.router.add_get("/v1/endless", endless)
+    with capture_logs() as lines:
+        async with served(app) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"GET /v1/endless HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            writer.transport.abort()
+            left.set()
+            await noticed.wait()
+    assert (lines, caplog.records) == ([], [])
+
+
+@pytest.mark.asyncio
+async def test_a_redirection_is_no_error() -> None:
+    async with served(application()) as server, server.session.get("/v1/redirect", allow_redirects=False) as response:
+        assert (response.status, response.headers["Location"]) == (302, "/v1/echo")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_beyond_the_bound_is_a_413(chunked: bool) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(11):
+            yield bytes(BODY_BYTES_MAX // 10)
+
+    async with served(application()) as server:
+        assert await server.post("/v1/echo", bytes(BODY_BYTES_MAX)) == (200, b'{"bytes":1000}')
+        body = chunks() if chunked else bytes(BODY_BYTES_MAX + 1)
+        async with server.session.post("/v1/echo", data=body) as response:
+            error = (await response.json())["error"]
+    assert (response.status, error["type"], error["code"]) == (413, "invalid_request_error", "body_too_large")
+    assert "1000" in error["message"]
+    assert set(error) == SHAPE
+
+
+@pytest.mark.asyncio
+async def test_bytes_that_are_no_http_are_a_400_and_the_server_goes_on() -> None:
+    async with served(application()) as server:
+        assert (await server.raw(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n")).startswith(b"HTTP/1.0 400")
+        assert (await server.get("/metrics"))[0] == 200
+
+
+# ---------------------------------------------------------------- token
+
+
+@pytest.mark.asyncio
+async def test_without_a_token_everything_is_open() -> None:
+    async with served(application()) as server:
+        assert (await server.post("/v1/echo", b"x"))[0] == 200
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        b"",
+        b"Bearer",
+        b"Bearer ",
+        b"Bearer t0ke",
+        b"Bearer t0ken0",
+        b"bearer t0ken",
+        b"Basic t0ken",
+        b"t0ken",
+        b"Bearer  t0ken",
+        b"Bearer \xff\xfe",
+        "Bearer tökén".encode(),
+    ],
+)
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"POST /v1/echo",
+        b"GET /v1/none",
+        b"GET /v1/echo",
+        b"GET /metrics/",
+        b"GET //metrics",
+        b"GET /metrics%2f..%2fv1",
+        b"GET /v1/fail",
+    ],
+)
+async def test_whoever_has_no_token_is_refused_alike_whatever_was_asked(line: bytes, given: bytes | None) -> None:
+    header = b"" if given is None else b"Authorization: " + given + b"\r\n"
+    async with served(application(TOKEN)) as server:
+        answer = await server.raw(line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + b"\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 401 ")
+    assert json.loads(body) == {
+        "error": {
+            "message": "Authorization: a bearer token is needed",
+            "type": "authentication_error",
+            "param": None,
+            "code": None,
+        }
+    }
+
+
+@pytest.mark.asyncio
+async def test_with_the_token_everything_is_as_without_one() -> None:
+    async with served(application(TOKEN)) as server:
+        assert (await server.post("/v1/echo", b"x", Authorization=f"Bearer {TOKEN}"))[0] == 200
+        assert (await server.get("/v1/none", Authorization=f"Bearer {TOKEN}"))[0] == 404
+
+
+@pytest.mark.asyncio
+async def test_a_token_may_be_any_text() -> None:
+    async with served(application("tökén")) as server:
+        header = "Authorization: Bearer tökén".encode()
+        answer = await server.raw(b"GET /v1/none HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 404")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+async def test_open_paths_need_no_token(path: str) -> None:
+    async with served(application(TOKEN)) as server:
+        assert (await server.get(path))[0] == (200 if path == "/metrics" else 404)
+
+
+# ---------------------------------------------------------------- metrics
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("accept", "content_type", "end"),
+    [
+        ("*/*", "text/plain", b"kvrouter_test 7.0\n"),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text", b"# EOF\n"),
+        ("nonsense", "text/plain", b"kvrouter_test 7.0\n"),
+    ],
+)
+async def test_metrics_come_in_the_format_that_the_scraper_accepts(accept: str, content_type: str, end: bytes) -> None:
+    async with served(application()) as server, server.session.get("/metrics", headers={"Accept": accept}) as response:
+        assert response.headers["Content-Type"].startswith(content_type)
+        assert (await response.read()).endswith(end)
+
+
+# ---------------------------------------------------------------- the address
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),  # noqa: S104 - the address that must not pass
+        ("::", False),
+        ("10.0.0.1", False),
+        ("example.com", False),
+        ("localhost.example.com", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_what_only_this_machine_can_reach(host: str, expected: bool) -> None:
+    assert is_loopback(host) == expected
+
+
+@pytest.mark.asyncio
+async def test_port_0_is_any_free_one() -> None:
+    async with served(application()) as one, served(application()) as other:
+        assert 0 < one.port != other.port > 0
+
+
+@pytest.mark.asyncio
+async def test_a_used_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortUsed, match=rf"^port: found 127\.0\.0\.1:{port}, which cannot be bound"):
+            await HttpServer(application(), "127.0.0.1", port).start()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("host", ["nobody.invalid", "192.0.2.1"])
+async def test_an_address_that_is_not_ours_is_named(host: str) -> None:
+    with pytest.raises(PortUsed, match=rf"^port: found {host}:0, which cannot be bound"):
+        await HttpServer(application(), host, 0).start()
+
+
+@pytest.mark.asyncio
+async def test_replicas_share_a_port_when_both_want_to() -> None:
+    one, other, stop = HttpServer(application(), "127.0.0.1", 0), None, asyncio.Event()
+    await one.start(reuse_port=True)
+    other = HttpServer(application(), "127.0.0.1", one.port)
+    with pytest.raises(PortUsed):
+        await other.start()
+    other = HttpServer(application(), "127.0.0.1", one.port)
+    await other.start(reuse_port=True)
+    assert other.port == one.port
+    stop.set()
+    await one.run(stop)
+    await other.run(stop)
+
+
+# ---------------------------------------------------------------- the end
+
+
+@pytest.mark.asyncio
+async def test_a_stop_refuses_new_connections_and_lets_running_requests_end() -> None:
+    gate = Gate()
+    async with served(application(gate=gate)) as server, asyncio.TaskGroup() as group:
+        running = group.create_task(server.get("/v1/gate"))
+        await gate.entered.wait()
+        server.stop.set()
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            except ConnectionError:
+                break
+            writer.close()
+            await writer.wait_closed()
+        assert not running.done()
+        gate.may_leave.set()
+        assert await running == (200, b'{"done":true}')
+
+
+@pytest.mark.asyncio
+async def test_a_stop_cuts_what_outlasts_the_drain() -> None:
+    gate = Gate()
+    async with served(application(gate=gate), drain_s=0.1) as server, asyncio.TaskGroup() as group:
+        running = group.create_task(failure_of(server))
+        await gate.entered.wait()
+        server.stop.set()
+        assert isinstance(await running, ClientError)
+    assert gate.cancelled
+
+
+async def failure_of(server: Served) -> BaseException:
+    with pytest.raises(ClientError) as raised:
+        await server.get("/v1/gate")
+    return raised.value
+
+
+@pytest.mark.asyncio
+async def test_a_stop_does_not_wait_for_idle_connections() -> None:
+    async with served(application(), drain_s=60.0) as server:
+        await server.get("/metrics")
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        server.stop.set()
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()

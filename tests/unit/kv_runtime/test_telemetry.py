@@ -1,0 +1,251 @@
+"""Logs are lines that machines read; metrics are made when they are scraped; the loop's lag is read off the clock."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import pytest
+import structlog
+from prometheus_client import Counter, generate_latest
+
+from kv_runtime.clock import ManualClock
+from kv_runtime.telemetry import (
+    LAG_PERIOD_S,
+    Family,
+    LoopLag,
+    Projection,
+    configure_logs,
+    counter,
+    gauge,
+    new_registry,
+)
+
+Configure = Callable[[str, Literal["auto", "json", "console"]], None]
+
+
+@pytest.fixture
+def configure(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Configure]:
+    """Configure logs as a process does; afterwards they are as they were."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    monkeypatch.setattr(root, "handlers", [])
+    yield configure_logs
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+    root.handlers, root.level = handlers, level
+    capfd.readouterr()
+
+
+def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    written = capfd.readouterr()
+    assert written.out == ""
+    assert written.err.endswith("\n") or not written.err
+    return written.err.splitlines()
+
+
+def records(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines(capfd)]
+
+
+def fail() -> None:
+    raise ValueError("first\nsecond")
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        return "<a\nthing>"
+
+
+# ---------------------------------------------------------------- logs
+
+
+def test_a_json_line_carries_what_happened_when_and_how_bad(
+    configure: Configure, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure("info", "json")
+    structlog.get_logger("router").warning("worker_lost", worker="w0", seconds=1.5)
+    (record,) = records(capfd)
+    assert record.pop("timestamp").endswith("Z")
+    assert record == {"event": "worker_lost", "level": "warning", "worker": "w0", "seconds": 1.5}
+
+
+@pytest.mark.parametrize(
+    "value", ["two\nlines", b"\x00\xff", Unprintable(), {"a": {1, 2}}, None, "\u2028", "ü", 2**70, ValueError("a\nb")]
+)
+def test_whatever_is_logged_is_one_line_of_json(
+    configure: Configure, capfd: pytest.CaptureFixture[str], value: object
+) -> None:
+    configure("info", "json")
+    structlog.get_logger("x").info("happened", value=value)
+    (record,) = records(capfd)
+    assert record["event"] == "happened"
+
+
+def test_an_exception_is_one_line_of_json(configure: Configure, capfd: pytest.CaptureFixture[str]) -> None:
+    configure("info", "json")
+    try:
+        fail()
+    except ValueError:
+        structlog.get_logger("x").exception("failed")
+    (record,) = records(capfd)
+    assert "Traceback" in record["exception"]
+    assert "second" in record["exception"]
+
+
+def test_logs_of_libraries_are_lines_of_json_as_well(configure: Configure, capfd: pytest.CaptureFixture[str]) -> None:
+    configure("info", "json")
+    try:
+        fail()
+    except ValueError:
+        logging.getLogger("asyncio").exception("Task %s failed", "a")
+    logging.getLogger("nats.aio.client").error("nats: encountered error")
+    logging.getLogger("aiohttp.server").debug("nobody wants to know")
+    first, second = records(capfd)
+    assert (first["event"], first["level"], first["logger"]) == ("Task a failed", "error", "asyncio")
+    assert "second" in first["exception"]
+    assert (second["event"], second["logger"]) == ("nats: encountered error", "nats.aio.client")
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"),
+    [
+        ("debug", ["debug", "info", "warning", "error"]),
+        ("info", ["info", "warning", "error"]),
+        ("warning", ["warning", "error"]),
+        ("error", ["error"]),
+    ],
+)
+def test_what_is_below_the_level_is_not_written(
+    configure: Configure, capfd: pytest.CaptureFixture[str], level: str, expected: list[str]
+) -> None:
+    configure(level, "json")
+    for name in ("debug", "info", "warning", "error"):
+        getattr(structlog.get_logger("x"), name)("ours")
+        getattr(logging.getLogger("theirs"), name)("theirs")
+    assert [record["level"] for record in records(capfd)] == [name for name in expected for _ in range(2)]
+
+
+def test_a_logger_made_before_is_configured_as_well(configure: Configure, capfd: pytest.CaptureFixture[str]) -> None:
+    log = structlog.get_logger("early")
+    configure("info", "json")
+    log.info("happened")
+    assert [record["event"] for record in records(capfd)] == ["happened"]
+
+
+def test_configuring_twice_writes_once(configure: Configure, capfd: pytest.CaptureFixture[str]) -> None:
+    configure("info", "json")
+    configure("info", "json")
+    structlog.get_logger("x").info("ours")
+    logging.getLogger("x").warning("theirs")
+    assert [record["event"] for record in records(capfd)] == ["ours", "theirs"]
+
+
+def test_what_is_bound_to_the_context_is_in_every_line(configure: Configure, capfd: pytest.CaptureFixture[str]) -> None:
+    configure("info", "json")
+    with structlog.contextvars.bound_contextvars(request_id="r1"):
+        structlog.get_logger("x").info("inside")
+    structlog.get_logger("x").info("outside")
+    assert [record.get("request_id") for record in records(capfd)] == ["r1", None]
+
+
+def test_without_a_terminal_auto_means_json(configure: Configure, capfd: pytest.CaptureFixture[str]) -> None:
+    configure("info", "auto")
+    structlog.get_logger("x").info("happened")
+    assert [record["event"] for record in records(capfd)] == ["happened"]
+
+
+def test_the_console_is_for_people_and_without_colours_where_there_is_no_terminal(
+    configure: Configure, capfd: pytest.CaptureFixture[str]
+) -> None:
+    configure("info", "console")
+    structlog.get_logger("x").info("happened", worker="w0")
+    logging.getLogger("x").warning("theirs")
+    first, second = lines(capfd)
+    assert "happened" in first
+    assert "worker=w0" in first
+    assert "theirs" in second
+    assert "\x1b" not in first + second
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def test_samples_are_made_when_they_are_scraped() -> None:
+    registry, calls = new_registry(), 0
+
+    def families() -> Iterator[Family]:
+        nonlocal calls
+        calls += 1
+        yield counter("things", "Things", ("kind",), [(("a",), float(calls)), (("b",), 0.0)])
+        yield gauge("height_blocks", "Height", (), [((), 7.0)])
+
+    Projection(registry, families)
+    assert calls == 0
+    generate_latest(registry)
+    assert generate_latest(registry).decode() == (
+        "# HELP kvrouter_things_total Things\n"
+        "# TYPE kvrouter_things_total counter\n"
+        'kvrouter_things_total{kind="a"} 2.0\n'
+        'kvrouter_things_total{kind="b"} 0.0\n'
+        "# HELP kvrouter_height_blocks Height\n"
+        "# TYPE kvrouter_height_blocks gauge\n"
+        "kvrouter_height_blocks 7.0\n"
+    )
+
+
+def test_a_label_may_be_any_text() -> None:
+    registry = new_registry()
+    Projection(registry, lambda: [gauge("x", "X", ("worker",), [(('"\\\n',), 1.0)])])
+    assert 'kvrouter_x{worker="\\"\\\\\\n"} 1.0\n' in generate_latest(registry).decode()
+
+
+def test_registries_are_apart_and_counters_have_no_created_series() -> None:
+    one, other = new_registry(), new_registry()
+    for registry in (one, other):
+        Counter("kvrouter_same", "The same name", registry=registry).inc()
+        Projection(registry, lambda: [counter("projected", "The same name", (), [((), 1.0)])])
+    assert generate_latest(one) == generate_latest(other)
+    assert b"_created" not in generate_latest(one)
+
+
+# ---------------------------------------------------------------- loop lag
+
+
+def observed(generated: bytes, name: str) -> float:
+    prefix = f"kvrouter_event_loop_lag_seconds_{name} "
+    (line,) = [line for line in generated.decode().splitlines() if line.startswith(prefix)]
+    return float(line.removeprefix(prefix))
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_the_loops_lag_is_how_late_a_sleep_ends() -> None:
+    clock, registry, stop = ManualClock(), new_registry(), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(LoopLag(registry, clock).run(stop))
+        await settle()
+        for late_s in (0.0, 0.02, 0.3):
+            await clock.advance(LAG_PERIOD_S + late_s)
+            await settle()
+        generated = generate_latest(registry)
+        stop.set()
+    assert observed(generated, "count") == 3
+    assert observed(generated, "sum") == pytest.approx(0.32)
+    assert b'lag_seconds_bucket{le="0.025"} 2.0' in generated
+
+
+@pytest.mark.asyncio
+async def test_measuring_ends_at_once_when_it_is_asked_to() -> None:
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        measuring = group.create_task(LoopLag(new_registry(), ManualClock()).run(stop))
+        await settle()
+        stop.set()
+        await settle()
+        assert measuring.done()

@@ -1,0 +1,129 @@
+"""What the costs leave open, the seed decides: reproducibly, and without favour."""
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.splitmix import splitmix64
+from router.core.choice import Choice, choose
+
+SEEDS = 6000
+
+
+def shares(costs: list[float], temperature: float, first_seed: int = 0) -> list[float]:
+    """Return how often each is chosen over many seeds, made as a router makes them."""
+    winners = Counter(choose(costs, temperature, splitmix64(first_seed + number)).winner for number in range(SEEDS))
+    return [winners[index] / SEEDS for index in range(len(costs))]
+
+
+def close(found: list[float], expected: list[float]) -> bool:
+    """Return whether each share is within five standard deviations of what is expected."""
+    return all(
+        abs(share - chance) <= 5 * math.sqrt(chance * (1 - chance) / SEEDS) + 1e-12
+        for share, chance in zip(found, expected, strict=True)
+    )
+
+
+def softmax(costs: list[float], temperature: float) -> list[float]:
+    span = max(costs) - min(costs)
+    weights = [math.exp(-(cost - min(costs)) / span / temperature) for cost in costs]
+    return [weight / sum(weights) for weight in weights]
+
+
+def test_the_lowest_wins_and_the_next_is_the_runner_up() -> None:
+    assert choose([5.0, 2.0, 9.0, 4.5], 0.0, seed=1) == Choice(winner=1, runner_up=3, margin=2.5)
+
+
+def test_one_alone_has_no_runner_up() -> None:
+    assert choose([5.0], 0.0, seed=1) == Choice(0, None, None)
+    assert choose([5.0], 1.0, seed=1) == Choice(0, None, None)
+
+
+def test_a_tie_has_a_margin_of_zero() -> None:
+    chosen = choose([3.0, 3.0], 0.0, seed=1)
+    assert chosen.margin == 0.0
+    assert {chosen.winner, chosen.runner_up} == {0, 1}
+
+
+def test_the_seed_has_no_say_where_one_is_cheaper() -> None:
+    assert {choose([2.0, math.nextafter(2.0, 3)], 0.0, seed).winner for seed in range(1000)} == {0}
+
+
+def test_only_exact_ties_are_drawn_and_uniformly() -> None:
+    found = shares([1.0, 7.0, 1.0, 1.0 + 1e-12, 1.0], 0.0)
+    assert close(found, [1 / 3, 0, 1 / 3, 0, 1 / 3]), found
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 64])
+def test_ties_of_all_are_uniform(count: int) -> None:
+    found = shares([4.0] * count, 0.0)
+    assert close(found, [1 / count] * count), found
+
+
+def test_ties_are_uniform_over_seeds_that_follow_one_another_too() -> None:
+    winners = Counter(choose([1.0, 1.0], 0.0, seed).winner for seed in range(SEEDS))
+    assert close([winners[0] / SEEDS, winners[1] / SEEDS], [0.5, 0.5]), winners
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.3, 1.0, 10.0])
+def test_with_temperature_the_shares_are_the_softmax_of_the_scaled_costs(temperature: float) -> None:
+    costs = [12.0, 3.0, 5.0, 30.0, 3.5]
+    found = shares(costs, temperature)
+    assert close(found, softmax(costs, temperature)), found
+
+
+@pytest.mark.parametrize(("factor", "offset"), [(1000.0, 0.0), (1.0, 5000.0)])
+def test_the_scale_of_the_costs_has_no_say(factor: float, offset: float) -> None:
+    costs = [12.0, 3.0, 5.0, 30.0]
+    scaled = [factor * cost + offset for cost in costs]
+    for seed in range(2000):
+        assert choose(costs, 0.4, splitmix64(seed)).winner == choose(scaled, 0.4, splitmix64(seed)).winner
+
+
+def test_with_temperature_equal_costs_are_drawn_uniformly() -> None:
+    found = shares([2.0] * 5, 0.5)
+    assert close(found, [0.2] * 5), found
+
+
+def test_a_tiny_temperature_is_as_good_as_none() -> None:
+    for seed in range(500):
+        assert choose([4.0, 3.0, 8.0], 1e-300, seed).winner == 1
+
+
+def test_a_huge_temperature_is_as_good_as_random() -> None:
+    found = shares([4.0, 3.0, 8.0], 1e9)
+    assert close(found, [1 / 3] * 3), found
+
+
+def test_the_margin_is_negative_where_the_draw_passed_the_cheapest_over() -> None:
+    passed_over = [
+        chosen for seed in range(200) if (chosen := choose([1.0, 4.0, 9.0], 5.0, splitmix64(seed))).winner != 0
+    ]
+    assert passed_over
+    assert all(chosen.runner_up == 0 for chosen in passed_over)
+    assert {chosen.margin for chosen in passed_over} == {-3.0, -8.0}
+
+
+costs_lists = st.lists(st.floats(0, 1e12), min_size=1, max_size=8)
+seeds = st.integers(0, 2**64 - 1)
+
+
+@given(costs_lists, st.floats(0, 100), seeds)
+def test_the_same_in_is_the_same_out_and_the_choice_is_consistent(
+    costs: list[float], temperature: float, seed: int
+) -> None:
+    chosen = choose(costs, temperature, seed)
+    assert chosen == choose(list(costs), temperature, seed)
+    assert 0 <= chosen.winner < len(costs)
+    if len(costs) == 1:
+        assert (chosen.runner_up, chosen.margin) == (None, None)
+        return
+    assert chosen.runner_up is not None
+    assert chosen.runner_up != chosen.winner
+    assert costs[chosen.runner_up] == min(cost for at, cost in enumerate(costs) if at != chosen.winner)
+    assert chosen.margin == costs[chosen.runner_up] - costs[chosen.winner]
+    if temperature == 0:
+        assert costs[chosen.winner] == min(costs)

@@ -1,0 +1,231 @@
+"""Every line of the formula against numbers worked out by hand: B = 10, ISL = 100, so N = 10."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.decision import CostTerms
+from router.core.cost import TRUST_FACTOR, CostParameters, cost_terms
+from router.core.view import RankRow
+from tests.unit.router.samples import route, row
+
+REQUEST = route(100, block_size=10)
+PLAIN = CostParameters(history_weight=0.0)
+
+
+def terms(parameters: CostParameters = PLAIN, **changed: Any) -> CostTerms:
+    """Return the terms of one rank that is alone."""
+    return cost_terms(REQUEST, [row(**changed)], parameters)[0]
+
+
+def test_an_idle_rank_that_holds_nothing_costs_its_prefill_and_its_blocks() -> None:
+    assert terms() == CostTerms(prefill_blocks=10.0, decode_blocks=10.0, cost=20.0)
+
+
+def test_promised_blocks_are_rounded_up_and_prefill_is_not() -> None:
+    (found,) = cost_terms(route(95, block_size=10), [row()], PLAIN)
+    assert (found.prefill_blocks, found.decode_blocks) == (9.5, 10.0)
+
+
+def test_a_prompt_of_one_token_is_one_promised_block() -> None:
+    (found,) = cost_terms(route(1, block_size=10), [row()], PLAIN)
+    assert (found.prefill_blocks, found.decode_blocks) == (0.1, 1.0)
+
+
+def test_every_tier_is_credited_with_what_it_adds_to_the_prefix() -> None:
+    # gpu 3, host 2 more, disk 1 more, external 3 more: 1.0 * 3 + 0.75 * 2 + 0.25 * 1 + 0 * 3
+    found = terms(overlap_blocks=(3, 5, 6, 9))
+    assert found == CostTerms(overlap_credit_blocks=4.75, prefill_blocks=5.25, decode_blocks=10.0, cost=15.25)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "credit"),
+    [
+        (CostParameters(overlap_credit=0.5), 0.5 * 3 + 0.75 * 2 + 0.25),
+        (CostParameters(host_weight=0.0), 3 + 0.25),
+        (CostParameters(disk_weight=1.0), 3 + 1.5 + 1.0),
+        (CostParameters(overlap_credit=0.0, host_weight=0.0, disk_weight=0.0), 0.0),
+    ],
+)
+def test_every_weight_of_the_credit_is_heeded(parameters: CostParameters, credit: float) -> None:
+    assert terms(parameters, overlap_blocks=(3, 5, 6, 9)).overlap_credit_blocks == credit
+
+
+@pytest.mark.parametrize(("trust", "credit"), [("EXACT", 4.75), ("DEGRADED", 2.375), ("FALLBACK", 0.0)])
+def test_the_credit_is_scaled_by_trust(trust: str, credit: float) -> None:
+    found = terms(trust=trust, overlap_blocks=(3, 5, 6, 9))
+    assert (found.overlap_credit_blocks, found.prefill_blocks) == (credit, 10.0 - credit)
+
+
+def test_every_trust_state_has_a_factor() -> None:
+    assert TRUST_FACTOR == {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBACK": 0.0}
+
+
+def test_queued_prefill_is_prefill() -> None:
+    assert terms(prefill_tokens_queued=55).prefill_blocks == 15.5
+
+
+def test_prefill_is_never_less_than_none() -> None:
+    generous = CostParameters(host_weight=3.0, history_weight=0.0)
+    found = terms(generous, overlap_blocks=(0, 9, 9, 9))
+    assert (found.overlap_credit_blocks, found.prefill_blocks, found.cost) == (27.0, 0.0, 10.0)
+
+
+def test_the_credit_pays_for_queued_prefill_too() -> None:
+    assert terms(overlap_blocks=(9, 9, 9, 9), prefill_tokens_queued=20).prefill_blocks == 3.0
+
+
+def test_a_block_that_the_rank_works_on_already_counts_once() -> None:
+    # 25 active, 4 of them are among our 10: the union has 31
+    assert terms(active_blocks=25, shared_blocks=4).decode_blocks == 31.0
+
+
+def test_decay_devalues_the_gpu_by_queued_prefill_beyond_the_least_queued() -> None:
+    # excess = ((300 - 100) / 10) / 10 = 2; decay = 1 / (1 + 0.5 * 2) = 0.5
+    decaying = CostParameters(overlap_credit_decay=0.5, history_weight=0.0)
+    least = row("w0/0", overlap_blocks=(8, 8, 8, 8), prefill_tokens_queued=100)
+    more = row("w1/0", overlap_blocks=(8, 9, 9, 9), prefill_tokens_queued=300)
+    found = cost_terms(REQUEST, [least, more], decaying)
+    assert [each.overlap_credit_blocks for each in found] == [8.0, 0.5 * 8 + 0.75 * 1]
+    assert [each.prefill_blocks for each in found] == [20.0 - 8.0, 40.0 - 4.75]
+
+
+def test_without_decay_the_queue_takes_nothing_off_the_credit() -> None:
+    found = cost_terms(REQUEST, [row(), row("w1/0", overlap_blocks=(8, 8, 8, 8), prefill_tokens_queued=10**6)], PLAIN)
+    assert found[1].overlap_credit_blocks == 8.0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "changed", "expected"),
+    [
+        ({"prefill_scale": 2.0}, {}, CostTerms(prefill_blocks=20.0, decode_blocks=10.0, cost=30.0)),
+        ({"prefill_scale": 0.0}, {}, CostTerms(prefill_blocks=0.0, decode_blocks=10.0, cost=10.0)),
+        (
+            {"request_weight": 1.5},
+            {"active_requests": 4},
+            CostTerms(prefill_blocks=10.0, decode_blocks=10.0, request_blocks=6.0, cost=26.0),
+        ),
+        (
+            {"history_weight": 0.5},
+            {"history_blocks": 7.0},
+            CostTerms(prefill_blocks=10.0, decode_blocks=10.0, history_blocks=3.5, cost=23.5),
+        ),
+        ({}, {"active_requests": 9, "history_blocks": 7.0}, CostTerms(prefill_blocks=10, decode_blocks=10, cost=20.0)),
+    ],
+)
+def test_every_weight_of_the_sum_is_heeded(
+    parameters: dict[str, float], changed: dict[str, Any], expected: CostTerms
+) -> None:
+    assert terms(CostParameters(**{"history_weight": 0.0} | parameters), **changed) == expected
+
+
+def test_the_defaults_are_those_of_the_design() -> None:
+    assert CostParameters() == CostParameters(
+        overlap_credit=1.0,
+        overlap_credit_decay=0.0,
+        host_weight=0.75,
+        disk_weight=0.25,
+        prefill_scale=1.0,
+        request_weight=0.0,
+        history_weight=0.5,
+    )
+
+
+def test_terms_come_in_the_order_of_the_rows() -> None:
+    rows = [row(f"w{at}/0", active_blocks=blocks) for at, blocks in enumerate((30, 10, 20))]
+    assert [each.decode_blocks for each in cost_terms(REQUEST, rows, PLAIN)] == [40.0, 20.0, 30.0]
+
+
+def test_of_nobody_there_are_no_terms() -> None:
+    assert cost_terms(REQUEST, [], PLAIN) == []
+
+
+# ---------------------------------------------------------------- properties
+
+counts = st.integers(0, 10**6)
+weights = st.floats(0, 1000, allow_nan=False)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> RankRow:
+    gpu, host, disk = sorted(draw(st.tuples(*[st.integers(0, 9)] * 3)))
+    active = draw(counts)
+    return row(
+        overlap_blocks=(gpu, host, disk, 9),
+        trust=draw(st.sampled_from(["EXACT", "DEGRADED", "FALLBACK"])),
+        prefill_tokens_queued=draw(counts),
+        active_requests=draw(counts),
+        active_blocks=active,
+        shared_blocks=draw(st.integers(0, min(10, active))),
+        history_blocks=draw(st.floats(0, 1e9)),
+    )
+
+
+parameter_sets = st.builds(
+    CostParameters,
+    overlap_credit=st.floats(0, 1),
+    overlap_credit_decay=weights,
+    host_weight=st.floats(0, 1),
+    disk_weight=st.floats(0, 1),
+    prefill_scale=weights,
+    request_weight=weights,
+    history_weight=weights,
+)
+
+
+def changed_to(each: RankRow, **changes: Any) -> RankRow:
+    return RankRow(**{name: getattr(each, name) for name in RankRow.__struct_fields__} | changes)
+
+
+@given(st.lists(rows(), min_size=1, max_size=5), parameter_sets)
+def test_the_cost_is_the_sum_of_its_terms_and_no_term_is_negative(
+    ranks: list[RankRow], parameters: CostParameters
+) -> None:
+    for found in cost_terms(REQUEST, ranks, parameters):
+        addends = (found.prefill_blocks, found.decode_blocks, found.request_blocks, found.history_blocks)
+        assert min(*addends, found.overlap_credit_blocks) >= 0
+        assert math.isclose(found.cost, sum(addends) * found.constraint_multiplier)
+        assert math.isfinite(found.cost)
+
+
+@given(rows(), st.tuples(*[st.integers(0, 9)] * 3), st.lists(rows(), max_size=3))
+def test_more_overlap_never_costs_more(one: RankRow, more: tuple[int, int, int], others: list[RankRow]) -> None:
+    held = one.overlap_blocks
+    gpu, host, disk = sorted((max(held[0], more[0]), max(held[1], more[1]), max(held[2], more[2])))
+    richer = changed_to(one, overlap_blocks=(gpu, host, disk, 9))
+    before = cost_terms(REQUEST, [one, *others], CostParameters())
+    after = cost_terms(REQUEST, [richer, *others], CostParameters())
+    assert after[0].cost <= before[0].cost
+    assert after[1:] == before[1:]
+
+
+@given(rows(), st.lists(rows(), max_size=3), parameter_sets, st.sampled_from(["EXACT", "DEGRADED"]))
+def test_more_trust_never_costs_more(
+    one: RankRow, others: list[RankRow], parameters: CostParameters, trust: str
+) -> None:
+    less = {"EXACT": "DEGRADED", "DEGRADED": "FALLBACK"}[trust]
+    better, worse = (
+        cost_terms(REQUEST, [changed_to(one, trust=each), *others], parameters)[0].cost for each in (trust, less)
+    )
+    assert better <= worse
+
+
+@given(rows(), st.integers(1, 10**6), st.lists(rows(), max_size=3), parameter_sets)
+def test_more_queue_never_costs_less(
+    one: RankRow, queued: int, others: list[RankRow], parameters: CostParameters
+) -> None:
+    busier = changed_to(one, prefill_tokens_queued=one.prefill_tokens_queued + queued)
+    before = cost_terms(REQUEST, [one, *others], parameters)[0]
+    after = cost_terms(REQUEST, [busier, *others], parameters)[0]
+    assert after.cost >= before.cost or math.isclose(after.cost, before.cost)
+    assert after.overlap_credit_blocks <= before.overlap_credit_blocks
+
+
+@given(rows(), st.sampled_from(["active_blocks", "active_requests", "history_blocks"]), st.integers(1, 10**6))
+def test_more_work_of_any_kind_never_costs_less(one: RankRow, field: str, more: int) -> None:
+    parameters = CostParameters(request_weight=1.0)
+    busier = changed_to(one, **{field: getattr(one, field) + more})
+    assert cost_terms(REQUEST, [busier], parameters)[0].cost >= cost_terms(REQUEST, [one], parameters)[0].cost

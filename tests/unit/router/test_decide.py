@@ -1,0 +1,237 @@
+"""Eligibility in its order, the modes, and that the same in is the same out."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.decision import Exclusion
+from router.core.cost import CostParameters, cost_terms
+from router.core.decide import MODES, Policy, decide
+from router.core.errors import NoEligibleWorker
+from router.core.view import RankRow
+from tests.unit.router.samples import rank, route, row, view
+
+KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")
+
+
+def why(one: RankRow, **request: Any) -> str:
+    """Return why a rank may not take a request, when another may."""
+    beside = row("other/0") if "pinned_worker" not in request else row("w1/1")
+    decided = decide(view(beside, one), route(**request), KV, 1)
+    return decided.excluded[0].reason if decided.excluded else ""
+
+
+# ---------------------------------------------------------------- eligibility
+
+
+def test_the_first_reason_that_holds_is_told_in_a_fixed_order() -> None:
+    every = {"unfit": "draining", "role": "decode", "max_seq_len": 50}
+    request: dict[str, Any] = {
+        "max_tokens": 20,
+        "pinned_worker": "w9",
+        "pinned_dp_rank": 3,
+        "tried": (rank("w0/0"),),
+    }
+    reasons = []
+    for cured in (
+        {},
+        {"unfit": ""},
+        {"role": "aggregated"},
+        {"max_seq_len": 60},
+        {"pinned_worker": "w0"},
+        {"pinned_dp_rank": 0},
+    ):
+        for field, value in cured.items():
+            (every if field in every else request)[field] = value
+        with pytest.raises(NoEligibleWorker) as raised:
+            decide(view(row("w0/0", **every)), route(40, **request), KV, 1)
+        reasons.append(raised.value.exclusions[0].reason)
+    assert reasons == [
+        "draining",
+        "role decode: serves no whole requests",
+        "max_seq_len: 40 + 20 tokens, at most 50",
+        "pinned to w9",
+        "pinned to dp_rank 3",
+        "failed this request",
+    ]
+    assert decide(view(row("w0/0", **every)), route(40, **request | {"tried": ()}), KV, 1).chosen.worker_id == "w0"
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "encode"])
+def test_only_an_aggregated_worker_serves_whole_requests(role: str) -> None:
+    assert why(row(role=role)) == f"role {role}: serves no whole requests"
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_seq_len", "fits"),
+    [(20, 60, True), (21, 60, False), (0, 41, True), (0, 40, False), (20, 0, True), (1, 41, True), (1, 40, False)],
+)
+def test_prompt_and_answer_must_fit_and_an_answer_has_at_least_one_token(
+    max_tokens: int, max_seq_len: int, fits: bool
+) -> None:
+    reason = f"max_seq_len: 40 + {max(1, max_tokens)} tokens, at most {max_seq_len}"
+    assert why(row(max_seq_len=max_seq_len), isl_tokens=40, max_tokens=max_tokens) == ("" if fits else reason)
+
+
+def test_a_pin_to_a_worker_leaves_all_its_ranks() -> None:
+    ranks = view(row("w0/0"), row("w1/0"), row("w1/1"))
+    decided = decide(ranks, route(pinned_worker="w1"), KV, 1)
+    assert [each.worker_id for each in decided.candidates] == ["w1", "w1"]
+    assert decided.excluded == (Exclusion(worker_id="w0", dp_rank=0, reason="pinned to w1"),)
+
+
+def test_a_pin_to_a_rank_leaves_that_rank_of_every_worker() -> None:
+    ranks = view(row("w0/0"), row("w0/1"), row("w1/0"), row("w1/1"))
+    decided = decide(ranks, route(pinned_dp_rank=1), KV, 1)
+    assert [(each.worker_id, each.dp_rank) for each in decided.candidates] == [("w0", 1), ("w1", 1)]
+    assert {each.reason for each in decided.excluded} == {"pinned to dp_rank 1"}
+
+
+def test_a_pin_to_rank_0_is_a_pin() -> None:
+    decided = decide(view(row("w0/0"), row("w0/1")), route(pinned_dp_rank=0), KV, 1)
+    assert [each.dp_rank for each in decided.candidates] == [0]
+
+
+def test_a_rank_that_failed_the_request_is_not_tried_again_and_its_neighbour_is() -> None:
+    decided = decide(view(row("w0/0"), row("w0/1")), route(tried=(rank("w0/0"),)), KV, 1)
+    assert decided.chosen.dp_rank == 1
+    assert decided.excluded == (Exclusion(worker_id="w0", dp_rank=0, reason="failed this request"),)
+
+
+def test_when_nobody_may_every_rank_is_listed_with_its_reason() -> None:
+    ranks = view(row("w0/0", unfit="draining"), row("w0/1", role="prefill"), row("w1/0", max_seq_len=9))
+    with pytest.raises(NoEligibleWorker) as raised:
+        decide(ranks, route(40), KV, 1)
+    assert raised.value.model == "m"
+    assert [(each.worker_id, each.dp_rank) for each in raised.value.exclusions] == [("w0", 0), ("w0", 1), ("w1", 0)]
+    assert str(raised.value) == (
+        "no worker for model 'm': w0/0: draining; w0/1: role prefill: serves no whole requests; "
+        "w1/0: max_seq_len: 40 + 1 tokens, at most 9"
+    )
+
+
+def test_when_there_is_nobody_it_says_so() -> None:
+    with pytest.raises(NoEligibleWorker, match=r"^no worker for model 'm': none is registered$"):
+        decide(view(), route(), KV, 1)
+
+
+# ---------------------------------------------------------------- the decision
+
+
+def test_a_decision_has_all_that_was_weighed() -> None:
+    ranks = view(
+        row("w0/0", active_blocks=9),
+        row("w1/0", unfit="draining"),
+        row("w2/1", trust="DEGRADED", trust_reason="behind", overlap_blocks=(1, 2, 2, 2), epoch=3, seq=4),
+        now_s=77.5,
+    )
+    request = route(40, decision_id="d-7", request_id="r-7")
+    decided = decide(ranks, request, KV, 99)
+    assert (decided.decision_id, decided.request_id, decided.model, decided.policy) == ("d-7", "r-7", "m", "kv")
+    assert (decided.seed, decided.now_s, decided.block_size) == (99, 77.5, 16)
+    assert (decided.isl_tokens, decided.reusable_blocks) == (40, 2)
+    assert (decided.winner, decided.runner_up) == (1, 0)
+    winner = decided.chosen
+    assert (winner.worker_id, winner.dp_rank, winner.epoch, winner.seq) == ("w2", 1, 3, 4)
+    assert (winner.trust, winner.trust_reason, winner.overlap_blocks) == ("DEGRADED", "behind", (1, 2, 2, 2))
+    assert decided.margin_blocks == decided.candidates[0].terms.cost - winner.terms.cost
+    assert [each.terms for each in decided.candidates] == cost_terms(
+        request, [ranks.rows[0], ranks.rows[2]], CostParameters()
+    )
+
+
+@pytest.mark.parametrize(("isl_tokens", "reusable"), [(1, 0), (16, 0), (17, 1), (32, 1), (33, 2)])
+def test_the_last_token_is_always_computed(isl_tokens: int, reusable: int) -> None:
+    request = route(isl_tokens)
+    assert request.reusable_blocks == reusable
+    assert request.reusable_hashes == tuple(range(100, 100 + reusable))
+    assert decide(view(row()), request, KV, 1).reusable_blocks == reusable
+
+
+def test_the_excluded_have_no_say_in_the_costs_of_others() -> None:
+    decaying = Policy(parameters=CostParameters(overlap_credit_decay=1.0))
+    busy = row("w0/0", overlap_blocks=(2, 2, 2, 2), prefill_tokens_queued=500)
+    idle_but_draining = row("w1/0", unfit="draining")
+    decided = decide(view(busy, idle_but_draining), route(40), decaying, 1)
+    assert decided.chosen.terms.overlap_credit_blocks == 2.0
+
+
+def test_the_seed_breaks_ties() -> None:
+    ranks = view(*[row(f"w{number}/0") for number in range(4)])
+    winners = [decide(ranks, route(), KV, seed).winner for seed in range(100)]
+    assert set(winners) == {0, 1, 2, 3}
+    assert winners == [decide(ranks, route(), KV, seed).winner for seed in range(100)]
+
+
+def test_temperature_lets_others_win_at_times() -> None:
+    ranks = view(row("w0/0"), row("w1/0", active_blocks=5))
+    hot = Policy(temperature=2.0)
+    assert {decide(ranks, route(), hot, seed).winner for seed in range(50)} == {0, 1}
+    assert {decide(ranks, route(), KV, seed).winner for seed in range(50)} == {0}
+
+
+# ---------------------------------------------------------------- in turn
+
+
+def test_round_robin_takes_the_eligible_in_turn_whatever_they_cost() -> None:
+    ranks = [row("w0/0", active_blocks=99), row("w1/0", unfit="draining"), row("w2/0"), row("w3/0")]
+    chosen = [decide(view(*ranks, turn=turn), route(), ROUND_ROBIN, 5).chosen.worker_id for turn in range(7)]
+    assert chosen == ["w0", "w2", "w3", "w0", "w2", "w3", "w0"]
+
+
+def test_round_robin_weighs_nobody_but_shows_the_costs() -> None:
+    decided = decide(view(row("w0/0"), row("w1/0", active_blocks=9), turn=1), route(40), ROUND_ROBIN, 5)
+    assert (decided.winner, decided.runner_up, decided.margin_blocks) == (1, None, None)
+    assert [each.terms.decode_blocks for each in decided.candidates] == [3.0, 12.0]
+
+
+def test_the_modes_are_those_of_the_configuration() -> None:
+    assert set(MODES) == {"kv", "round-robin"}
+
+
+# ---------------------------------------------------------------- purity
+
+
+@given(
+    st.lists(
+        st.builds(
+            row,
+            st.sampled_from(["w0/0", "w0/1", "w1/0", "w2/0"]),
+            unfit=st.sampled_from(["", "", "draining"]),
+            overlap_blocks=st.sampled_from([(0, 0, 0, 0), (1, 1, 2, 2), (2, 2, 2, 2)]),
+            trust=st.sampled_from(["EXACT", "DEGRADED", "FALLBACK"]),
+            prefill_tokens_queued=st.integers(0, 5000),
+            active_blocks=st.integers(3, 500),
+            shared_blocks=st.integers(0, 2),
+            history_blocks=st.floats(0, 100),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(1, 200),
+    st.builds(
+        Policy,
+        mode=st.sampled_from(list(MODES)),
+        parameters=st.builds(CostParameters, overlap_credit_decay=st.floats(0, 9)),
+        temperature=st.sampled_from([0.0, 0.5]),
+    ),
+    st.integers(0, 2**64 - 1),
+)
+def test_the_same_in_is_the_same_out_and_every_rank_is_accounted_for(
+    rows: list[RankRow], isl_tokens: int, policy: Policy, seed: int
+) -> None:
+    moment, request = view(*rows, turn=3), route(isl_tokens)
+    if all(each.unfit for each in rows):
+        with pytest.raises(NoEligibleWorker) as raised:
+            decide(moment, request, policy, seed)
+        assert len(raised.value.exclusions) == len(rows)
+        return
+    first = decide(moment, request, policy, seed)
+    assert first == decide(moment, request, policy, seed)
+    named = [(each.worker_id, each.dp_rank) for each in first.candidates]
+    named += [(each.worker_id, each.dp_rank) for each in first.excluded]
+    assert sorted(named) == sorted(tuple(each.rank) for each in rows)
+    if policy.mode == "kv" and not policy.temperature:
+        assert first.chosen.terms.cost == min(each.terms.cost for each in first.candidates)

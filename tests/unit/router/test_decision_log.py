@@ -1,0 +1,76 @@
+"""The newest decisions, by either id, and no more than they."""
+
+from kv_protocol.decision import Decision
+from router.routing import DecisionLog, DecisionRecord
+from tests.unit.router.samples import decision
+
+
+def log(decisions_max: int, *ids: tuple[str, str]) -> DecisionLog:
+    """Return a log with decisions of these (decision id, request id)."""
+    kept = DecisionLog(decisions_max)
+    for each in ids:
+        kept.add(made(*each))
+    return kept
+
+
+def made(decision_id: str, request_id: str) -> Decision:
+    return decision(decision_id=decision_id, request_id=request_id)
+
+
+def found(kept: DecisionLog, any_id: str) -> str | None:
+    record = kept.find(any_id)
+    return record.decision.decision_id if record else None
+
+
+def test_a_decision_is_found_by_its_id_and_by_its_requests() -> None:
+    kept = log(9, ("d1", "r1"), ("d2", "r2"))
+    assert [found(kept, any_id) for any_id in ("d1", "r1", "d2", "r2")] == ["d1", "d1", "d2", "d2"]
+    assert [found(kept, any_id) for any_id in ("", "d3", "r3")] == [None, None, None]
+
+
+def test_a_requests_last_decision_is_found_by_its_id_and_the_others_by_theirs() -> None:
+    kept = log(9, ("d1", "r"), ("d2", "r"))
+    assert [found(kept, any_id) for any_id in ("r", "d1", "d2")] == ["d2", "d1", "d2"]
+
+
+def test_the_newest_come_first() -> None:
+    kept = log(9, ("d1", "r1"), ("d2", "r2"), ("d3", "r3"))
+    assert [record.decision.decision_id for record in kept.newest(2)] == ["d3", "d2"]
+    assert [record.decision.decision_id for record in kept.newest(99)] == ["d3", "d2", "d1"]
+    assert log(9).newest(5) == []
+
+
+def test_the_oldest_gives_way_with_all_its_names() -> None:
+    kept = log(2, ("d1", "r1"), ("d2", "r2"), ("d3", "r3"))
+    assert [found(kept, any_id) for any_id in ("d1", "r1", "d2", "r3")] == [None, None, "d2", "d3"]
+
+
+def test_a_requests_name_stays_while_a_decision_of_it_does() -> None:
+    kept = log(2, ("d1", "r"), ("d2", "r"), ("d3", "x"))
+    assert [found(kept, any_id) for any_id in ("d1", "r")] == [None, "d2"]
+    kept.add(made("d4", "y"))
+    assert found(kept, "r") is None
+
+
+def test_one_is_enough() -> None:
+    kept = log(1, ("d1", "r"), ("d2", "r"))
+    assert [found(kept, any_id) for any_id in ("d1", "d2", "r")] == [None, "d2", "d2"]
+
+
+def test_a_request_that_calls_itself_as_a_decision_hides_nothing() -> None:
+    kept = log(9, ("d1", "r1"), ("d2", "d1"))
+    assert [found(kept, any_id) for any_id in ("d1", "d2")] == ["d1", "d2"]
+
+
+def test_memory_is_bounded_whatever_requests_call_themselves() -> None:
+    kept = log(10, *[(f"d{number}", f"r{number % 3 or number}") for number in range(1000)])
+    assert len(kept.newest(1000)) == 10
+    assert len(kept._of_request) <= 10
+    assert all(found(kept, request_id) for request_id in kept._of_request)
+
+
+def test_an_outcome_is_added_to_the_record_that_is_kept() -> None:
+    kept = DecisionLog(2)
+    record = kept.add(made("d", "r"))
+    assert isinstance(record, DecisionRecord)
+    assert (record.outcome, kept.find("d")) == (None, record)

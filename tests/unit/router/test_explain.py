@@ -1,0 +1,126 @@
+"""The words say what the numbers say."""
+
+import re
+
+import pytest
+
+from kv_protocol.decision import CostTerms, Exclusion
+from router.core.cost import CostParameters
+from router.core.decide import Policy, decide
+from router.core.explain import explain
+from router.core.view import RankRow
+from tests.unit.router.samples import candidate, decision, route, row, view
+
+
+def explained(*rows: RankRow, policy: Policy | None = None, seed: int = 1, isl_tokens: int = 81) -> str:
+    return explain(decide(view(*rows), route(isl_tokens), policy or Policy(), seed))
+
+
+def test_it_says_who_won_what_it_holds_every_cost_and_the_margin() -> None:
+    rows = (
+        row("w0/0", overlap_blocks=(0, 0, 0, 0), active_blocks=2),
+        row("w1/2", overlap_blocks=(4, 4, 4, 4), active_blocks=3, history_blocks=2.0),
+        row("w2/0", unfit="draining"),
+    )
+    assert explained(*rows) == (
+        "Request r-1: 81 tokens for m, policy kv. It went to w1/2, which holds 4 of 5 reusable blocks (80%).\n"
+        "  w1/2: cost 11.1 = prefill 1.1 (after a credit of 4.0) + decode 9.0 + requests 0.0 + history 1.0 blocks\n"
+        "  w0/0: cost 13.1 = prefill 5.1 (after a credit of 0.0) + decode 8.0 + requests 0.0 + history 0.0 blocks\n"
+        "  w2/0: not eligible, draining\n"
+        "The runner-up, w0/0, costs 2.0 blocks more: mostly prefill, +4.0, its credit 0.0 against 4.0."
+    )
+
+
+def test_candidates_are_listed_cheapest_first() -> None:
+    text = explained(*[row(f"w{at}/0", active_blocks=blocks) for at, blocks in enumerate((30, 10, 20))])
+    assert re.findall(r"^  (w\d)/0: cost ([\d.]+)", text, re.MULTILINE) == [
+        ("w1", "21.1"),
+        ("w2", "31.1"),
+        ("w0", "41.1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("winner", "runner_up", "cause"),
+    [
+        # holds a block more and is far less busy: it is the work that decides
+        (
+            row("w0/0", overlap_blocks=(1, 1, 1, 1)),
+            row("w1/0", active_blocks=50),
+            "costs 51.0 blocks more: mostly decode, +50.0.",
+        ),
+        # equal on the GPU, but the host tier has more: the runner-up is not busier
+        (
+            row("w0/0", overlap_blocks=(1, 5, 5, 5)),
+            row("w1/0", overlap_blocks=(1, 1, 1, 1)),
+            "costs 3.0 blocks more: mostly prefill, +3.0, its credit 1.0 against 4.0.",
+        ),
+        # the same blocks, of which the runner-up's are half believed
+        (
+            row("w0/0", overlap_blocks=(4, 4, 4, 4)),
+            row("w1/0", overlap_blocks=(4, 4, 4, 4), trust="DEGRADED", trust_reason="behind"),
+            "costs 2.0 blocks more: mostly prefill, +2.0, its credit 2.0 against 4.0.",
+        ),
+        # the winner's blocks are not believed at all: they decided nothing
+        (
+            row("w0/0", overlap_blocks=(5, 5, 5, 5), trust="FALLBACK", trust_reason="no KV events heard"),
+            row("w1/0", history_blocks=8.0),
+            "costs 4.0 blocks more: mostly history, +4.0.",
+        ),
+        (
+            row("w0/0"),
+            row("w1/0", prefill_tokens_queued=64),
+            "costs 4.0 blocks more: mostly prefill, +4.0, its credit 0.0 against 0.0.",
+        ),
+    ],
+)
+def test_the_cause_is_the_term_that_makes_most_of_the_difference(
+    winner: RankRow, runner_up: RankRow, cause: str
+) -> None:
+    assert explained(runner_up, winner).endswith(cause)
+
+
+def test_active_requests_are_a_cause_too() -> None:
+    weighed = Policy(parameters=CostParameters(request_weight=3.0))
+    text = explained(row("w0/0"), row("w1/0", active_requests=2), policy=weighed)
+    assert text.endswith("The runner-up, w1/0, costs 6.0 blocks more: mostly requests, +6.0.")
+
+
+def test_a_tie_names_the_seed() -> None:
+    text = explained(row("w0/0"), row("w1/0"), seed=42)
+    assert re.search(r"^w[01]/0 costs the same; seed 42 broke the tie\.$", text, re.MULTILINE)
+
+
+def test_one_alone_has_no_runner_up() -> None:
+    assert explained(row("w0/0")).endswith("\nThere was no other candidate.")
+
+
+def test_a_draw_that_passed_the_cheapest_over_is_told_as_such() -> None:
+    decided = decision(
+        candidate("w0/0", terms=CostTerms(cost=9.5)),
+        candidate("w1/0", terms=CostTerms(cost=7.0)),
+    )
+    assert explain(decided).endswith("w1/0 was cheaper by 2.5 blocks; the temperature's draw passed it over.")
+
+
+def test_in_turn_the_costs_had_no_say() -> None:
+    text = explained(row("w0/0", active_blocks=90), row("w1/0"), policy=Policy(mode="round-robin"))
+    assert "policy round-robin. It went to w0/0" in text
+    assert text.endswith("It was this rank's turn; costs had no say.")
+
+
+@pytest.mark.parametrize(("trust", "reason"), [("DEGRADED", "behind"), ("FALLBACK", "no KV events heard")])
+def test_a_rank_that_is_not_fully_trusted_is_named_with_its_reason(trust: str, reason: str) -> None:
+    text = explained(row("w0/0", trust=trust, trust_reason=reason), row("w1/0"))
+    assert f" blocks; {trust} ({reason})" in text
+    assert text.count("EXACT") == 0
+
+
+def test_a_prompt_with_nothing_to_reuse_divides_by_nothing() -> None:
+    assert "which holds 0 of 0 reusable blocks (nothing to reuse)." in explained(row("w0/0"), isl_tokens=16)
+
+
+def test_everybody_who_was_excluded_is_named() -> None:
+    excluded = tuple(Exclusion(worker_id=f"w{at}", dp_rank=at, reason=f"reason {at}") for at in (1, 2))
+    text = explain(decision(excluded=excluded))
+    assert "  w1/1: not eligible, reason 1\n  w2/2: not eligible, reason 2\n" in text

@@ -1,0 +1,233 @@
+"""Every row of the fleet's table, and parity."""
+
+from typing import Any
+
+import pytest
+
+from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.hashing import canary
+from router.core import fleet as fleet_module
+from router.core.fleet import SILENT_S, Fleet, Worker
+from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
+
+LEFT_AT_LAST = 1e9
+
+
+def fleet(*registrations: WorkerRegistered, heard_at_s: float | None = 0.0) -> Fleet:
+    """Return a fleet of workers that were heard once."""
+    folded = Fleet(TEXT)
+    for each in registrations:
+        folded.apply(each)
+        if heard_at_s is not None:
+            folded.heard(each.worker_id, each.instance, heard_at_s)
+    return folded
+
+
+def known(folded: Fleet, worker_id: str = "w0") -> Worker:
+    worker = folded.worker(worker_id)
+    assert worker is not None
+    return worker
+
+
+def unfit(folded: Fleet, now_s: float, worker_id: str = "w0") -> str:
+    return folded.unfit(known(folded, worker_id), now_s)
+
+
+# ---------------------------------------------------------------- registered
+
+
+def test_of_nobody_nothing_is_known() -> None:
+    assert fleet().worker("w0") is None
+    assert list(fleet().workers()) == []
+    assert fleet().models() == ()
+    assert fleet().serving("m") == []
+
+
+def test_a_registered_worker_is_known_and_unfit_until_it_is_heard() -> None:
+    folded = fleet(registered(), heard_at_s=None)
+    assert known(folded).registration == registered()
+    assert unfit(folded, 0.0) == "no heartbeat yet"
+    folded.heard("w0", "w0-1", 3.0)
+    assert unfit(folded, 3.0) == ""
+
+
+def test_workers_come_eldest_first() -> None:
+    folded = fleet(registered("w2"), registered("w0"), registered("w1", served_names=("other",)))
+    assert [each.registration.worker_id for each in folded.workers()] == ["w2", "w0", "w1"]
+    assert [each.registration.worker_id for each in folded.serving("m")] == ["w2", "w0"]
+
+
+def test_a_model_has_all_its_names_each_once() -> None:
+    folded = fleet(registered("w0", served_names=("m", "alias")), registered("w1", served_names=("n", "m")))
+    assert folded.models() == ("m", "alias", "n")
+    assert [each.registration.worker_id for each in folded.serving("alias")] == ["w0"]
+
+
+def test_the_same_instance_again_changes_what_it_says_and_nothing_else() -> None:
+    folded = fleet(registered(), registered("w1"))
+    folded.apply(WorkerDraining(worker_id="w0", instance="w0-1"))
+    folded.set_breaker("w0", "refused", 9.0)
+    folded.apply(registered(served_names=("m", "n")))
+    worker = known(folded)
+    assert worker.registration.served_names == ("m", "n")
+    assert (worker.draining, worker.heard_at_s, worker.breaker_open_until_s) == (True, 0.0, 9.0)
+    assert [each.registration.worker_id for each in folded.workers()] == ["w0", "w1"]
+
+
+def test_of_a_new_instances_former_life_nothing_counts() -> None:
+    folded = fleet(registered(), registered("w1"))
+    folded.apply(WorkerDraining(worker_id="w0", instance="w0-1"))
+    folded.set_breaker("w0", "refused", 9.0)
+    reborn = registered(instance="w0-2", block_size=32)
+    folded.apply(reborn)
+    assert known(folded) == Worker(registration=reborn)
+    assert unfit(folded, 0.0) == "no heartbeat yet"
+    assert [each.registration.worker_id for each in folded.workers()] == ["w1", "w0"], "its age neither"
+
+
+def test_beyond_the_bound_workers_are_refused_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "WORKERS_MAX", 2)
+    folded = fleet(registered("w0"), registered("w1"))
+    folded.apply(registered("w2"))
+    folded.apply(registered("w1", instance="w1-2"))
+    assert [each.registration.instance for each in folded.workers()] == ["w0-1", "w1-2"]
+    assert folded.refused_total == 1
+
+
+# ---------------------------------------------------------------- heartbeats
+
+
+def test_a_worker_that_is_silent_for_five_periods_is_unfit() -> None:
+    folded = fleet(registered())
+    assert SILENT_S == 5.0
+    assert unfit(folded, 4.999) == ""
+    assert unfit(folded, 5.0) == "silent for 5.0 s"
+    folded.heard("w0", "w0-1", 60.0)
+    assert unfit(folded, 60.0) == ""
+
+
+@pytest.mark.parametrize(("worker_id", "instance"), [("w0", "w0-0"), ("w9", "w0-1")])
+def test_a_heartbeat_of_another_instance_or_of_nobody_is_none(worker_id: str, instance: str) -> None:
+    folded = fleet(registered())
+    folded.heard(worker_id, instance, 4.0)
+    assert unfit(folded, 5.0) == "silent for 5.0 s"
+    assert folded.worker("w9") is None
+
+
+def test_while_the_log_cannot_be_heard_silence_says_nothing() -> None:
+    folded = fleet(registered())
+    folded.log_heard(heard=False, now_s=1.0)
+    assert unfit(folded, 1000.0) == ""
+
+
+def test_when_the_log_is_found_everybody_has_a_full_time_to_speak() -> None:
+    folded = fleet(registered(), registered("w1"))
+    folded.log_heard(heard=False, now_s=1.0)
+    folded.log_heard(heard=True, now_s=1000.0)
+    assert unfit(folded, 1004.999) == ""
+    folded.heard("w1", "w1-1", 1004.0)
+    assert unfit(folded, 1005.0) == "silent for 5.0 s"
+    assert unfit(folded, 1005.0, "w1") == ""
+
+
+def test_a_log_that_was_never_lost_gives_nobody_more_time() -> None:
+    folded = fleet(registered())
+    folded.log_heard(heard=True, now_s=4.0)
+    assert unfit(folded, 5.0) == "silent for 5.0 s"
+
+
+def test_the_log_speaks_for_nobody_who_never_spoke() -> None:
+    folded = fleet(registered(), heard_at_s=None)
+    folded.log_heard(heard=False, now_s=1.0)
+    assert unfit(folded, 2.0) == "no heartbeat yet"
+    folded.log_heard(heard=True, now_s=3.0)
+    assert unfit(folded, 3.0) == "no heartbeat yet"
+
+
+# ---------------------------------------------------------------- draining, leaving
+
+
+def test_a_draining_worker_takes_no_new_work_and_is_still_known() -> None:
+    folded = fleet(registered())
+    folded.apply(WorkerDraining(worker_id="w0", instance="w0-1"))
+    assert unfit(folded, 0.0) == "draining"
+    assert len(folded.serving("m")) == 1
+
+
+def test_a_worker_that_left_is_forgotten() -> None:
+    folded = fleet(registered())
+    folded.apply(WorkerLeft(worker_id="w0", instance="w0-1"))
+    assert folded.worker("w0") is None
+    assert folded.models() == ()
+
+
+@pytest.mark.parametrize("kind", [WorkerDraining, WorkerLeft])
+@pytest.mark.parametrize(("worker_id", "instance"), [("w0", "w0-0"), ("w9", "w9-1")])
+def test_an_event_of_another_instance_or_of_nobody_changes_nothing(
+    kind: type[Any], worker_id: str, instance: str
+) -> None:
+    folded = fleet(registered())
+    before = list(folded.workers())
+    folded.apply(kind(worker_id=worker_id, instance=instance))
+    assert list(folded.workers()) == before
+
+
+# ---------------------------------------------------------------- the breaker
+
+
+def test_an_open_breaker_says_why_and_until_when() -> None:
+    folded = fleet(registered(), registered("w1"), heard_at_s=10.0)
+    folded.set_breaker("w0", "connect: refused", 14.0)
+    assert unfit(folded, 13.999) == "breaker open: connect: refused"
+    assert unfit(folded, 14.0) == ""
+    assert unfit(folded, 10.0, "w1") == ""
+
+
+def test_a_breaker_can_be_closed_before_its_time() -> None:
+    folded = fleet(registered())
+    folded.set_breaker("w0", "refused", 4.0)
+    folded.set_breaker("w0", "probe answered", None)
+    assert unfit(folded, 1.0) == ""
+
+
+def test_a_breaker_of_nobody_is_none() -> None:
+    folded = fleet(registered())
+    folded.set_breaker("w9", "refused", 4.0)
+    assert [each.registration.worker_id for each in folded.workers()] == ["w0"]
+
+
+def test_of_several_reasons_the_lasting_one_is_named() -> None:
+    folded = fleet(registered())
+    folded.set_breaker("w0", "refused", LEFT_AT_LAST)
+    assert unfit(folded, 1.0) == "breaker open: refused"
+    assert unfit(folded, 7.0) == "silent for 7.0 s"
+    folded.apply(WorkerDraining(worker_id="w0", instance="w0-1"))
+    assert unfit(folded, 7.0) == "draining"
+
+
+# ---------------------------------------------------------------- parity
+
+
+def test_a_worker_that_agrees_in_everything_differs_in_nothing() -> None:
+    folded = fleet(registered())
+    assert folded.disparity(known(folded), BLOCK_SIZE) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"block_size": 32}, "block_size: found 32, allowed 16"),
+        ({"hash_scheme": "sha256"}, "hash_scheme: found 'sha256', allowed 'xxh3-1337'"),
+        ({"canary": 1}, f"canary: found 1, allowed {canary(BLOCK_SIZE)}"),
+        ({"tokenizer_digest": "x"}, "tokenizer_digest: found 'x', allowed 'tokenizer-1'"),
+        ({"template_digest": "x"}, "template_digest: found 'x', allowed 'template-1'"),
+    ],
+)
+def test_the_field_that_differs_is_named(changed: dict[str, Any], difference: str) -> None:
+    folded = fleet(registered(**changed))
+    assert folded.disparity(known(folded), BLOCK_SIZE) == difference
+
+
+def test_other_fields_may_differ() -> None:
+    folded = fleet(registered(total_kv_blocks=9, version="2", event_source="vllm", max_seq_len=1))
+    assert folded.disparity(known(folded), BLOCK_SIZE) == ""

@@ -1,0 +1,53 @@
+import pytest
+
+from kv_protocol.ids import WorkerRank
+from router.core.history import HALF_LIFE_S, History
+
+A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
+
+
+def test_a_rank_that_was_given_nothing_has_nothing() -> None:
+    assert History().blocks(A0, 5.0) == 0.0
+
+
+def test_it_halves_in_every_half_life() -> None:
+    history = History()
+    history.add(A0, 8.0, 100.0)
+    assert [history.blocks(A0, 100.0 + times * HALF_LIFE_S) for times in range(4)] == [8.0, 4.0, 2.0, 1.0]
+    assert history.blocks(A0, 100.0 + HALF_LIFE_S / 2) == pytest.approx(8 / 2**0.5)
+
+
+def test_every_request_decays_from_its_own_time() -> None:
+    history = History()
+    history.add(A0, 8.0, 0.0)
+    history.add(A0, 3.0, HALF_LIFE_S)
+    assert history.blocks(A0, HALF_LIFE_S) == 7.0
+    assert history.blocks(A0, 2 * HALF_LIFE_S) == 3.5
+
+
+def test_looking_changes_nothing() -> None:
+    history = History()
+    history.add(A0, 8.0, 0.0)
+    first = [history.blocks(A0, now_s) for now_s in (1.0, 2.0, 3.0)]
+    assert [history.blocks(A0, now_s) for now_s in (1.0, 2.0, 3.0)] == first
+
+
+def test_ranks_have_their_own() -> None:
+    history = History()
+    history.add(A0, 8.0, 0.0)
+    history.add(A1, 2.0, 0.0)
+    assert [history.blocks(rank, 0.0) for rank in (A0, A1, B0)] == [8.0, 2.0, 0.0]
+
+
+def test_a_worker_that_is_gone_is_forgotten_with_all_its_ranks_and_nobody_else() -> None:
+    history = History()
+    for rank in (A0, A1, B0):
+        history.add(rank, 8.0, 0.0)
+    history.forget("a")
+    assert [history.blocks(rank, 0.0) for rank in (A0, A1, B0)] == [0.0, 0.0, 8.0]
+
+
+def test_after_a_very_long_time_it_is_nothing_and_no_error() -> None:
+    history = History()
+    history.add(A0, 1e300, 0.0)
+    assert history.blocks(A0, 1e9) == 0.0

@@ -1,0 +1,303 @@
+"""The fold: what each record changes, and what the view shows of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import (
+    BreakerChanged,
+    Decided,
+    FleetApplied,
+    JournalRecord,
+    KvMessageApplied,
+    LedgerApplied,
+    LoadApplied,
+    LogConnection,
+    OutcomeKnown,
+    PolicyChanged,
+    WorkerHeard,
+)
+from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, Routed
+from kv_protocol.load import LoadReport
+from router.core.history import HALF_LIFE_S
+from router.core.ledger import RankLoad
+from router.core.state import Overlap, RouterState
+from router.core.view import RankRow
+from tests.unit.router.samples import decision, rank, registered, route, state
+
+HELD: Overlap = ((2, 2, 2, 2), 7, 9, "")
+
+
+def joined(*registrations: WorkerRegistered, at_s: float = 0.0) -> RouterState:
+    """Return the state after these workers joined and were heard."""
+    folded = state(lease_s=10.0)
+    for each in registrations:
+        folded.apply(FleetApplied(now_s=at_s, event=each))
+        folded.apply(WorkerHeard(now_s=at_s, worker_id=each.worker_id, instance=each.instance))
+    return folded
+
+
+def promise(folded: RouterState, lease_id: str = "l", name: str = "w0/0", now_s: float = 0.0, **changed: Any) -> None:
+    at = rank(name)
+    fields: dict[str, Any] = {"blocks": (100, 101), "uncached_tokens": 40, "extra_blocks": 1}
+    routed = Routed(lease_id=lease_id, worker_id=at.worker_id, dp_rank=at.dp_rank, **fields | changed)
+    folded.apply(LedgerApplied(now_s=now_s, event=routed))
+
+
+def report(instance: str = "w0-1", name: str = "w0/0", running: int = 3) -> LoadApplied:
+    at = rank(name)
+    told = LoadReport(
+        instance=instance, iteration=1, running_requests=running, waiting_requests=4, used_blocks=5, total_blocks=9
+    )
+    return LoadApplied(now_s=1.0, worker_id=at.worker_id, dp_rank=at.dp_rank, report=told)
+
+
+def rows(
+    folded: RouterState, now_s: float = 0.0, held: Overlap = HELD, isl_tokens: int = 40, **request: Any
+) -> list[RankRow]:
+    def overlap(_: Sequence[int], ranks: Sequence[WorkerRank]) -> list[Overlap]:
+        return [held] * len(ranks)
+
+    return list(folded.view(route(isl_tokens, **request), overlap, now_s).rows)
+
+
+# ---------------------------------------------------------------- the view
+
+
+def test_every_rank_of_every_worker_that_serves_the_model_has_a_row_eldest_first() -> None:
+    folded = joined(
+        registered("w2", dp_ranks=(0, 3)), registered("w0", served_names=("other",)), registered("w1", dp_ranks=(1,))
+    )
+    assert [str(each.rank) for each in rows(folded)] == ["w2/0", "w2/3", "w1/1"]
+    assert [str(each.rank) for each in rows(folded, model="other")] == ["w0/0"]
+    assert rows(folded, model="unheard-of") == []
+
+
+def test_the_index_is_asked_for_what_a_cache_can_give_and_for_these_ranks() -> None:
+    asked = []
+
+    def overlap(hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[Overlap]:
+        asked.append((tuple(hashes), tuple(ranks)))
+        return [HELD] * len(ranks)
+
+    joined(registered(dp_ranks=(0, 1))).view(route(32), overlap, 0.0)
+    assert asked == [((100,), (rank("w0/0"), rank("w0/1")))]
+
+
+def test_a_row_has_what_the_worker_said_and_where_its_stream_is() -> None:
+    (found,) = rows(joined(registered(role="prefill", max_seq_len=99)))
+    assert (found.role, found.max_seq_len, found.unfit) == ("prefill", 99, "")
+    assert (found.overlap_blocks, found.epoch, found.seq) == ((2, 2, 2, 2), 7, 9)
+
+
+def test_promised_work_is_in_the_row_of_its_rank_alone() -> None:
+    folded = joined(registered(dp_ranks=(0, 1)))
+    promise(folded, "l", blocks=(100, 7), uncached_tokens=40)
+    promise(folded, "m", blocks=(100, 101, 8), uncached_tokens=5, extra_blocks=0)
+    first, second = rows(folded)
+    assert (first.active_requests, first.active_blocks, first.prefill_tokens_queued) == (2, 5, 45)
+    assert first.shared_blocks == 2
+    assert (second.active_requests, second.active_blocks, second.prefill_tokens_queued) == (0, 0, 0)
+    assert second.shared_blocks == 0
+
+
+def test_history_is_what_was_routed_and_decays() -> None:
+    folded = joined(registered(block_size=16))
+    promise(folded, uncached_tokens=40)
+    folded.apply(LedgerApplied(now_s=0.0, event=Cancelled(lease_id="l")))
+    assert rows(folded)[0].history_blocks == 2.5
+    assert rows(folded, HALF_LIFE_S)[0].history_blocks == 1.25
+
+
+@pytest.mark.parametrize(
+    ("stale", "trust", "reason"),
+    [
+        ("", "EXACT", ""),
+        ("behind", "DEGRADED", "behind"),
+        ("resyncing", "DEGRADED", "resyncing"),
+        ("never_heard", "FALLBACK", "no KV events heard"),
+    ],
+)
+def test_trust_follows_the_stream(stale: str, trust: str, reason: str) -> None:
+    (found,) = rows(joined(registered()), held=((2, 2, 2, 2), 7, 9, stale))
+    assert (found.trust, found.trust_reason, found.overlap_blocks) == (trust, reason, (2, 2, 2, 2))
+
+
+@pytest.mark.parametrize("stale", ["", "behind", "never_heard"])
+def test_of_a_worker_that_differs_no_overlap_is_believed(stale: str) -> None:
+    folded = joined(registered(tokenizer_digest="x"))
+    (found,) = rows(folded, held=((2, 2, 2, 2), 7, 9, stale))
+    assert (found.trust, found.overlap_blocks) == ("FALLBACK", (0, 0, 0, 0))
+    assert found.trust_reason == "tokenizer_digest: found 'x', allowed 'tokenizer-1'"
+
+
+def test_a_worker_with_other_blocks_than_the_request_was_hashed_with_differs() -> None:
+    folded = joined(registered(), registered("w1", block_size=32))
+    assert [each.trust for each in rows(folded)] == ["EXACT", "FALLBACK"]
+
+
+# ---------------------------------------------------------------- block size
+
+
+def test_prompts_are_hashed_as_the_eldest_worker_does() -> None:
+    folded = joined(registered(block_size=32), registered("w1"))
+    assert folded.fleet.block_size("m", 0.0) == 32
+    assert folded.fleet.block_size("unheard-of", 0.0) is None
+
+
+def test_an_eldest_that_is_dead_does_not_make_all_others_differ() -> None:
+    folded = joined(registered(block_size=32), registered("w1"))
+    folded.apply(WorkerHeard(now_s=100.0, worker_id="w1", instance="w1-1"))
+    assert folded.fleet.block_size("m", 100.0) == 16
+
+
+def test_while_nobody_is_fit_the_eldest_says_how() -> None:
+    folded = joined(registered(block_size=32), registered("w1"))
+    assert folded.fleet.block_size("m", 100.0) == 32
+
+
+# ---------------------------------------------------------------- turns
+
+
+def test_a_turn_is_a_decision_for_the_same_model() -> None:
+    folded = joined(registered())
+    turns = []
+    for model in ("m", "n", "m", "n", "m"):
+        turns.append(folded.view(route(model=model), lambda _, ranks: [HELD] * len(ranks), 0.0).turn)
+        folded.apply(Decided(now_s=0.0, decision=decision(model=model), sequence_hashes=()))
+    assert turns == [0, 0, 1, 1, 2]
+
+
+# ---------------------------------------------------------------- fleet events
+
+
+def test_a_new_instance_has_no_history_and_no_reported_load() -> None:
+    folded = joined(registered())
+    promise(folded)
+    folded.apply(report())
+    folded.apply(FleetApplied(now_s=1.0, event=registered(instance="w0-2")))
+    (found,) = rows(folded, 1.0)
+    assert (found.history_blocks, found.unfit) == (0.0, "no heartbeat yet")
+    assert folded.ledger.load_of(rank()).reported_running == 0
+    assert found.active_requests == 1, "the request still runs, and ends by itself"
+    folded.apply(LedgerApplied(now_s=1.0, event=Finished(lease_id="l")))
+    assert rows(folded, 1.0)[0].active_blocks == 0
+
+
+def test_the_same_instance_again_keeps_history_and_reported_load() -> None:
+    folded = joined(registered())
+    promise(folded)
+    folded.apply(report())
+    folded.apply(FleetApplied(now_s=0.0, event=registered(version="2")))
+    assert rows(folded)[0].history_blocks == 2.5
+    assert folded.ledger.load_of(rank()).reported_running == 3
+
+
+def test_of_a_worker_that_left_nothing_is_left() -> None:
+    folded = joined(registered(), registered("w1"))
+    folded.apply(report())
+    promise(folded, name="w1/0")
+    folded.apply(FleetApplied(now_s=0.0, event=WorkerLeft(worker_id="w0", instance="w0-1")))
+    assert [str(each.rank) for each in rows(folded)] == ["w1/0"]
+    assert set(folded.ledger.loads()) == {rank("w1/0")}
+    assert rows(folded)[0].history_blocks == 2.5
+
+
+@pytest.mark.parametrize("kind", [WorkerLeft, WorkerDraining])
+def test_an_event_of_another_instance_changes_nothing(kind: type[Any]) -> None:
+    folded = joined(registered())
+    promise(folded)
+    folded.apply(report())
+    before = (rows(folded), folded.ledger.loads())
+    folded.apply(FleetApplied(now_s=0.0, event=kind(worker_id="w0", instance="w0-0")))
+    assert (rows(folded), folded.ledger.loads()) == before
+
+
+# ---------------------------------------------------------------- reports
+
+
+def test_a_report_is_shown_beside_the_promise() -> None:
+    folded = joined(registered())
+    promise(folded)
+    folded.apply(report())
+    assert folded.ledger.load_of(rank()) == RankLoad(
+        active_requests=1,
+        active_blocks=3,
+        prefill_tokens_queued=40,
+        reported_running=3,
+        reported_waiting=4,
+        reported_used_blocks=5,
+    )
+
+
+@pytest.mark.parametrize(
+    "late", [report("w0-0"), report("w9-1", "w9/0"), report("w0-1", "w0/7")], ids=["former life", "nobody", "no rank"]
+)
+def test_a_report_of_a_former_life_of_nobody_or_of_no_rank_changes_nothing(late: LoadApplied) -> None:
+    folded = joined(registered())
+    folded.apply(report())
+    before = folded.ledger.loads()
+    folded.apply(late)
+    assert folded.ledger.loads() == before
+
+
+def test_a_report_that_comes_after_its_worker_left_does_not_bring_it_back() -> None:
+    folded = joined(registered())
+    folded.apply(FleetApplied(now_s=0.0, event=WorkerLeft(worker_id="w0", instance="w0-1")))
+    folded.apply(report())
+    assert folded.ledger.loads() == {}
+
+
+# ---------------------------------------------------------------- time and the rest
+
+
+def test_the_log_and_the_breaker_are_folded() -> None:
+    folded = joined(registered())
+    folded.apply(LogConnection(now_s=1.0, heard=False))
+    assert rows(folded, 50.0)[0].unfit == ""
+    folded.apply(BreakerChanged(now_s=50.0, worker_id="w0", reason="connect: refused", open_until_s=60.0))
+    assert rows(folded, 50.0)[0].unfit == "breaker open: connect: refused"
+    folded.apply(BreakerChanged(now_s=51.0, worker_id="w0", reason="", open_until_s=None))
+    folded.apply(LogConnection(now_s=52.0, heard=True))
+    assert rows(folded, 52.0)[0].unfit == ""
+    assert rows(folded, 57.0)[0].unfit == "silent for 5.0 s"
+
+
+def test_time_ends_leases_by_records_that_the_caller_applies() -> None:
+    folded = joined(registered())
+    promise(folded)
+    assert folded.tick(9.999) == []
+    due = folded.tick(10.0)
+    assert due == [LedgerApplied(now_s=10.0, event=Expired(lease_id="l"))]
+    assert rows(folded)[0].active_requests == 1
+    for record in due:
+        folded.apply(record)
+    assert rows(folded)[0].active_requests == 0
+    assert (folded.tick(1e9), folded.ledger.expired_total) == ([], 1)
+
+
+def test_a_first_token_leaves_the_blocks() -> None:
+    folded = joined(registered())
+    promise(folded)
+    folded.apply(LedgerApplied(now_s=0.0, event=FirstToken(lease_id="l")))
+    (found,) = rows(folded)
+    assert (found.prefill_tokens_queued, found.active_blocks) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        KvMessageApplied(now_s=1.0, stream_seq=5),
+        OutcomeKnown(now_s=1.0, decision_id="d", outcome="ok"),
+        PolicyChanged(now_s=1.0, policy="kv", parameters={}),
+    ],
+)
+def test_records_that_change_nothing_here_are_welcome(record: JournalRecord) -> None:
+    folded = joined(registered())
+    promise(folded)
+    before = (rows(folded), folded.ledger.loads())
+    folded.apply(record)
+    assert (rows(folded), folded.ledger.loads()) == before

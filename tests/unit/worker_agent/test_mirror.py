@@ -1,0 +1,218 @@
+"""Engine hashes in, sequence hashes out: what a rank holds, whatever its engine says and how often."""
+
+from kv_protocol.digest import SetDigest, TierDigest
+from kv_protocol.events import Cleared, Removed, Stored, Tier
+from kv_protocol.hashing import sequence_hashes
+from kv_protocol.recovery import HeldBlock
+from worker_agent.core.dialects.hop_a import EngineCleared, EngineRemoved, EngineStored
+from worker_agent.core.mirror import MirrorCounts, RankMirror
+
+BLOCK_SIZE = 2
+TOKENS = tuple(range(20))
+CHAIN = tuple(sequence_hashes(TOKENS, BLOCK_SIZE))
+"""CHAIN[i] is our name of block i of TOKENS; the engine's is 100 + i, and 200 + i another of the same block."""
+GPU_1, HOST_1 = 1 << Tier.GPU, 1 << Tier.HOST
+
+
+def store(
+    first: int = 0,
+    count: int = 1,
+    *,
+    base: int = 100,
+    parent: int | None = None,
+    tier: Tier = Tier.GPU,
+    lora_name: str | None = None,
+    cache_salt: str | None = None,
+) -> EngineStored:
+    """Return a store of blocks `first`.. of TOKENS, under the block before them."""
+    return EngineStored(
+        block_hashes=tuple(base + first + at for at in range(count)),
+        parent_block_hash=(base + first - 1 if first else None) if parent is None else parent,
+        token_ids=TOKENS[first * BLOCK_SIZE : (first + count) * BLOCK_SIZE],
+        block_size=BLOCK_SIZE,
+        tier=tier,
+        lora_name=lora_name,
+        cache_salt=cache_salt,
+    )
+
+
+def remove(*hashes: int, tier: Tier = Tier.GPU) -> EngineRemoved:
+    return EngineRemoved(block_hashes=hashes, tier=tier)
+
+
+def mirror_of(*events: EngineStored | EngineRemoved | EngineCleared) -> RankMirror:
+    mirror = RankMirror(BLOCK_SIZE)
+    for event in events:
+        mirror.apply(event)
+    return mirror
+
+
+def held(mirror: RankMirror) -> dict[int, int]:
+    return {block.sequence_hash: block.tier_bits for block in mirror.dump()}
+
+
+# -------------------------------------------------------------------- stores
+def test_a_sequence_is_stored_under_our_hashes_from_position_0() -> None:
+    assert RankMirror(BLOCK_SIZE).apply(store(0, 3)) == [Stored(CHAIN[:3], None, 0)]
+
+
+def test_a_store_goes_on_from_its_parent_with_its_position() -> None:
+    assert mirror_of(store(0, 3)).apply(store(3, 2)) == [Stored(CHAIN[3:5], CHAIN[2], 3)]
+
+
+def test_a_store_may_branch_off_anywhere() -> None:
+    branch = EngineStored(block_hashes=(7,), parent_block_hash=100, token_ids=(8, 9), block_size=BLOCK_SIZE)
+    expected = sequence_hashes((*TOKENS[:BLOCK_SIZE], 8, 9), BLOCK_SIZE)[1]
+    assert mirror_of(store(0, 3)).apply(branch) == [Stored((expected,), CHAIN[0], 1)]
+
+
+def test_adapter_and_salt_are_part_of_our_hashes() -> None:
+    names = {
+        tuple(event.sequence_hashes)
+        for lora_name in (None, "a")
+        for cache_salt in (None, "s")
+        for event in RankMirror(BLOCK_SIZE).apply(store(0, 2, lora_name=lora_name, cache_salt=cache_salt))
+        if isinstance(event, Stored)
+    }
+    assert names == {
+        tuple(sequence_hashes(TOKENS[:4], BLOCK_SIZE, lora_name=lora_name, cache_salt=cache_salt))
+        for lora_name in (None, "a")
+        for cache_salt in (None, "s")
+    }
+    assert len(names) == 4
+
+
+def test_a_block_stored_again_says_nothing_new() -> None:
+    mirror = mirror_of(store(0, 3))
+    assert mirror.apply(store(0, 3)) == []
+    assert mirror.counts == MirrorCounts(stored=3, deduplicated=3)
+
+
+def test_only_what_is_new_of_a_store_is_told_each_run_under_its_own_parent() -> None:
+    mirror = mirror_of(store(0, 5), remove(101), remove(104))
+    assert mirror.apply(store(0, 7)) == [
+        Stored((CHAIN[1],), CHAIN[0], 1),
+        Stored(CHAIN[4:7], CHAIN[3], 4),
+    ]
+
+
+def test_a_store_under_an_unknown_parent_is_dropped_and_never_a_root() -> None:
+    mirror = RankMirror(BLOCK_SIZE)
+    assert mirror.apply(store(2, 3)) == []
+    assert held(mirror) == {}
+    assert mirror.counts == MirrorCounts(unknown_parent=3)
+
+
+def test_a_parent_that_was_removed_is_unknown() -> None:
+    assert mirror_of(store(0, 2), remove(101)).apply(store(2)) == []
+
+
+def test_a_parent_on_any_tier_is_known() -> None:
+    mirror = mirror_of(store(0, 2), store(1, tier=Tier.HOST), remove(101))
+    assert mirror.apply(store(2)) == [Stored((CHAIN[2],), CHAIN[1], 2)]
+
+
+def test_blocks_of_another_size_are_dropped() -> None:
+    other = EngineStored(block_hashes=(1,), parent_block_hash=None, token_ids=(1, 2, 3), block_size=3)
+    mirror = RankMirror(BLOCK_SIZE)
+    assert mirror.apply(other) == []
+    assert mirror.counts == MirrorCounts(wrong_block_size=1)
+
+
+def test_a_store_of_nothing_changes_nothing() -> None:
+    assert mirror_of(store(0, 2)).apply(store(2, 0)) == []
+
+
+def test_a_store_that_names_a_block_twice_says_nothing() -> None:
+    twice = EngineStored(block_hashes=(1, 1), parent_block_hash=None, token_ids=(1, 2, 3, 4), block_size=BLOCK_SIZE)
+    mirror = RankMirror(BLOCK_SIZE)
+    assert mirror.apply(twice) == []
+    assert mirror.counts == MirrorCounts(ambiguous=2)
+
+
+def test_an_engine_hash_that_comes_to_name_another_block_leaves_the_first_on_all_tiers() -> None:
+    mirror = mirror_of(store(0), store(0, tier=Tier.HOST))
+    renamed = EngineStored(block_hashes=(100,), parent_block_hash=None, token_ids=(8, 9), block_size=BLOCK_SIZE)
+    (new,) = sequence_hashes((8, 9), BLOCK_SIZE)
+    assert mirror.apply(renamed) == [Removed((CHAIN[0],)), Removed((CHAIN[0],), Tier.HOST), Stored((new,))]
+    assert held(mirror) == {new: GPU_1}
+
+
+# -------------------------------------------------------------------- removals
+def test_a_removal_names_our_hashes() -> None:
+    assert mirror_of(store(0, 4)).apply(remove(103, 102)) == [Removed((CHAIN[3], CHAIN[2]))]
+
+
+def test_an_unknown_removal_is_counted_and_costs_the_others_nothing() -> None:
+    mirror = mirror_of(store(0, 2))
+    assert mirror.apply(remove(7, 101, 101)) == [Removed((CHAIN[1],))]
+    assert mirror.counts == MirrorCounts(stored=2, removed=1, unknown_removal=2)
+
+
+def test_a_removal_from_a_tier_where_the_block_is_not_is_unknown() -> None:
+    mirror = mirror_of(store(0))
+    assert mirror.apply(remove(100, tier=Tier.HOST)) == []
+    assert held(mirror) == {CHAIN[0]: GPU_1}
+
+
+def test_children_outlive_their_parent() -> None:
+    mirror = mirror_of(store(0, 3))
+    assert mirror.apply(remove(101)) == [Removed((CHAIN[1],))]
+    assert list(mirror.dump()) == [HeldBlock(CHAIN[0], None, GPU_1), HeldBlock(CHAIN[2], CHAIN[1], GPU_1)]
+    assert mirror.apply(store(3)) == [Stored((CHAIN[3],), CHAIN[2], 3)]
+
+
+# -------------------------------------------------------------------- two engine blocks, one of ours
+def test_a_block_goes_with_the_last_of_its_engine_blocks() -> None:
+    mirror = mirror_of(store(0, 2), store(0, 2, base=200))
+    assert mirror.apply(remove(100, 101)) == []
+    assert mirror.apply(remove(201)) == [Removed((CHAIN[1],))]
+    assert held(mirror) == {CHAIN[0]: GPU_1}
+
+
+def test_either_engine_block_is_a_parent() -> None:
+    mirror = mirror_of(store(0, 2), store(0, 2, base=200), remove(100, 101))
+    assert mirror.apply(store(2, parent=201)) == [Stored((CHAIN[2],), CHAIN[1], 2)]
+
+
+def test_engine_blocks_count_for_each_tier_apart() -> None:
+    mirror = mirror_of(store(0), store(0, base=200, tier=Tier.HOST))
+    assert mirror.apply(remove(100)) == [Removed((CHAIN[0],))]
+    assert mirror.apply(remove(200, tier=Tier.HOST)) == [Removed((CHAIN[0],), Tier.HOST)]
+    assert held(mirror) == {}
+
+
+# -------------------------------------------------------------------- tiers and clears
+def test_a_move_between_tiers_is_a_store_there_and_a_removal_here() -> None:
+    mirror = mirror_of(store(0, 2))
+    assert mirror.apply(store(0, 2, tier=Tier.HOST)) == [Stored(CHAIN[:2], None, 0, Tier.HOST)]
+    assert held(mirror) == dict.fromkeys(CHAIN[:2], GPU_1 | HOST_1)
+    assert mirror.apply(remove(101)) == [Removed((CHAIN[1],))]
+    assert held(mirror) == {CHAIN[0]: GPU_1 | HOST_1, CHAIN[1]: HOST_1}
+
+
+def test_a_clear_is_told_for_each_tier_that_held_something() -> None:
+    mirror = mirror_of(store(0, 2), store(0, tier=Tier.DISK))
+    assert mirror.apply(EngineCleared()) == [Cleared(Tier.GPU), Cleared(Tier.DISK)]
+    assert (held(mirror), mirror.digests()) == ({}, ())
+    assert mirror.apply(EngineCleared()) == []
+    assert mirror.apply(store(1)) == []
+
+
+# -------------------------------------------------------------------- proof and dump
+def test_digests_are_those_of_the_tiers_that_hold_something() -> None:
+    mirror = mirror_of(store(0, 3), store(0, 2, tier=Tier.HOST), store(0, tier=Tier.DISK), remove(100, tier=Tier.DISK))
+    assert mirror.digests() == (
+        TierDigest(Tier.GPU, 3, SetDigest(CHAIN[:3]).total),
+        TierDigest(Tier.HOST, 2, SetDigest(CHAIN[:2]).total),
+    )
+
+
+def test_a_dump_says_each_block_with_its_parent_parents_first() -> None:
+    mirror = mirror_of(store(0, 4), remove(100), store(0, base=200, tier=Tier.HOST))
+    assert list(mirror.dump()) == [
+        HeldBlock(CHAIN[0], None, HOST_1),
+        HeldBlock(CHAIN[1], CHAIN[0], GPU_1),
+        HeldBlock(CHAIN[2], CHAIN[1], GPU_1),
+        HeldBlock(CHAIN[3], CHAIN[2], GPU_1),
+    ]

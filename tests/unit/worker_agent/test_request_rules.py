@@ -1,0 +1,168 @@
+"""What an engine is asked for a client's request, and what is refused before it is asked."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from kv_protocol.hashing import pack_tokens
+from kv_protocol.openai import ChatRequest, CompletionRequest, Request, RequestInvalid
+from worker_agent.core.engine import EngineDescription, EngineRequest
+from worker_agent.core.request_rules import check_supported, engine_request, prompt_ids
+
+ENGINE = EngineDescription(
+    model="m",
+    version="1",
+    event_source="simulated",
+    block_size=4,
+    total_kv_blocks=64,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    max_seq_len=100,
+    dp_ranks=(0, 2),
+)
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest(model="m", messages=[{"role": "user", "content": "hi"}], **fields)
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest(model="m", prompt="hi", **fields)
+
+
+def asked(request: Request, prompt_tokens: int = 10, **fields: Any) -> EngineRequest:
+    return engine_request(request, [7] * prompt_tokens, ENGINE, request_id="r", default_max_tokens=16, **fields)
+
+
+# -------------------------------------------------------------------- token ids from the router
+@pytest.mark.parametrize("tokens", [[0], [1, 2, 3], [2**32 - 1, 0, 2**31]])
+def test_prompt_ids_are_little_endian_u32s_in_base64(tokens: list[int]) -> None:
+    assert prompt_ids(base64.b64encode(pack_tokens(tokens)).decode()) == tokens
+
+
+def test_prompt_ids_byte_by_byte() -> None:
+    assert prompt_ids("AQAAAAAAAIA=") == [1, 0x80000000]
+
+
+@pytest.mark.parametrize(
+    ("encoded", "allowed"),
+    [
+        ("", "one or more little-endian u32s"),
+        ("AQAA", "one or more little-endian u32s"),
+        ("AQAAAAE=", "one or more little-endian u32s"),
+        ("AQAAA", "base64"),
+        ("AQAAAA", "base64"),
+        ("AQ AAAA==", "base64"),
+        ("AQAA\n", "base64"),
+        ("_-8=", "base64"),
+        ("é", "base64"),
+        ("\u2028AQAAAA==", "base64"),
+    ],
+)
+def test_other_prompt_ids_are_refused_by_name(encoded: str, allowed: str) -> None:
+    with pytest.raises(RequestInvalid, match=allowed) as refused:
+        prompt_ids(encoded)
+    assert refused.value.field == "kv_prompt_ids"
+
+
+def test_a_refusal_shows_no_more_than_the_beginning_of_a_long_prompt() -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        prompt_ids("é" + "A" * 1_000_000)
+    assert len(str(refused.value)) < 200
+
+
+# -------------------------------------------------------------------- what this worker can do
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat(),
+        chat(n=1, logprobs=False, response_format={"type": "text"}, temperature=0.5),
+        chat(response_format={}),
+        completion(),
+        completion(n=1, best_of=1, echo=False, suffix="", logprobs=0),
+    ],
+)
+def test_what_the_engine_can_do_is_let_through(request_: Request) -> None:
+    check_supported(request_)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (chat(n=2), "n"),
+        (chat(logprobs=True), "logprobs"),
+        (chat(response_format={"type": "json_object"}), "response_format.type"),
+        (completion(n=3), "n"),
+        (completion(logprobs=5), "logprobs"),
+        (completion(echo=True), "echo"),
+        (completion(suffix="end"), "suffix"),
+        (completion(best_of=2), "best_of"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_by_name_before_it_is_asked(request_: Request, field: str) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        asked(request_)
+    assert refused.value.field == field
+
+
+# -------------------------------------------------------------------- how much
+def test_a_request_is_asked_with_all_that_the_engine_reads() -> None:
+    expected = EngineRequest(
+        request_id="r",
+        prompt=(7,) * 10,
+        max_tokens=5,
+        stop_token_ids=(1, 2),
+        dp_rank=2,
+        cache_salt="salt",
+    )
+    assert asked(chat(max_tokens=5, cache_salt="salt"), stop_token_ids=(1, 2), dp_rank=2) == expected
+
+
+def test_an_empty_salt_is_none() -> None:
+    assert asked(chat(cache_salt="")).cache_salt is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "max_tokens"),
+    [
+        (chat(), 16),
+        (chat(max_tokens=3), 3),
+        (chat(max_completion_tokens=4), 4),
+        (chat(max_tokens=3, max_completion_tokens=4), 4),
+        (chat(max_tokens=90), 90),
+        (completion(max_tokens=5), 5),
+    ],
+)
+def test_the_most_tokens_are_the_client_s_or_the_default(request_: Request, max_tokens: int) -> None:
+    assert asked(request_).max_tokens == max_tokens
+
+
+@pytest.mark.parametrize(("prompt_tokens", "max_tokens"), [(84, 16), (85, 15), (99, 1)])
+def test_the_default_gives_way_to_a_long_prompt(prompt_tokens: int, max_tokens: int) -> None:
+    assert asked(chat(), prompt_tokens).max_tokens == max_tokens
+
+
+def test_more_tokens_than_there_is_room_for_are_refused_with_the_numbers() -> None:
+    with pytest.raises(RequestInvalid, match=r"max_tokens: found 91, allowed 1\.\.90 after a prompt of 10 tokens"):
+        asked(chat(max_tokens=91))
+
+
+@pytest.mark.parametrize(("request_", "field"), [(chat(), "messages"), (completion(), "prompt")])
+@pytest.mark.parametrize(("prompt_tokens", "message"), [(0, "at least one token"), (100, "at most 99 tokens")])
+def test_a_prompt_of_no_tokens_or_too_many_is_refused(
+    request_: Request, field: str, prompt_tokens: int, message: str
+) -> None:
+    with pytest.raises(RequestInvalid, match=f"{field}: found '{prompt_tokens} tokens', allowed {message}"):
+        asked(request_, prompt_tokens)
+
+
+@pytest.mark.parametrize("dp_rank", [1, 3, -1])
+def test_a_rank_that_is_not_ours_is_refused(dp_rank: int) -> None:
+    with pytest.raises(RequestInvalid, match=f"x-dp-rank: found {dp_rank}, allowed 0, 2"):
+        asked(chat(), dp_rank=dp_rank)
+
+
+@pytest.mark.parametrize("dp_rank", [None, 0, 2])
+def test_a_rank_of_ours_or_none_is_asked_for(dp_rank: int | None) -> None:
+    assert asked(chat(), dp_rank=dp_rank).dp_rank == dp_rank
