@@ -23,7 +23,7 @@ from kv_runtime.http import (
     require_token,
 )
 
-TOKEN = "t0ken"  # noqa: S105 - of this test
+TOKEN = "t0ken"
 BODY_BYTES_MAX = 1000
 SHAPE = {"message", "type", "param", "code"}
 
