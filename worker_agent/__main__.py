@@ -137,6 +137,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         text,
         served_names=(model,),
         default_max_tokens=settings.engine.default_max_tokens,
+        inflight_requests_max=worker.inflight_requests_max,
         wall_ns=clock.wall_ns,
         new_id=lambda: uuid.uuid4().hex,
         position=position,

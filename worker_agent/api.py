@@ -33,6 +33,7 @@ class AgentApi:
         *,
         served_names: tuple[str, ...],
         default_max_tokens: int,
+        inflight_requests_max: int,
         wall_ns: Callable[[], int],
         new_id: Callable[[], str],
         position: Callable[[], Awaitable[dict[int, tuple[int, int]]]],
@@ -41,6 +42,7 @@ class AgentApi:
         self._description = engine.describe()
         self._served_names = served_names
         self._default_max_tokens = default_max_tokens
+        self._inflight_requests_max = inflight_requests_max
         self._wall_ns, self._new_id, self._position = wall_ns, new_id, position
         self.requests_total = {"ok": 0, "refused": 0, "failed": 0, "cancelled": 0}
         self.running = 0
@@ -69,6 +71,12 @@ class AgentApi:
         return await self._serve(request, openai.decode_completion)
 
     async def _serve(self, http: web.Request, decode: Callable[[bytes], Request]) -> web.StreamResponse:
+        if self.running >= self._inflight_requests_max:
+            self.requests_total["refused"] += 1
+            message = f"worker.inflight_requests_max: {self.running} requests are being served; try again"
+            response = error_response(503, message, "server_error", code="overloaded")
+            response.headers["Retry-After"] = "1"
+            return response
         try:
             request = decode(await http.read())
             asked = self._asked(http, request)

@@ -20,6 +20,7 @@ class WorkerSection(Section):
     advertise_host: str = Field("", description="host that routers use; empty: worker.host")
     token: SecretStr = Field(SecretStr(""), description="bearer token of the agent's HTTP; required beyond loopback")
     body_bytes_max: int = Field(64 << 20, ge=1024, le=1 << 30, description="larger bodies are refused with 413")
+    inflight_requests_max: int = Field(4096, ge=1, le=1_000_000, description="beyond it requests are refused with 503")
     drain_s: float = Field(10.0, ge=0, le=3600, description="how long running requests may take after a stop")
 
     @model_validator(mode="after")

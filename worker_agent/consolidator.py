@@ -25,6 +25,7 @@ from worker_agent.core.source_cursor import Delivery, SourceCursor
 
 _HWM_MESSAGES = 100_000
 _POLL_MS = 100
+_DRAIN_S = 1.0
 _RETRY_S = 0.1
 _RETRY_MAX_S = 2.0
 
@@ -53,6 +54,7 @@ class Consolidator:
         self._source_stale = source_stale
         self._live = _socket(context, zmq.SUB, publish_endpoint)
         self._replay = _socket(context, zmq.DEALER, replay_endpoint)
+        self._told_stale: dict[int, str] = {}
         self._moved = asyncio.Condition()
         self._to_publish = {dp_rank: asyncio.Event() for dp_rank in core.dp_ranks}
         self.refused_messages_total = self.publish_failures_total = self.dumps_total = 0
@@ -103,7 +105,9 @@ class Consolidator:
             self._live.close()
 
     async def _drain_live(self) -> None:
-        while await self._live.poll(timeout=0):
+        """Read until hop A is quiet: what was published last may still be on its way. A busy source is left behind."""
+        end_s = self._clock.now() + _DRAIN_S
+        while self._clock.now() < end_s and await self._live.poll(timeout=_POLL_MS):
             await self._on_live(await self._live.recv_multipart())
 
     async def _on_live(self, frames: list[bytes]) -> None:
@@ -189,11 +193,18 @@ class Consolidator:
 
     async def _beat(self) -> None:
         for dp_rank in self._core.dp_ranks:
-            pulse = fleet.encode(self._core.heartbeat(dp_rank, self._source_stale()))
+            heartbeat = self._core.heartbeat(dp_rank, self._source_stale())
+            self._tell_stale(dp_rank, heartbeat.stale)
+            pulse = fleet.encode(heartbeat)
             try:
                 await self._event_log.announce(subjects.heartbeat(self._model, self._rank(dp_rank)), pulse)
             except BrokerUnavailable as error:
                 _log.debug("heartbeat_lost", reason=str(error))
+
+    def _tell_stale(self, dp_rank: int, reason: str) -> None:
+        if reason != self._told_stale.get(dp_rank, ""):
+            self._told_stale[dp_rank] = reason
+            _log.warning("rank_stale" if reason else "rank_current", rank=str(self._rank(dp_rank)), reason=reason)
 
     async def _answer_dump(self, message: LogMessage) -> None:
         try:

@@ -19,6 +19,7 @@ from worker_agent.core.dialects.trtllm import RankEvent, TrtllmRules
 from worker_agent.engines.port import Engine
 
 _HWM_MESSAGES = 100_000
+_LINGER_MS = 1000
 _TOPIC = b""
 
 _log = structlog.get_logger("publisher")
@@ -92,7 +93,7 @@ class EventPublisher:
                 self._turn(self._poll_s)
             self._turn(0)
         finally:
-            self._socket.close()
+            self._socket.close(linger=_LINGER_MS)
 
     def _turn(self, timeout_s: float) -> None:
         self._polls_begun += 1

@@ -1,6 +1,7 @@
 """All ranks of one worker: hop A payloads in, numbered canonical streams out, with proof and recovery.
 
 * Every readable event goes to its rank's mirror; what it changed goes to its rank's outbox.
+* Blocks of a wrong size are counted and dropped, and make their rank stale.
 * An unreadable event is counted, makes its rank stale and costs nothing else; an unreadable batch, every rank.
 * When payloads are lost for good, nobody knows what the ranks hold: mirrors are emptied and new epochs begin, so that
   readers forget too. Undercounting is safe: what is not counted on is not missed.
@@ -15,7 +16,7 @@ import msgspec
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.recovery import DumpChunk, dump_chunks
-from worker_agent.core.dialects.hop_a import EngineBatch, EngineCleared, decode_payload
+from worker_agent.core.dialects.hop_a import EngineBatch, EngineCleared, EngineStored, decode_payload
 from worker_agent.core.mirror import MirrorCounts, RankMirror
 from worker_agent.core.outbox import Outbox
 
@@ -54,6 +55,7 @@ class Consolidation:
         outbox_bytes_max: int = 64 << 20,
     ) -> None:
         self._instance = instance
+        self._block_size = block_size
         self._new_outbox: Callable[[], Outbox] = lambda: Outbox(draw_epoch(), bytes_max=outbox_bytes_max)
         self._stale = dict.fromkeys(dp_ranks, "")
         self._mirrors = {dp_rank: RankMirror(block_size) for dp_rank in dp_ranks}
@@ -93,6 +95,8 @@ class Consolidation:
         for engine_event in batch.events:
             if isinstance(engine_event, EngineCleared):
                 self._stale[batch.dp_rank] = ""
+            elif isinstance(engine_event, EngineStored) and engine_event.block_size != self._block_size:
+                self._stale[batch.dp_rank] = f"block_size: found {engine_event.block_size}, allowed {self._block_size}"
             for event in mirror.apply(engine_event):
                 outbox.add(event, source_seq=batch.sequence, engine_time_ns=round(batch.time_s * 1e9))
         return {batch.dp_rank} if outbox.last_seq > before else set()

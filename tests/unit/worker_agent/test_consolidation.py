@@ -202,3 +202,12 @@ def test_statistics_are_of_one_moment_and_drops_outlive_their_epoch() -> None:
     assert (of_after.epoch, of_after.last_seq, of_after.held_blocks, of_after.counts.stored) == (1001, 1, 3, 6)
     assert (of_before.dropped_batches_total, of_after.dropped_batches_total) == (2, 3)
     assert of_after.waiting_bytes == 0
+
+
+def test_blocks_of_a_wrong_size_cost_nothing_else_and_make_their_rank_stale(core: Consolidation) -> None:
+    other = EngineStored(block_hashes=(21,), parent_block_hash=None, token_ids=(1, 2, 3), block_size=3)
+    assert core.on_payload(0, payload(other, STORED)) == {0}
+    assert [block.sequence_hash for chunk in core.dump(0, 1) for block in chunk.blocks()] == list(CHAIN)
+    assert core.heartbeat(0).stale == f"block_size: found 3, allowed {BLOCK_SIZE}"
+    assert core.heartbeat(1).stale == ""
+    assert core.statistics().ranks[0].counts.wrong_block_size == 1
