@@ -113,7 +113,7 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
             decisions_max=settings.journal.decisions_max,
         )
         feeds = RouterFeeds(state, log, clock)
-        forwarder = HttpForwarder(settings.failures)
+        forwarder = HttpForwarder(settings.failures, settings.data.worker_token.get_secret_value())
         await forwarder.start()
         cleanup.push_async_callback(forwarder.stop)
         metrics = RequestMetrics(registry, state)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from kv_runtime.config import ControlSection, IndexSection, NatsSection, Section, Settings, TelemetrySection
 from router.core.cost import CostParameters
@@ -16,6 +16,7 @@ class DataSection(Section):
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
     reuse_port: bool = Field(default=False, description="let several routers share the port")
     body_bytes_max: int = Field(64 << 20, ge=1024, le=1 << 30, description="larger bodies are refused with 413")
+    worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
     drain_s: float = Field(30.0, ge=0, le=3600, description="how long running requests may take after a stop")
 
 

@@ -2,7 +2,7 @@
 
     read -> check -> tokens -> decide -> promise -> forward -> splice -> settle
 
-A worker that fails before the first byte is left alone and another is tried, at most `retry_limit` times; one that
+A worker that fails before the first byte, or is busy (429, 503), is left alone and another is tried, at most `retry_limit` times; one that
 fails later ends the answer with an OpenAI error event. A client that goes away frees everything at once.
 """
 
@@ -32,12 +32,15 @@ from router.forward import Answer, Forwarder, ForwardRequest, UpstreamFailed
 from router.metrics import RequestMetrics
 from router.routing import Lease, OutcomeName, Routing
 from router.tokens import Prompt, prompt_of, with_prompt_ids
-from router.usage import UsageReader
+from router.usage import UsageReader, WholeEvents
 
 _REQUEST_ID_CHARACTERS_MAX = 128
 _STREAM = "text/event-stream"
 _REDIRECTS = range(300, 400)
 _SERVER_ERROR = 500
+_BUSY = frozenset({429, 503})
+_BUSY_S = 1.0
+_SECONDS = re.compile(r"[0-9]{1,6}")
 _DP_RANK = re.compile(r"[0-9]{1,4}")
 _CLIENT_LEFT = (asyncio.CancelledError, ConnectionError)
 """Errors of the worker's connection are `UpstreamFailed`: one that is not is the client's."""
@@ -187,10 +190,7 @@ class DataPlane:
                 chosen = WorkerRank(decision.chosen.worker_id, decision.chosen.dp_rank)
                 self._failed(chosen, error)
                 if len(route.tried) >= self._settings.failures.retry_limit:
-                    message = f"worker {chosen} failed: {error}"
-                    raise Refused(
-                        error_response(502, message, "server_error", code="upstream_failed"), "failed"
-                    ) from error
+                    raise Refused(_given_up(chosen, error), "failed") from error
                 failed = error.phase
                 route = msgspec.structs.replace(route, tried=(*route.tried, chosen), decision_id=self._new_id())
             except _CLIENT_LEFT:
@@ -201,9 +201,11 @@ class DataPlane:
                 raise
 
     def _failed(self, rank: WorkerRank, error: UpstreamFailed) -> None:
-        _log.warning("worker_failed", worker=rank.worker_id, phase=error.phase, reason=error.reason)
-        self._metrics.worker_failed(rank.worker_id, error.phase)
-        self._routing.open_breaker(rank.worker_id, str(error), self._settings.failures.breaker_open_s)
+        if error.busy_s is None:
+            _log.warning("worker_failed", worker=rank.worker_id, phase=error.phase, reason=error.reason)
+            self._metrics.worker_failed(rank.worker_id, error.phase)
+        open_s = self._settings.failures.breaker_open_s
+        self._routing.open_breaker(rank.worker_id, str(error), open_s if error.busy_s is None else error.busy_s)
 
     async def _attempt(
         self, http: web.Request, inbound: _Inbound, decision: Decision, lease: Lease
@@ -219,12 +221,18 @@ class DataPlane:
             headers["x-dp-rank"] = str(chosen.dp_rank)
         outgoing = ForwardRequest(inbound.path, headers, body)
         async with self._forwarder.forward(outgoing, worker.registration.base_url) as answer:
+            if answer.status in _BUSY:
+                raise UpstreamFailed("first_byte", f"status {answer.status}", self._busy_s(answer))
             if answer.status >= _SERVER_ERROR or answer.status in _REDIRECTS:
                 raise UpstreamFailed("first_byte", f"status {answer.status}")
             spliced = _Spliced(answer, decision, lease, _headers(inbound.request, decision))
             response = await (spliced.stream(http) if answer.content_type == _STREAM else spliced.whole())
         self._settle(decision, lease, spliced)
         return response, spliced.outcome
+
+    def _busy_s(self, answer: Answer) -> float:
+        wanted_s = float(answer.retry_after) if _SECONDS.fullmatch(answer.retry_after) else _BUSY_S
+        return min(wanted_s, self._settings.failures.breaker_open_s)
 
     def _settle(self, decision: Decision, lease: Lease, spliced: "_Spliced") -> None:
         cached_tokens = spliced.cached_tokens
@@ -300,28 +308,37 @@ class _Spliced:
             status=self._answer.status, headers={**self._headers, "Content-Type": _STREAM, "Cache-Control": "no-cache"}
         )
         await response.prepare(http)
+        events = WholeEvents()
         try:
             self._usage.feed(first)
-            await response.write(first)
+            await response.write(events.push(first))
             async for chunk in chunks:
                 self._lease.on_bytes()
                 self._usage.feed(chunk)
-                await response.write(chunk)
+                await response.write(events.push(chunk))
+            await response.write(events.flush())
         except UpstreamFailed as error:
             self.outcome, self.failure = "failed", error
             message = f"worker {self._decision.chosen.worker_id} failed in its answer: {error}"
             body = error_body(message, "server_error", code="upstream_failed")
-            await response.write(b"data: " + body + b"\n\ndata: [DONE]\n\n")
+            await response.write(b"\n\ndata: " + body + b"\n\ndata: [DONE]\n\n")  # the cut may be within an event
         await response.write_eof()
         return response
+
+
+def _given_up(rank: WorkerRank, error: UpstreamFailed) -> web.Response:
+    if error.busy_s is not None:
+        return _unavailable(f"worker {rank} is busy, and so were the others: {error}", "overloaded")
+    return error_response(502, f"worker {rank} failed: {error}", "server_error", code="upstream_failed")
 
 
 async def _body(http: web.Request) -> bytes:
     try:
         return await http.read()
     except web.RequestPayloadError as error:
+        encoding = http.headers.get("Content-Encoding", "identity")
         raise RequestInvalid(
-            "body", http.headers.get("Content-Encoding", "bytes"), f"as its headers say ({error})"
+            "body", "bytes that cannot be read", f"what its headers say, encoding {encoding}"
         ) from error
 
 

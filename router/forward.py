@@ -17,16 +17,21 @@ from router.config import FailuresSection
 
 Phase = Literal["connect", "first_byte", "body"]
 _CONNECTIONS_MAX = 10_000
-_KEEPALIVE_S = 30.0
+_KEEPALIVE_S = 4.0
+"""Less than servers' own (uvicorn: 5 s): a worker that closes an idle connection as we use it would seem to fail."""
 
 
 class UpstreamFailed(Exception):
-    """The worker did not answer as it should: not reached, no head, or cut off in its answer."""
+    """The worker did not answer as it should: not reached, no head, or cut off in its answer.
 
-    def __init__(self, phase: Phase, reason: str) -> None:
+    `busy_s` is set where it merely has too much to do, to how long it wants to be left alone.
+    """
+
+    def __init__(self, phase: Phase, reason: str, busy_s: float | None = None) -> None:
         super().__init__(f"{phase}: {reason}")
         self.phase = phase
         self.reason = reason
+        self.busy_s = busy_s
 
 
 class ForwardRequest(NamedTuple):
@@ -43,6 +48,7 @@ class Answer(NamedTuple):
     status: int
     content_type: str
     chunks: AsyncIterator[bytes]
+    retry_after: str = ""
 
 
 class Forwarder(Protocol):
@@ -55,8 +61,9 @@ class Forwarder(Protocol):
 class HttpForwarder:
     """A `Forwarder` over pooled keep-alive connections, between `start` and `stop`."""
 
-    def __init__(self, limits: FailuresSection) -> None:
+    def __init__(self, limits: FailuresSection, worker_token: str = "") -> None:
         self._limits = limits
+        self._authorization = {"Authorization": f"Bearer {worker_token}"} if worker_token else {}
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
@@ -65,7 +72,8 @@ class HttpForwarder:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS_MAX, keepalive_timeout=_KEEPALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),  # one client's cookies are not another's
-            headers={"Accept-Encoding": "identity"},  # the answer is read for its usage, and passed on as it is
+            # The answer is read for its usage, and passed on as it is.
+            headers={"Accept-Encoding": "identity", **self._authorization},
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=limits.connect_s, sock_read=max(limits.first_byte_s, limits.between_bytes_s)
             ),
@@ -94,7 +102,8 @@ class HttpForwarder:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise UpstreamFailed("first_byte", _reason(error)) from error
         try:
-            yield Answer(response.status, response.content_type, self._chunks(response, begin_by_s))
+            chunks = self._chunks(response, begin_by_s)
+            yield Answer(response.status, response.content_type, chunks, response.headers.get("Retry-After", ""))
         finally:
             response.close() if not response.content.at_eof() else response.release()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.usage import UsageReader
+from router.usage import UsageReader, WholeEvents
 
 
 def usage(cached_tokens: Any, **more: Any) -> dict[str, Any]:
@@ -83,3 +83,27 @@ def test_where_no_count_is_there_is_none(answer: bytes) -> None:
 
 def test_before_anything_was_read_there_is_none() -> None:
     assert UsageReader().cached_tokens is None
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+def test_only_whole_events_are_passed_on_and_all_of_them(end: bytes, size: int) -> None:
+    stream = end.join([b"data: one", b"data: two", b"data: three", b""])
+    events, passed = WholeEvents(), b""
+    for at in range(0, len(stream), size):
+        passed += events.push(stream[at : at + size])
+        assert passed == b"" or passed.endswith(end)
+    assert passed == stream
+    assert events.flush() == b""
+
+
+def test_what_follows_the_last_event_comes_at_the_streams_own_end() -> None:
+    events = WholeEvents()
+    assert events.push(b"data: one\n\ndata: tw") == b"data: one\n\n"
+    assert events.flush() == b"data: tw"
+
+
+def test_bytes_without_events_are_not_held_for_ever() -> None:
+    events = WholeEvents()
+    assert events.push(b"x" * WholeEvents.HELD_BYTES_MAX) == b""
+    assert len(events.push(b"x")) == WholeEvents.HELD_BYTES_MAX + 1

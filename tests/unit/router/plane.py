@@ -1,0 +1,234 @@
+"""The real data plane on a port that the system chose, with a state that the test fills and an index that it fakes."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, NamedTuple, cast
+
+import aiohttp
+
+from indexer.embedded import EmbeddedIndex, RankView
+from kv_protocol.fleet import WorkerLeft
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import FleetApplied, OutcomeKnown, WorkerHeard
+from kv_runtime.clock import ManualClock
+from kv_runtime.http import HttpServer
+from kv_runtime.telemetry import new_registry
+from kv_runtime.text import ByteText
+from router.config import DataSection, FailuresSection, QueueSection, RouterSettings
+from router.core.decide import Policy
+from router.core.fleet import Fleet, TextDigests
+from router.core.ledger import Ledger
+from router.core.state import RouterState
+from router.data_plane import DataPlane
+from router.forward import HttpForwarder
+from router.metrics import RequestMetrics
+from router.routing import Routing
+from tests.unit.router.samples import MODEL, registered
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPT = list(range(64))
+"""Four blocks, of which three can be reused."""
+TEXT = ByteText()
+NOW_S = 1000.0
+
+
+class FakeIndex:
+    """What `Routing` asks of an index: every rank holds what the test says, nothing by default."""
+
+    def __init__(self) -> None:
+        self.held: dict[WorkerRank, int] = {}
+        self.stale: dict[WorkerRank, str] = {}
+
+    def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
+        """Return each rank's view."""
+        return [self._view(each, min(self.held.get(each, 0), len(hashes))) for each in ranks]
+
+    def _view(self, each: WorkerRank, depth: int) -> RankView:
+        return RankView((depth, depth, depth, depth), 1, 1, self.stale.get(each, ""))
+
+
+class Answered(NamedTuple):
+    """An answer as the client got it."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The OpenAI error in the body."""
+        error = json.loads(self.body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        return cast("dict[str, Any]", error)
+
+
+class Plane:
+    """The router as its clients see it, and what a test looks at behind it."""
+
+    def __init__(self, settings: RouterSettings, policy: Policy, *, handler_cancellation: bool) -> None:
+        self.clock = ManualClock(now_s=NOW_S)
+        self.state = RouterState(Fleet(TextDigests(TEXT.tokenizer_digest, TEXT.template_digest)), Ledger())
+        self.index = FakeIndex()
+        self.routing = Routing(
+            self.state,
+            cast("EmbeddedIndex", self.index),
+            self.clock,
+            policy,
+            seed=1,
+            lease_s=300.0,
+            decisions_max=1000,
+        )
+        self.registry = new_registry()
+        self.forwarder = HttpForwarder(settings.failures)
+        metrics = RequestMetrics(self.registry, self.state)
+        number = itertools.count(1)
+        self.data = DataPlane(self.routing, self.forwarder, TEXT, metrics, settings, lambda: f"id-{next(number)}")
+        self.server = HttpServer(self.data.app(), "127.0.0.1", 0, handler_cancellation=handler_cancellation)
+        self._writers: list[asyncio.StreamWriter] = []
+        self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.server.port}"
+
+    def join(self, worker_id: str, base_url: str, *, holds: int = 0, **changed: Any) -> None:
+        """Let a worker join that holds so many blocks of every prompt on all its ranks."""
+        fields: dict[str, Any] = {
+            "tokenizer_digest": TEXT.tokenizer_digest,
+            "template_digest": TEXT.template_digest,
+            "accepts_token_ids": True,
+            "base_url": base_url,
+        }
+        registration = registered(worker_id, **fields | changed)
+        self.state.apply(FleetApplied(now_s=self.clock.now(), event=registration))
+        self.hear(worker_id)
+        for each in registration.ranks:
+            self.index.held[each] = holds
+
+    def hear(self, worker_id: str) -> None:
+        """Let a worker's heartbeat come."""
+        worker = self.state.fleet.worker(worker_id)
+        assert worker is not None
+        instance = worker.registration.instance
+        self.state.apply(WorkerHeard(now_s=self.clock.now(), worker_id=worker_id, instance=instance))
+
+    def leave(self, worker_id: str) -> None:
+        """Let a worker leave."""
+        left = WorkerLeft(worker_id=worker_id, instance=f"{worker_id}-1")
+        self.state.apply(FleetApplied(now_s=self.clock.now(), event=left))
+
+    async def post(self, body: Any = None, path: str = COMPLETIONS, **headers: str) -> Answered:
+        """Post a body (None: the usual prompt; a dict: changes to it; bytes: as they are)."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.post(self.url + path, data=encoded(body), headers=named) as response:
+            return Answered(response.status, response.headers.copy(), await response.read())
+
+    async def get(self, path: str) -> Answered:
+        """Get a path."""
+        async with self.session.get(self.url + path) as response:
+            return Answered(response.status, response.headers.copy(), await response.read())
+
+    async def dial(
+        self, body: Any = None, path: str = COMPLETIONS, headers: bytes = b""
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send a request over a connection of its own, which the test may leave at any time."""
+        data = encoded(body)
+        head = f"POST {path} HTTP/1.1\r\nhost: router\r\ncontent-length: {len(data)}\r\n".encode()
+        return await self.dial_bytes(head + headers + b"\r\n" + data)
+
+    async def dial_bytes(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send these bytes over a connection of its own."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        self._writers.append(writer)
+        writer.write(data)
+        return reader, writer
+
+    async def hang_up(self) -> None:
+        """Close all of the test's connections."""
+        await self.session.close()
+        for writer in self._writers:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    def unfit(self, worker_id: str) -> str:
+        """Return why a worker takes no new work."""
+        worker = self.state.fleet.worker(worker_id)
+        assert worker is not None
+        return self.state.fleet.unfit(worker, self.clock.now())
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Return a sample's value; 0 where there is none."""
+        return self.registry.get_sample_value(f"kvrouter_{name}", labels) or 0.0
+
+    def outcomes(self) -> dict[str, int]:
+        """Return how many requests ended how, by the metrics."""
+        found = {
+            outcome: int(self.metric("requests_total", model=model, mode=self.routing.policy.mode, outcome=outcome))
+            for outcome in ("ok", "refused", "failed", "cancelled")
+            for model in (MODEL,)
+        }
+        return {outcome: count for outcome, count in found.items() if count}
+
+    def outcome(self, any_id: str) -> OutcomeKnown:
+        """Return how a decision, or a request's last one, turned out."""
+        record = self.routing.decisions.find(any_id)
+        assert record is not None
+        assert record.outcome is not None
+        return record.outcome
+
+    def assert_nothing_is_promised(self) -> None:
+        """Every sum is 0, as no request is in flight."""
+        for each, load in self.state.ledger.loads().items():
+            assert (load.active_requests, load.active_blocks, load.prefill_tokens_queued) == (0, 0, 0), each
+        assert self.state.ledger.shared_blocks(range(10)) == {}
+        assert self.metric("inflight_requests") == 0
+        assert self.data._inflight == 0
+        assert all(record.outcome for record in self.routing.decisions.newest(1000)), "every decision has an outcome"
+
+
+def encoded(body: Any) -> bytes:
+    """Return the bytes to send."""
+    if isinstance(body, bytes):
+        return body
+    return json.dumps({"model": MODEL, "prompt": PROMPT} | (body or {})).encode()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Let everybody else go on until something holds."""
+    while not holds():  # noqa: ASYNC110 - sums have no event
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running_plane(
+    *,
+    policy: Policy | None = None,
+    body_bytes_max: int = 1 << 20,
+    inflight_requests_max: int = 1000,
+    handler_cancellation: bool = True,
+    **failures: float,
+) -> AsyncIterator[Plane]:
+    """Run a plane; when it is over nothing may be promised any more."""
+    settings = RouterSettings(
+        data=DataSection(body_bytes_max=body_bytes_max),
+        queue=QueueSection(inflight_requests_max=inflight_requests_max),
+        failures=FailuresSection(**failures),
+    )
+    plane = Plane(settings, policy or Policy(), handler_cancellation=handler_cancellation)
+    stop = asyncio.Event()
+    await plane.forwarder.start()
+    await plane.server.start()
+    try:
+        yield plane
+        await until(lambda: plane.data._inflight == 0)
+        plane.assert_nothing_is_promised()
+    finally:
+        await plane.hang_up()
+        stop.set()
+        await plane.server.run(stop)
+        await plane.forwarder.stop()

@@ -1,0 +1,959 @@
+"""The data plane over real sockets: what clients get, what workers are sent, and that nothing stays promised."""
+
+import asyncio
+import base64
+import gc
+import gzip
+import json
+import random
+import re
+import socket
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from structlog.testing import capture_logs
+
+from kv_protocol.fleet import WorkerDraining
+from kv_protocol.hashing import unpack_tokens
+from kv_protocol.journal import FleetApplied
+from router.core.decide import Policy
+from tests.unit.router.plane import CHAT, COMPLETIONS, NOW_S, PROMPT, TEXT, Plane, encoded, running_plane, until
+from tests.unit.router.samples import MODEL, rank
+from tests.unit.router.upstream import (
+    DONE,
+    STREAM_HEAD,
+    WHOLE_HEAD,
+    Exchange,
+    Script,
+    Upstream,
+    answers,
+    chunked,
+    completion,
+    event,
+    says,
+    says_and_waits,
+    streams,
+)
+
+SHORT_S = 0.5
+STREAMED: dict[str, Any] = {"stream": True}
+GOOD = answers(200, completion())
+
+
+@pytest_asyncio.fixture
+async def plane() -> AsyncIterator[Plane]:
+    async with running_plane() as running:
+        yield running
+
+
+def refusing_url() -> str:
+    """Return an address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def events(stream: bytes) -> list[bytes]:
+    """Return the events of a stream, as clients cut it: at empty lines."""
+    return [each for each in re.split(rb"\n\n+", stream) if each]
+
+
+# ---------------------------------------------------------------- an answer
+
+
+@pytest.mark.asyncio
+async def test_an_answer_comes_as_the_worker_gave_it_with_headers_that_say_how(plane: Plane) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, holds=3, dp_ranks=(4,))
+        answered = await plane.post(x_request_id="mine")
+    assert (answered.status, answered.body) == (200, completion())
+    assert answered.headers["content-type"] == "application/json"
+    assert answered.headers["x-request-id"] == "mine"
+    assert answered.headers["x-worker-instance-id"] == "w0"
+    assert answered.headers["x-dp-rank"] == "4"
+    assert answered.headers["x-overlap-blocks"] == "3"
+    assert plane.outcome(answered.headers["x-decision-id"]).cached_tokens == 48
+    assert plane.outcomes() == {"ok": 1}
+
+
+@pytest.mark.asyncio
+async def test_a_stream_comes_as_the_worker_gave_it(plane: Plane) -> None:
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens_details":{"cached_tokens":32}}}\n\n'
+    async with Upstream(streams(event("a"), event("b"), usage, DONE)) as worker:
+        plane.join("w0", worker.base_url)
+        answered = await plane.post(STREAMED)
+    assert (answered.status, answered.body) == (200, event("a") + event("b") + usage + DONE)
+    assert answered.headers["content-type"] == "text/event-stream"
+    assert answered.headers["cache-control"] == "no-cache"
+    assert plane.outcome(answered.headers["x-decision-id"]).cached_tokens == 32
+    assert plane.outcomes() == {"ok": 1}
+
+
+@pytest.mark.asyncio
+async def test_a_stream_is_passed_on_as_it_comes(plane: Plane) -> None:
+    more = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.head(transfer_encoding="chunked")
+        await exchange.chunk(event("first"))
+        await more.wait()
+        await exchange.chunk(DONE)
+        await exchange.chunk(b"")
+
+    async with Upstream(script) as worker:
+        plane.join("w0", worker.base_url)
+        reader, writer = await plane.dial(STREAMED)
+        head = await reader.readuntil(event("first"))
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert plane.state.ledger.load_of(rank()).prefill_tokens_queued == 0, "the first byte ends the prefill"
+        assert plane.state.ledger.load_of(rank()).active_requests == 1
+        more.set()
+        await reader.readuntil(DONE)
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_until_the_first_byte_the_prefill_is_promised(plane: Plane) -> None:
+    async with Upstream(says_and_waits(b"")) as worker:
+        plane.join("w0", worker.base_url, holds=2)
+        _, writer = await plane.dial()
+        await until(lambda: bool(worker.received))
+        load = plane.state.ledger.load_of(rank())
+        assert (load.active_requests, load.active_blocks, load.prefill_tokens_queued) == (1, 4, 32)
+        writer.close()
+        await worker.gone.wait()
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_takes_token_ids_gets_them_and_its_rank(plane: Plane) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, dp_ranks=(2,))
+        body = encoded({"prompt": "häh", "temperature": 0.5})
+        await plane.post(body, x_request_id="r", authorization="Bearer secret")
+        (received,) = worker.received
+    sent = json.loads(received.body)
+    assert unpack_tokens(base64.b64decode(sent.pop("kv_prompt_ids"))) == list("häh".encode())
+    assert sent == json.loads(body)
+    assert received.body.endswith(body[1:])
+    assert (received.path, received.headers["x-dp-rank"], received.headers["x-request-id"]) == (COMPLETIONS, "2", "r")
+    assert received.headers["content-type"] == "application/json"
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_takes_no_token_ids_gets_the_clients_bytes_unchanged(plane: Plane) -> None:
+    body = b' {"model" : "m",\n"messages":[{"role":"user","content":"\\u00e4"}], "temperature":0.10 }\n'
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, accepts_token_ids=False)
+        await plane.post(body, CHAT)
+        (received,) = worker.received
+    assert (received.path, received.body) == (CHAT, body)
+    assert "x-dp-rank" not in received.headers
+
+
+@pytest.mark.asyncio
+async def test_parameters_without_effect_are_named(plane: Plane) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        answered = await plane.post({"user": "me", "nvext": {}})
+        plain = await plane.post()
+    assert answered.headers["x-ignored-parameters"] == "nvext, user"
+    assert "x-ignored-parameters" not in plain.headers
+
+
+@pytest.mark.asyncio
+async def test_the_answer_is_asked_for_as_it_is_so_that_it_can_be_passed_on(plane: Plane) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        await plane.post()
+        assert worker.received[0].headers.get("accept-encoding", "identity") == "identity"
+
+
+@pytest.mark.asyncio
+async def test_one_clients_cookies_are_not_sent_for_another(plane: Plane) -> None:
+    async with Upstream(answers(200, completion(), set_cookie="session=alice; Path=/"), host="localhost") as worker:
+        plane.join("w0", worker.base_url)
+        await plane.post()
+        await plane.post()
+        assert ["cookie" in received.headers for received in worker.received] == [False, False]
+
+
+@pytest.mark.asyncio
+async def test_a_connection_serves_many_requests(plane: Plane) -> None:
+    connections = set[tuple[str, int]]()
+
+    async def script(exchange: Exchange) -> None:
+        connections.add(exchange.writer.get_extra_info("peername"))
+        await exchange.answer(200, completion())
+
+    async with Upstream(script) as worker:
+        plane.join("w0", worker.base_url)
+        for _ in range(5):
+            assert (await plane.post()).status == 200
+    assert len(connections) == 1
+
+
+# ---------------------------------------------------------------- before the first byte: another rank
+
+FAILING: dict[str, tuple[Script, str, str]] = {
+    "500": (answers(500, b'{"error":"boom"}'), "first_byte", "status 500"),
+    "502": (answers(502, b"bad"), "first_byte", "status 502"),
+    "nothing": (says(b""), "first_byte", "ServerDisconnectedError"),
+    "half a head": (says(b"HTTP/1.1 200 OK\r\ncontent-"), "first_byte", ""),
+    "no http": (says(b"SSH-2.0-OpenSSH\r\n\r\n"), "first_byte", ""),
+    "a head and no stream": (says(STREAM_HEAD), "first_byte", "the connection closed before the answer's end"),
+    "an empty stream": (streams(), "first_byte", "no bytes"),
+    "elsewhere": (answers(307, b"", location="http://127.0.0.1:9/"), "first_byte", "status 307"),
+    "half an answer": (says(WHOLE_HEAD + b'{"object"'), "body", "the connection closed before the answer's end"),
+    "a head and no answer": (says(WHOLE_HEAD), "first_byte", "the connection closed before the answer's end"),
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("script", "phase", "reason"), FAILING.values(), ids=FAILING)
+async def test_a_worker_that_fails_is_left_alone_and_another_answers(
+    plane: Plane, script: Script, phase: str, reason: str
+) -> None:
+    with capture_logs() as logs:
+        async with Upstream(script) as failing, Upstream(GOOD) as good:
+            plane.join("w0", failing.base_url, holds=3)
+            plane.join("w1", good.base_url)
+            answered = await plane.post(x_request_id="r")
+            assert (len(failing.received), len(good.received)) == (1, 1)
+    assert (answered.status, answered.body) == (200, completion())
+    assert answered.headers["x-worker-instance-id"] == "w1"
+    assert answered.headers["x-overlap-blocks"] == "0"
+    assert plane.unfit("w0").startswith(f"breaker open: {phase}: {reason}")
+    assert plane.unfit("w1") == ""
+    assert plane.metric("retries_total", phase=phase) == 1
+    assert plane.metric("worker_failures_total", worker="w0", phase=phase) == 1
+    assert plane.outcomes() == {"ok": 1}
+    first, second = reversed(plane.routing.decisions.newest(9))
+    assert first.outcome is not None
+    assert (first.outcome.outcome, first.decision.chosen.worker_id) == ("failed", "w0")
+    assert {each.reason for each in second.decision.excluded} == {plane.unfit("w0")}
+    assert second.decision.decision_id == answered.headers["x-decision-id"] != first.decision.decision_id
+    (line,) = logs
+    assert (line["event"], line["log_level"], line["worker"], line["phase"]) == (
+        "worker_failed",
+        "warning",
+        "w0",
+        phase,
+    )
+
+
+@pytest.mark.asyncio
+async def test_a_refused_connection_opens_the_breaker_and_another_answers(plane: Plane) -> None:
+    async with Upstream(GOOD) as good:
+        plane.join("w0", refusing_url(), holds=3)
+        plane.join("w1", good.base_url)
+        assert (await plane.post()).headers["x-worker-instance-id"] == "w1"
+        assert plane.unfit("w0").startswith("breaker open: connect: ClientConnectorError")
+        assert plane.metric("retries_total", phase="connect") == 1
+        await plane.post()
+        assert plane.metric("worker_failures_total", worker="w0", phase="connect") == 1, "it was not tried again"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("stream", "data"), [(False, b""), (True, b""), (True, STREAM_HEAD)], ids=["whole", "stream", "stream's head"]
+)
+async def test_a_worker_that_does_not_begin_in_time_fails(stream: bool, data: bytes) -> None:
+    async with (
+        running_plane(first_byte_s=SHORT_S, between_bytes_s=60) as plane,
+        Upstream(says_and_waits(data)) as slow,
+        Upstream(streams(event(), DONE)) as good,
+    ):
+        plane.join("w0", slow.base_url, holds=3)
+        plane.join("w1", good.base_url)
+        answered = await plane.post({"stream": stream})
+        assert (answered.status, answered.body) == (200, event() + DONE)
+        assert plane.unfit("w0") == "breaker open: first_byte: TimeoutError"
+        await slow.gone.wait()
+
+
+@pytest.mark.asyncio
+async def test_an_answer_may_take_longer_to_begin_than_to_go_on() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.head(transfer_encoding="chunked")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(3 * SHORT_S):
+                await exchange.until_gone()
+        await exchange.chunk(DONE)
+        await exchange.chunk(b"")
+
+    async with running_plane(first_byte_s=60, between_bytes_s=SHORT_S) as plane, Upstream(script) as worker:
+        plane.join("w0", worker.base_url)
+        assert (await plane.post(STREAMED)).body == DONE
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("limit", "attempts"), [(0, 1), (1, 2), (2, 3)])
+async def test_no_more_than_the_limit_is_tried_and_the_last_failure_is_told(limit: int, attempts: int) -> None:
+    async with running_plane(retry_limit=limit) as plane, Upstream(answers(500)) as failing:
+        for number in range(5):
+            plane.join(f"w{number}", failing.base_url)
+        answered = await plane.post()
+        assert len(failing.received) == attempts
+        last = plane.routing.decisions.newest(1)[0].decision.chosen.worker_id
+        assert (answered.status, answered.error["code"], answered.error["type"]) == (
+            502,
+            "upstream_failed",
+            "server_error",
+        )
+        assert answered.error["message"] == f"worker {last}/0 failed: first_byte: status 500"
+        assert plane.metric("retries_total", phase="first_byte") == limit
+        assert plane.outcomes() == {"failed": 1}
+
+
+@pytest.mark.asyncio
+async def test_every_attempt_is_at_another_worker(plane: Plane) -> None:
+    async with Upstream(answers(500)) as failing:
+        for number in range(5):
+            plane.join(f"w{number}", failing.base_url)
+        await plane.post()
+    tried = [record.decision.chosen.worker_id for record in plane.routing.decisions.newest(9)]
+    assert len(set(tried)) == len(tried) == 3
+
+
+@pytest.mark.asyncio
+async def test_when_nobody_is_left_to_try_the_reasons_are_told(plane: Plane) -> None:
+    async with Upstream(answers(500)) as failing:
+        plane.join("w0", failing.base_url)
+        answered = await plane.post()
+    assert (answered.status, answered.error["code"]) == (503, "no_eligible_worker")
+    assert answered.headers["retry-after"] == "1"
+    assert "w0/0: breaker open: first_byte: status 500" in answered.error["message"]
+    assert plane.metric("retries_total", phase="first_byte") == 0, "there was no other rank to try"
+    assert plane.outcomes() == {"failed": 1}
+
+
+@pytest.mark.asyncio
+async def test_a_breaker_without_duration_leaves_the_failed_rank_out_for_this_request_only() -> None:
+    async with running_plane(breaker_open_s=0) as plane, Upstream(answers(500)) as failing, Upstream(GOOD) as good:
+        plane.join("w0", failing.base_url, holds=3)
+        plane.join("w1", good.base_url)
+        for _ in range(2):
+            assert (await plane.post()).headers["x-worker-instance-id"] == "w1"
+        assert len(failing.received) == 2
+        assert plane.routing.decisions.newest(1)[0].decision.excluded[0].reason == "failed this request"
+
+
+@pytest.mark.asyncio
+async def test_a_breaker_closes_after_its_time(plane: Plane) -> None:
+    async with Upstream(answers(500)) as worker:
+        plane.join("w0", worker.base_url)
+        await plane.post()
+        worker.script = GOOD
+        assert (await plane.post()).status == 503
+        await plane.clock.advance(10.0)
+        plane.hear("w0")
+        assert (await plane.post()).status == 200
+
+
+@pytest.mark.asyncio
+async def test_redirects_are_not_followed(plane: Plane) -> None:
+    async with Upstream(GOOD) as secret:
+        async with Upstream(answers(307, b"", location=secret.base_url + "/v1/completions")) as worker:
+            plane.join("w0", worker.base_url)
+            assert (await plane.post()).status == 503
+        assert secret.received == []
+
+
+# ---------------------------------------------------------------- after the first byte: no retry
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_is_cut_ends_with_an_error_event_and_done(plane: Plane) -> None:
+    async with Upstream(says(STREAM_HEAD + chunked(event("first")))) as worker, Upstream(GOOD) as other:
+        plane.join("w0", worker.base_url, holds=3)
+        plane.join("w1", other.base_url)
+        answered = await plane.post(STREAMED, x_request_id="r")
+        assert other.received == []
+    assert answered.status == 200
+    first, *rest = events(answered.body)
+    assert (first, rest[1:]) == (event("first").strip(), [b"data: [DONE]"])
+    assert json.loads(rest[0].removeprefix(b"data: ")) == {
+        "error": {
+            "message": "worker w0 failed in its answer: body: the connection closed before the answer's end",
+            "type": "server_error",
+            "param": None,
+            "code": "upstream_failed",
+        }
+    }
+    assert plane.outcome("r").outcome == "failed"
+    assert plane.outcomes() == {"failed": 1}
+    assert plane.unfit("w0") == "breaker open: body: the connection closed before the answer's end"
+    assert plane.metric("worker_failures_total", worker="w0", phase="body") == 1
+    assert plane.metric("retries_total", phase="body") == 0
+
+
+@pytest.mark.asyncio
+async def test_of_a_stream_that_is_cut_within_an_event_only_whole_events_are_passed_on(plane: Plane) -> None:
+    half = event("second")[:15]
+    async with Upstream(says(STREAM_HEAD + chunked(event("first")) + chunked(half))) as worker:
+        plane.join("w0", worker.base_url)
+        answered = await plane.post(STREAMED)
+    first, error, done = events(answered.body)
+    assert (first, done) == (event("first").strip(), b"data: [DONE]")
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_failed"
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_pauses_too_long_ends_with_an_error_event() -> None:
+    async with (
+        running_plane(between_bytes_s=SHORT_S) as plane,
+        Upstream(says_and_waits(STREAM_HEAD + chunked(event("first")))) as worker,
+    ):
+        plane.join("w0", worker.base_url)
+        answered = await plane.post(STREAMED)
+        assert answered.body.startswith(event("first"))
+        assert b"failed in its answer: body: TimeoutError" in answered.body
+        assert answered.body.endswith(DONE)
+        await worker.gone.wait()
+        assert plane.outcomes() == {"failed": 1}
+
+
+@pytest.mark.asyncio
+async def test_an_unstreamed_answer_that_is_cut_again_and_again_is_an_error(plane: Plane) -> None:
+    async with Upstream(says(WHOLE_HEAD + b"{")) as worker:
+        for number in range(4):
+            plane.join(f"w{number}", worker.base_url)
+        answered = await plane.post()
+        assert len(worker.received) == 3
+    assert (answered.status, answered.error["code"]) == (502, "upstream_failed")
+    assert "body: the connection closed before the answer's end" in answered.error["message"]
+
+
+# ---------------------------------------------------------------- back-pressure
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("retry_after", ["7", "soon"])
+async def test_a_busy_worker_is_spared_and_is_no_failed_one(plane: Plane, status: int, retry_after: str) -> None:
+    async with Upstream(answers(status, b"busy", retry_after=retry_after)) as busy, Upstream(GOOD) as good:
+        plane.join("w0", busy.base_url, holds=3)
+        plane.join("w1", good.base_url)
+        answered = await plane.post()
+    assert (answered.status, answered.headers["x-worker-instance-id"]) == (200, "w1")
+    assert plane.unfit("w0") == f"breaker open: first_byte: status {status}"
+    assert plane.metric("worker_failures_total", worker="w0", phase="first_byte") == 0
+    assert plane.outcomes() == {"ok": 1}
+
+
+@pytest.mark.asyncio
+async def test_when_all_are_busy_the_client_is_asked_to_come_again() -> None:
+    async with running_plane(retry_limit=0) as plane, Upstream(answers(503, b"busy")) as busy:
+        plane.join("w0", busy.base_url)
+        answered = await plane.post()
+    assert (answered.status, answered.headers["Retry-After"]) == (503, "1")
+    assert json.loads(answered.body)["error"]["code"] == "overloaded"
+
+
+# ---------------------------------------------------------------- clients' faults
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 422])
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
+async def test_a_refusal_is_passed_on_and_opens_no_breaker(plane: Plane, status: int, content_type: str) -> None:
+    body = b'{"error":{"message":"no","type":"t","param":null,"code":null}}'
+    async with Upstream(answers(status, body, content_type)) as worker, Upstream(GOOD) as other:
+        plane.join("w0", worker.base_url, holds=3)
+        plane.join("w1", other.base_url)
+        answered = await plane.post(STREAMED, x_request_id="r")
+        assert other.received == []
+    assert (answered.status, answered.body, answered.headers["content-type"]) == (status, body, content_type)
+    assert answered.headers["x-worker-instance-id"] == "w0"
+    assert plane.unfit("w0") == ""
+    assert plane.outcome("r").outcome == "refused"
+    assert plane.outcomes() == {"refused": 1}
+    assert plane.metric("worker_failures_total", worker="w0", phase="first_byte") == 0
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "param"),
+    [
+        (b"{", {}, 400, "body"),
+        ({"prompt": []}, {}, 400, "prompt"),
+        ({"model": "gpt-9"}, {}, 404, "model"),
+        ({"kv_prompt_ids": "AAAA"}, {}, 400, "kv_prompt_ids"),
+        ({"temprature": 1}, {}, 400, "temprature"),
+        ({}, {"x_dp_rank": "first"}, 400, "x-dp-rank"),
+        ({}, {"x_dp_rank": "-1"}, 400, "x-dp-rank"),
+        ({}, {"x_dp_rank": "9" * 5000}, 400, "x-dp-rank"),
+        ({}, {"x_dp_rank": "²"}, 400, "x-dp-rank"),
+    ],
+)
+async def test_a_bad_request_is_named_and_reaches_nobody(
+    plane: Plane, body: Any, headers: dict[str, str], status: int, param: str
+) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        answered = await plane.post(body, **headers)
+        assert worker.received == []
+    assert (answered.status, answered.error["param"]) == (status, param)
+    assert answered.error["type"] == "invalid_request_error"
+    assert plane.routing.decisions.newest(1) == []
+    assert sum(plane.metric("requests_total", model=m, mode="kv", outcome="refused") for m in (MODEL, "unknown")) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":7,',
+        b'{"model":7,"temperature":1e999}',
+        b'{"model":"m","nvext":' + b'{"a":' * 100_000,
+        b'{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[' + b"[" * 900 + b"]" * 900 + b"]}",
+    ],
+    ids=["wrong, then cut", "wrong, then out of range", "too deep", "too deep for the template"],
+)
+async def test_whatever_bytes_come_they_are_the_clients_fault(plane: Plane, body: bytes) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        answered = await plane.post(body, CHAT)
+    assert (answered.status, answered.error["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.asyncio
+async def test_an_oversized_body_is_refused_and_counted_as_such() -> None:
+    async with running_plane(body_bytes_max=1024) as plane, Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        answered = await plane.post({"prompt": "x" * 2000})
+        assert (answered.status, answered.error["code"]) == (413, "body_too_large")
+        assert plane.metric("requests_total", model="unknown", mode="kv", outcome="refused") == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/route"])
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (b"content-encoding: gzip\r\ncontent-length: 9\r\n", b"not gzip!"),
+        (b"content-encoding: deflate\r\ncontent-length: 9\r\n", b"not gzip!"),
+    ],
+)
+async def test_a_body_that_is_not_what_its_headers_say_is_the_clients_fault(
+    plane: Plane, path: str, headers: bytes, body: bytes
+) -> None:
+    plane.join("w0", refusing_url())
+    reader, writer = await plane.dial_bytes(f"POST {path} HTTP/1.1\r\nhost: r\r\n".encode() + headers + b"\r\n" + body)
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b'"param":"body"' in await reader.readuntil(b"}}")
+    writer.close()
+
+
+@pytest.mark.asyncio
+async def test_a_compressed_body_is_understood_and_sent_on_plain(plane: Plane) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, accepts_token_ids=False)
+        answered = await plane.post(gzip.compress(encoded({})), content_encoding="gzip")
+        assert answered.status == 200
+        assert worker.received[0].body == encoded({})
+        assert "content-encoding" not in worker.received[0].headers
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_that_is_too_long_for_everybody_says_so(plane: Plane) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, max_seq_len=70)
+        answered = await plane.post({"max_tokens": 7})
+    assert answered.status == 503
+    assert answered.error["message"].endswith("w0/0: max_seq_len: 64 + 7 tokens, at most 70")
+
+
+# ---------------------------------------------------------------- nobody, or too many
+
+
+@pytest.mark.asyncio
+async def test_while_no_worker_is_registered_requests_are_to_come_again(plane: Plane) -> None:
+    answered = await plane.post()
+    assert (answered.status, answered.error["code"]) == (503, "no_worker")
+    assert answered.error["message"] == "no worker is registered yet"
+    assert answered.headers["retry-after"] == "1"
+
+
+@pytest.mark.asyncio
+async def test_a_model_that_nobody_serves_is_named_beside_those_that_are(plane: Plane) -> None:
+    plane.join("w0", refusing_url(), served_names=("m", "alias"))
+    answered = await plane.post({"model": "gpt-9"})
+    assert (answered.status, answered.error["code"]) == (404, "model_not_found")
+    assert answered.error["message"] == "model: found 'gpt-9', allowed m, alias"
+
+
+@pytest.mark.asyncio
+async def test_a_pin_is_heeded_and_never_given_up() -> None:
+    async with running_plane() as plane, Upstream(GOOD) as good, Upstream(answers(500)) as failing:
+        plane.join("w0", good.base_url, holds=3)
+        plane.join("w1", good.base_url)
+        plane.join("w2", failing.base_url)
+        answered = await plane.post(x_worker_instance_id="w1")
+        assert answered.headers["x-worker-instance-id"] == "w1"
+        for pinned in ("w2", "nobody"):
+            refused = await plane.post(x_worker_instance_id=pinned)
+            assert (refused.status, refused.error["code"]) == (503, "no_eligible_worker")
+        assert len(good.received) == 1
+
+
+@pytest.mark.asyncio
+async def test_beyond_the_bound_requests_are_refused_at_once_and_served_again_later() -> None:
+    more = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await more.wait()
+        await exchange.answer(200, completion())
+
+    async with running_plane(inflight_requests_max=2) as plane, Upstream(script) as worker:
+        plane.join("w0", worker.base_url)
+        running = [asyncio.ensure_future(plane.post()) for _ in range(2)]
+        await until(lambda: len(worker.received) == 2)
+        assert plane.metric("inflight_requests") == 2
+        for refused in [await plane.post(), await plane.post(b"{")]:
+            assert (refused.status, refused.error["code"]) == (503, "overloaded")
+            assert refused.error["message"].startswith("queue.inflight_requests_max: 2 requests")
+            assert refused.headers["retry-after"] == "1"
+        assert (await plane.get("/health")).status == 200
+        assert plane.metric("rejected_total", reason="inflight_requests_max") == 2
+        more.set()
+        assert [(await each).status for each in running] == [200, 200]
+        assert (await plane.post()).status == 200
+        assert len(worker.received) == 3
+
+
+# ---------------------------------------------------------------- clients that leave
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("abort", [False, True], ids=["close", "reset"])
+@pytest.mark.parametrize(
+    ("sent", "seen"),
+    [
+        (b"", b""),
+        (STREAM_HEAD, b""),
+        (STREAM_HEAD + chunked(event("first")), event("first")),
+        (WHOLE_HEAD, b""),
+        (WHOLE_HEAD + b'{"object"', b""),
+    ],
+    ids=["before the head", "after a stream's head", "in a stream", "after an answer's head", "in an answer"],
+)
+async def test_a_client_that_leaves_frees_everything_at_once(
+    plane: Plane, sent: bytes, seen: bytes, abort: bool
+) -> None:
+    with capture_logs() as logs:
+        async with Upstream(says_and_waits(sent)) as worker, Upstream(GOOD) as other:
+            plane.join("w0", worker.base_url, holds=3)
+            plane.join("w1", other.base_url)
+            reader, writer = await plane.dial(headers=b"x-request-id: r\r\n")
+            await until(lambda: bool(worker.received))
+            if seen:
+                await reader.readuntil(seen)
+            writer.transport.abort() if abort else writer.close()
+            await worker.gone.wait()
+            await until(lambda: plane.data._inflight == 0)
+            assert other.received == [], "nobody does it again"
+    plane.assert_nothing_is_promised()
+    assert plane.outcome("r").outcome == "cancelled"
+    assert plane.outcomes() == {"cancelled": 1}
+    assert plane.unfit("w0") == ""
+    assert logs == []
+
+
+@pytest.mark.asyncio
+async def test_a_client_whose_leaving_is_noticed_only_in_writing_is_cancelled_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(STREAM_HEAD + chunked(event("first")))
+        await left.wait()
+        try:
+            while True:
+                await exchange.send(chunked(event("more")))
+                await asyncio.sleep(0)
+        finally:
+            exchange._upstream.gone.set()
+
+    left = asyncio.Event()
+    async with running_plane(handler_cancellation=False) as plane, Upstream(script) as worker:
+        plane.join("w0", worker.base_url)
+        reader, writer = await plane.dial(STREAMED, headers=b"x-request-id: r\r\n")
+        await reader.readuntil(event("first"))
+        writer.transport.abort()
+        left.set()
+        await until(lambda: plane.data._inflight == 0)
+        await worker.gone.wait()
+        assert plane.outcome("r").outcome == "cancelled"
+        assert plane.outcomes() == {"cancelled": 1}
+        assert plane.unfit("w0") == ""
+    assert caplog.records == []
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_reads_nothing_and_leaves_frees_everything(plane: Plane) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(STREAM_HEAD)
+        try:
+            while True:
+                await exchange.send(chunked(b"x" * 65_536))
+        finally:
+            worker.gone.set()
+
+    async with Upstream(script) as worker:
+        plane.join("w0", worker.base_url)
+        reader, writer = await plane.dial(STREAMED, headers=b"x-request-id: r\r\n")
+        reader.set_exception(ConnectionError("closed for reading"))
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # a socket's transport can
+        await until(lambda: plane.routing.decisions.find("r") is not None and bool(worker.received))
+        for _ in range(200):
+            await asyncio.sleep(0)
+        writer.transport.abort()
+        await worker.gone.wait()
+        await until(lambda: plane.data._inflight == 0)
+    assert plane.outcome("r").outcome == "cancelled"
+    gc.collect()
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_leaves_in_its_own_body_counts_nowhere_for_long(plane: Plane) -> None:
+    plane.join("w0", refusing_url())
+    _, writer = await plane.dial_bytes(
+        b"POST /v1/completions HTTP/1.1\r\nhost: router\r\ncontent-length: 1000\r\n\r\n{"
+    )
+    await until(lambda: plane.data._inflight == 1)
+    writer.close()
+    await until(lambda: plane.data._inflight == 0)
+    assert plane.metric("requests_total", model="unknown", mode="kv", outcome="cancelled") == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_storm_of_cancels_leaves_every_sum_at_0(seed: int) -> None:
+    draw = random.Random(seed)
+    scripts: list[Script] = [
+        GOOD,
+        says_and_waits(b""),
+        says_and_waits(STREAM_HEAD + chunked(event())),
+        says_and_waits(WHOLE_HEAD + b"{"),
+        says(STREAM_HEAD + chunked(event())),
+        says(WHOLE_HEAD + b"{"),
+        streams(event(), DONE),
+        answers(500),
+        answers(429),
+    ]
+
+    async def script(exchange: Exchange) -> None:
+        await draw.choice(scripts)(exchange)
+
+    async def one(plane: Plane) -> None:
+        prompt = [draw.randrange(3)] * draw.randrange(1, 200)
+        _, writer = await plane.dial({"prompt": prompt, "stream": draw.random() < 0.5})
+        for _ in range(draw.choice([0, 5, 30, 300])):
+            await asyncio.sleep(0)
+        writer.transport.abort() if draw.random() < 0.5 else writer.close()
+
+    async with (
+        running_plane(breaker_open_s=0, retry_limit=3, inflight_requests_max=60) as plane,
+        Upstream(script) as up,
+    ):
+        for number in range(4):
+            plane.join(f"w{number}", up.base_url, holds=draw.randrange(4), dp_ranks=(0, 1))
+        storm = [asyncio.ensure_future(one(plane)) for _ in range(120)]
+        await asyncio.gather(*(asyncio.wait_for(each, 20) for each in storm))
+        await until(lambda: plane.data._inflight == 0)
+        plane.assert_nothing_is_promised()
+        assert plane.outcomes().get("cancelled", 0) > 20, f"seed {seed}: {plane.outcomes()}"
+
+
+# ---------------------------------------------------------------- names of requests
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("given", ["r-1", "a b", "x" * 128, "ünï", "id:with/odd?characters=1&2"])
+async def test_a_clients_request_id_is_used(plane: Plane, given: str) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        answered = await plane.post(x_request_id=given)
+        assert worker.received[0].headers["x-request-id"] == given
+    assert answered.headers["x-request-id"] == given
+    assert plane.outcome(given).outcome == "ok"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"",
+        b"x-request-id:\r\n",
+        b"x-request-id: " + b"x" * 129 + b"\r\n",
+        b"x-request-id: a\tb\r\n",
+        b"x-request-id: \xff\xfe\r\n",
+        "x-request-id: a\u2028b\r\n".encode(),
+        "x-request-id: a\u0085b\r\n".encode(),
+        b"x-request-id: a\x7fb\r\n",
+    ],
+)
+async def test_a_request_id_that_cannot_be_shown_is_replaced(plane: Plane, given: bytes) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        reader, writer = await plane.dial(headers=given)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        writer.close()
+        if not head.startswith("http/1.0 400"):  # the HTTP parser refuses some of them
+            assert "\r\nx-request-id: id-1\r\n" in head
+            assert worker.received[0].headers["x-request-id"] == "id-1"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "given",
+    [
+        b"x-request-id: a\rset-cookie: b\r\n",
+        b"x-request-id: a\nset-cookie: b\r\n",
+        b"x-request-id: a\r\n set-cookie: b\r\n",
+        b"x-request-id: a\x00set-cookie: b\r\n",
+        b"x-request-id: a%0d%0aset-cookie: b\r\n",
+        "x-request-id: a\u560d\u560aset-cookie: b\r\n".encode(),
+    ],
+)
+async def test_a_request_id_cannot_bring_a_header_with_it(plane: Plane, given: bytes) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        reader, writer = await plane.dial(headers=given)
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        assert not any(line.lower().startswith(b"set-cookie") for line in head.split(b"\r\n"))
+        assert b"\nset-cookie" not in head.lower().replace(b"\r", b"\n")
+        assert all("set-cookie" not in received.headers for received in worker.received)
+
+
+# ---------------------------------------------------------------- the other endpoints
+
+
+@pytest.mark.asyncio
+async def test_ready_says_why_not(plane: Plane) -> None:
+    async def reasons() -> tuple[int, list[str]]:
+        answered = await plane.get("/ready")
+        told = json.loads(answered.body)
+        assert told["ready"] == (answered.status == 200) == (not told["reasons"])
+        return answered.status, told["reasons"]
+
+    assert await reasons() == (503, ["no worker is fit"])
+    plane.join("w0", "http://127.0.0.1:1", dp_ranks=(0, 1))
+    assert await reasons() == (200, [])
+    plane.index.stale[rank("w0/1")] = "resyncing"
+    assert await reasons() == (503, ["w0/1: resyncing"])
+    plane.state.apply(FleetApplied(now_s=NOW_S, event=WorkerDraining(worker_id="w0", instance="w0-1")))
+    assert await reasons() == (503, ["no worker is fit"])
+    plane.leave("w0")
+    assert await reasons() == (503, ["no worker is fit"])
+
+
+@pytest.mark.asyncio
+async def test_health_and_live_say_that_the_process_runs_and_version_which(plane: Plane) -> None:
+    for path in ("/health", "/live"):
+        assert json.loads((await plane.get(path)).body) == {"status": "ok"}
+    assert set(json.loads((await plane.get("/version")).body)) == {"version", "index"}
+
+
+@pytest.mark.asyncio
+async def test_models_are_those_that_workers_serve(plane: Plane) -> None:
+    assert json.loads((await plane.get("/v1/models")).body) == {"object": "list", "data": []}
+    plane.join("w0", "http://127.0.0.1:1", served_names=("m", "alias"))
+    listed = json.loads((await plane.get("/v1/models")).body)["data"]
+    assert [each["id"] for each in listed] == ["m", "alias"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": PROMPT},
+        {"prompt": "messages"},
+        {"prompt": "x", "stop": ["messages"]},
+        {"prompt": None, "messages": [{"role": "user", "content": "hello"}]},
+    ],
+)
+async def test_a_route_is_a_decision_of_which_nothing_comes(plane: Plane, body: dict[str, Any]) -> None:
+    request = {key: value for key, value in ({"model": MODEL} | body).items() if value is not None}
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, holds=3)
+        answered = await plane.post(json.dumps(request).encode(), "/v1/route")
+        assert worker.received == []
+    told = json.loads(answered.body)
+    assert answered.status == 200, told
+    assert told["decision"]["candidates"][0]["worker_id"] == "w0"
+    assert told["explanation"].startswith("Request id-1: ")
+    assert plane.routing.decisions.newest(1) == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("body", "status"), [(b"{", 400), (b"[]", 400), (b"", 400), (b'{"model":"m"}', 400)])
+async def test_a_route_of_nonsense_is_refused(plane: Plane, body: bytes, status: int) -> None:
+    plane.join("w0", "http://127.0.0.1:1")
+    assert (await plane.post(body, "/v1/route")).status == status
+
+
+@pytest.mark.asyncio
+async def test_a_route_that_nobody_can_take_says_why(plane: Plane) -> None:
+    answered = await plane.post(path="/v1/route")
+    assert (answered.status, answered.error["code"]) == (503, "no_worker")
+    plane.join("w0", "http://127.0.0.1:1")
+    await plane.clock.advance(60)
+    answered = await plane.post(path="/v1/route")
+    assert (answered.status, answered.error["message"]) == (503, "no worker for model 'm': w0/0: silent for 60.0 s")
+
+
+@pytest.mark.asyncio
+async def test_in_round_robin_every_worker_has_its_turn() -> None:
+    async with running_plane(policy=Policy(mode="round-robin")) as plane, Upstream(GOOD) as worker:
+        for number in range(3):
+            plane.join(f"w{number}", worker.base_url, holds=number)
+        chosen = [(await plane.post()).headers["x-worker-instance-id"] for _ in range(6)]
+    assert chosen == ["w0", "w1", "w2"] * 2
+
+
+@pytest.mark.asyncio
+async def test_in_round_robin_every_model_has_its_own_turns() -> None:
+    async with running_plane(policy=Policy(mode="round-robin")) as plane, Upstream(GOOD) as worker:
+        for number in range(2):
+            plane.join(f"w{number}", worker.base_url, served_names=("m",))
+            plane.join(f"v{number}", worker.base_url, served_names=("n",))
+        chosen = [(await plane.post({"model": model})).headers["x-worker-instance-id"] for model in "mn" * 2]
+    assert chosen == ["w0", "v0", "w1", "v1"]
+
+
+@pytest.mark.asyncio
+async def test_predictions_and_counts_are_joined_in_the_metrics(plane: Plane) -> None:
+    async with Upstream(answers(200, completion(cached_tokens=32))) as worker:
+        plane.join("w0", worker.base_url, holds=3)
+        await plane.post()
+    assert plane.metric("input_tokens_total") == 64
+    assert plane.metric("predicted_cached_tokens_total") == 48
+    assert plane.metric("actual_cached_tokens_total") == 32
+    assert plane.metric("prediction_error_tokens_bucket", le="0.0") == 0
+    assert plane.metric("prediction_error_tokens_bucket", le="32.0") == 1
+    assert plane.metric("decisions_total", policy="kv") == 1
+    assert plane.metric("request_duration_seconds_count", mode="kv") == 1
+    assert plane.metric("time_to_first_token_seconds_count", mode="kv") == 1
+
+
+@pytest.mark.asyncio
+async def test_a_client_with_keep_alive_is_served_after_an_error_in_a_stream(plane: Plane) -> None:
+    async with Upstream(says(STREAM_HEAD + chunked(event()))) as worker:
+        plane.join("w0", worker.base_url)
+        connector = aiohttp.TCPConnector(limit=1)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            async with session.post(plane.url + COMPLETIONS, data=encoded(STREAMED)) as response:
+                assert (await response.read()).endswith(DONE)
+            async with session.post(plane.url + COMPLETIONS, data=encoded(STREAMED)) as response:
+                assert response.status == 503
+
+
+def test_the_prompt_is_what_the_tests_think() -> None:
+    assert len(PROMPT) == 4 * 16
+    assert TEXT.encode("a") == [97]
