@@ -2,8 +2,8 @@
 
     read -> check -> tokens -> decide -> promise -> forward -> splice -> settle
 
-A worker that fails before the first byte, or is busy (429, 503), is left alone and another is tried, at most `retry_limit` times; one that
-fails later ends the answer with an OpenAI error event. A client that goes away frees everything at once.
+A worker that fails before its first byte, or is busy (429, 503), is left alone and another is tried, at most
+`retry_limit` times; one that fails later ends the answer with an error event. A client that leaves frees all at once.
 """
 
 import asyncio
@@ -173,6 +173,9 @@ class DataPlane:
             with self._metrics.decision_timer():
                 return self._routing.decide(route)
         except NoEligibleWorker as error:
+            if error.exclusions and all(each.reason.startswith("max_seq_len") for each in error.exclusions):
+                refusal = error_response(400, str(error), "invalid_request_error", code="context_length_exceeded")
+                raise Refused(refusal) from error
             raise Refused(_unavailable(str(error), "no_eligible_worker"), "failed") from error
 
     async def _attempts(self, http: web.Request, inbound: _Inbound) -> tuple[web.StreamResponse, OutcomeName]:

@@ -70,12 +70,12 @@ class Consolidator:
         return self._cursor
 
     def parts(self, first_stage: int) -> list[Part]:
-        """Return what is to run: intake stops first, publishing when nothing comes any more, the pulse last."""
+        """Return what is to run, in four stages: live intake stops before the replays it asks for, the pulse last."""
         return [
             Part("hop-a-live", self._read_live, first_stage),
-            Part("hop-a-replay", self._read_replay, first_stage),
-            *(Part(f"publish-{rank}", partial(self._publish, rank), first_stage + 1) for rank in self._core.dp_ranks),
-            Part("pulse", self._pulse, first_stage + 2),
+            Part("hop-a-replay", self._read_replay, first_stage + 1),
+            *(Part(f"publish-{rank}", partial(self._publish, rank), first_stage + 2) for rank in self._core.dp_ranks),
+            Part("pulse", self._pulse, first_stage + 3),
         ]
 
     async def start(self) -> None:
@@ -128,8 +128,14 @@ class Consolidator:
             while not stop.is_set():
                 if await self._replay.poll(timeout=_POLL_MS):
                     await self._on_replay(await self._replay.recv_multipart())
+            await self._drain_replay()
         finally:
             self._replay.close()
+
+    async def _drain_replay(self) -> None:
+        end_s = self._clock.now() + _DRAIN_S
+        while self._cursor.has_hole and self._clock.now() < end_s and await self._replay.poll(timeout=_POLL_MS):
+            await self._on_replay(await self._replay.recv_multipart())
 
     async def _on_replay(self, frames: list[bytes]) -> None:
         try:
@@ -224,9 +230,9 @@ class Consolidator:
 def _socket(context: zmq.asyncio.Context, kind: int, endpoint: str) -> zmq.asyncio.Socket:
     socket = context.socket(kind)
     socket.set(zmq.LINGER, 0)
-    socket.set(zmq.RCVHWM, _HWM_MESSAGES)
     socket.set(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
     if kind == zmq.SUB:
+        socket.set(zmq.RCVHWM, _HWM_MESSAGES)
         socket.subscribe(b"")
     socket.connect(endpoint)
     return socket

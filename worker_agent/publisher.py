@@ -20,6 +20,8 @@ from worker_agent.engines.port import Engine
 
 _HWM_MESSAGES = 100_000
 _LINGER_MS = 1000
+_SENT_AT_ONCE = 32
+_READER_S = 1.0
 _TOPIC = b""
 
 _log = structlog.get_logger("publisher")
@@ -122,12 +124,18 @@ def _by_rank(events: list[RankEvent]) -> dict[int, list[RankEvent]]:
 
 
 class ReplayServer:
-    """Answers replay requests from the ring. Source of the exchange: `event_plane.md` section 3.6."""
+    """Answers replay requests from the ring, one after another; a reader that reads nothing for `_READER_S` is left.
+
+    Source of the exchange: `event_plane.md` section 3.6.
+    """
 
     def __init__(self, ring: ReplayRing, context: zmq.asyncio.Context) -> None:
         self._ring = ring
         self._socket = context.socket(zmq.ROUTER)
         self._socket.set(zmq.LINGER, 0)
+        self._socket.set(
+            zmq.ROUTER_MANDATORY, 1
+        )  # a full queue is waited for, instead of losing what it has no room for
         self._socket.bind("tcp://127.0.0.1:*")
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.refused_total = 0
@@ -149,6 +157,16 @@ class ReplayServer:
             self.refused_total += 1
             _log.warning("replay_request_refused", frames=len(frames), reason=str(error))
             return
-        for sequence, payload in self._ring.since(wanted):
+        try:
+            for sent, (sequence, payload) in enumerate(self._ring.since(wanted)):
+                if sent % _SENT_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # as long as there is room, sending does not wait: others have their turn
+                await self._send(identity, sequence, payload)
+            await self._send(identity, REPLAY_END, b"")
+        except (TimeoutError, zmq.ZMQError) as error:
+            self.refused_total += 1
+            _log.warning("replay_cut_short", wanted=wanted, reason=str(error) or "the reader does not read")
+
+    async def _send(self, identity: bytes, sequence: int, payload: bytes) -> None:
+        async with asyncio.timeout(_READER_S):
             await self._socket.send_multipart([identity, b"", _TOPIC, encode_sequence(sequence), payload])
-        await self._socket.send_multipart([identity, b"", _TOPIC, encode_sequence(REPLAY_END), b""])

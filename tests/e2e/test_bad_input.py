@@ -25,7 +25,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         (CHAT, {"model": "gpt-9", "messages": HELLO}, 404, "model", "allowed sim-8b"),
         (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": 0}, 400, "max_tokens", ">= 1"),
         (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": "9"}, 400, "max_tokens", "found '9'"),
-        (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": 100_000}, 503, None, "max_seq_len"),
+        (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": 100_000}, 400, None, "max_seq_len"),
         (CHAT, {"model": MODEL, "messages": HELLO, "temprature": 1}, 400, "temprature", "parameters"),
         (CHAT, {"model": MODEL, "messages": HELLO, "temperature": 9}, 400, "temperature", "found 9"),
         (CHAT, {"model": MODEL, "messages": HELLO, "n": 2}, 400, "n", "allowed 1"),

@@ -3,10 +3,11 @@
     frame at the expected sequence     deliver, and what waited behind it
     frame above it                     keep (bounded), ask for a replay from the expected one
     frame below it                     a duplicate: nothing
-    replay ended, its hole still there lost: deliver what is kept from its first on, and say so
+    replay ended, its hole still there lost: deliver what is kept behind the last such hole, and say so
     replay ended, a younger hole there ask again: what was published after the answer is no loss
     silence                            ask for a replay from the expected one, in case the last messages were lost
 
+Whoever forgets everything at a loss needs nothing that is older than its last hole.
 At most one replay is in flight; one that does not end within `answer_s` is asked again. Answers end in the order of
 their questions, so each end is held against what was known to be published by then.
 """
@@ -69,7 +70,10 @@ class SourceCursor:
         if self._expected > known:
             return Delivery()
         self.lost_total += 1
-        self._expected = min(self._kept)
+        while known - 1 in self._kept:
+            known -= 1
+        self._expected = known
+        self._kept = {sequence: payload for sequence, payload in self._kept.items() if sequence >= known}
         return Delivery(self._drain(), lost=True)
 
     def ask_from(self, now_s: float) -> int | None:

@@ -116,6 +116,16 @@ async def test_a_stream_is_passed_on_as_it_comes(plane: Plane) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b""], ids=["lf", "crlf", "no end"])
+async def test_a_stream_in_any_pieces_comes_whole(plane: Plane, end: bytes) -> None:
+    whole = event("a").replace(b"\n\n", end) + event("b").replace(b"\n\n", end) + b"data: [DONE]" + end
+    async with Upstream(streams(*[whole[at : at + 1] for at in range(len(whole))])) as worker:
+        plane.join("w0", worker.base_url)
+        answered = await plane.post(STREAMED)
+    assert (answered.status, answered.body) == (200, whole)
+
+
+@pytest.mark.asyncio
 async def test_until_the_first_byte_the_prefill_is_promised(plane: Plane) -> None:
     async with Upstream(says_and_waits(b"")) as worker:
         plane.join("w0", worker.base_url, holds=2)
@@ -564,7 +574,7 @@ async def test_a_prompt_that_is_too_long_for_everybody_says_so(plane: Plane) -> 
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url, max_seq_len=70)
         answered = await plane.post({"max_tokens": 7})
-    assert answered.status == 503
+    assert answered.status == 400
     assert answered.error["message"].endswith("w0/0: max_seq_len: 64 + 7 tokens, at most 70")
 
 

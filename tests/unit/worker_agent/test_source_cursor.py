@@ -83,11 +83,23 @@ def test_a_hole_that_the_replay_did_not_fill_is_a_loss_and_reading_goes_on_behin
     cursor = read_up_to(2)
     live(cursor, 4)
     live(cursor, 5)
-    live(cursor, 8)
     cursor.ask_from(NOW_S)
+    live(cursor, 7)
     assert cursor.on_replay_end(NOW_S) == delivered(4, 5, lost=True)
     assert (cursor.expected, cursor.has_hole, cursor.lost_total) == (6, True, 1)
     assert cursor.ask_from(NOW_S) == 6
+
+
+def test_several_holes_are_one_loss_and_what_lies_between_them_is_of_no_use() -> None:
+    cursor = read_up_to(2)
+    for sequence in (3, 5, 8, 9):
+        live(cursor, sequence)
+    cursor.ask_from(NOW_S)
+    live(cursor, 10)
+    live(cursor, 12)
+    assert cursor.on_replay_end(NOW_S) == delivered(8, 9, 10, lost=True)
+    assert (cursor.expected, cursor.lost_total) == (11, 1)
+    assert live(cursor, 11) == delivered(11, 12)
 
 
 def test_a_replay_that_begins_beyond_what_was_asked_shows_the_loss() -> None:

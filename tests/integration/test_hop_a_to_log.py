@@ -1,0 +1,775 @@
+"""Engine to log on real sockets: what the engine said is what readers hold, whatever hop A and the log did to it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nats
+import pytest
+import pytest_asyncio
+import zmq
+import zmq.asyncio
+
+from indexer.embedded import EmbeddedIndex, ensure_streams
+from kv_protocol import codec, fleet, recovery, subjects
+from kv_protocol.events import Batch, Removed, Stored
+from kv_protocol.hashing import sequence_hashes
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import DumpChunk, DumpRequest, HeldBlock
+from kv_runtime.clock import SystemClock
+from kv_runtime.config import IndexSection, NatsSection
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+from kv_runtime.supervise import Part, run_parts, thread_part
+from tests.integration.broker import Broker, eventually, running_broker
+from tests.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
+from worker_agent.consolidator import Consolidator
+from worker_agent.core.consolidation import Consolidation
+from worker_agent.core.dialects.hop_a import (
+    REPLAY_END,
+    EngineCleared,
+    EngineStored,
+    encode_payload,
+    encode_sequence,
+)
+from worker_agent.core.dialects.trtllm import TrtllmRules
+from worker_agent.core.source_cursor import SourceCursor
+from worker_agent.publisher import EventPublisher, ReplayServer
+
+MODEL, WORKER = "sim-8b", "w0"
+RANK = WorkerRank(WORKER, 0)
+NATS = NatsSection(events_max_bytes=1 << 26)
+RING_BYTES = 64 << 20
+OUTBOX_BYTES = 64 << 20
+WAIT_S = 20.0
+
+
+def hashes_of(*blocks: int) -> list[int]:
+    return sequence_hashes(tokens_of(blocks), BLOCK_SIZE)
+
+
+# ---------------------------------------------------------------- the parts under test
+
+
+@dataclass
+class Agent:
+    """A consolidator on its way from a publisher (ours, or a test's sockets) to the log."""
+
+    log: EventLog
+    consolidator: Consolidator
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def last_seq(self, dp_rank: int = 0) -> int:
+        return self.consolidator.core.outbox(dp_rank).last_seq
+
+    def epoch(self, dp_rank: int = 0) -> int:
+        return self.consolidator.core.outbox(dp_rank).epoch
+
+    def held(self, dp_rank: int = 0) -> set[HeldBlock]:
+        return {block for chunk in self.consolidator.core.dump(dp_rank, 0) for block in chunk.blocks()}
+
+    async def until_read(self, sequence: int) -> None:
+        async with asyncio.timeout(WAIT_S):
+            await self.consolidator.position(sequence)
+
+    async def until_published(self) -> None:
+        """Return once the log took all there is."""
+        await eventually(
+            lambda: not any(self.consolidator.core.outbox(r).waiting_bytes for r in self.consolidator.core.dp_ranks)
+        )
+
+
+@dataclass
+class Source:
+    """Our publisher on a scripted engine."""
+
+    engine: ScriptedEngine
+    publisher: EventPublisher
+    replay: ReplayServer
+
+    async def position(self, agent: Agent) -> dict[int, tuple[int, int]]:
+        """Return the agent's position after all that was emitted before."""
+        await eventually(lambda: self.engine.is_polled_dry)
+        async with asyncio.timeout(WAIT_S):
+            return await agent.consolidator.position(await self.publisher.barrier())
+
+
+def consolidator_on(
+    log: EventLog,
+    context: zmq.asyncio.Context,
+    publish_endpoint: str,
+    replay_endpoint: str,
+    *,
+    dp_ranks: tuple[int, ...] = (0,),
+    epoch: int = 100,
+    outbox_bytes: int = OUTBOX_BYTES,
+    publisher: EventPublisher | None = None,
+) -> Consolidator:
+    epochs = iter(range(epoch, epoch + 100))
+    return Consolidator(
+        Consolidation(dp_ranks, BLOCK_SIZE, "i", lambda: next(epochs), outbox_bytes_max=outbox_bytes),
+        SourceCursor(answer_s=0.5, idle_s=0.2),
+        log,
+        context,
+        SystemClock(),
+        model=MODEL,
+        worker_id=WORKER,
+        publish_endpoint=publish_endpoint,
+        replay_endpoint=replay_endpoint,
+        source_stale=publisher.stale if publisher else lambda: "",
+    )
+
+
+@asynccontextmanager
+async def zmq_context() -> AsyncIterator[zmq.asyncio.Context]:
+    context = zmq.asyncio.Context()
+    try:
+        yield context
+    finally:
+        context.destroy(linger=0)
+
+
+@asynccontextmanager
+async def running_source(
+    context: zmq.asyncio.Context, engine: ScriptedEngine, *, ring_bytes: int = RING_BYTES
+) -> AsyncIterator[Source]:
+    """Our publisher and replay server run, before anybody subscribes."""
+    publisher = EventPublisher(
+        engine,
+        TrtllmRules(engine.describe().block_size),
+        zmq.Context(context),
+        ring_bytes_max=ring_bytes,
+        poll_s=0.01,
+        wall_ns=SystemClock().wall_ns,
+    )
+    replay, stop = ReplayServer(publisher.ring, context), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        parts = [thread_part("kv-events", publisher.run), Part("replay", replay.run, 1)]
+        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
+        yield Source(engine, publisher, replay)
+        stop.set()
+
+
+@asynccontextmanager
+async def running_agent(log: EventLog, consolidator: Consolidator) -> AsyncIterator[Agent]:
+    agent = Agent(log, consolidator)
+    await consolidator.start()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_parts(consolidator.parts(0), stop=agent.stop, drain_s=5.0))
+        yield agent
+        agent.stop.set()
+
+
+@asynccontextmanager
+async def running_index(url: str) -> AsyncIterator[EmbeddedIndex]:
+    """The reader: a real index."""
+    stop = asyncio.Event()
+    async with connected(url) as log:
+        index = EmbeddedIndex(IndexSection(behind_s=0.3, answer_s=0.5), log, SystemClock())
+        await index.start()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))
+            yield index
+            stop.set()
+
+
+async def until_converged(index: EmbeddedIndex, agent: Agent, dp_rank: int = 0) -> None:
+    """Return once the index is where the consolidator is; it then holds the same."""
+    async with asyncio.timeout(WAIT_S):
+        await index.wait_for(WorkerRank(WORKER, dp_rank), agent.epoch(dp_rank), agent.last_seq(dp_rank))
+    assert set(index.held(WorkerRank(WORKER, dp_rank))) == agent.held(dp_rank)
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[EventLog]:
+    log = await EventLog.connect(url, name="test")
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with running_broker(tmp_path / "store") as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def log(broker: Broker) -> AsyncIterator[EventLog]:
+    async with connected(broker.url) as connection:
+        await ensure_streams(connection, NATS)
+        yield connection
+
+
+@asynccontextmanager
+async def everything(
+    log: EventLog,
+    engine: ScriptedEngine,
+    *,
+    ring_bytes: int = RING_BYTES,
+    outbox_bytes: int = OUTBOX_BYTES,
+) -> AsyncIterator[tuple[Source, Agent]]:
+    """Our publisher and a consolidator on it."""
+    async with AsyncExitStack() as cleanup:
+        context = await cleanup.enter_async_context(zmq_context())
+        source = await cleanup.enter_async_context(running_source(context, engine, ring_bytes=ring_bytes))
+        consolidator = consolidator_on(
+            log,
+            context,
+            source.publisher.endpoint,
+            source.replay.endpoint,
+            dp_ranks=engine.describe().dp_ranks,
+            outbox_bytes=outbox_bytes,
+            publisher=source.publisher,
+        )
+        agent = await cleanup.enter_async_context(running_agent(log, consolidator))
+        yield source, agent
+
+
+async def batches_in(url: str) -> list[Batch]:
+    """Return all batches of the rank that the log holds, in its order."""
+    client = await nats.connect(url)
+    stream = client.jetstream()
+    last = (await stream.stream_info(subjects.EVENTS_STREAM)).state.last_seq
+    batches = []
+    for seq in range(1, last + 1):
+        message = await stream.get_msg(subjects.EVENTS_STREAM, seq)
+        assert message.data is not None
+        batches += codec.decode_message(message.data)
+    await client.close()
+    return batches
+
+
+# ---------------------------------------------------------------- the way through
+
+
+@pytest.mark.asyncio
+async def test_what_the_engine_holds_is_what_readers_hold(broker: Broker, log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()) as (source, agent), running_index(broker.url) as index:
+        source.engine.store(1, 2, 3)
+        source.engine.store(4, parent=2)
+        source.engine.remove(3)
+        assert await source.position(agent) == {0: (100, 3)}
+        await until_converged(index, agent)
+        assert [view.overlap_blocks[0] for view in index.overlap(hashes_of(1, 2, 4), [RANK])] == [3]
+        assert {block.sequence_hash for block in index.held(RANK)} == {*hashes_of(1, 2), hashes_of(1, 2, 4)[2]}
+
+
+@pytest.mark.asyncio
+async def test_ranks_of_one_publisher_have_streams_of_their_own(broker: Broker, log: EventLog) -> None:
+    engine = ScriptedEngine((0, 1, 2))
+    async with everything(log, engine) as (source, agent), running_index(broker.url) as index:
+        engine.store(1, 2, dp_rank=0)
+        engine.store(1, dp_rank=2)
+        engine.store(3, parent=2, dp_rank=0)
+        assert await source.position(agent) == {0: (100, 2), 1: (101, 0), 2: (102, 1)}
+        for dp_rank in (0, 1, 2):
+            await until_converged(index, agent, dp_rank)
+        ranks = [WorkerRank(WORKER, dp_rank) for dp_rank in (0, 1, 2)]
+        assert [view.overlap_blocks[0] for view in index.overlap(hashes_of(1, 2, 3), ranks)] == [3, 0, 1]
+
+
+@pytest.mark.asyncio
+async def test_the_position_covers_all_that_was_emitted_before_it_was_asked_for(log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()) as (source, agent):
+        for block in range(1, 101):
+            source.engine.store(block)
+            assert await source.position(agent) == {0: (100, block)}
+
+
+@pytest.mark.asyncio
+async def test_positions_asked_for_at_once_all_come(log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()) as (source, agent):
+        source.engine.store(1)
+        positions = await asyncio.gather(*(source.position(agent) for _ in range(50)))
+    assert positions == [{0: (100, 1)}] * 50
+
+
+@pytest.mark.asyncio
+async def test_an_event_that_cannot_be_read_makes_the_rank_stale_in_its_pulse(broker: Broker, log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()) as (source, agent), running_index(broker.url) as index:
+        source.engine.store(1)
+        source.engine.emit({"type": "stored", "blocks": "nonsense"})
+        source.engine.store(2, parent=1)
+        assert await source.position(agent) == {0: (100, 2)}
+        await eventually(lambda: index.overlap((), [RANK])[0].stale == "source")
+        assert set(index.held(RANK)) == agent.held()
+
+
+# ---------------------------------------------------------------- late, lost, out of order
+
+
+@pytest.mark.asyncio
+async def test_a_late_subscriber_gets_everything_through_replay(broker: Broker, log: EventLog) -> None:
+    engine = ScriptedEngine(per_poll=1)
+    async with zmq_context() as context, running_source(context, engine) as source:
+        for block in range(1, 6001):
+            engine.store(block)
+        await eventually(lambda: engine.is_polled_dry)
+        await source.publisher.barrier()
+        consolidator = consolidator_on(log, context, source.publisher.endpoint, source.replay.endpoint)
+        async with running_agent(log, consolidator) as agent, running_index(broker.url) as index:
+            assert await source.position(agent) == {0: (100, 6000)}
+            assert (consolidator.cursor.lost_total, len(agent.held())) == (0, 6000)
+            await until_converged(index, agent)
+
+
+@pytest.mark.asyncio
+async def test_what_is_published_during_a_replay_is_neither_lost_nor_doubled(broker: Broker, log: EventLog) -> None:
+    engine = ScriptedEngine(per_poll=1)
+    async with zmq_context() as context, running_source(context, engine) as source:
+        for block in range(1, 1001):
+            engine.store(block)
+        await eventually(lambda: engine.is_polled_dry)
+        consolidator = consolidator_on(log, context, source.publisher.endpoint, source.replay.endpoint)
+        async with running_agent(log, consolidator) as agent, running_index(broker.url) as index:
+            for block in range(1001, 3001):
+                engine.store(block)
+                if block % 100 == 0:
+                    await asyncio.sleep(0)
+            assert await source.position(agent) == {0: (100, 3000)}
+            assert consolidator.cursor.lost_total == 0
+            await until_converged(index, agent)
+
+
+@pytest.mark.asyncio
+async def test_loss_beyond_the_ring_begins_a_new_epoch_and_readers_converge(broker: Broker, log: EventLog) -> None:
+    engine = ScriptedEngine(per_poll=1)
+    async with (
+        zmq_context() as context,
+        running_source(context, engine, ring_bytes=2000) as source,
+        running_index(broker.url) as index,
+    ):
+        engine.store(1, 2)
+        for block in range(10, 110):
+            engine.store(block, parent=2 if block == 10 else block - 1)
+        await eventually(lambda: engine.is_polled_dry)
+        await source.publisher.barrier()
+        consolidator = consolidator_on(log, context, source.publisher.endpoint, source.replay.endpoint)
+        async with running_agent(log, consolidator) as agent:
+            await source.position(agent)
+            assert (consolidator.cursor.lost_total, agent.epoch()) == (1, 101)
+            engine.store(200, 201)
+            engine.store(110, parent=109)
+            await source.position(agent)
+            assert {block.sequence_hash for block in agent.held()} == set(hashes_of(200, 201))
+            await until_converged(index, agent)
+
+
+# ---------------------------------------------------------------- a publisher that a test plays
+
+
+@dataclass
+class PlayedSource:
+    """The engine side of hop A, frame by frame; `ring` is what replays bring."""
+
+    publish: zmq.asyncio.Socket
+    replay: zmq.asyncio.Socket
+    ring: dict[int, bytes] = field(default_factory=dict)
+    noise: tuple[list[bytes], ...] = ()
+    replays_asked: list[int] = field(default_factory=list)
+
+    async def send(self, *frames: bytes) -> None:
+        await self.publish.send_multipart(frames)
+
+    async def live(self, sequence: int) -> None:
+        await self.send(b"", encode_sequence(sequence), self.ring[sequence])
+
+    async def serve(self) -> None:
+        """Answer replays until cancelled."""
+        while True:
+            identity, _, start = await self.replay.recv_multipart()
+            self.replays_asked.append(int.from_bytes(start, "big"))
+            for frames in self.noise:
+                await self.replay.send_multipart([identity, *frames])
+            for sequence in sorted(self.ring):
+                if sequence >= self.replays_asked[-1]:
+                    await self.replay.send_multipart(
+                        [identity, b"", b"", encode_sequence(sequence), self.ring[sequence]]
+                    )
+            await self.replay.send_multipart([identity, b"", b"", encode_sequence(REPLAY_END), b""])
+
+
+@asynccontextmanager
+async def played(log: EventLog) -> AsyncIterator[tuple[PlayedSource, Agent]]:
+    """A consolidator that has subscribed to sockets which the test plays."""
+    async with zmq_context() as context:
+        publish, replay = context.socket(zmq.XPUB), context.socket(zmq.ROUTER)
+        for socket in (publish, replay):
+            socket.bind("tcp://127.0.0.1:*")
+        source = PlayedSource(publish, replay)
+        endpoints = [socket.getsockopt_string(zmq.LAST_ENDPOINT) for socket in (publish, replay)]
+        async with running_agent(log, consolidator_on(log, context, *endpoints)) as agent, asyncio.TaskGroup() as group:
+            serving = group.create_task(source.serve())
+            async with asyncio.timeout(WAIT_S):
+                assert await publish.recv() == b"\x01"
+            yield source, agent
+            serving.cancel()
+
+
+def stored(*blocks: int, parent: int | None = None) -> bytes:
+    event = EngineStored(
+        block_hashes=blocks, parent_block_hash=parent, token_ids=tuple(tokens_of(blocks)), block_size=BLOCK_SIZE
+    )
+    return encode_payload(1.0, [event], 0)
+
+
+def chain_payloads(n: int) -> dict[int, bytes]:
+    return {at: stored(at + 1, parent=at or None) for at in range(n)}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("order", [[2, 0, 1], [0, 0, 1, 1, 2], [2, 1, 0], [1, 2], [2], []])
+async def test_messages_in_any_order_twice_or_never_are_had_once_each(
+    broker: Broker, log: EventLog, order: list[int]
+) -> None:
+    async with played(log) as (source, agent), running_index(broker.url) as index:
+        source.ring = chain_payloads(3)
+        for sequence in order:
+            await source.live(sequence)
+        await agent.until_read(3)
+        assert (agent.last_seq(), agent.epoch(), agent.consolidator.cursor.lost_total) == (3, 100, 0)
+        assert {block.sequence_hash for block in agent.held()} == set(hashes_of(1, 2, 3))
+        await until_converged(index, agent)
+
+
+@pytest.mark.asyncio
+async def test_frames_that_are_no_message_are_counted_and_cost_nothing(broker: Broker, log: EventLog) -> None:
+    wrong = [
+        [b""],
+        [b"", b""],
+        [b"", encode_sequence(1)],
+        [b"", encode_sequence(1), stored(9), b"more"],
+        [b"", b"\x00" * 7, stored(9)],
+        [b"", b"\x00" * 9, stored(9)],
+        [b"", b"", b""],
+        [b"x" * 1000],
+    ]
+    async with played(log) as (source, agent), running_index(broker.url) as index:
+        source.ring = chain_payloads(3)
+        for sequence in range(3):
+            for frames in wrong:
+                await source.send(*frames)
+            await source.live(sequence)
+        await agent.until_read(3)
+        assert agent.consolidator.refused_messages_total == 3 * len(wrong)
+        assert agent.consolidator.cursor.gaps_total == 0
+        await until_converged(index, agent)
+        assert index.overlap(hashes_of(1, 2, 3), [RANK])[0].overlap_blocks[0] == 3
+
+
+@pytest.mark.asyncio
+async def test_answers_that_are_no_replay_are_counted_and_cost_nothing(broker: Broker, log: EventLog) -> None:
+    async with played(log) as (source, agent), running_index(broker.url) as index:
+        source.noise = (
+            [b""],
+            [b"x", b"", encode_sequence(1), stored(9)],
+            [b"", b"", b"\x00" * 7, stored(9)],
+            [b"", b"", b"", encode_sequence(1), stored(9)],
+        )
+        source.ring = {0: stored(1)}
+        await agent.until_read(1)
+        source.ring |= chain_payloads(3)
+        await source.live(2)
+        await agent.until_read(3)
+        asked = len(source.replays_asked)
+        assert asked >= 2
+        assert agent.consolidator.refused_messages_total in (asked * len(source.noise), (asked + 1) * len(source.noise))
+        await until_converged(index, agent)
+        assert index.overlap(hashes_of(1, 2, 3), [RANK])[0].overlap_blocks[0] == 3
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("payload", [b"", b"\xc1", b"garbage" * 99, b"\x93\x01\x02\x03", b"\x91" * 100_000])
+async def test_a_payload_that_cannot_be_read_makes_the_rank_stale_until_it_is_known_to_be_empty(
+    broker: Broker, log: EventLog, payload: bytes
+) -> None:
+    async with played(log) as (source, agent), running_index(broker.url) as index:
+        source.ring = {0: stored(1), 1: payload, 2: stored(2, parent=1)}
+        for sequence in range(3):
+            await source.live(sequence)
+        await agent.until_read(3)
+        assert agent.consolidator.core.statistics().refused_batches_total == 1
+        await eventually(lambda: index.overlap((), [RANK])[0].stale == "source")
+        source.ring[3] = encode_payload(1.0, [EngineCleared()], 0)
+        await source.live(3)
+        await agent.until_read(4)
+        await until_converged(index, agent)
+        assert agent.held() == set()
+
+
+@pytest.mark.asyncio
+async def test_payloads_of_unknown_ranks_are_counted_and_cost_nothing(log: EventLog) -> None:
+    async with played(log) as (source, agent):
+        source.ring = {0: encode_payload(1.0, [EngineCleared()], 7), 1: stored(1)}
+        for sequence in range(2):
+            await source.live(sequence)
+        await agent.until_read(2)
+        assert agent.consolidator.core.statistics().unknown_rank_batches_total == 1
+        assert agent.last_seq() == 1
+
+
+@pytest.mark.asyncio
+async def test_what_no_replay_brings_is_lost_and_what_comes_after_is_had(broker: Broker, log: EventLog) -> None:
+    async with played(log) as (source, agent), running_index(broker.url) as index:
+        source.ring = {0: stored(1), 3: stored(7), 4: stored(8, parent=7)}
+        await source.live(0)
+        await agent.until_read(1)
+        await until_converged(index, agent)
+        await source.live(4)
+        await agent.until_read(5)
+        assert (agent.epoch(), agent.last_seq(), agent.consolidator.cursor.lost_total) == (101, 2, 1)
+        await until_converged(index, agent)
+        assert {block.sequence_hash for block in index.held(RANK)} == set(hashes_of(7, 8))
+
+
+# ---------------------------------------------------------------- the replay server
+
+
+@pytest.mark.asyncio
+async def test_requests_that_are_none_are_counted_and_the_server_goes_on() -> None:
+    engine = ScriptedEngine(per_poll=1)
+    async with zmq_context() as context, running_source(context, engine) as source:
+        engine.store(1)
+        engine.store(2)
+        await eventually(lambda: engine.is_polled_dry)
+        await source.publisher.barrier()
+        reader = context.socket(zmq.DEALER)
+        reader.connect(source.replay.endpoint)
+        wrong = [[b""], [b"", b"\x00" * 7], [b"", b""], [b"", encode_sequence(0), b"more"]]
+        for frames in wrong:
+            await reader.send_multipart(frames)
+        for start, expected in ((0, [0, 1]), (1, [1]), (2, []), (REPLAY_END, [])):
+            await reader.send_multipart([b"", encode_sequence(start)])
+            assert await answer_of(reader) == expected
+        assert source.replay.refused_total == len(wrong)
+
+
+async def answer_of(reader: zmq.asyncio.Socket) -> list[int]:
+    sequences: list[int] = []
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            empty, topic, sequence, payload = await reader.recv_multipart()
+            assert (empty, topic) == (b"", b"")
+            if (number := int.from_bytes(sequence, "big")) == REPLAY_END:
+                assert payload == b""
+                return sequences
+            sequences.append(number)
+
+
+@pytest.mark.asyncio
+async def test_a_reader_that_does_not_read_holds_up_nobody_else() -> None:
+    engine = ScriptedEngine(per_poll=1)
+    async with zmq_context() as context, running_source(context, engine) as source:
+        for block in range(1, 2001):
+            engine.store(*range(block * 100, block * 100 + 100))
+        await eventually(lambda: engine.is_polled_dry)
+        await source.publisher.barrier()
+        lazy, reader = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        lazy.set(zmq.RCVHWM, 1)
+        for socket in (lazy, reader):
+            socket.connect(source.replay.endpoint)
+        for _ in range(3):
+            await lazy.send_multipart([b"", encode_sequence(0)])
+        await lazy.poll()
+        await reader.send_multipart([b"", encode_sequence(0)])
+        assert await answer_of(reader) == list(range(2000))
+
+
+# ---------------------------------------------------------------- the log is away
+
+
+@pytest.mark.asyncio
+async def test_what_was_emitted_while_the_log_was_away_is_published_in_order_when_it_is_back(
+    broker: Broker, log: EventLog
+) -> None:
+    async with everything(log, ScriptedEngine(per_poll=1)) as (source, agent), running_index(broker.url) as index:
+        for block in range(1, 51):
+            source.engine.store(block)
+        await source.position(agent)
+        await agent.until_published()
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        for block in range(51, 151):
+            source.engine.store(block)
+        assert await source.position(agent) == {0: (100, 150)}
+        await broker.start()
+        await agent.until_published()
+        await until_converged(index, agent)
+        assert index.statistics().streams[RANK].counts.gaps == 0
+        assert agent.consolidator.publish_failures_total > 0
+    assert [batch.seq for batch in await batches_in(broker.url)] == list(range(1, 151))
+
+
+@pytest.mark.asyncio
+async def test_a_full_outbox_drops_its_oldest_and_readers_converge_by_a_dump(broker: Broker, log: EventLog) -> None:
+    bound = 20_000
+    engine = ScriptedEngine(per_poll=1)
+    async with everything(log, engine, outbox_bytes=bound) as (source, agent), running_index(broker.url) as index:
+        engine.store(1)
+        await source.position(agent)
+        await agent.until_published()
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        for block in range(2, 1002):
+            engine.store(block)
+        await source.position(agent)
+        statistics = agent.consolidator.core.statistics().ranks[0]
+        assert statistics.waiting_bytes <= bound + codec.MESSAGE_BYTES_MAX
+        assert statistics.dropped_batches_total > 0
+        await broker.start()
+        await agent.until_published()
+        await until_converged(index, agent)
+        assert len(index.held(RANK)) == 1001
+        assert agent.consolidator.dumps_total >= 1
+
+
+@pytest.mark.asyncio
+async def test_loss_on_hop_a_while_the_log_is_away_is_told_when_it_is_back(broker: Broker, log: EventLog) -> None:
+    async with played(log) as (source, agent), running_index(broker.url) as index:
+        source.ring = {0: stored(1)}
+        await source.live(0)
+        await agent.until_read(1)
+        await agent.until_published()
+        await until_converged(index, agent)
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        source.ring = {5: stored(7)}
+        await source.live(5)
+        await agent.until_read(6)
+        await broker.start()
+        await until_converged(index, agent)
+        assert {block.sequence_hash for block in index.held(RANK)} == set(hashes_of(7))
+
+
+# ---------------------------------------------------------------- questions
+
+
+async def dump_of(log: EventLog, request: bytes, chunks: int = 1) -> list[DumpChunk]:
+    got: list[DumpChunk] = []
+
+    async def on_message(message: LogMessage) -> None:
+        got.append(recovery.decode_dump_chunk(message.data))
+
+    inbox = log.new_inbox()
+    await log.listen(inbox, on_message)
+    await log.announce(subjects.recover(MODEL, RANK), request, inbox)
+    await eventually(lambda: len(got) >= chunks)
+    return got
+
+
+@pytest.mark.asyncio
+async def test_a_dump_request_is_answered_with_the_whole_set_in_chunks(broker: Broker, log: EventLog) -> None:
+    n = codec.BLOCKS_PER_EVENT_MAX + 10
+    async with everything(log, ScriptedEngine()) as (source, agent), connected(broker.url) as asking:
+        source.engine.store(*range(1, n + 1))
+        source.engine.remove(n)
+        assert await source.position(agent) == {0: (100, 3)}
+        of = -(-(n - 1) // recovery.CHUNK_BLOCKS_MAX)
+        chunks = await dump_of(asking, recovery.encode(DumpRequest(77)), of)
+        assert [(c.request_id, c.epoch, c.last_seq, c.chunk, c.of) for c in chunks] == [
+            (77, 100, 3, at, of) for at in range(of)
+        ]
+        blocks = [block for chunk in chunks for block in chunk.blocks()]
+        assert [block.sequence_hash for block in blocks] == hashes_of(*range(1, n))
+        assert [block.parent for block in blocks] == [None, *hashes_of(*range(1, n - 1))]
+        await agent.until_published()
+    first, second, third = [batch.event for batch in await batches_in(broker.url)]
+    assert isinstance(first, Stored)
+    assert isinstance(second, Stored)
+    assert (len(first.sequence_hashes), second.parent) == (codec.BLOCKS_PER_EVENT_MAX, first.sequence_hashes[-1])
+    assert isinstance(third, Removed)
+
+
+@pytest.mark.asyncio
+async def test_a_rank_that_holds_nothing_answers_with_an_empty_dump(broker: Broker, log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()), connected(broker.url) as asking:
+        (chunk,) = await dump_of(asking, recovery.encode(DumpRequest(1)))
+    assert (chunk.last_seq, chunk.of, list(chunk.blocks())) == (0, 1, [])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("request_data", [b"", b"garbage", b"\x81\xaarequest_id\xff"])
+async def test_a_question_that_cannot_be_read_is_counted_and_the_next_is_answered(
+    broker: Broker, log: EventLog, request_data: bytes
+) -> None:
+    async with everything(log, ScriptedEngine()) as (_, agent), connected(broker.url) as asking:
+        await asking.announce(subjects.recover(MODEL, RANK), request_data, asking.new_inbox())
+        await asking.announce(subjects.recover(MODEL, RANK), recovery.encode(DumpRequest(1)))  # nowhere to answer
+        assert len(await dump_of(asking, recovery.encode(DumpRequest(2)))) == 1
+        assert agent.consolidator.refused_messages_total == 1
+
+
+@pytest.mark.asyncio
+async def test_the_pulse_proves_the_set_from_the_start_on(broker: Broker, log: EventLog) -> None:
+    pulses = []
+
+    async def on_message(message: LogMessage) -> None:
+        pulses.append(fleet.decode_heartbeat(message.data))
+
+    async with connected(broker.url) as listening:
+        await listening.listen(subjects.HEARTBEAT_ALL, on_message)
+        async with everything(log, ScriptedEngine()) as (source, agent):
+            await eventually(lambda: pulses)
+            assert (pulses[0].epoch, pulses[0].last_seq, pulses[0].tiers) == (100, 0, ())
+            source.engine.store(1, 2)
+            await source.position(agent)
+            await eventually(lambda: pulses[-1].last_seq == 1)
+            assert pulses[-1].tiers == agent.consolidator.core.heartbeat(0).tiers
+            assert pulses[-1].tiers[0].block_count == 2
+
+
+# ---------------------------------------------------------------- the end
+
+
+@pytest.mark.asyncio
+async def test_what_the_engine_flushed_last_is_in_the_log_after_a_stop(broker: Broker, log: EventLog) -> None:
+    """As the agent stops: engine events first, then hop A, then what is published."""
+    for life in range(8):
+        engine, stop = ScriptedEngine(), asyncio.Event()
+        async with zmq_context() as context, asyncio.TaskGroup() as group:
+            publisher = EventPublisher(
+                engine,
+                TrtllmRules(BLOCK_SIZE),
+                zmq.Context(context),
+                ring_bytes_max=RING_BYTES,
+                poll_s=0.01,
+                wall_ns=SystemClock().wall_ns,
+            )
+            replay = ReplayServer(publisher.ring, context)
+            consolidator = consolidator_on(log, context, publisher.endpoint, replay.endpoint, epoch=1000 * (life + 1))
+            await consolidator.start()
+            parts = [
+                thread_part("kv-events", publisher.run, stage=0),
+                *consolidator.parts(first_stage=1),
+                Part("replay", replay.run, 3),
+            ]
+            running = group.create_task(run_parts(parts, stop=stop, drain_s=10.0))
+            engine.store(1)
+            async with asyncio.timeout(WAIT_S):
+                await consolidator.position(await publisher.barrier())
+            for block in range(2, 2 + life * 10):
+                engine.store(block)
+            engine.store(1000)
+            stop.set()
+            await running
+        last = (await batches_in(broker.url))[-1]
+        assert isinstance(last.event, Stored)
+        assert last.event.sequence_hashes == tuple(hashes_of(1000)), f"life {life}"
+        assert consolidator.core.outbox(0).last_seq == last.seq == 2 + life * 10
+
+
+@pytest.mark.asyncio
+async def test_a_stop_while_the_log_is_away_does_not_wait_for_it(broker: Broker, log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()) as (source, agent):
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        source.engine.store(1)
+        await source.position(agent)
+        with pytest.raises(BrokerUnavailable):
+            await log.publish(subjects.events(MODEL, RANK), b"x")
+        began_s = SystemClock().now()
+        agent.stop.set()
+    assert SystemClock().now() - began_s < 4.0

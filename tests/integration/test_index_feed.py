@@ -1,0 +1,676 @@
+"""The index on a real log: what a scripted consolidator says is what it holds, whatever befell the messages."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+import nats
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from bench.processes import Process
+from indexer.core.fold import RankView
+from indexer.embedded import EmbeddedIndex, ensure_streams
+from indexer.feed import TICK_S
+from indexer.http import IndexApi
+from kv_protocol import subjects
+from kv_protocol.events import Tier
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock, ManualClock, SystemClock
+from kv_runtime.config import IndexSection, NatsSection
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.http import HttpServer
+from kv_runtime.supervise import Part, run_parts
+from kv_runtime.telemetry import Projection, new_registry
+from tests.integration.broker import Broker, eventually, running_broker
+from tests.integration.scripted_rank import MODEL, ScriptedRank
+
+NATS = NatsSection(events_max_bytes=1 << 24)
+WAIT_S = 10.0
+NOTHING = (0, 0, 0, 0)
+
+
+def gpu(blocks: int) -> tuple[int, int, int, int]:
+    """Return how deep the prefix goes with each tier and those before it, for blocks on the GPU."""
+    return (blocks,) * 4
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index that runs, and its connection."""
+
+    index: EmbeddedIndex
+    log: EventLog
+    clock: ManualClock
+
+    async def until_at(self, scripted: ScriptedRank) -> None:
+        async with asyncio.timeout(WAIT_S):
+            await self.index.wait_for(scripted.rank, scripted.epoch, scripted.seq)
+
+    async def until_stale(self, rank: WorkerRank, reason: str) -> None:
+        await eventually(lambda: self.view(rank).stale == reason, f"{self.view(rank).stale!r} is not {reason!r}")
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let the index's clock, and nobody else's, go on."""
+        for _ in range(round(seconds / TICK_S)):
+            await self.clock.advance(TICK_S)
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    def view(self, rank: WorkerRank, *hashes: int) -> RankView:
+        return self.index.overlap(hashes, [rank])[0]
+
+    def happened(self, name: str, rank: WorkerRank) -> int:
+        value: int = getattr(self.index.statistics().streams[rank].counts, name)
+        return value
+
+    def metrics(self) -> str:
+        registry = new_registry()
+        Projection(registry, self.index.families)
+        return generate_latest(registry).decode()
+
+
+@asynccontextmanager
+async def running_index(url: str, clock: Clock | None = None) -> AsyncIterator[Index]:
+    manual, stop = ManualClock(), asyncio.Event()
+    async with AsyncExitStack() as cleanup:
+        log = await EventLog.connect(url, name="index")
+        cleanup.push_async_callback(log.close)
+        await ensure_streams(log, NATS)
+        index = EmbeddedIndex(IndexSection(), log, clock or manual)
+        await index.start()
+        group = await cleanup.enter_async_context(asyncio.TaskGroup())
+        group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))
+        yield Index(index, log, manual)
+        stop.set()
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[EventLog]:
+    log = await EventLog.connect(url, name="worker")
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+@pytest_asyncio.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
+    async with running_broker(tmp_path / "store") as running:
+        yield running
+
+
+@pytest_asyncio.fixture
+async def worker_log(broker: Broker) -> AsyncIterator[EventLog]:
+    async with connected(broker.url) as log:
+        await ensure_streams(log, NATS)
+        yield log
+
+
+@pytest_asyncio.fixture
+async def scripted(worker_log: EventLog) -> ScriptedRank:
+    scripted = ScriptedRank(worker_log)
+    await scripted.start()
+    return scripted
+
+
+@pytest_asyncio.fixture
+async def index(broker: Broker, worker_log: EventLog) -> AsyncIterator[Index]:  # noqa: ARG001 - it made the streams
+    async with running_index(broker.url) as running:
+        yield running
+
+
+# ---------------------------------------------------------------- what the log says is held
+
+
+@pytest.mark.asyncio
+async def test_what_is_published_is_held(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1, 2, 3)
+    await scripted.store(4, parent=2)
+    await scripted.remove(3)
+    await scripted.beat()
+    await index.until_at(scripted)
+    rank = scripted.rank
+    assert index.view(rank, 1, 2, 3) == RankView(gpu(2), 7, 3, "")
+    assert index.view(rank, 1, 2, 4) == RankView(gpu(3), 7, 3, "")
+    assert index.view(rank, 9) == RankView(NOTHING, 7, 3, "")
+    assert sorted(index.index.held(rank)) == sorted(scripted.held())
+    await scripted.clear()
+    await index.until_at(scripted)
+    assert index.index.held(rank) == []
+    assert scripted.dumps_asked == 0
+
+
+@pytest.mark.asyncio
+async def test_an_index_that_starts_late_reads_the_log_from_its_beginning(
+    broker: Broker, scripted: ScriptedRank
+) -> None:
+    for block in range(1, 30):
+        await scripted.store(block, parent=block - 1 or None)
+    async with running_index(broker.url) as index:
+        await index.until_at(scripted)
+        assert index.view(scripted.rank, *range(1, 30)).overlap_blocks == gpu(29)
+        assert scripted.dumps_asked == 0
+
+
+@pytest.mark.asyncio
+async def test_a_message_published_twice_counts_once(broker: Broker, index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1)
+    await index.until_at(scripted)
+    client = await nats.connect(broker.url)
+    stored = await client.jetstream().get_msg(subjects.EVENTS_STREAM, 1)
+    await client.close()
+    assert stored.data is not None
+    await scripted.publish_raw(stored.data)
+    await scripted.store(2, parent=1)
+    await index.until_at(scripted)
+    assert (index.happened("duplicates", scripted.rank), index.happened("gaps", scripted.rank)) == (1, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_new_epoch_replaces_the_old_one(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    scripted.restart(epoch=8)
+    await scripted.beat()
+    await scripted.store(5)
+    await index.until_at(scripted)
+    assert (index.view(scripted.rank, 1).overlap_blocks, index.view(scripted.rank, 5).overlap_blocks) == (
+        NOTHING,
+        gpu(1),
+    )
+
+
+# ---------------------------------------------------------------- what is wrong is seen, asked about, and healed
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("data", [b"", b"\x00\x00", b"garbage" * 100, bytes(60), b"\xff" * 1000])
+async def test_bytes_that_cannot_be_read_make_the_rank_stale_until_a_dump_heals_it(
+    index: Index, scripted: ScriptedRank, data: bytes
+) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    scripted.may_answer.clear()
+    await scripted.store(3, parent=2, silently=True)
+    await scripted.publish_raw(data)
+    await index.until_stale(scripted.rank, "resyncing")
+    assert index.view(scripted.rank, 1, 2, 3).overlap_blocks == gpu(2)
+    await scripted.store(4, parent=3)
+    scripted.may_answer.set()
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2, 3, 4) == RankView(gpu(4), 7, 3, "")
+    assert scripted.dumps_asked == 1
+    assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
+
+
+@pytest.mark.asyncio
+async def test_bytes_that_cannot_be_read_as_the_first_of_a_rank_are_healed_too(
+    index: Index, scripted: ScriptedRank
+) -> None:
+    await scripted.store(1, 2, silently=True)
+    await scripted.publish_raw(b"garbage")
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
+
+
+@pytest.mark.asyncio
+async def test_a_gap_is_healed(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1)
+    await scripted.store(2, parent=1, silently=True)
+    await scripted.store(3, parent=2)
+    await scripted.store(4, parent=3)
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2, 3, 4) == RankView(gpu(4), 7, 4, "")
+    assert (index.happened("gaps", scripted.rank), scripted.dumps_asked) == (1, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_lost_last_message_is_found_by_the_pulse(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1)
+    await scripted.beat()
+    await index.until_at(scripted)
+    await scripted.store(2, parent=1, silently=True)
+    await scripted.beat()
+    await index.until_stale(scripted.rank, "behind")
+    await index.pass_time(3.0)
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 2, "")
+
+
+@pytest.mark.asyncio
+async def test_a_digest_that_differs_is_healed(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    scripted.blocks[9] = None
+    await scripted.beat()
+    await eventually(lambda: index.view(scripted.rank, 9).overlap_blocks == gpu(1))
+    assert index.happened("digest_mismatches", scripted.rank) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_question_that_nobody_answers_is_asked_again_one_at_a_time(
+    index: Index, scripted: ScriptedRank
+) -> None:
+    scripted.may_answer.clear()
+    await scripted.publish_raw(b"garbage")
+    await eventually(lambda: scripted.dumps_asked == 1)
+    await index.pass_time(1.5)
+    for _ in range(3):
+        await scripted.publish_raw(b"garbage")
+    await eventually(lambda: "refused_messages_total 4.0" in index.metrics())
+    assert scripted.dumps_asked == 1
+    await index.pass_time(1.0)
+    scripted.may_answer.set()
+    await eventually(lambda: scripted.dumps_asked == 2)
+    await scripted.store(1)
+    await index.until_at(scripted)
+
+
+@pytest.mark.asyncio
+async def test_a_log_whose_beginning_is_gone_is_healed_at_cold_start(
+    broker: Broker, worker_log: EventLog, scripted: ScriptedRank
+) -> None:
+    for block in range(1, 11):
+        await scripted.store(block, parent=block - 1 or None)
+    client = await nats.connect(broker.url)
+    await client.jsm().purge_stream(subjects.EVENTS_STREAM, keep=3)
+    await client.close()
+    other = ScriptedRank(worker_log, "w1")
+    await other.start()
+    await other.store(1)
+    async with running_index(broker.url) as index:
+        await index.until_at(scripted)
+        await index.until_at(other)
+        assert index.view(scripted.rank, *range(1, 11)) == RankView(gpu(10), 7, 10, "")
+        assert (scripted.dumps_asked, other.dumps_asked) == (1, 0)
+
+
+@pytest.mark.asyncio
+async def test_a_source_that_does_not_vouch_for_its_set_is_stale(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1)
+    await scripted.beat(stale="engine event not read")
+    await index.until_stale(scripted.rank, "source")
+    await scripted.beat()
+    await index.until_at(scripted)
+
+
+# ---------------------------------------------------------------- what says nothing of a rank
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "kv.v1.events.x",
+        "kv.v1.events.m-1.w0",
+        "kv.v1.events.m-1.W0.0",
+        "kv.v1.events.m-1.w0.0.0",
+        "kv.v1.events.m-1.w0.-1",
+        "kv.v1.events.m-1.w0.00",
+        "kv.v1.events.m-1.w0.4096",
+        "kv.v1.events.m-1.w0.99999999999",
+        "kv.v1.events.m-1." + "w" * 65 + ".0",
+        "kv.v1.events.Ü.w0.0",
+    ],
+)
+async def test_an_unknown_subject_is_counted_and_costs_nothing(
+    index: Index, scripted: ScriptedRank, worker_log: EventLog, subject: str
+) -> None:
+    await worker_log.publish(subject, b"garbage")
+    await scripted.store(1)
+    await index.until_at(scripted)
+    assert list(index.index.statistics().streams) == [scripted.rank]
+    assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
+
+
+@pytest.mark.asyncio
+async def test_heartbeats_fleet_events_and_chunks_that_cannot_be_read_are_counted_and_cost_nothing(
+    index: Index, scripted: ScriptedRank, worker_log: EventLog
+) -> None:
+    await scripted.store(1)
+    await scripted.beat()
+    await index.until_at(scripted)
+    inbox = index.index._feed._inbox
+    for subject in ("kv.v1.heartbeat.m-1.w0.0", "kv.v1.heartbeat.x", f"{inbox}.w0.0", f"{inbox}.x", f"{inbox}.W.9.9"):
+        await worker_log.announce(subject, b"garbage")
+    await worker_log.publish("kv.v1.fleet.m-1.w0", b"garbage")
+    await eventually(lambda: "refused_messages_total 6.0" in index.metrics())
+    assert index.view(scripted.rank, 1) == RankView(gpu(1), 7, 1, "")
+    assert list(index.index.statistics().streams) == [scripted.rank]
+
+
+# ---------------------------------------------------------------- ranks come and go
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_left_is_forgotten_with_all_its_ranks_and_no_other(
+    index: Index, scripted: ScriptedRank, worker_log: EventLog
+) -> None:
+    second, other = ScriptedRank(worker_log, "w0", 1), ScriptedRank(worker_log, "w1")
+    for each in (scripted, second, other):
+        await each.store(1, 2)
+        await index.until_at(each)
+    await scripted.leave()
+    await eventually(lambda: list(index.index.statistics().streams) == [other.rank])
+    assert index.view(scripted.rank, 1, 2) == RankView(NOTHING, 0, 0, "never_heard")
+    assert index.view(other.rank, 1, 2).overlap_blocks == gpu(2)
+    await index.pass_time(TICK_S)
+    assert 'worker="w0"' not in index.metrics()
+    assert 'worker="w1"' in index.metrics()
+
+
+@pytest.mark.asyncio
+async def test_a_rank_whose_heartbeats_stop_is_forgotten_and_may_come_back(
+    index: Index, scripted: ScriptedRank, worker_log: EventLog
+) -> None:
+    other = ScriptedRank(worker_log, "w1")
+    await scripted.store(1)
+    await other.store(1)
+    for _ in range(4):
+        await other.beat()
+        await index.until_at(other)
+        await index.pass_time(1.0)
+        seen = index.index.statistics().index
+        assert seen.ranks == 2
+    beats_before = index.happened("applied", other.rank)
+    await other.store(2, parent=1)
+    await other.beat()
+    await eventually(lambda: index.happened("applied", other.rank) > beats_before)
+    await index.pass_time(1.5)
+    assert list(index.index.statistics().streams) == [other.rank]
+    await scripted.beat()
+    await index.until_stale(scripted.rank, "behind")
+    await index.pass_time(3.0)
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1).overlap_blocks == gpu(1)
+
+
+# ---------------------------------------------------------------- the log goes and comes
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("store_lost", [False, True])
+async def test_while_the_log_is_away_nobody_is_forgotten_and_afterwards_the_index_catches_up(
+    broker: Broker, index: Index, scripted: ScriptedRank, worker_log: EventLog, store_lost: bool
+) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    await broker.kill()
+    await eventually(lambda: not index.log.is_connected and not worker_log.is_connected)
+    await index.pass_time(120.0)
+    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
+    if store_lost:
+        broker.lose_store()
+    await broker.start()
+    await eventually(lambda: index.log.is_connected and worker_log.is_connected)
+    await index.pass_time(1.0)
+    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
+    await ready(worker_log)
+    await scripted.store(3, parent=2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2, 3) == RankView(gpu(3), 7, 2, "")
+    assert (index.happened("gaps", scripted.rank), scripted.dumps_asked) == (0, 0)
+    await scripted.leave()
+    await eventually(lambda: not index.index.statistics().streams)
+
+
+async def ready(log: EventLog) -> None:
+    """Return once something can be published again."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                await log.publish(subjects.fleet(MODEL, "nobody"), b"garbage")
+            except BrokerUnavailable:
+                await SystemClock().sleep(0.02)
+            else:
+                return
+
+
+@pytest.mark.asyncio
+async def test_what_was_dropped_while_the_log_was_away_is_had_by_one_dump(
+    broker: Broker, index: Index, scripted: ScriptedRank, worker_log: EventLog
+) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    scripted.may_answer.clear()
+    await scripted.publish_raw(b"garbage")
+    await index.until_stale(scripted.rank, "resyncing")
+    await eventually(lambda: scripted.dumps_asked == 1)
+    await broker.kill()
+    await eventually(lambda: not index.log.is_connected and not worker_log.is_connected)
+    scripted.may_answer.set()
+    await scripted.store(3, parent=2, silently=True)
+    await index.pass_time(60.0)
+    await broker.start()
+    await eventually(lambda: index.log.is_connected and worker_log.is_connected)
+    await scripted.beat()
+    await index.pass_time(3.0)
+    await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2, 3) == RankView(gpu(3), 7, 2, "")
+    assert scripted.dumps_asked <= 3
+
+
+@pytest.mark.asyncio
+async def test_a_frozen_log_makes_nobody_forgotten(broker: Broker, worker_log: EventLog) -> None:
+    scripted, stop, clock = ScriptedRank(worker_log), asyncio.Event(), SystemClock()
+
+    async def pulse() -> None:
+        while not stop.is_set():
+            if worker_log.is_connected:
+                await scripted.beat()
+            await clock.sleep(0.2)
+
+    async with running_index(broker.url, SystemClock()) as index, asyncio.TaskGroup() as group:
+        await scripted.store(1, 2)
+        group.create_task(pulse())
+        await index.until_at(scripted)
+        broker.freeze()
+        try:
+            frozen_at_s = clock.now()
+            await eventually(lambda: not index.log.is_connected)
+            while clock.now() < frozen_at_s + 6.0:
+                assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
+                await clock.sleep(0.05)
+        finally:
+            broker.thaw()
+        await eventually(lambda: index.log.is_connected and worker_log.is_connected)
+        assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
+        stop.set()
+
+
+# ---------------------------------------------------------------- stand-alone: same questions, same answers
+
+Ask = Callable[[dict[str, Any]], Awaitable[list[dict[str, Any]]]]
+
+
+class Api(NamedTuple):
+    """The stand-alone index's HTTP."""
+
+    session: aiohttp.ClientSession
+    url: str
+
+    async def post(self, body: bytes, path: str = "/v1/overlap") -> tuple[int, Any]:
+        async with self.session.post(f"{self.url}{path}", data=body) as response:
+            return response.status, await response.json()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.session.get(f"{self.url}{path}") as response:
+            return response.status, await response.json()
+
+
+@pytest_asyncio.fixture
+async def api(index: Index) -> AsyncIterator[Api]:
+    app: web.Application = IndexApi(index.index).app(new_registry(), token="")
+    server, stop = HttpServer(app, "127.0.0.1", 0), asyncio.Event()
+    await server.start()
+    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
+        group.create_task(run_parts([Part("http", server.run)], stop=stop, drain_s=5.0))
+        yield Api(session, f"http://127.0.0.1:{server.port}")
+        stop.set()
+
+
+@pytest_asyncio.fixture(params=["embedded", "http"])
+async def ask(request: pytest.FixtureRequest, index: Index, api: Api) -> Ask:
+    """Return a way to ask the index: in process, or stand-alone."""
+
+    async def in_process(query: dict[str, Any]) -> list[dict[str, Any]]:
+        known = list(index.index.statistics().streams)
+        ranks = [WorkerRank(*rank) for rank in query["ranks"]] if "ranks" in query else known
+        views = index.index.overlap(query["sequence_hashes"], ranks)
+        return [
+            {"worker_id": rank.worker_id, "dp_rank": rank.dp_rank, **json.loads(msgspec.json.encode(view))}
+            for rank, view in zip(ranks, views, strict=True)
+        ]
+
+    async def over_http(query: dict[str, Any]) -> list[dict[str, Any]]:
+        status, body = await api.post(json.dumps(query).encode())
+        assert status == 200, body
+        ranks: list[dict[str, Any]] = body["ranks"]
+        return ranks
+
+    return in_process if request.param == "embedded" else over_http
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"sequence_hashes": [1, 2, 3]}, {"w0/0": [3, ""], "w0/1": [1, ""], "w1/0": [0, "source"]}),
+        ({"sequence_hashes": []}, {"w0/0": [0, ""], "w0/1": [0, ""], "w1/0": [0, "source"]}),
+        ({"sequence_hashes": [2**64 - 1]}, {"w0/0": [0, ""], "w0/1": [0, ""], "w1/0": [1, "source"]}),
+        ({"sequence_hashes": [1, 2], "ranks": [["w0", 1]]}, {"w0/1": [1, ""]}),
+        ({"sequence_hashes": [1], "ranks": []}, {}),
+        ({"sequence_hashes": [1], "ranks": [["w9", 0], ["w0", 0]]}, {"w9/0": [0, "never_heard"], "w0/0": [1, ""]}),
+    ],
+)
+async def test_the_stand_alone_index_answers_as_the_embedded_one(
+    index: Index, worker_log: EventLog, ask: Ask, query: dict[str, Any], expected: dict[str, list[Any]]
+) -> None:
+    ranks = [ScriptedRank(worker_log, "w0", 0), ScriptedRank(worker_log, "w0", 1), ScriptedRank(worker_log, "w1", 0)]
+    for scripted, hashes in zip(ranks, ([1, 2, 3], [1], [2**64 - 1]), strict=True):
+        await scripted.store(*hashes)
+        await scripted.beat()
+        await index.until_at(scripted)
+    await ranks[2].beat(stale="why")
+    await index.until_stale(ranks[2].rank, "source")
+    answer = await ask(query)
+    assert {f"{r['worker_id']}/{r['dp_rank']}": [r["overlap_blocks"][0], r["stale"]] for r in answer} == expected
+    assert all((r["epoch"], r["seq"]) == (7, 1) for r in answer if r["worker_id"] != "w9")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "truncated"),
+        (b"{", "truncated"),
+        (b"[]", "Expected `object`"),
+        (b"\xff", "malformed"),
+        (b"{}", "missing required field `sequence_hashes`"),
+        (b'{"sequence_hashes": null}', "Expected `array`"),
+        (b'{"sequence_hashes": ["1"]}', "Expected `int`"),
+        (b'{"sequence_hashes": [1.5]}', "Expected `int`"),
+        (b'{"sequence_hashes": [-1]}', "sequence_hashes: found -1, allowed u64"),
+        (b'{"sequence_hashes": [18446744073709551616]}', "sequence_hashes: found 18446744073709551616, allowed u64"),
+        (b'{"sequence_hashes": [1], "rank": []}', "unknown field `rank`"),
+        (b'{"sequence_hashes": [1], "ranks": [["w0"]]}', "length 2"),
+        (b'{"sequence_hashes": [1], "ranks": [["w0", "0"]]}', "Expected `int`"),
+        (b'{"sequence_hashes": [1], "ranks": [["W 0", 0]]}', "worker_id: found 'W 0', allowed"),
+        (b'{"sequence_hashes": [1], "ranks": [["w0", -1]]}', "dp_rank: found -1, allowed"),
+        (b'{"sequence_hashes": ' + b"[" * 100_000, "array"),
+    ],
+)
+async def test_a_bad_question_is_named(api: Api, body: bytes, words: str) -> None:
+    status, answer = await api.post(body)
+    error = answer["error"]
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", "body")
+    assert words in error["message"]
+
+
+@pytest.mark.asyncio
+async def test_what_one_rank_holds_can_be_seen(index: Index, scripted: ScriptedRank, api: Api) -> None:
+    assert (await api.get("/v1/ranks/w0/0/blocks"))[0] == 404
+    await scripted.store(1, 2)
+    await index.until_at(scripted)
+    status, body = await api.get("/v1/ranks/w0/0/blocks")
+    assert (status, body["blocks"]) == (
+        200,
+        [
+            {"sequence_hash": 1, "parent": None, "tier_bits": 1},
+            {"sequence_hash": 2, "parent": 1, "tier_bits": 1},
+        ],
+    )
+    status, body = await api.get("/v1/ranks")
+    assert [(each["worker_id"], each["blocks"]["gpu"], each["cursor"]) for each in body["ranks"]] == [("w0", 2, 1)]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("rank", ["w0/1", "w9/0", "w0/-1", "w0/x", "w0/%D9%A0", "w0/00", f"w0/{'9' * 5000}", "W%200/0"])
+async def test_an_unknown_rank_is_a_404_that_names_those_that_are(
+    index: Index, scripted: ScriptedRank, api: Api, rank: str
+) -> None:
+    await scripted.store(1)
+    await index.until_at(scripted)
+    status, body = await api.get(f"/v1/ranks/{rank}/blocks")
+    assert status == 404, body
+    assert body["error"]["message"].endswith("allowed w0/0")
+
+
+@pytest.mark.asyncio
+async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
+    index: Index, scripted: ScriptedRank, api: Api
+) -> None:
+    assert await api.get("/ready") == (200, {"ready": True, "stale": {}})
+    await scripted.store(1)
+    await scripted.beat(stale="why")
+    await index.until_stale(scripted.rank, "source")
+    assert await api.get("/ready") == (503, {"ready": False, "stale": {"w0/0": "source"}})
+    assert await api.get("/health") == (200, {"status": "ok"})
+
+
+@pytest.mark.asyncio
+async def test_the_indexer_serves_as_a_process(broker: Broker, scripted: ScriptedRank) -> None:
+    await scripted.store(1, 2, 3)
+    command = ["-m", "indexer", "serve", "--nats-url", broker.url, "--port", "0"]
+    process = Process("indexer", [sys.executable, *command, "--set", f"nats.events_max_bytes={1 << 24}"])
+    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
+        await process.start(group)
+        try:
+            address = (await process.line_with("index on")).split()[2]
+            query = {"sequence_hashes": [1, 2, 9], "ranks": [["w0", 0]]}
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    async with session.post(f"{address}/v1/overlap", json=query) as response:
+                        (answer,) = (await response.json())["ranks"]
+                    if answer["seq"] == scripted.seq:
+                        break
+                    await SystemClock().sleep(0.02)
+            assert (answer["overlap_blocks"], answer["epoch"], answer["stale"]) == ([2, 2, 2, 2], 7, "")
+            async with session.get(f"{address}/metrics") as response:
+                assert "kvrouter_index_ranks 1.0" in await response.text()
+        finally:
+            await process.end(signal.SIGTERM)
+    assert process._child is not None
+    assert process._child.returncode == 0, process.output
+
+
+def test_the_tiers_of_an_overlap_are_those_of_the_wire() -> None:
+    assert [tier.name for tier in Tier] == ["GPU", "HOST", "DISK", "EXTERNAL"]
+    assert MODEL in subjects.model_slug(MODEL)
