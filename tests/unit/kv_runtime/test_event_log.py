@@ -332,6 +332,7 @@ async def test_streams_that_the_server_lost_are_made_again(broker: Broker) -> No
         await log.ensure_stream(STREAM)
         await log.follow("TEST", "test.>", reader.on_message)
         await publish_all(log, numbers(1, 5))
+        await reader.until(numbers(1, 5))
         await broker.kill()
         broker.lose_store()
         await broker.start()

@@ -168,6 +168,7 @@ def test_a_block_goes_with_the_last_of_its_engine_blocks() -> None:
     assert mirror.apply(remove(100, 101)) == []
     assert mirror.apply(remove(201)) == [Removed((CHAIN[1],))]
     assert held(mirror) == {CHAIN[0]: GPU_1}
+    assert mirror.counts == MirrorCounts(stored=2, removed=1, deduplicated=4)
 
 
 def test_either_engine_block_is_a_parent() -> None:
@@ -196,6 +197,7 @@ def test_a_clear_is_told_for_each_tier_that_held_something() -> None:
     assert mirror.apply(EngineCleared()) == [Cleared(Tier.GPU), Cleared(Tier.DISK)]
     assert (held(mirror), mirror.digests()) == ({}, ())
     assert mirror.apply(EngineCleared()) == []
+    assert mirror.counts.cleared_events == 2
     assert mirror.apply(store(1)) == []
 
 

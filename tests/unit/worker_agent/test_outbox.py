@@ -121,14 +121,14 @@ def test_what_comes_meanwhile_travels_together_in_the_next() -> None:
     assert [batch.seq for batch in decode_message(next_message(outbox).payload)] == [2, 3]
 
 
-def test_a_message_is_filled_up_to_its_bound_and_no_further() -> None:
-    outbox = Outbox(EPOCH, bytes_max=1 << 30)
-    half = (MESSAGE_BYTES_MAX - 2) // 2
-    fits = (half - BATCH_BYTES) // 8
-    add(outbox, *(Stored(chain(fits)) for _ in range(3)))
+@pytest.mark.parametrize(("over", "batches_in_messages"), [(0, [2]), (1, [1, 1])])
+def test_a_message_is_filled_up_to_its_bound_and_no_further(over: int, batches_in_messages: list[int]) -> None:
+    outbox = Outbox(EPOCH)
+    blocks = (MESSAGE_BYTES_MAX - 2 - 2 * BATCH_BYTES) // 8
+    add(outbox, Stored(chain(blocks // 2)), Stored(chain(blocks - blocks // 2 + over)))
     messages = drained(outbox)
-    assert [len(decode_message(message.payload)) for message in messages] == [2, 1]
-    assert MESSAGE_BYTES_MAX - 16 < len(messages[0].payload) <= MESSAGE_BYTES_MAX
+    assert [len(decode_message(message.payload)) for message in messages] == batches_in_messages
+    assert over or MESSAGE_BYTES_MAX - 8 < len(messages[0].payload) <= MESSAGE_BYTES_MAX
 
 
 def test_the_largest_batch_fills_a_message_alone() -> None:

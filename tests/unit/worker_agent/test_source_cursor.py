@@ -100,6 +100,7 @@ def test_several_holes_are_one_loss_and_what_lies_between_them_is_of_no_use() ->
     assert cursor.on_replay_end(NOW_S) == delivered(8, 9, 10, lost=True)
     assert (cursor.expected, cursor.lost_total) == (11, 1)
     assert live(cursor, 11) == delivered(11, 12)
+    assert not cursor.has_hole
 
 
 def test_a_replay_that_begins_beyond_what_was_asked_shows_the_loss() -> None:
