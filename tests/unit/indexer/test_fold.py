@@ -504,4 +504,3 @@ def test_the_same_facts_in_the_same_order_give_the_same_state() -> None:
         outcomes.append((said, fold.statistics(), fold.held(A0), fold.held(B0)))
     assert outcomes[0] == outcomes[1]
     assert any(outcomes[0][0])
-
