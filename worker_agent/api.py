@@ -5,7 +5,9 @@ GET  /v1/kv/position    each rank's (epoch, last_seq) after all that the engine 
 """
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -21,6 +23,8 @@ from worker_agent.core.request_rules import engine_request, prompt_ids
 from worker_agent.engines.port import Engine
 
 _BARRIER_S = 5.0
+_RANK = re.compile("[0-9]{1,4}")
+_FOUND_CHARACTERS_MAX = 16
 
 
 class AgentApi:
@@ -89,19 +93,28 @@ class AgentApi:
             return error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
         answer = Answer(request, asked.request_id, self._wall_ns() // 1_000_000_000)
         self.running += 1
+        outcome = "failed"
         try:
             serve = self._stream if request.stream else self._whole
-            return await serve(http, request, asked, answer)
-        except asyncio.CancelledError:
-            self.requests_total["cancelled"] += 1
+            answered, outcome = await serve(http, request, asked, answer)
+        except RequestRefused as error:
+            outcome = "refused"
+            return error_response(400, str(error), "invalid_request_error", param=error.field)
+        except EngineStopped as error:
+            return error_response(503, str(error), "server_error", code="engine_stopped")
+        except (asyncio.CancelledError, ConnectionError):  # the client went away
+            outcome = "cancelled"
             raise
+        else:
+            return answered
         finally:
             self.running -= 1
+            self.requests_total[outcome] += 1
 
     def _asked(self, http: web.Request, request: Request) -> EngineRequest:
         rank = http.headers.get("x-dp-rank")
-        if rank is not None and not rank.isdecimal():
-            raise RequestInvalid("x-dp-rank", rank, "a decimal number")
+        if rank is not None and not _RANK.fullmatch(rank):
+            raise RequestInvalid("x-dp-rank", rank[:_FOUND_CHARACTERS_MAX], "a decimal number")
         return engine_request(
             request,
             self._prompt(request),
@@ -119,60 +132,49 @@ class AgentApi:
             return self._text.encode_chat(request.messages, tools=request.tools)
         return self._text.encode(request.prompt) if isinstance(request.prompt, str) else list(request.prompt)
 
-    async def _whole(self, _: web.Request, request: Request, asked: EngineRequest, answer: Answer) -> web.Response:
+    async def _whole(
+        self, _: web.Request, request: Request, asked: EngineRequest, answer: Answer
+    ) -> tuple[web.StreamResponse, str]:
         generation = _Generation(self._engine, self._text, request.stops)
-        try:
-            shown = [text async for text in generation.run(asked)]
-        except RequestRefused as error:
-            self.requests_total["refused"] += 1
-            return error_response(400, str(error), "invalid_request_error", param=error.field)
-        except EngineStopped as error:
-            self.requests_total["failed"] += 1
-            return error_response(503, str(error), "server_error", code="engine_stopped")
-        self.requests_total["ok"] += 1
+        shown = [text async for text in generation.run(asked)]
         body = answer.whole("".join(shown), generation.finish_reason, generation.usage(asked))
-        return web.Response(body=body, content_type="application/json")
+        return web.Response(body=body, content_type="application/json"), "ok"
 
     async def _stream(
         self, http: web.Request, request: Request, asked: EngineRequest, answer: Answer
-    ) -> web.StreamResponse:
+    ) -> tuple[web.StreamResponse, str]:
         generation = _Generation(self._engine, self._text, request.stops)
-        texts = generation.run(asked)
-        try:
-            first = await anext(texts, "")
-        except RequestRefused as error:
-            self.requests_total["refused"] += 1
-            return error_response(400, str(error), "invalid_request_error", param=error.field)
-        except EngineStopped as error:
-            self.requests_total["failed"] += 1
-            return error_response(503, str(error), "server_error", code="engine_stopped")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        await response.prepare(http)
-        try:
-            await response.write(answer.opening() + answer.delta(first))
-            async for text in texts:
-                if text:
-                    await response.write(answer.delta(text))
-            ending = answer.closing(generation.finish_reason)
-            if request.include_usage:
-                ending += answer.usage_event(generation.usage(asked))
-            await response.write(ending + SSE_DONE)
-            self.requests_total["ok"] += 1
-        except EngineStopped as error:
-            self.requests_total["failed"] += 1
-            await response.write(sse_error(error_body(str(error), "server_error", code="engine_stopped")))
-        finally:
-            await texts.aclose()
+        async with aclosing(generation.run(asked)) as texts:
+            first = await anext(texts, "")
+            await response.prepare(http)
+            try:
+                await response.write(answer.opening() + answer.delta(first))
+                async for text in texts:
+                    if text:
+                        await response.write(answer.delta(text))
+            except EngineStopped as error:
+                ending, outcome = sse_error(error_body(str(error), "server_error", code="engine_stopped")), "failed"
+            else:
+                ending, outcome = answer.closing(generation.finish_reason), "ok"
+                if request.include_usage:
+                    ending += answer.usage_event(generation.usage(asked))
+                ending += SSE_DONE
+        await response.write(ending)
         await response.write_eof()
-        return response
+        return response, outcome
 
     async def _models(self, _: web.Request) -> web.Response:
         models = [{"id": name, "object": "model", "created": 0, "owned_by": "kv-router"} for name in self._served_names]
         return json_response({"object": "list", "data": models})
 
     async def _kv_position(self, _: web.Request) -> web.Response:
-        async with asyncio.timeout(_BARRIER_S):
-            position = await self._position()
+        try:
+            async with asyncio.timeout(_BARRIER_S):
+                position = await self._position()
+        except TimeoutError:
+            message = f"what the engine flushed was not read within {_BARRIER_S} s"
+            return error_response(504, message, "server_error", code="not_reached")
         return json_response(
             {"ranks": [{"dp_rank": rank, "epoch": epoch, "seq": seq} for rank, (epoch, seq) in position.items()]}
         )
