@@ -90,7 +90,6 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
     text = load_text(settings.engine.text)
     instance, log_found = uuid.uuid4().hex[:16], asyncio.Event()
     engine = _engine(settings, clock)
-    model = settings.engine.model
     log = await EventLog.connect(
         settings.nats.url,
         name=f"worker-agent {worker.id}",
@@ -98,36 +97,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         on_found=log_found.set,
     )
     context = zmq.asyncio.Context()
-    publisher = EventPublisher(
-        engine,
-        TrtllmRules(settings.engine.block_size),
-        zmq.Context(context),
-        ring_bytes_max=settings.events.ring_bytes_max,
-        poll_s=settings.events.poll_s,
-        wall_ns=clock.wall_ns,
-    )
-    replay = ReplayServer(publisher.ring, context)
-    consolidator = Consolidator(
-        Consolidation(
-            engine.describe().dp_ranks,
-            settings.engine.block_size,
-            instance,
-            lambda: secrets.randbits(64),
-            outbox_bytes_max=settings.events.outbox_bytes_max,
-        ),
-        SourceCursor(),
-        log,
-        context,
-        clock,
-        model=model,
-        worker_id=worker.id,
-        publish_endpoint=publisher.endpoint,
-        replay_endpoint=replay.endpoint,
-        source_stale=publisher.stale,
-    )
-    loads = LoadReports(
-        engine, log, clock, model=model, worker_id=worker.id, instance=instance, poll_s=settings.events.poll_s
-    )
+    publisher, replay, consolidator, loads = _event_path(settings, engine, log, context, clock, instance)
 
     async def position() -> dict[int, tuple[int, int]]:
         return await consolidator.position(await publisher.barrier())
@@ -135,7 +105,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
     api = AgentApi(
         engine,
         text,
-        served_names=(model,),
+        served_names=(settings.engine.model,),
         default_max_tokens=settings.engine.default_max_tokens,
         inflight_requests_max=worker.inflight_requests_max,
         wall_ns=clock.wall_ns,
@@ -177,6 +147,48 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         await membership.leave("stopped")
         await log.close()
         context.destroy(linger=0)
+
+
+def _event_path(
+    settings: AgentSettings,
+    engine: Engine,
+    log: EventLog,
+    context: zmq.asyncio.Context,
+    clock: SystemClock,
+    instance: str,
+) -> tuple[EventPublisher, ReplayServer, Consolidator, LoadReports]:
+    model, worker_id = settings.engine.model, settings.worker.id
+    publisher = EventPublisher(
+        engine,
+        TrtllmRules(settings.engine.block_size),
+        zmq.Context(context),
+        ring_bytes_max=settings.events.ring_bytes_max,
+        poll_s=settings.events.poll_s,
+        wall_ns=clock.wall_ns,
+    )
+    replay = ReplayServer(publisher.ring, context)
+    consolidator = Consolidator(
+        Consolidation(
+            engine.describe().dp_ranks,
+            settings.engine.block_size,
+            instance,
+            lambda: secrets.randbits(64),
+            outbox_bytes_max=settings.events.outbox_bytes_max,
+        ),
+        SourceCursor(),
+        log,
+        context,
+        clock,
+        model=model,
+        worker_id=worker_id,
+        publish_endpoint=publisher.endpoint,
+        replay_endpoint=replay.endpoint,
+        source_stale=publisher.stale,
+    )
+    loads = LoadReports(
+        engine, log, clock, model=model, worker_id=worker_id, instance=instance, poll_s=settings.events.poll_s
+    )
+    return publisher, replay, consolidator, loads
 
 
 def _engine(settings: AgentSettings, clock: SystemClock) -> Engine:

@@ -14,6 +14,7 @@ from worker_agent.core.dialects.hop_a import (
     PAYLOAD_BYTES_MAX,
     REPLAY_END,
     TIER_OF_MEDIUM,
+    TIME_S_MAX,
     EngineBatch,
     EngineCleared,
     EngineEvent,
@@ -195,6 +196,12 @@ def test_no_rank_is_rank_0(dp_rank: int | None, read: int) -> None:
     assert decode_payload(0, wire(GOOD_MAP, dp_rank=dp_rank)).dp_rank == read
 
 
+@pytest.mark.parametrize("time_s", [0, 0.0, 1.7e9, TIME_S_MAX])
+def test_any_time_that_nanoseconds_can_say_is_read(time_s: float) -> None:
+    assert decode_payload(0, wire(GOOD_MAP, time_s=time_s)).time_s == time_s
+    assert round(TIME_S_MAX * 1e9) < 2**63
+
+
 def test_unknown_keys_of_newer_publishers_are_skipped() -> None:
     newer = {"lora_id": 3, "extra_keys": [["x", 1]], "group_idx": 0, "kv_cache_spec_kind": "full_attention", "new": {}}
     assert decode_payload(0, wire(stored_map(**newer))).events == (stored(7),)
@@ -212,6 +219,7 @@ def test_unknown_keys_of_newer_publishers_are_skipped() -> None:
         pytest.param(stored_map(token_ids=[1, 2, 3, None]), id="token null"),
         pytest.param(stored_map(token_ids=[[1, 2], [2, 3], [3, 4], [4, 5]]), id="bigrams"),
         pytest.param(stored_map(block_size=0), id="block size 0"),
+        pytest.param(stored_map(block_hashes=[], token_ids=[], block_size=0), id="no blocks of size 0"),
         pytest.param(stored_map(block_size=-4), id="negative block size"),
         pytest.param(stored_map(block_hashes=[b"12345678"]), id="hash in bytes"),
         pytest.param(stored_map(block_hashes=["7"]), id="hash as text"),

@@ -58,6 +58,10 @@ def test_what_is_not_said_or_is_nonsense_is_0(row: dict[str, Any]) -> None:
     assert load_report(row, "i") == (0, EMPTY)
 
 
+def test_small_numbers_are_no_nonsense() -> None:
+    assert load_report({**ROW, "iterLatencyMS": 0.25}, "i")[1].iteration_s == 0.00025
+
+
 def test_a_row_without_a_rank_is_that_of_rank_0() -> None:
     assert load_report({**ROW, "attentionDpRank": None}, "i")[0] == 0
 

@@ -262,6 +262,7 @@ def test_updates_are_counted_and_ignored_even_with_null_diffs(rules: TrtllmRules
     empty = {"type": "updated", "block_hash": 1, "cache_level": None, "priority": None}
     assert rules.translate([event(0, updated(1)), event(1, empty)]) == []
     assert rules.counts == PublisherCounts(updated=2)
+    assert rules.last_unreadable == ""
 
 
 @pytest.mark.parametrize(
