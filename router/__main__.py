@@ -29,6 +29,8 @@ from router.forward import HttpForwarder
 from router.metrics import RequestMetrics, state_families
 from router.routing import Routing
 
+_OTHER_STREAMS_BYTES = 256 << 20
+"""Room in the embedded server's store for all streams but that of events."""
 _EXPECTED = (ConfigurationError, BrokerUnavailable, NatsServerError, PortUsed, TextError)
 
 
@@ -157,7 +159,9 @@ async def _embedded_nats(nats: NatsSection, cleanup: AsyncExitStack) -> Embedded
         return None
     store_dir = Path(nats.store_dir) if nats.store_dir else None
     return await cleanup.enter_async_context(
-        EmbeddedNats(port=nats.port, store_dir=store_dir, store_bytes_max=2 * nats.events_max_bytes)
+        EmbeddedNats(
+            port=nats.port, store_dir=store_dir, store_bytes_max=2 * nats.events_max_bytes + _OTHER_STREAMS_BYTES
+        )
     )
 
 

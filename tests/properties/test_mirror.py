@@ -60,7 +60,7 @@ stores = st.builds(
 )
 removals = st.builds(
     lambda hashes, tier: EngineRemoved(block_hashes=tuple(hashes), tier=tier),
-    st.lists(engine_hashes, max_size=3),
+    st.lists(engine_hashes, max_size=3) | st.sampled_from([[0, 2, 4], [5, 3, 1]]),
     tiers,
 )
 events = st.lists(st.one_of(stores, stores, removals), max_size=20) | st.lists(
