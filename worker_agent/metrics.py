@@ -9,7 +9,10 @@ from worker_agent.load_reports import LoadReports
 from worker_agent.publisher import EventPublisher
 
 _ENGINE_EVENT_KINDS = ("created", "stored", "removed", "updated", "unreadable")
-_MIRROR_COUNTS = ("stored", "removed", "deduplicated", "unknown_parent", "unknown_removal", "wrong_block_size")
+_MIRROR_COUNTS = (
+    *("stored", "removed", "deduplicated"),
+    *("unknown_parent", "unknown_removal", "wrong_block_size", "ambiguous"),
+)
 
 
 class AgentMetrics:
