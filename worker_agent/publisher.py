@@ -15,7 +15,8 @@ import zmq.asyncio
 
 from kv_protocol.errors import MalformedMessage
 from worker_agent.core.dialects.hop_a import REPLAY_END, decode_sequence, encode_payload, encode_sequence
-from worker_agent.core.dialects.trtllm import RankEvent, TrtllmRules
+from worker_agent.core.dialects.trtllm import TrtllmRules
+from worker_agent.core.engine_events import RankEvent
 from worker_agent.engines.port import Engine
 
 _HWM_MESSAGES = 100_000

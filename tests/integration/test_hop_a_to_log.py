@@ -26,14 +26,9 @@ from tests.integration.broker import Broker, eventually, running_broker
 from tests.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
 from worker_agent.consolidator import Consolidator
 from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.dialects.hop_a import (
-    REPLAY_END,
-    EngineCleared,
-    EngineStored,
-    encode_payload,
-    encode_sequence,
-)
+from worker_agent.core.dialects.hop_a import REPLAY_END, encode_payload, encode_sequence
 from worker_agent.core.dialects.trtllm import TrtllmRules
+from worker_agent.core.engine_events import EngineCleared, EngineStored
 from worker_agent.core.source_cursor import SourceCursor
 from worker_agent.publisher import EventPublisher, ReplayRing, ReplayServer
 

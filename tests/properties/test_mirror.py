@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
-from worker_agent.core.dialects.hop_a import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.core.mirror import RankMirror
 
 BLOCK_SIZE = 2
@@ -224,7 +224,7 @@ class ClearsTheGpuAlone(RankMirror):
     [RemovesWithTheFirst, NeverRemovesTheSecond, RootsOrphans, ForgetsTheSalt, KeepsFormerNames, ClearsTheGpuAlone],
 )
 def test_the_property_fails_on_a_planted_bug(planted: type[RankMirror]) -> None:
-    @settings(max_examples=2000, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    @settings(max_examples=6000, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
     @given(events)
     def search(engine_events: list[EngineEvent]) -> None:
         check(planted(BLOCK_SIZE), engine_events)

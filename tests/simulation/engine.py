@@ -14,9 +14,9 @@ from kv_protocol.events import Tier
 from tests.simulation.link import Timeline
 from tests.simulation.oracle import BLOCK_SIZE, Held, Names
 from tests.simulation.setup import AgentSetup
-from worker_agent.core.dialects.hop_a import EngineEvent, EngineRemoved, EngineStored
 from worker_agent.core.dialects.trtllm import TrtllmRules
 from worker_agent.core.engine import EngineDescription, EngineRequest, RequestRefused
+from worker_agent.core.engine_events import EngineEvent, EngineRemoved, EngineStored
 from worker_agent.core.simulator.blocks import Namespace
 from worker_agent.core.simulator.events import render
 from worker_agent.core.simulator.scheduler import Simulator, Step

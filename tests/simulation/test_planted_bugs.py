@@ -17,8 +17,8 @@ from tests.simulation.setup import Kind
 from tests.simulation.test_convergence import SEEDS, assert_calm
 from tests.simulation.world import World
 from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.dialects.hop_a import EngineStored
 from worker_agent.core.dialects.trtllm import TrtllmRules, _Head
+from worker_agent.core.engine_events import EngineStored
 from worker_agent.core.mirror import RankMirror
 from worker_agent.core.outbox import Outbox
 from worker_agent.core.source_cursor import Delivery, SourceCursor

@@ -16,7 +16,8 @@ import msgspec
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.recovery import DumpChunk, dump_chunks
-from worker_agent.core.dialects.hop_a import EngineBatch, EngineCleared, EngineStored, decode_payload
+from worker_agent.core.dialects.hop_a import decode_payload
+from worker_agent.core.engine_events import EngineBatch, EngineCleared, EngineStored
 from worker_agent.core.mirror import MirrorCounts, RankMirror
 from worker_agent.core.outbox import Outbox
 
@@ -80,26 +81,27 @@ class Consolidation:
             self._refused_batches += 1
             self._stale = dict.fromkeys(self._stale, f"unreadable batch: {error}")
             return set()
-        if batch.dp_rank not in self._mirrors:
+        dp_rank = batch.dp_rank or 0
+        if dp_rank not in self._mirrors:
             self._unknown_rank += 1
             return set()
-        changed = self._apply(batch)
+        changed = self._apply(dp_rank, batch)
         if batch.refused:
             self._refused_events += len(batch.refused)
-            self._stale[batch.dp_rank] = f"unreadable event: {batch.refused[0]}"
+            self._stale[dp_rank] = f"unreadable event: {batch.refused[0]}"
         return changed
 
-    def _apply(self, batch: EngineBatch) -> set[int]:
-        mirror, outbox = self._mirrors[batch.dp_rank], self._outboxes[batch.dp_rank]
+    def _apply(self, dp_rank: int, batch: EngineBatch) -> set[int]:
+        mirror, outbox = self._mirrors[dp_rank], self._outboxes[dp_rank]
         before = outbox.last_seq
         for engine_event in batch.events:
             if isinstance(engine_event, EngineCleared):
-                self._stale[batch.dp_rank] = ""
+                self._stale[dp_rank] = ""
             elif isinstance(engine_event, EngineStored) and engine_event.block_size != self._block_size:
-                self._stale[batch.dp_rank] = f"block_size: found {engine_event.block_size}, allowed {self._block_size}"
+                self._stale[dp_rank] = f"block_size: found {engine_event.block_size}, allowed {self._block_size}"
             for event in mirror.apply(engine_event):
                 outbox.add(event, source_seq=batch.sequence, engine_time_ns=round(batch.time_s * 1e9))
-        return {batch.dp_rank} if outbox.last_seq > before else set()
+        return {dp_rank} if outbox.last_seq > before else set()
 
     def on_loss(self) -> None:
         """Payloads are lost for good: begin anew, empty, in a new epoch."""

@@ -21,7 +21,7 @@ from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
 from kv_protocol.recovery import HeldBlock, parents_first
-from worker_agent.core.dialects.hop_a import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 
 class MirrorCounts(msgspec.Struct, kw_only=True):

@@ -11,13 +11,8 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.recovery import HeldBlock
 from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.dialects.hop_a import (
-    EngineCleared,
-    EngineEvent,
-    EngineRemoved,
-    EngineStored,
-    encode_payload,
-)
+from worker_agent.core.dialects.hop_a import encode_payload
+from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 BLOCK_SIZE = 2
 TOKENS = (1, 2, 3, 4, 5, 6)

@@ -4,7 +4,7 @@ from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.events import Cleared, Removed, Stored, Tier
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.recovery import HeldBlock
-from worker_agent.core.dialects.hop_a import EngineCleared, EngineRemoved, EngineStored
+from worker_agent.core.engine_events import EngineCleared, EngineRemoved, EngineStored
 from worker_agent.core.mirror import MirrorCounts, RankMirror
 
 BLOCK_SIZE = 2

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from worker_agent.core.dialects.hop_a import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.core.dialects.trtllm import PublisherCounts, RankEvent, TrtllmRules
+from worker_agent.core.dialects.trtllm import PublisherCounts, TrtllmRules
+from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored, RankEvent
 
 BLOCK_SIZE = 4
 Json = dict[str, Any]

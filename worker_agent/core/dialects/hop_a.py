@@ -17,6 +17,7 @@ from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.hashing import to_i64, to_u64
 from kv_protocol.ids import TokenId
+from worker_agent.core.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 REPLAY_END = (1 << 64) - 1
 PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
@@ -43,47 +44,6 @@ TIER_OF_MEDIUM = {
     "SHARED": Tier.EXTERNAL,
 }
 MEDIUM_OF_TIER = {Tier.GPU: "GPU", Tier.HOST: "CPU", Tier.DISK: "DISK", Tier.EXTERNAL: "EXTERNAL"}
-
-
-class EngineStored(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine holds these blocks, in chain order; `token_ids` are theirs, `block_size` each."""
-
-    block_hashes: tuple[int, ...]
-    parent_block_hash: int | None
-    token_ids: tuple[int, ...]
-    block_size: int
-    tier: Tier = Tier.GPU
-    lora_name: str | None = None
-    cache_salt: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.block_size < 1 or len(self.token_ids) != self.block_size * len(self.block_hashes):
-            allowed = f"{self.block_size} a block x {len(self.block_hashes)} blocks"
-            raise LimitExceeded("token_ids", len(self.token_ids), allowed)
-
-
-class EngineRemoved(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine no longer holds these blocks on `tier`."""
-
-    block_hashes: tuple[int, ...]
-    tier: Tier = Tier.GPU
-
-
-class EngineCleared(msgspec.Struct, frozen=True):
-    """An engine holds nothing any more."""
-
-
-EngineEvent = EngineStored | EngineRemoved | EngineCleared
-
-
-class EngineBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one message of hop A says. `refused` tells of each event that could not be read; the others stand."""
-
-    sequence: int
-    time_s: float
-    dp_rank: int
-    events: tuple[EngineEvent, ...]
-    refused: tuple[str, ...] = ()
 
 
 class _Stored(msgspec.Struct, tag="BlockStored"):
@@ -187,9 +147,7 @@ def decode_payload(sequence: int, payload: bytes) -> EngineBatch:
             events.append(_event(_event_decoder.decode(raw)))
         except UNDECODABLE as error:
             refused.append(str(error))
-    return EngineBatch(
-        sequence=sequence, time_s=time_s, dp_rank=dp_rank or 0, events=tuple(events), refused=tuple(refused)
-    )
+    return EngineBatch(sequence=sequence, time_s=time_s, dp_rank=dp_rank, events=tuple(events), refused=tuple(refused))
 
 
 def _event(wire: _Stored | _Removed | _Cleared) -> EngineEvent:

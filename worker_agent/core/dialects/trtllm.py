@@ -13,14 +13,14 @@ One event that cannot be read is counted and costs nothing else. Source: `event_
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import to_u64
 from kv_protocol.ids import TokenId
-from worker_agent.core.dialects.hop_a import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored, RankEvent
 
 
 class _UniqueToken(msgspec.Struct):
@@ -74,13 +74,6 @@ class PublisherCounts(msgspec.Struct, kw_only=True):
     oversize_dropped: int = 0
     window_filtered: int = 0
     event_id_gaps: int = 0
-
-
-class RankEvent(NamedTuple):
-    """A hop A event of one rank."""
-
-    dp_rank: int
-    event: EngineEvent
 
 
 class TrtllmRules:

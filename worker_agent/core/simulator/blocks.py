@@ -18,7 +18,7 @@ leaf, no eviction orphans a child, and every cached block can be had. No scan, n
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import NamedTuple, Self
 
@@ -42,6 +42,16 @@ class Namespace(msgspec.Struct, frozen=True):
         """Return the namespace; an empty name or salt is an absent one. Source: `event_plane.md` section 1.6."""
         salt_id = int.from_bytes(sha256(cache_salt.encode()).digest()[:8], "little") if cache_salt else None
         return cls(lora_name or None, cache_salt or None, lora_id(lora_name) if lora_name else None, salt_id)
+
+
+BlockHash = Callable[[Sequence[int], int, Namespace], int]
+"""The engine hash of a block: its tokens, its parent's hash (0: none) and its namespace in, a u64 out."""
+
+
+def trtllm_hash(tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
+    """Return TensorRT-LLM's own hash of a block."""
+    lora_task_id, cache_salt_id = namespace.lora_task_id, namespace.cache_salt_id
+    return trtllm_block_hash(tokens, parent, lora_task_id=lora_task_id, cache_salt_id=cache_salt_id)
 
 
 class _Key(NamedTuple):
@@ -91,8 +101,11 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class BlockPool:
     """The blocks of one rank; what enters and leaves the tree is told to `events`."""
 
-    def __init__(self, total_blocks: int, block_size: int, events: EventLog) -> None:
+    def __init__(
+        self, total_blocks: int, block_size: int, events: EventLog, block_hash: BlockHash = trtllm_hash
+    ) -> None:
         self._block_size = block_size
+        self._block_hash = block_hash
         self._events = events
         self._tree: dict[_Key, Block] = {}
         self._cached: OrderedDict[Block, None] = OrderedDict()
@@ -219,12 +232,7 @@ class BlockPool:
             )
 
     def _insert(self, key: _Key, namespace: Namespace) -> Block:
-        engine_hash = trtllm_block_hash(
-            key.tokens,
-            key.parent.engine_hash if key.parent else 0,
-            lora_task_id=namespace.lora_task_id,
-            cache_salt_id=namespace.cache_salt_id,
-        )
+        engine_hash = self._block_hash(key.tokens, key.parent.engine_hash if key.parent else 0, namespace)
         block = self._tree[key] = Block(key, engine_hash)
         block.sequences = 1
         return block

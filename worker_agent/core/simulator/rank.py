@@ -16,7 +16,7 @@ from itertools import chain, islice
 import msgspec
 
 from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest, FinishReason
-from worker_agent.core.simulator.blocks import BlockPool, BlockTable, Namespace
+from worker_agent.core.simulator.blocks import BlockHash, BlockPool, BlockTable, Namespace, trtllm_hash
 from worker_agent.core.simulator.events import EngineEvent, EventLog
 from worker_agent.core.simulator.statistics import RankIteration
 from worker_agent.core.simulator.timing import IterationWork
@@ -77,7 +77,11 @@ class Rank:
     """The queue, the running sequences and the block pool of one rank."""
 
     def __init__(
-        self, engine: EngineDescription, token_source: TokenSource, attention_dp_rank: int | msgspec.UnsetType
+        self,
+        engine: EngineDescription,
+        token_source: TokenSource,
+        attention_dp_rank: int | msgspec.UnsetType,
+        block_hash: BlockHash = trtllm_hash,
     ) -> None:
         self.attention_dp_rank = attention_dp_rank
         self._engine = engine
@@ -87,7 +91,7 @@ class Rank:
             attention_dp_rank=attention_dp_rank,
             total_blocks=engine.total_kv_blocks,
         )
-        self.pool = BlockPool(engine.total_kv_blocks, engine.block_size, self._events)
+        self.pool = BlockPool(engine.total_kv_blocks, engine.block_size, self._events, block_hash)
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
         self._waiting_tokens = 0
         self._context: dict[str, _Running] = {}

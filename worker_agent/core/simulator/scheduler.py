@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest, RequestRefused
+from worker_agent.core.simulator.blocks import BlockHash, trtllm_hash
 from worker_agent.core.simulator.events import EngineEvent
 from worker_agent.core.simulator.rank import Rank, computed_tokens_max
 from worker_agent.core.simulator.statistics import IterationStats, iteration_stats
@@ -44,13 +45,14 @@ class Simulator:
         *,
         timing: EngineTiming = H200_8B,
         token_source: TokenSource | None = None,
+        block_hash: BlockHash = trtllm_hash,
         event_buffer_max_size: int = EVENT_BUFFER_MAX_SIZE,
     ) -> None:
         self.description = description
         self._timing = timing
         several = len(description.dp_ranks) > 1
         self._ranks = {
-            dp_rank: Rank(description, token_source or TokenSource(), dp_rank if several else msgspec.UNSET)
+            dp_rank: Rank(description, token_source or TokenSource(), dp_rank if several else msgspec.UNSET, block_hash)
             for dp_rank in description.dp_ranks
         }
         self._rank_of: dict[str, int] = {}
