@@ -1,0 +1,83 @@
+"""What engines say of their KV caches, whichever wire they said it on: the words between dialects and the mirror.
+
+Hashes are the engine's own, u64. A foreign spelling has ended before one of these is built.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.events import Tier
+
+
+class EngineStored(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine holds these blocks on `tier`, in chain order; `parent_block_hash` is the block before the first.
+
+    `token_ids` are theirs, `block_size` each; with `is_eagle` one more follows the last block (a block's content is its
+    own tokens and the next one). Both are empty and 0 where an engine names blocks that it described before:
+    `names_only`. `mm_hashes[i]` are the multimodal hashes (u64) of block i; () for text. `group_idx` is the attention
+    group whose copy this is: a block can be used where all groups hold theirs.
+    """
+
+    block_hashes: tuple[int, ...]
+    parent_block_hash: int | None
+    token_ids: tuple[int, ...]
+    block_size: int
+    tier: Tier = Tier.GPU
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    mm_hashes: tuple[tuple[int, ...], ...] = ()
+    is_eagle: bool = False
+    group_idx: int = 0
+
+    def __post_init__(self) -> None:
+        if self.names_only:
+            return
+        blocks = len(self.block_hashes)
+        needed = self.block_size * blocks + (self.is_eagle and blocks > 0)
+        if self.block_size < 1 or len(self.token_ids) != needed:
+            allowed = f"{self.block_size} a block x {blocks} blocks"
+            raise LimitExceeded("token_ids", len(self.token_ids), allowed)
+
+    @property
+    def names_only(self) -> bool:
+        """Whether the event says where blocks are, and not what they are."""
+        return not self.token_ids
+
+
+class EngineRemoved(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine no longer holds these blocks on `tier`, as far as `group_idx` is concerned."""
+
+    block_hashes: tuple[int, ...]
+    tier: Tier = Tier.GPU
+    group_idx: int = 0
+
+
+class EngineCleared(msgspec.Struct, frozen=True):
+    """An engine holds nothing any more, on any tier."""
+
+
+EngineEvent = EngineStored | EngineRemoved | EngineCleared
+
+
+class RankEvent(NamedTuple):
+    """An event of one rank."""
+
+    dp_rank: int
+    event: EngineEvent
+
+
+class EngineBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What one message of hop A says.
+
+    `dp_rank` is None where the message names none. `refused` tells of each event that could not be read; the others
+    stand. `ignored` counts events that were read and mean nothing to a prefix: other attention groups, remote copies.
+    """
+
+    sequence: int
+    time_s: float
+    dp_rank: int | None
+    events: tuple[EngineEvent, ...]
+    refused: tuple[str, ...] = ()
+    ignored: int = 0
