@@ -10,8 +10,8 @@ from worker_agent.publisher import EventPublisher
 
 _ENGINE_EVENT_KINDS = ("created", "stored", "removed", "updated", "unreadable")
 _MIRROR_COUNTS = (
-    *("stored", "removed", "deduplicated"),
-    *("unknown_parent", "unknown_removal", "wrong_block_size", "ambiguous"),
+    *("stored", "removed", "deduplicated", "duplicate"),
+    *("unknown_parent", "unknown_name", "unknown_removal", "unfit", "ambiguous"),
 )
 
 
@@ -60,8 +60,14 @@ class AgentMetrics:
         yield gauge("stream_seq", "Last seq given out", labels, [(at, s.last_seq) for at, s in ranks])
         dropped = [(at, float(s.dropped_batches_total)) for at, s in ranks]
         yield counter("outbox_dropped", "Batches dropped from a full outbox", labels, dropped)
-        changes = [((*at, kind), float(getattr(s.counts, kind))) for at, s in ranks for kind in _MIRROR_COUNTS]
-        yield counter("mirror_blocks_changed", "Blocks by what the mirror made of them", (*labels, "kind"), changes)
+        changes = [
+            ((*at, source, kind), float(getattr(counts, kind)))
+            for at, s in ranks
+            for source, counts in s.counts.items()
+            for kind in _MIRROR_COUNTS
+        ]
+        meaning = "Blocks by what the mirror made of a source's events"
+        yield counter("mirror_blocks_changed", meaning, (*labels, "source", "kind"), changes)
         for name, meaning, count in (
             ("zmq_gaps", "Holes found on hop A", cursor.gaps_total),
             ("zmq_replays", "Replays asked for on hop A", cursor.replays_total),

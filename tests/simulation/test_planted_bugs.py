@@ -169,10 +169,10 @@ class RemovesWithTheFirstAlias(RankMirror):
 class RootsOrphans(RankMirror):
     """Takes a block of an unknown parent for the first of a sequence."""
 
-    def _store(self, event: EngineStored) -> list[Event]:
-        if event.parent_block_hash not in self._sequence_hash_of:
+    def _store(self, event: EngineStored, source: str) -> list[Event]:
+        if event.parent_block_hash is not None and self._known(event.parent_block_hash, source) is None:
             event = msgspec.structs.replace(event, parent_block_hash=None)
-        return super()._store(event)
+        return super()._store(event, source)
 
 
 class SkipsANumber(Outbox):

@@ -30,7 +30,8 @@ class RankStatistics(msgspec.Struct, frozen=True, kw_only=True):
     waiting_bytes: int
     dropped_batches_total: int
     held_blocks: int
-    counts: MirrorCounts
+    counts: dict[str, MirrorCounts]
+    """By source."""
 
 
 class ConsolidationStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +57,6 @@ class Consolidation:
         outbox_bytes_max: int = 64 << 20,
     ) -> None:
         self._instance = instance
-        self._block_size = block_size
         self._new_outbox: Callable[[], Outbox] = lambda: Outbox(draw_epoch(), bytes_max=outbox_bytes_max)
         self._stale = dict.fromkeys(dp_ranks, "")
         self._mirrors = {dp_rank: RankMirror(block_size) for dp_rank in dp_ranks}
@@ -97,8 +97,8 @@ class Consolidation:
         for engine_event in batch.events:
             if isinstance(engine_event, EngineCleared):
                 self._stale[dp_rank] = ""
-            elif isinstance(engine_event, EngineStored) and engine_event.block_size != self._block_size:
-                self._stale[dp_rank] = f"block_size: found {engine_event.block_size}, allowed {self._block_size}"
+            elif isinstance(engine_event, EngineStored) and (reason := mirror.unfit(engine_event)):
+                self._stale[dp_rank] = reason
             for event in mirror.apply(engine_event):
                 outbox.add(event, source_seq=batch.sequence, engine_time_ns=round(batch.time_s * 1e9))
         return {dp_rank} if outbox.last_seq > before else set()
@@ -146,5 +146,5 @@ class Consolidation:
             waiting_bytes=outbox.waiting_bytes,
             dropped_batches_total=self._dropped_before[dp_rank] + outbox.dropped_batches_total,
             held_blocks=sum(digest.block_count for digest in mirror.digests()),
-            counts=copy(mirror.counts),
+            counts={source: copy(counts) for source, counts in mirror.counts.items()},
         )

@@ -1,19 +1,23 @@
 """The mirror of one rank's KV cache: engine hashes end here, canonical events come out.
 
-    block  = our sequence hash -> parent, position, and per tier the engine blocks that are it
-    alias  = engine hash -> our sequence hash
+    block  = our sequence hash -> parent, position, and per tier how many names it can be used by
+    name   = engine hash of one source -> block, copies (see `engine_names.py`)
 
 Rules
-* A block's sequence hash is chained from its parent's, found by the parent's engine hash. An unknown parent means that
-  something was lost: the event is dropped and counted, and never becomes a root.
-* Two engine blocks may be one block of ours (same content). It is held on a tier while at least one of them is there:
-  `Stored` goes out for the first, `Removed` for the last.
-* Stores and removals of the same engine block on the same tier are idempotent. An engine hash names one block: stored
-  again as another, it leaves the first on all tiers; twice in one event, it says nothing, and the event is dropped.
+* A block's sequence hash is chained from its parent's, found by the parent's engine hash: among the names of its own
+  source, then among the others'. An unknown parent means that something was lost: the event is dropped and counted,
+  and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; a rank has a mirror of its own.
+* A block is held on a tier while it can be used by at least one name there, of whatever source: `Stored` goes out for
+  the first, `Removed` for the last.
+* A store without tokens says where a block is that was described before, by the same source or another; one that
+  nobody described is dropped and counted.
+* An engine hash names one block: stored again as another, it leaves the first on all tiers; twice in one event (or as
+  its own parent), it says nothing, and the event is dropped.
 * The set, its digests and the events given out agree at any time: folding the events gives the set.
 """
 
-from collections.abc import Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -22,135 +26,228 @@ from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
 from kv_protocol.recovery import HeldBlock, parents_first
 from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.core.engine_names import EngineName, SourceNames
+
+ENGINE = "engine"
+"""The source of a worker's events where it has only one."""
+FORMER_BLOCKS_MAX = 16_384
 
 
 class MirrorCounts(msgspec.Struct, kw_only=True):
-    """What the mirror made of the engine's events so far, in blocks unless named otherwise."""
+    """What the mirror made of one source's events so far, in blocks unless named otherwise.
+
+    `stored`, `removed`: came to be held on a tier, ceased to be. `deduplicated`: changed nothing, another name or group
+    is there. `duplicate`: stored while the same engine block was there already.
+    """
 
     stored: int = 0
     removed: int = 0
     cleared_events: int = 0
     deduplicated: int = 0
+    duplicate: int = 0
     ambiguous: int = 0
     unknown_parent: int = 0
+    unknown_name: int = 0
     unknown_removal: int = 0
-    wrong_block_size: int = 0
+    unfit: int = 0
 
 
 class _Block:
-    __slots__ = ("aliases", "parent", "position")
+    __slots__ = ("names", "parent", "position", "usable")
 
     def __init__(self, parent: int | None, position: int) -> None:
         self.parent = parent
         self.position = position
-        self.aliases: tuple[set[int], ...] = (set(), set(), set(), set())
+        self.names = 0
+        self.usable = [0, 0, 0, 0]
 
     @property
     def tier_bits(self) -> int:
-        return sum(1 << tier for tier in TIERS if self.aliases[tier])
-
-    def tiers_of(self, engine_hash: int) -> list[Tier]:
-        return [tier for tier in TIERS if engine_hash in self.aliases[tier]]
+        return sum(1 << tier for tier in TIERS if self.usable[tier])
 
 
 class RankMirror:
-    """What one rank holds, by our hashes. `apply` returns the canonical events that tell of the change."""
+    """What one rank holds, by our hashes. `apply` returns the canonical events that tell of the change.
 
-    def __init__(self, block_size: int) -> None:
+    With `is_eagle` a block's content is its own tokens and the next one, as a drafting engine keys its cache.
+    """
+
+    def __init__(self, block_size: int, *, is_eagle: bool = False) -> None:
         self._block_size = block_size
+        self._is_eagle = is_eagle
         self._blocks: dict[int, _Block] = {}
-        self._sequence_hash_of: dict[int, int] = {}
+        self._former: OrderedDict[int, _Block] = OrderedDict()
+        self._names: defaultdict[str, SourceNames] = defaultdict(SourceNames)
         self._digests = {tier: SetDigest() for tier in TIERS}
-        self.counts = MirrorCounts()
+        self.counts: defaultdict[str, MirrorCounts] = defaultdict(MirrorCounts)
 
-    def apply(self, event: EngineEvent) -> list[Event]:
-        """Fold one engine event in; return what it changed, in order."""
+    def apply(self, event: EngineEvent, source: str = ENGINE) -> list[Event]:
+        """Fold one event of a source in; return what it changed, in order."""
         match event:
             case EngineStored():
-                return self._store(event)
+                return self._store(event, source)
             case EngineRemoved():
-                return self._remove(event)
+                return self._remove(event, source)
             case EngineCleared():
-                self.counts.cleared_events += 1
-                return self.clear()
+                self.counts[source].cleared_events += 1
+                return self.clear(source)
 
-    def clear(self) -> list[Event]:
-        """Hold nothing any more."""
-        held = [tier for tier in TIERS if self._digests[tier].block_count]
-        self._blocks.clear()
-        self._sequence_hash_of.clear()
-        self._digests = {tier: SetDigest() for tier in TIERS}
-        return [Cleared(tier) for tier in held]
-
-    def _store(self, event: EngineStored) -> list[Event]:
+    def unfit(self, event: EngineStored) -> str:
+        """Return which field of a store is of another kind than this rank's blocks; empty when none is."""
+        if event.names_only:
+            return ""
         if event.block_size != self._block_size:
-            self.counts.wrong_block_size += len(event.block_hashes)
+            return f"block_size: found {event.block_size}, allowed {self._block_size}"
+        if event.is_eagle != self._is_eagle:
+            found, allowed = ("bigrams", "tokens") if event.is_eagle else ("tokens", "bigrams")
+            return f"token_ids: found {found}, allowed {allowed}"
+        return ""
+
+    def clear(self, source: str | None = None) -> list[Event]:
+        """`source` holds nothing any more (None: nobody does); return what ceased to be held because of it."""
+        gone: dict[Tier, list[int]] = {tier: [] for tier in TIERS}
+        for names in list(self._names.values()) if source is None else [self._names[source]]:
+            for name in names.clear():
+                for tier in self._release(name):
+                    gone[tier].append(name.sequence_hash)
+        return [
+            Removed(tuple(hashes), tier) if self._digests[tier].block_count else Cleared(tier)
+            for tier, hashes in gone.items()
+            if hashes
+        ]
+
+    def _store(self, event: EngineStored, source: str) -> list[Event]:
+        counts, blocks = self.counts[source], len(event.block_hashes)
+        if self.unfit(event):
+            counts.unfit += blocks
             return []
-        if len(set(event.block_hashes)) < len(event.block_hashes):
-            self.counts.ambiguous += len(event.block_hashes)
+        if len({*event.block_hashes, event.parent_block_hash}) <= blocks:
+            counts.ambiguous += blocks
             return []
-        parent: int | None = None
-        position = 0
+        if event.names_only:
+            return self._store_by_name(event, source)
+        parent, position = None, 0
         if event.parent_block_hash is not None:
-            parent = self._sequence_hash_of.get(event.parent_block_hash)
+            parent = self._known(event.parent_block_hash, source)
             if parent is None:
-                self.counts.unknown_parent += len(event.block_hashes)
+                counts.unknown_parent += blocks
                 return []
             position = self._blocks[parent].position + 1
-        seed = hash_seed(event.lora_name, event.cache_salt)
-        hashes = chain(local_block_hashes(event.token_ids, self._block_size, seed=seed), parent)
-        left = self._leave_others(dict(zip(event.block_hashes, hashes, strict=True)))
+        hashes = self._hashes(event, parent)
+        left = self._leave_others(zip(event.block_hashes, hashes, strict=True), source)
         new = []
         for at, (engine_hash, sequence_hash) in enumerate(zip(event.block_hashes, hashes, strict=True)):
-            above = hashes[at - 1] if at else parent
-            if self._hold(engine_hash, sequence_hash, above, position + at, event.tier):
+            if sequence_hash not in self._blocks:
+                self._blocks[sequence_hash] = _Block(hashes[at - 1] if at else parent, position + at)
+            if self._hold(engine_hash, sequence_hash, event, source):
                 new.append(at)
         return [*left, *_runs(new, hashes, parent, position, event.tier)]
 
-    def _leave_others(self, sequence_hash_of: dict[int, int]) -> list[Event]:
+    def _hashes(self, event: EngineStored, parent: int | None) -> list[int]:
+        seed = hash_seed(event.lora_name, event.cache_salt)
+        return chain(
+            local_block_hashes(
+                event.token_ids, self._block_size, seed=seed, mm_hashes=event.mm_hashes, is_eagle=self._is_eagle
+            ),
+            parent,
+        )
+
+    def _known(self, engine_hash: int, source: str) -> int | None:
+        for names in (self._names[source], *self._names.values()):
+            if (name := names.get(engine_hash)) is not None:
+                return name.sequence_hash
+        return None
+
+    def _store_by_name(self, event: EngineStored, source: str) -> list[Event]:
+        new: list[Event] = []
+        for engine_hash in event.block_hashes:
+            sequence_hash = self._described(engine_hash, source)
+            if sequence_hash is None:
+                self.counts[source].unknown_name += 1
+            elif self._hold(engine_hash, sequence_hash, event, source):
+                block = self._blocks[sequence_hash]
+                new.append(Stored((sequence_hash,), block.parent, block.position, event.tier))
+        return new
+
+    def _described(self, engine_hash: int, source: str) -> int | None:
+        """Return the block that a bare name means, which is known again if it was given up lately."""
+        for names in (self._names[source], *self._names.values()):
+            sequence_hash = names.meaning(engine_hash)
+            if sequence_hash is not None and self._is_live_again(sequence_hash):
+                return sequence_hash
+        return None
+
+    def _is_live_again(self, sequence_hash: int) -> bool:
+        former = self._former.get(sequence_hash)
+        if sequence_hash not in self._blocks and former is not None:
+            if former.parent is not None and former.parent not in self._blocks:
+                return False
+            self._blocks[sequence_hash] = _Block(former.parent, former.position)
+        return sequence_hash in self._blocks
+
+    def _leave_others(self, named: Iterable[tuple[int, int]], source: str) -> list[Event]:
+        names = self._names[source]
         left: list[Event] = []
-        for engine_hash, sequence_hash in sequence_hash_of.items():
-            former = self._sequence_hash_of.get(engine_hash, sequence_hash)
-            if former != sequence_hash:
-                for tier in self._blocks[former].tiers_of(engine_hash):
-                    left += self._remove(EngineRemoved(block_hashes=(engine_hash,), tier=tier))
+        for engine_hash, sequence_hash in named:
+            former = names.get(engine_hash)
+            if former is not None and former.sequence_hash != sequence_hash:
+                gone = self._release(names.take(engine_hash))
+                left += [Removed((former.sequence_hash,), tier) for tier in gone]
         return left
 
-    def _hold(self, engine_hash: int, sequence_hash: int, parent: int | None, position: int, tier: Tier) -> bool:
-        block = self._blocks.setdefault(sequence_hash, _Block(parent, position))
-        self._sequence_hash_of[engine_hash] = sequence_hash
-        is_new = not block.aliases[tier]
-        block.aliases[tier].add(engine_hash)
-        if is_new:
-            self._digests[tier].add(sequence_hash)
-            self.counts.stored += 1
-        else:
-            self.counts.deduplicated += 1
-        return is_new
+    def _hold(self, engine_hash: int, sequence_hash: int, event: EngineStored, source: str) -> bool:
+        names, block, counts = self._names[source], self._blocks[sequence_hash], self.counts[source]
+        block.names += names.get(engine_hash) is None
+        is_usable, is_duplicate = names.store(engine_hash, sequence_hash, event.tier, event.group_idx)
+        block.usable[event.tier] += is_usable
+        if is_usable and block.usable[event.tier] == 1:
+            self._digests[event.tier].add(sequence_hash)
+            counts.stored += 1
+            return True
+        counts.duplicate += is_duplicate
+        counts.deduplicated += not is_duplicate
+        return False
 
-    def _remove(self, event: EngineRemoved) -> list[Event]:
+    def _remove(self, event: EngineRemoved, source: str) -> list[Event]:
+        names, counts = self._names[source], self.counts[source]
         gone = []
         for engine_hash in event.block_hashes:
-            sequence_hash = self._sequence_hash_of.get(engine_hash)
-            if sequence_hash is None or engine_hash not in self._blocks[sequence_hash].aliases[event.tier]:
-                self.counts.unknown_removal += 1
-            elif self._let_go(engine_hash, sequence_hash, event.tier):
-                gone.append(sequence_hash)
+            name = names.get(engine_hash)
+            ceased = names.remove(engine_hash, event.tier, event.group_idx)
+            if name is None or ceased is None:
+                counts.unknown_removal += 1
+                continue
+            if ceased and self._let_go(name.sequence_hash, event.tier):
+                gone.append(name.sequence_hash)
+                counts.removed += 1
+            else:
+                counts.deduplicated += 1
+            if not name.copies:
+                self._unname(name.sequence_hash)
         return [Removed(tuple(gone), event.tier)] if gone else []
 
-    def _let_go(self, engine_hash: int, sequence_hash: int, tier: Tier) -> bool:
+    def _release(self, name: EngineName) -> list[Tier]:
+        """Take all of a name away, which its source has given up; return the tiers where its block is held no more."""
+        gone = [tier for tier in name.usable_tiers if self._let_go(name.sequence_hash, tier)]
+        self._unname(name.sequence_hash)
+        return gone
+
+    def _let_go(self, sequence_hash: int, tier: Tier) -> bool:
         block = self._blocks[sequence_hash]
-        block.aliases[tier].discard(engine_hash)
-        if not block.tiers_of(engine_hash):
-            del self._sequence_hash_of[engine_hash]
-        if block.aliases[tier]:
-            self.counts.deduplicated += 1
+        block.usable[tier] -= 1
+        if block.usable[tier]:
             return False
         self._digests[tier].discard(sequence_hash)
-        self.counts.removed += 1
-        if not block.tier_bits:
-            del self._blocks[sequence_hash]
         return True
+
+    def _unname(self, sequence_hash: int) -> None:
+        block = self._blocks[sequence_hash]
+        block.names -= 1
+        if not block.names:
+            self._former[sequence_hash] = self._blocks.pop(sequence_hash)
+            self._former.move_to_end(sequence_hash)
+            if len(self._former) > FORMER_BLOCKS_MAX:
+                self._former.popitem(last=False)
 
     def digests(self) -> tuple[TierDigest, ...]:
         """Return the digest of each tier that holds something."""
@@ -158,9 +255,9 @@ class RankMirror:
 
     def dump(self) -> Iterator[HeldBlock]:
         """Yield every block, parents first; the mirror must not change meanwhile."""
-        for sequence_hash in parents_first({key: block.parent for key, block in self._blocks.items()}):
-            block = self._blocks[sequence_hash]
-            yield HeldBlock(sequence_hash, block.parent, block.tier_bits)
+        held = {key: block for key, block in self._blocks.items() if block.tier_bits}
+        for sequence_hash in parents_first({key: block.parent for key, block in held.items()}):
+            yield HeldBlock(sequence_hash, held[sequence_hash].parent, held[sequence_hash].tier_bits)
 
 
 def _runs(new: list[int], hashes: list[int], parent: int | None, position: int, tier: Tier) -> Iterator[Stored]:

@@ -193,8 +193,18 @@ def test_statistics_are_of_one_moment_and_drops_outlive_their_epoch() -> None:
     core.on_payload(1, payload(STORED))
     after = core.statistics()
     of_before, of_after = before.ranks[0], after.ranks[0]
-    assert (of_before.epoch, of_before.last_seq, of_before.held_blocks, of_before.counts.stored) == (1000, 2, 2, 3)
-    assert (of_after.epoch, of_after.last_seq, of_after.held_blocks, of_after.counts.stored) == (1001, 1, 3, 6)
+    assert (of_before.epoch, of_before.last_seq, of_before.held_blocks, of_before.counts["engine"].stored) == (
+        1000,
+        2,
+        2,
+        3,
+    )
+    assert (of_after.epoch, of_after.last_seq, of_after.held_blocks, of_after.counts["engine"].stored) == (
+        1001,
+        1,
+        3,
+        6,
+    )
     assert (of_before.dropped_batches_total, of_after.dropped_batches_total) == (2, 3)
     assert of_after.waiting_bytes == 0
 
@@ -205,4 +215,4 @@ def test_blocks_of_a_wrong_size_cost_nothing_else_and_make_their_rank_stale(core
     assert [block.sequence_hash for chunk in core.dump(0, 1) for block in chunk.blocks()] == list(CHAIN)
     assert core.heartbeat(0).stale == f"block_size: found 3, allowed {BLOCK_SIZE}"
     assert core.heartbeat(1).stale == ""
-    assert core.statistics().ranks[0].counts.wrong_block_size == 1
+    assert core.statistics().ranks[0].counts["engine"].unfit == 1

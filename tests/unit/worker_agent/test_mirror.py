@@ -1,11 +1,14 @@
 """Engine hashes in, sequence hashes out: what a rank holds, whatever its engine says and how often."""
 
+import msgspec
+
 from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.events import Cleared, Removed, Stored, Tier
-from kv_protocol.hashing import sequence_hashes
+from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from kv_protocol.recovery import HeldBlock
 from worker_agent.core.engine_events import EngineCleared, EngineRemoved, EngineStored
-from worker_agent.core.mirror import MirrorCounts, RankMirror
+from worker_agent.core.engine_names import FORMER_NAMES_MAX, SourceNames
+from worker_agent.core.mirror import ENGINE, MirrorCounts, RankMirror
 
 BLOCK_SIZE = 2
 TOKENS = tuple(range(20))
@@ -51,6 +54,10 @@ def held(mirror: RankMirror) -> dict[int, int]:
     return {block.sequence_hash: block.tier_bits for block in mirror.dump()}
 
 
+def counts(mirror: RankMirror) -> MirrorCounts:
+    return mirror.counts[ENGINE]
+
+
 # -------------------------------------------------------------------- stores
 def test_a_sequence_is_stored_under_our_hashes_from_position_0() -> None:
     assert RankMirror(BLOCK_SIZE).apply(store(0, 3)) == [Stored(CHAIN[:3], None, 0)]
@@ -85,7 +92,7 @@ def test_adapter_and_salt_are_part_of_our_hashes() -> None:
 def test_a_block_stored_again_says_nothing_new() -> None:
     mirror = mirror_of(store(0, 3))
     assert mirror.apply(store(0, 3)) == []
-    assert mirror.counts == MirrorCounts(stored=3, deduplicated=3)
+    assert counts(mirror) == MirrorCounts(stored=3, duplicate=3)
 
 
 def test_only_what_is_new_of_a_store_is_told_each_run_under_its_own_parent() -> None:
@@ -100,7 +107,7 @@ def test_a_store_under_an_unknown_parent_is_dropped_and_never_a_root() -> None:
     mirror = RankMirror(BLOCK_SIZE)
     assert mirror.apply(store(2, 3)) == []
     assert held(mirror) == {}
-    assert mirror.counts == MirrorCounts(unknown_parent=3)
+    assert counts(mirror) == MirrorCounts(unknown_parent=3)
 
 
 def test_a_parent_that_was_removed_is_unknown() -> None:
@@ -116,7 +123,7 @@ def test_blocks_of_another_size_are_dropped() -> None:
     other = EngineStored(block_hashes=(1,), parent_block_hash=None, token_ids=(1, 2, 3), block_size=3)
     mirror = RankMirror(BLOCK_SIZE)
     assert mirror.apply(other) == []
-    assert mirror.counts == MirrorCounts(wrong_block_size=1)
+    assert counts(mirror) == MirrorCounts(unfit=1)
 
 
 def test_a_store_of_nothing_changes_nothing() -> None:
@@ -127,7 +134,7 @@ def test_a_store_that_names_a_block_twice_says_nothing() -> None:
     twice = EngineStored(block_hashes=(1, 1), parent_block_hash=None, token_ids=(1, 2, 3, 4), block_size=BLOCK_SIZE)
     mirror = RankMirror(BLOCK_SIZE)
     assert mirror.apply(twice) == []
-    assert mirror.counts == MirrorCounts(ambiguous=2)
+    assert counts(mirror) == MirrorCounts(ambiguous=2)
 
 
 def test_an_engine_hash_that_comes_to_name_another_block_leaves_the_first_on_all_tiers() -> None:
@@ -146,7 +153,7 @@ def test_a_removal_names_our_hashes() -> None:
 def test_an_unknown_removal_is_counted_and_costs_the_others_nothing() -> None:
     mirror = mirror_of(store(0, 2))
     assert mirror.apply(remove(7, 101, 101)) == [Removed((CHAIN[1],))]
-    assert mirror.counts == MirrorCounts(stored=2, removed=1, unknown_removal=2)
+    assert counts(mirror) == MirrorCounts(stored=2, removed=1, unknown_removal=2)
 
 
 def test_a_removal_from_a_tier_where_the_block_is_not_is_unknown() -> None:
@@ -168,7 +175,7 @@ def test_a_block_goes_with_the_last_of_its_engine_blocks() -> None:
     assert mirror.apply(remove(100, 101)) == []
     assert mirror.apply(remove(201)) == [Removed((CHAIN[1],))]
     assert held(mirror) == {CHAIN[0]: GPU_1}
-    assert mirror.counts == MirrorCounts(stored=2, removed=1, deduplicated=4)
+    assert counts(mirror) == MirrorCounts(stored=2, removed=1, deduplicated=4)
 
 
 def test_either_engine_block_is_a_parent() -> None:
@@ -197,7 +204,7 @@ def test_a_clear_is_told_for_each_tier_that_held_something() -> None:
     assert mirror.apply(EngineCleared()) == [Cleared(Tier.GPU), Cleared(Tier.DISK)]
     assert (held(mirror), mirror.digests()) == ({}, ())
     assert mirror.apply(EngineCleared()) == []
-    assert mirror.counts.cleared_events == 2
+    assert counts(mirror).cleared_events == 2
     assert mirror.apply(store(1)) == []
 
 
@@ -218,3 +225,152 @@ def test_a_dump_says_each_block_with_its_parent_parents_first() -> None:
         HeldBlock(CHAIN[2], CHAIN[1], GPU_1),
         HeldBlock(CHAIN[3], CHAIN[2], GPU_1),
     ]
+
+
+# -------------------------------------------------------------------- copies, groups, sources
+def in_group(event: EngineStored, group_idx: int) -> EngineStored:
+    return msgspec.structs.replace(event, group_idx=group_idx)
+
+
+def test_a_block_stored_twice_goes_with_its_second_removal() -> None:
+    mirror = mirror_of(store(0), store(0))
+    assert mirror.apply(remove(100)) == []
+    assert mirror.apply(remove(100)) == [Removed((CHAIN[0],))]
+    assert counts(mirror) == MirrorCounts(stored=1, removed=1, duplicate=1, deduplicated=1)
+
+
+def test_a_block_is_held_while_all_attention_groups_hold_theirs() -> None:
+    mirror = mirror_of(store(0), in_group(store(0), 1))
+    assert mirror.apply(remove(100)) == [Removed((CHAIN[0],))]
+    assert mirror.apply(EngineRemoved(block_hashes=(100,), group_idx=1)) == []
+    assert mirror.apply(store(0)) == []
+    assert mirror.apply(in_group(store(0), 1)) == [Stored((CHAIN[0],))]
+    assert counts(mirror) == MirrorCounts(stored=2, removed=1, deduplicated=3)
+
+
+def test_groups_count_for_each_tier_apart() -> None:
+    mirror = mirror_of(store(0), in_group(store(0), 1))
+    assert mirror.apply(store(0, tier=Tier.HOST)) == [Stored((CHAIN[0],), tier=Tier.HOST)]
+
+
+def test_a_block_is_held_while_any_source_holds_it() -> None:
+    mirror = mirror_of(store(0, 2))
+    assert mirror.apply(store(0, 2, base=200), "host") == []
+    assert mirror.apply(remove(100, 101)) == []
+    assert mirror.apply(remove(201), "host") == [Removed((CHAIN[1],))]
+    assert mirror.counts["host"] == MirrorCounts(removed=1, deduplicated=2)
+
+
+def test_a_removal_by_a_source_that_never_stored_is_unknown() -> None:
+    mirror = mirror_of(store(0))
+    assert mirror.apply(remove(100), "host") == []
+    assert mirror.counts["host"] == MirrorCounts(unknown_removal=1)
+
+
+def test_sources_may_share_an_engine_hash_and_keep_their_own_copies() -> None:
+    mirror = mirror_of(store(0))
+    assert mirror.apply(store(0, tier=Tier.HOST), "host") == [Stored((CHAIN[0],), tier=Tier.HOST)]
+    assert mirror.apply(remove(100)) == [Removed((CHAIN[0],))]
+    assert mirror.apply(remove(100, tier=Tier.HOST), "host") == [Removed((CHAIN[0],), Tier.HOST)]
+
+
+def test_a_parent_may_be_known_from_another_source() -> None:
+    mirror = mirror_of(store(0, 2))
+    assert mirror.apply(store(2, tier=Tier.HOST), "host") == [Stored((CHAIN[2],), CHAIN[1], 2, Tier.HOST)]
+
+
+def test_a_clear_of_one_source_leaves_what_others_hold() -> None:
+    mirror = mirror_of(store(0, 3))
+    mirror.apply(store(0, 2, base=200), "peer")
+    assert mirror.apply(EngineCleared()) == [Removed((CHAIN[2],))]
+    assert held(mirror) == dict.fromkeys(CHAIN[:2], GPU_1)
+    assert mirror.apply(EngineCleared(), "peer") == [Cleared(Tier.GPU)]
+
+
+def test_an_unnamed_clear_is_of_all_sources() -> None:
+    mirror = mirror_of(store(0, 3))
+    mirror.apply(store(0, 2, tier=Tier.HOST), "host")
+    assert mirror.clear() == [Cleared(Tier.GPU), Cleared(Tier.HOST)]
+    assert held(mirror) == {}
+
+
+# -------------------------------------------------------------------- stores by name
+def by_name(*hashes: int, tier: Tier = Tier.HOST, block_size: int = 0) -> EngineStored:
+    return EngineStored(block_hashes=hashes, parent_block_hash=None, token_ids=(), block_size=block_size, tier=tier)
+
+
+def test_a_bare_name_says_where_a_described_block_is() -> None:
+    mirror = mirror_of(store(0, 3))
+    assert mirror.apply(by_name(101, 102)) == [
+        Stored((CHAIN[1],), CHAIN[0], 1, Tier.HOST),
+        Stored((CHAIN[2],), CHAIN[1], 2, Tier.HOST),
+    ]
+    assert mirror.apply(remove(102)) == [Removed((CHAIN[2],))]
+    assert held(mirror) == {CHAIN[0]: GPU_1, CHAIN[1]: GPU_1 | HOST_1, CHAIN[2]: HOST_1}
+
+
+def test_a_bare_name_may_be_another_source_s() -> None:
+    assert mirror_of(store(0)).apply(by_name(100), "host") == [Stored((CHAIN[0],), tier=Tier.HOST)]
+
+
+def test_a_block_evicted_just_before_its_offload_is_told_is_still_described() -> None:
+    mirror = mirror_of(store(0, 2), remove(101))
+    assert mirror.apply(by_name(101)) == [Stored((CHAIN[1],), CHAIN[0], 1, Tier.HOST)]
+
+
+def test_a_former_block_whose_parent_is_gone_too_is_not_held() -> None:
+    mirror = mirror_of(store(0, 2), remove(101, 100))
+    assert mirror.apply(by_name(101)) == []
+    assert counts(mirror).unknown_name == 1
+
+
+def test_a_bare_name_that_nobody_described_is_counted_and_dropped() -> None:
+    mirror = mirror_of(store(0))
+    assert mirror.apply(by_name(7, 100)) == [Stored((CHAIN[0],), tier=Tier.HOST)]
+    assert counts(mirror) == MirrorCounts(stored=2, unknown_name=1)
+
+
+def test_a_clear_makes_former_names_unknown() -> None:
+    mirror = mirror_of(store(0), remove(100), EngineCleared())
+    assert mirror.apply(by_name(100)) == []
+
+
+def test_former_names_are_bounded() -> None:
+    names = SourceNames()
+    for engine_hash in range(FORMER_NAMES_MAX + 1):
+        names.store(engine_hash, engine_hash, Tier.GPU, 0)
+        names.remove(engine_hash, Tier.GPU, 0)
+    assert [names.meaning(0), names.meaning(1), names.meaning(FORMER_NAMES_MAX)] == [None, 1, FORMER_NAMES_MAX]
+
+
+# -------------------------------------------------------------------- multimodal hashes, bigrams
+def test_multimodal_hashes_are_part_of_our_hashes() -> None:
+    event = msgspec.structs.replace(store(0, 2), mm_hashes=((7,), ()))
+    (stored,) = RankMirror(BLOCK_SIZE).apply(event)
+    assert stored == Stored(tuple(chain(local_block_hashes(TOKENS[:4], BLOCK_SIZE, mm_hashes=((7,), ())))))
+    assert isinstance(stored, Stored)
+    assert not set(stored.sequence_hashes) & set(CHAIN)
+
+
+def test_bigram_blocks_are_hashed_with_the_token_that_follows_them() -> None:
+    event = EngineStored(
+        block_hashes=(1, 2), parent_block_hash=None, token_ids=TOKENS[:5], block_size=BLOCK_SIZE, is_eagle=True
+    )
+    expected = tuple(chain(local_block_hashes(TOKENS[:5], BLOCK_SIZE, is_eagle=True)))
+    assert RankMirror(BLOCK_SIZE, is_eagle=True).apply(event) == [Stored(expected)]
+
+
+def test_bigrams_where_tokens_are_expected_are_dropped_and_named() -> None:
+    event = EngineStored(
+        block_hashes=(1,), parent_block_hash=None, token_ids=TOKENS[:3], block_size=BLOCK_SIZE, is_eagle=True
+    )
+    mirror = RankMirror(BLOCK_SIZE)
+    assert (mirror.apply(event), mirror.unfit(event)) == ([], "token_ids: found bigrams, allowed tokens")
+    assert RankMirror(BLOCK_SIZE, is_eagle=True).unfit(store(0)) == "token_ids: found tokens, allowed bigrams"
+    assert counts(mirror) == MirrorCounts(unfit=1)
+
+
+def test_a_block_that_is_its_own_parent_says_nothing() -> None:
+    mirror = mirror_of(store(0))
+    assert mirror.apply(store(0, parent=100)) == []
+    assert counts(mirror) == MirrorCounts(stored=1, ambiguous=1)
