@@ -11,6 +11,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from blake3 import blake3
 from xxhash import xxh3_64_intdigest
@@ -22,10 +23,25 @@ from kv_protocol.splitmix import U64_MASK
 
 HASH_SCHEME = "xxh3-1337"
 """Name of the rules above, stated by a worker at registration and compared by the router."""
+EAGLE_HASH_SCHEME = "xxh3-1337-eagle"
+"""The same, with windows of one token more than a block: engines that draft with EAGLE key their caches by bigrams."""
+HASH_SCHEMES = (HASH_SCHEME, EAGLE_HASH_SCHEME)
 BASE_SEED = 1337
 _PAIR = struct.Struct("<QQ")
 _PAD_BASE = 1_000_000
 _PAD_MASK = (1 << 30) - 1
+
+
+class Hashing(NamedTuple):
+    """How the prompts of a model are hashed: tokens in a block, and the name of the rules."""
+
+    block_size: int
+    scheme: str = HASH_SCHEME
+
+    @property
+    def is_eagle(self) -> bool:
+        """Whether a window has one token more than a block."""
+        return self.scheme == EAGLE_HASH_SCHEME
 
 
 def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
@@ -98,14 +114,16 @@ def sequence_hashes(
     *,
     lora_name: str | None = None,
     cache_salt: str | None = None,
+    is_eagle: bool = False,
 ) -> list[int]:
     """Return the sequence hash of each full block of a text-only prompt."""
-    return chain(local_block_hashes(tokens, block_size, seed=hash_seed(lora_name, cache_salt)))
+    return chain(local_block_hashes(tokens, block_size, seed=hash_seed(lora_name, cache_salt), is_eagle=is_eagle))
 
 
-def canary(block_size: int) -> int:
-    """Return the last sequence hash of tokens 0 .. 2 * block_size - 1: what both sides must agree on at a join."""
-    return sequence_hashes(range(2 * block_size), block_size)[-1]
+def canary(block_size: int, scheme: str = HASH_SCHEME) -> int:
+    """Return the last sequence hash of the first 2 blocks of 0, 1, 2 ...: what both sides must agree on at a join."""
+    is_eagle = Hashing(block_size, scheme).is_eagle
+    return sequence_hashes(range(2 * block_size + is_eagle), block_size, is_eagle=is_eagle)[-1]
 
 
 def image_pad(mm_hash: int) -> int:

@@ -19,6 +19,7 @@ from aiohttp import web
 from kv_protocol import openai
 from kv_protocol.decision import Decision
 from kv_protocol.errors import UNDECODABLE
+from kv_protocol.hashing import Hashing
 from kv_protocol.ids import DP_RANK_MAX, WorkerRank
 from kv_protocol.openai import Request, RequestInvalid
 from kv_runtime.chat_template import TextError
@@ -133,16 +134,15 @@ class DataPlane:
             path = _path_of(body) if http.path == "/v1/route" else http.path
             decode = openai.decode_chat if path == "/v1/chat/completions" else openai.decode_completion
             request = decode(body)
-            block_size = self._block_size(request.model)
-            prompt = prompt_of(request, self._text, block_size)
+            prompt = prompt_of(request, self._text, self._hashing(request.model))
             return _Inbound(path, body, request, prompt, self._route_request(http, request, prompt))
         except (RequestInvalid, TextError) as error:
             raise Refused(error_response(400, str(error), "invalid_request_error", param=error.field)) from error
 
-    def _block_size(self, model: str) -> int:
-        block_size = self._routing.state.fleet.block_size(model, self._routing.clock.now())
-        if block_size is not None:
-            return block_size
+    def _hashing(self, model: str) -> Hashing:
+        hashing = self._routing.state.fleet.hashing(model, self._routing.clock.now())
+        if hashing is not None:
+            return hashing
         models = self._routing.state.fleet.models()
         if not models:
             raise Refused(_unavailable("no worker is registered yet", "no_worker"), "failed")
@@ -161,7 +161,8 @@ class DataPlane:
             request_id=request_id,
             model=request.model,
             isl_tokens=len(prompt.ids),
-            block_size=prompt.block_size,
+            block_size=prompt.hashing.block_size,
+            hash_scheme=prompt.hashing.scheme,
             sequence_hashes=prompt.sequence_hashes,
             max_tokens=request.limit_tokens or 0,
             pinned_worker=http.headers.get("x-worker-instance-id"),

@@ -7,6 +7,7 @@ import structlog
 from kv_protocol import fleet, load, subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LoadApplied, LogConnection, WorkerHeard
 from kv_runtime.clock import Clock
@@ -56,8 +57,8 @@ class RouterFeeds:
         worker = self._state.fleet.worker(event.worker_id)
         _log.info("fleet_event", kind=type(event).__name__, worker=event.worker_id, instance=event.instance)
         if isinstance(event, WorkerRegistered) and worker is not None:
-            block_size = self._state.fleet.block_size(event.model, now_s) or event.block_size
-            if disparity := self._state.fleet.disparity(worker, block_size):
+            hashing = self._state.fleet.hashing(event.model, now_s) or Hashing(event.block_size)
+            if disparity := self._state.fleet.disparity(worker, hashing):
                 _log.error("worker_differs", worker=event.worker_id, difference=disparity)
 
     async def _on_heartbeat(self, message: LogMessage) -> None:

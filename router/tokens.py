@@ -3,20 +3,20 @@
 import base64
 from typing import NamedTuple
 
-from kv_protocol.hashing import pack_tokens, sequence_hashes
+from kv_protocol.hashing import Hashing, pack_tokens, sequence_hashes
 from kv_protocol.openai import ChatRequest, Request, RequestInvalid
 from kv_runtime.text import Text
 
 
 class Prompt(NamedTuple):
-    """Token ids, and the sequence hashes of their full blocks of `block_size` tokens."""
+    """Token ids, and the sequence hashes of their full blocks."""
 
     ids: list[int]
-    block_size: int
+    hashing: Hashing
     sequence_hashes: tuple[int, ...]
 
 
-def prompt_of(request: Request, text: Text, block_size: int) -> Prompt:
+def prompt_of(request: Request, text: Text, hashing: Hashing) -> Prompt:
     """Return the prompt as the workers will see it; raise `RequestInvalid` or `TextError` where there is none."""
     if request.kv_prompt_ids is not None:
         raise RequestInvalid("kv_prompt_ids", "a value", "none: the router sets it")
@@ -26,7 +26,8 @@ def prompt_of(request: Request, text: Text, block_size: int) -> Prompt:
         ids = text.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
     if not ids:
         raise RequestInvalid("messages" if isinstance(request, ChatRequest) else "prompt", "0 tokens", "one or more")
-    return Prompt(ids, block_size, tuple(sequence_hashes(ids, block_size, cache_salt=request.cache_salt)))
+    hashes = sequence_hashes(ids, hashing.block_size, cache_salt=request.cache_salt, is_eagle=hashing.is_eagle)
+    return Prompt(ids, hashing, tuple(hashes))
 
 
 def with_prompt_ids(body: bytes, ids: list[int]) -> bytes:

@@ -6,8 +6,9 @@
     draining / left              takes no new work / forgotten
     breaker opened until t       not eligible before t
 
-A model's block size is that of its eldest fit worker (of the eldest, while none is fit), its tokenizer and template are
-this router's; a worker that differs can serve but not be predicted (parity), and the differing field is named.
+A model's block size and hash scheme are those of its eldest fit worker (of the eldest, while none is fit), its
+tokenizer and template are this router's; a worker that differs can serve but not be predicted (parity), and the
+differing field is named.
 """
 
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from kv_protocol.fleet import (
     WorkerLeft,
     WorkerRegistered,
 )
-from kv_protocol.hashing import HASH_SCHEME, canary
+from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
 
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 WORKERS_MAX = 4096
@@ -113,11 +114,14 @@ class Fleet:
         """Return the workers that serve a model by this name, eldest first."""
         return [worker for worker in self.workers() if model in worker.registration.served_names]
 
-    def block_size(self, model: str, now_s: float) -> int | None:
-        """Return the block size that prompts for a model are hashed with; None without any worker."""
+    def hashing(self, model: str, now_s: float) -> Hashing | None:
+        """Return how prompts for a model are hashed; None without any worker."""
         serving = self.serving(model)
         eldest = next((worker for worker in serving if not self.unfit(worker, now_s)), next(iter(serving), None))
-        return None if eldest is None else eldest.registration.block_size
+        if eldest is None:
+            return None
+        told = eldest.registration
+        return Hashing(told.block_size, told.hash_scheme if told.hash_scheme in HASH_SCHEMES else HASH_SCHEME)
 
     def unfit(self, worker: Worker, now_s: float) -> str:
         """Return why the worker takes no new work now; empty when it may."""
@@ -131,13 +135,13 @@ class Fleet:
             return f"breaker open: {worker.breaker_reason}"
         return ""
 
-    def disparity(self, worker: Worker, block_size: int) -> str:
+    def disparity(self, worker: Worker, hashing: Hashing) -> str:
         """Return which registered field differs from what prompts are hashed with; empty when all agree."""
         told = worker.registration
         for field, found, allowed in (
-            ("block_size", told.block_size, block_size),
-            ("hash_scheme", told.hash_scheme, HASH_SCHEME),
-            ("canary", told.canary, canary(told.block_size)),
+            ("block_size", told.block_size, hashing.block_size),
+            ("hash_scheme", told.hash_scheme, hashing.scheme),
+            ("canary", told.canary, canary(told.block_size, told.hash_scheme)),
             ("tokenizer_digest", told.tokenizer_digest, self._text.tokenizer),
             ("template_digest", told.template_digest, self._text.template),
         ):

@@ -117,7 +117,7 @@ class RouterState:
         self, request: RouteRequest, worker: Worker, rank: WorkerRank, held: Overlap, shared: int, now_s: float
     ) -> RankRow:
         overlap_blocks, epoch, seq, stale = held
-        disparity = self.fleet.disparity(worker, request.block_size)
+        disparity = self.fleet.disparity(worker, request.hashing)
         trust, reason = _trust(disparity, stale)
         load = self.ledger.load_of(rank)
         return RankRow(

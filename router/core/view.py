@@ -3,6 +3,7 @@
 import msgspec
 
 from kv_protocol.decision import TrustState
+from kv_protocol.hashing import HASH_SCHEME, Hashing
 from kv_protocol.ids import WorkerRank
 
 
@@ -19,12 +20,18 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     isl_tokens: int
     block_size: int
+    hash_scheme: str = HASH_SCHEME
     sequence_hashes: tuple[int, ...]
     max_tokens: int = 0
     pinned_worker: str | None = None
     pinned_dp_rank: int | None = None
     tried: tuple[WorkerRank, ...] = ()
     """Ranks that failed this request already."""
+
+    @property
+    def hashing(self) -> Hashing:
+        """How `sequence_hashes` were made."""
+        return Hashing(self.block_size, self.hash_scheme)
 
     @property
     def reusable_blocks(self) -> int:

@@ -5,6 +5,7 @@ import pytest
 
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import (
+    EAGLE_HASH_SCHEME,
     canary,
     chain,
     hash_seed,
@@ -129,3 +130,8 @@ def test_an_engine_id_of_0_is_an_id(option: str) -> None:
 def test_an_engine_mixes_the_salt_into_the_first_block_alone() -> None:
     assert trtllm_block_hash([1, 2], cache_salt_id=5) != trtllm_block_hash([1, 2])
     assert trtllm_block_hash([1, 2], 9, cache_salt_id=5) == trtllm_block_hash([1, 2], 9)
+
+
+def test_the_canary_of_bigrams_is_another() -> None:
+    assert canary(4, EAGLE_HASH_SCHEME) == sequence_hashes(range(9), 4, is_eagle=True)[-1]
+    assert canary(4, EAGLE_HASH_SCHEME) != canary(4)

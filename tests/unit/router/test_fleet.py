@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
-from kv_protocol.hashing import canary
+from kv_protocol.hashing import EAGLE_HASH_SCHEME, Hashing, canary
 from router.core import fleet as fleet_module
 from router.core.fleet import SILENT_S, Fleet, Worker
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
@@ -210,7 +210,7 @@ def test_of_several_reasons_the_lasting_one_is_named() -> None:
 
 def test_a_worker_that_agrees_in_everything_differs_in_nothing() -> None:
     folded = fleet(registered())
-    assert folded.disparity(known(folded), BLOCK_SIZE) == ""
+    assert folded.disparity(known(folded), Hashing(BLOCK_SIZE)) == ""
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,27 @@ def test_a_worker_that_agrees_in_everything_differs_in_nothing() -> None:
 )
 def test_the_field_that_differs_is_named(changed: dict[str, Any], difference: str) -> None:
     folded = fleet(registered(**changed))
-    assert folded.disparity(known(folded), BLOCK_SIZE) == difference
+    assert folded.disparity(known(folded), Hashing(BLOCK_SIZE)) == difference
 
 
 def test_other_fields_may_differ() -> None:
     folded = fleet(registered(total_kv_blocks=9, version="2", event_source="vllm", max_seq_len=1))
-    assert folded.disparity(known(folded), BLOCK_SIZE) == ""
+    assert folded.disparity(known(folded), Hashing(BLOCK_SIZE)) == ""
+
+
+def test_a_model_is_hashed_as_its_eldest_fit_worker_states() -> None:
+    folded = fleet(registered(hash_scheme=EAGLE_HASH_SCHEME, canary=canary(BLOCK_SIZE, EAGLE_HASH_SCHEME)))
+    hashing = Hashing(BLOCK_SIZE, EAGLE_HASH_SCHEME)
+    assert folded.hashing("m", 0.0) == hashing
+    assert folded.disparity(known(folded), hashing) == ""
+
+
+def test_a_worker_that_hashes_in_bigrams_differs_from_one_that_does_not() -> None:
+    folded = fleet(registered(hash_scheme=EAGLE_HASH_SCHEME, canary=canary(BLOCK_SIZE, EAGLE_HASH_SCHEME)))
+    expected = "hash_scheme: found 'xxh3-1337-eagle', allowed 'xxh3-1337'"
+    assert folded.disparity(known(folded), Hashing(BLOCK_SIZE)) == expected
+
+
+def test_an_unknown_hash_scheme_never_decides_how_prompts_are_hashed() -> None:
+    folded = fleet(registered(hash_scheme="sha256"))
+    assert folded.hashing("m", 0.0) == Hashing(BLOCK_SIZE)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     BreakerChanged,
@@ -144,19 +145,19 @@ def test_a_worker_with_other_blocks_than_the_request_was_hashed_with_differs() -
 
 def test_prompts_are_hashed_as_the_eldest_worker_does() -> None:
     folded = joined(registered(block_size=32), registered("w1"))
-    assert folded.fleet.block_size("m", 0.0) == 32
-    assert folded.fleet.block_size("unheard-of", 0.0) is None
+    assert folded.fleet.hashing("m", 0.0) == Hashing(32)
+    assert folded.fleet.hashing("unheard-of", 0.0) is None
 
 
 def test_an_eldest_that_is_dead_does_not_make_all_others_differ() -> None:
     folded = joined(registered(block_size=32), registered("w1"))
     folded.apply(WorkerHeard(now_s=100.0, worker_id="w1", instance="w1-1"))
-    assert folded.fleet.block_size("m", 100.0) == 16
+    assert folded.fleet.hashing("m", 100.0) == Hashing(16)
 
 
 def test_while_nobody_is_fit_the_eldest_says_how() -> None:
     folded = joined(registered(block_size=32), registered("w1"))
-    assert folded.fleet.block_size("m", 100.0) == 32
+    assert folded.fleet.hashing("m", 100.0) == Hashing(32)
 
 
 # ---------------------------------------------------------------- turns

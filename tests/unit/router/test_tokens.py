@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol import openai
-from kv_protocol.hashing import sequence_hashes, unpack_tokens
+from kv_protocol.hashing import EAGLE_HASH_SCHEME, Hashing, chain, local_block_hashes, sequence_hashes, unpack_tokens
 from kv_protocol.openai import ChatRequest, Request, RequestInvalid
 from kv_runtime.text import ByteText, TextError
 from router.tokens import Prompt, prompt_of, with_prompt_ids
@@ -38,35 +38,35 @@ def as_worker(request: Request) -> list[int]:
 
 def test_a_chat_is_encoded_with_its_template_and_tools() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert prompt_of(chat(), TEXT, 4).ids == TEXT.encode_chat(HELLO)
-    assert prompt_of(chat(tools=tools), TEXT, 4).ids == TEXT.encode_chat(HELLO, tools=tools)
+    assert prompt_of(chat(), TEXT, Hashing(4)).ids == TEXT.encode_chat(HELLO)
+    assert prompt_of(chat(tools=tools), TEXT, Hashing(4)).ids == TEXT.encode_chat(HELLO, tools=tools)
 
 
 def test_a_completion_is_its_text_or_its_ids() -> None:
-    assert prompt_of(completion("häh"), TEXT, 4).ids == list("häh".encode())
-    assert prompt_of(completion([5, 0, 2**32 - 1]), TEXT, 4).ids == [5, 0, 2**32 - 1]
+    assert prompt_of(completion("häh"), TEXT, Hashing(4)).ids == list("häh".encode())
+    assert prompt_of(completion([5, 0, 2**32 - 1]), TEXT, Hashing(4)).ids == [5, 0, 2**32 - 1]
 
 
 @pytest.mark.parametrize("salt", [None, "", "tenant-1"])
 def test_the_hashes_are_those_of_its_full_blocks_with_its_salt(salt: str | None) -> None:
-    found = prompt_of(completion(list(range(11)), cache_salt=salt), TEXT, 4)
-    assert found == Prompt(list(range(11)), 4, tuple(sequence_hashes(list(range(11)), 4, cache_salt=salt)))
+    found = prompt_of(completion(list(range(11)), cache_salt=salt), TEXT, Hashing(4))
+    assert found == Prompt(list(range(11)), Hashing(4), tuple(sequence_hashes(list(range(11)), 4, cache_salt=salt)))
     assert len(found.sequence_hashes) == 2
 
 
 def test_a_salt_keeps_caches_apart() -> None:
-    salted, plain = (prompt_of(completion([1, 2, 3, 4], cache_salt=salt), TEXT, 4) for salt in ("a", None))
+    salted, plain = (prompt_of(completion([1, 2, 3, 4], cache_salt=salt), TEXT, Hashing(4)) for salt in ("a", None))
     assert set(salted.sequence_hashes).isdisjoint(plain.sequence_hashes)
 
 
 def test_prompt_ids_are_the_routers_to_set() -> None:
     with pytest.raises(RequestInvalid, match="kv_prompt_ids"):
-        prompt_of(chat(kv_prompt_ids="AAAA"), TEXT, 4)
+        prompt_of(chat(kv_prompt_ids="AAAA"), TEXT, Hashing(4))
 
 
 def test_what_a_template_refuses_is_named() -> None:
     with pytest.raises(TextError, match=r"messages\[0\]\.role"):
-        prompt_of(chat(messages=[{"role": "boss", "content": "x"}]), TEXT, 4)
+        prompt_of(chat(messages=[{"role": "boss", "content": "x"}]), TEXT, Hashing(4))
 
 
 # ---------------------------------------------------------------- to the worker
@@ -105,7 +105,7 @@ def test_router_and_worker_agree_on_every_id_and_hash(
     content: str, salt: str | None, block_size: int, sent_on: bool
 ) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}], "cache_salt": salt}).encode()
-    prompt = prompt_of(openai.decode_chat(body), TEXT, block_size)
+    prompt = prompt_of(openai.decode_chat(body), TEXT, Hashing(block_size))
     received = openai.decode_chat(with_prompt_ids(body, prompt.ids) if sent_on else body)
     ids = as_worker(received)
     assert ids == prompt.ids
@@ -117,3 +117,9 @@ def test_ids_are_little_endian_u32_in_base64(ids: list[int]) -> None:
     sent = json.loads(with_prompt_ids(b'{"model":"m"}', ids))
     assert unpack_tokens(base64.b64decode(sent["kv_prompt_ids"], validate=True)) == ids
     assert list(sent) == ["kv_prompt_ids", "model"]
+
+
+def test_prompts_for_an_engine_that_drafts_are_hashed_in_bigrams() -> None:
+    found = prompt_of(completion(list(range(9))), TEXT, Hashing(4, EAGLE_HASH_SCHEME))
+    assert found.sequence_hashes == tuple(chain(local_block_hashes(range(9), 4, is_eagle=True)))
+    assert len(prompt_of(completion(list(range(8))), TEXT, Hashing(4, EAGLE_HASH_SCHEME)).sequence_hashes) == 1
