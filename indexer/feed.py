@@ -127,7 +127,7 @@ class IndexFeed:
             self._refuse(message, error)
             return
         if isinstance(event, WorkerLeft):
-            await self._apply(WorkerGone(event.worker_id))
+            await self._apply(WorkerGone(event.worker_id, event.instance))
 
     def _rank_of(self, message: LogMessage) -> WorkerRank | None:
         try:

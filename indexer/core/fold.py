@@ -61,9 +61,10 @@ class BytesRefused(msgspec.Struct, frozen=True):
 
 
 class WorkerGone(msgspec.Struct, frozen=True):
-    """A worker left."""
+    """A worker left: this life of it, or whichever it is where none is named."""
 
     worker_id: str
+    instance: str = ""
 
 
 class LogLost(msgspec.Struct, frozen=True):
@@ -104,12 +105,13 @@ class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RankState:
-    __slots__ = ("follower", "heard_at_s", "slot")
+    __slots__ = ("follower", "heard_at_s", "instance", "slot")
 
     def __init__(self, slot: int, follower: StreamFollower, heard_at_s: float) -> None:
         self.slot = slot
         self.follower = follower
         self.heard_at_s = heard_at_s
+        self.instance = ""
 
 
 _NOTHING: Depths = (0, 0, 0, 0)
@@ -137,9 +139,11 @@ class IndexFold:
     def apply(self, fact: Fact, now_s: float) -> list[Question]:
         """Fold one fact in; return what is to be asked because of it."""
         match fact:
-            case WorkerGone(worker_id):
-                for rank in [rank for rank in self._ranks if rank.worker_id == worker_id]:
-                    self._forget(rank)
+            case WorkerGone(worker_id, instance):
+                lives = {instance, ""} if instance else None
+                for rank, state in list(self._ranks.items()):
+                    if rank.worker_id == worker_id and (lives is None or state.instance in lives):
+                        self._forget(rank)
                 return []
             case LogLost():
                 self._log_heard = False
@@ -167,6 +171,7 @@ class IndexFold:
                 effects = follower.on_batch(batch, now_s)
             case HeartbeatArrived(_, heartbeat):
                 state.heard_at_s = now_s
+                state.instance = heartbeat.instance
                 effects = follower.on_heartbeat(heartbeat, partial(self._index.digest, state.slot), now_s)
             case ChunkArrived(_, chunk):
                 state.heard_at_s = now_s

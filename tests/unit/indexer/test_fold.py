@@ -317,6 +317,19 @@ def test_a_worker_that_left_takes_all_its_ranks_and_nobody_elses(fold: IndexFold
     assert (now.ranks, now.nodes, now.held_blocks) == (0, 0, 0)
 
 
+def test_the_late_last_word_of_a_former_life_forgets_no_living_one(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path(0, 2)), pulse(A0, 1, *PATH[:2]))
+    told(fold, WorkerGone("a", "former"))
+    assert fold.ranks() == [A0]
+    told(fold, WorkerGone("a", "i"))
+    assert fold.ranks() == []
+
+
+def test_a_rank_whose_life_is_not_known_yet_leaves_with_its_worker(fold: IndexFold) -> None:
+    told(fold, batch(A0, 1, path(0, 2)), WorkerGone("a", "i"))
+    assert fold.ranks() == []
+
+
 def test_a_late_dump_for_a_worker_that_left_brings_nothing_back(fold: IndexFold) -> None:
     told(fold, BytesRefused(A0), WorkerGone("a"))
     assert told(fold, dump(A0, 1, 3, [HeldBlock(PATH[0], None, 1)])) == []
