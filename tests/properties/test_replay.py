@@ -171,8 +171,8 @@ class Life:
 
     def _request(self) -> None:
         model = self.draw.choice(MODELS)
-        block_size = self.state.fleet.block_size(model, self.clock.now())
-        if block_size is None:
+        hashing = self.state.fleet.hashing(model, self.clock.now())
+        if hashing is None:
             return
         self._requests += 1
         isl_tokens, family = self.draw.randint(1, 250), self.draw.randrange(3) * 1000
@@ -181,8 +181,9 @@ class Life:
             request_id=f"r{self._requests}",
             model=model,
             isl_tokens=isl_tokens,
-            block_size=block_size,
-            sequence_hashes=tuple(2**63 + family + at for at in range(isl_tokens // block_size)),
+            block_size=hashing.block_size,
+            hash_scheme=hashing.scheme,
+            sequence_hashes=tuple(2**63 + family + at for at in range(isl_tokens // hashing.block_size)),
             max_tokens=self.draw.choice([0, 30]),
             pinned_worker=self.draw.choice([None] * 6 + [self._anyone()]),
             pinned_dp_rank=self.draw.choice([None] * 6 + [1]),
