@@ -379,8 +379,7 @@ async def test_a_message_that_looks_like_a_heartbeat_is_a_message(broker: Broker
     reader, client = Reader(), await nats.connect(broker.url)
     async with connected(broker.url) as connection:
         await connection.log.ensure_stream(STREAM)
-        await client.publish("test.a", b"", headers={"Status": "100", "Nats-Last-Consumer": "99"})
-        await client.flush()
+        await client.jetstream().publish("test.a", b"", headers={"Status": "100", "Nats-Last-Consumer": "99"})
         await connection.log.publish("test.a", b"x")
         await connection.log.follow("TEST", "test.>", reader.on_message)
         await reader.until([b"", b"x"])
