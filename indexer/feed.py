@@ -29,6 +29,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
 
 TICK_S = 0.25
+_NOT_APPLIED = ("never_heard", "resyncing", "behind")
 
 _log = structlog.get_logger("indexer")
 
@@ -64,11 +65,14 @@ class IndexFeed:
             await until(stop, self._clock.sleep(TICK_S))
 
     async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
-        """Return once `rank` was applied up to `seq` of `epoch`; waits for ever for what never comes."""
+        """Return once `rank` was applied up to `seq` of `epoch`; waits for ever for what never comes.
+
+        What the rank's source could not read was never in the log, and is not waited for.
+        """
 
         def reached() -> bool:
             view = self._fold.overlap((), (rank,))[0]
-            return view.epoch == epoch and view.seq >= seq and not view.stale
+            return view.epoch == epoch and view.seq >= seq and view.stale not in _NOT_APPLIED
 
         async with self._moved:
             await self._moved.wait_for(reached)

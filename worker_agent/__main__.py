@@ -4,8 +4,10 @@ import asyncio
 import secrets
 import sys
 import uuid
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 import zmq
@@ -22,23 +24,28 @@ from kv_runtime.supervise import Part, run_parts, run_process, thread_part, unti
 from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_registry
 from kv_runtime.text import Text, load_text
 from worker_agent.api import AgentApi
+from worker_agent.attached import HealthWatch
 from worker_agent.config import AgentSettings
-from worker_agent.consolidator import Consolidator
-from worker_agent.core.consolidation import Consolidation
+from worker_agent.consolidator_metrics import ConsolidatorMetrics
+from worker_agent.core.consolidation import Consolidation, Origin
 from worker_agent.core.dialects.trtllm import TrtllmRules
 from worker_agent.core.engine import EngineDescription
+from worker_agent.core.mirror import ENGINE
+from worker_agent.core.simulator.layout import CacheLayout
 from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.core.simulator.tokens import TokenSource
-from worker_agent.core.source_cursor import SourceCursor
-from worker_agent.engines.port import Engine
 from worker_agent.engines.simulated import SimulatedEngine
+from worker_agent.event_path import EventPath, Source
+from worker_agent.foreign import foreign_consolidator, foreign_registration
+from worker_agent.foreign_config import AttachSettings, ConsolidateSettings, WorkerStreamsSection
 from worker_agent.load_reports import LoadReports
 from worker_agent.membership import Membership
 from worker_agent.metrics import AgentMetrics
-from worker_agent.publisher import EventPublisher, ReplayServer
+from worker_agent.status import StatusApi
 
 _SWITCH_S = 0.0005
 """How long a thread may keep the interpreter: the event threads must not hold up the loop that streams answers."""
+_HEAD_DRAIN_S = 10.0
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError)
 
 
@@ -85,6 +92,68 @@ def serve(
         sys.exit(f"worker-agent: {error}")
 
 
+@main.command()
+@config_options
+@click.option("--nats-url", help="the event log: nats://host:port")
+@click.option("--port", type=int, help="HTTP port of /metrics and /health; 0: any free one")
+def consolidate(
+    file: Path | None,
+    assignments: tuple[str, ...],
+    print_config: bool,
+    nats_url: str | None,
+    port: int | None,
+) -> None:
+    """Head the streams of a host's workers, whose engines publish their KV events themselves."""
+    flags = {"nats.url": nats_url, "control.port": port}
+    try:
+        settings = load_settings(ConsolidateSettings, file=file, assignments=assignments, flags=flags)
+        if print_config:
+            print(render(settings), end="")
+            return
+        if not settings.workers:
+            raise ConfigurationError(["workers: found none, allowed at least one"])
+        configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+        run_process(lambda stop: _head_streams(settings, settings.workers, None, stop))
+    except _EXPECTED as error:
+        sys.exit(f"worker-agent: {error}")
+
+
+@main.command()
+@config_options
+@click.option("--engine", "engine__kind", help="which engine: vllm, sglang, trtllm")
+@click.option("--base-url", "engine__base_url", help="its OpenAI endpoint, http://host:port; absent: only consolidate")
+@click.option("--publish-endpoint", "engine__publish_endpoint", help="its events, tcp://host:port; rank r: port + r")
+@click.option("--replay-endpoint", "engine__replay_endpoint", help="its replays, likewise; absent: it has none")
+@click.option("--dp-ranks", "engine__dp_ranks", type=int, help="its data-parallel ranks")
+@click.option("--model", "engine__model", help="the model's name")
+@click.option("--served-name", "engine__served_names", multiple=True, help="a name that requests may use, any number")
+@click.option("--text", "engine__text", help="tokenizer and template: the model's directory")
+@click.option("--block-size", "engine__block_size", type=int, help="tokens in a KV block")
+@click.option("--total-kv-blocks", "engine__total_kv_blocks", type=int, help="KV blocks of a rank")
+@click.option("--max-num-seqs", "engine__max_num_seqs", type=int, help="requests decoded together")
+@click.option("--max-num-batched-tokens", "engine__max_num_batched_tokens", type=int, help="tokens in one iteration")
+@click.option("--max-seq-len", "engine__max_seq_len", type=int, help="prompt and answer together, in tokens")
+@click.option("--worker-id", "worker__id", help="unique name in the fleet")
+@click.option("--nats-url", "nats__url", help="the event log: nats://host:port")
+@click.option("--port", "control__port", type=int, help="HTTP port of /metrics and /health; 0: any free one")
+def attach(file: Path | None, assignments: tuple[str, ...], print_config: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Bring one running engine into the fleet: its KV events, and, with --base-url, its endpoint."""
+    given = {name.replace("__", "."): value for name, value in flags.items() if value != ()}
+    try:
+        settings = load_settings(AttachSettings, file=file, assignments=assignments, flags=given)
+        if print_config:
+            print(render(settings), end="")
+            return
+        if not settings.engine.model:
+            raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])
+        configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+        instance = uuid.uuid4().hex[:16]
+        registration = foreign_registration(settings, instance) if settings.engine.base_url else None
+        run_process(lambda stop: _head_streams(settings, [settings.streams(instance)], registration, stop))
+    except _EXPECTED as error:
+        sys.exit(f"worker-agent: {error}")
+
+
 async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
     worker, clock = settings.worker, SystemClock()
     text = load_text(settings.engine.text)
@@ -97,11 +166,17 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         on_found=log_found.set,
     )
     context = zmq.asyncio.Context()
-    publisher, replay, consolidator, loads = _event_path(settings, engine, log, context, clock, instance)
-
-    async def position() -> dict[int, tuple[int, int]]:
-        return await consolidator.position(await publisher.barrier())
-
+    rules = TrtllmRules(settings.engine.block_size, attention_window=settings.events.attention_window or None)
+    path = _event_path(settings, engine, rules, log, context, clock, instance)
+    loads = LoadReports(
+        engine,
+        log,
+        clock,
+        model=settings.engine.model,
+        worker_id=worker.id,
+        instance=instance,
+        poll_s=settings.events.poll_s,
+    )
     api = AgentApi(
         engine,
         text,
@@ -110,10 +185,10 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         inflight_requests_max=worker.inflight_requests_max,
         wall_ns=clock.wall_ns,
         new_id=lambda: uuid.uuid4().hex,
-        position=position,
+        position=path.position,
     )
     registry = new_registry()
-    Projection(registry, AgentMetrics(worker.id, publisher, consolidator, loads, api).families)
+    Projection(registry, AgentMetrics(worker.id, rules.counts, path.consolidator, loads, api).families)
     app = api.app(registry, token=worker.token.get_secret_value(), body_bytes_max=worker.body_bytes_max)
     http = HttpServer(app, worker.host, worker.port, drain_s=worker.drain_s, handler_cancellation=True)
     await http.start()
@@ -124,7 +199,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         await until(stop, engine.run())
 
     await engine.start()
-    await consolidator.start()
+    await path.consolidator.start()
     print(f"worker {worker.id} on {registration.base_url}", flush=True)
     try:
         await run_parts(
@@ -132,12 +207,10 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
                 Part("membership", membership.run, 0),
                 Part("http", http.run, 1),
                 Part("engine", drive, 2),
-                thread_part("kv-events", publisher.run, stage=3),
                 thread_part("iteration-stats", loads.poll, stage=3),
                 Part("load-reports", loads.run, 3),
                 Part("loop-lag", LoopLag(registry, clock).run, 3),
-                *consolidator.parts(first_stage=4),
-                Part("replay", replay.run, 7),
+                *path.parts(first_stage=3),
                 Part("event-log", log.run, 7),
             ],
             stop=stop,
@@ -149,49 +222,82 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         context.destroy(linger=0)
 
 
+async def _head_streams(
+    settings: ConsolidateSettings | AttachSettings,
+    workers: Sequence[WorkerStreamsSection],
+    registration: WorkerRegistered | None,
+    stop: asyncio.Event,
+) -> None:
+    clock, log_found, control = SystemClock(), asyncio.Event(), settings.control
+    log = await EventLog.connect(
+        settings.nats.url,
+        name=f"worker-agent {' '.join(worker.id for worker in workers)}",
+        token=settings.nats.credentials.get_secret_value(),
+        on_found=log_found.set,
+    )
+    context, watch = zmq.asyncio.Context(), None
+    try:
+        consolidators = [
+            foreign_consolidator(worker, log, context, clock, outbox_bytes_max=settings.events.outbox_bytes_max)
+            for worker in workers
+        ]
+        registry = new_registry()
+        Projection(registry, ConsolidatorMetrics(consolidators).families)
+        api = StatusApi(consolidators, version("kv-router"))
+        http = HttpServer(api.app(registry, token=control.token.get_secret_value()), control.host, control.port)
+        await http.start()
+        for consolidator in consolidators:
+            await consolidator.start()
+        print(f"{len(workers)} workers, status on http://{control.host}:{http.port}", flush=True)
+        parts = [part for consolidator in consolidators for part in consolidator.parts(first_stage=1)]
+        if registration is not None:
+            watch = HealthWatch(
+                registration.base_url, Membership(registration, log, clock, log_found), clock, log_found
+            )
+            parts.append(Part("health-watch", watch.run, 0))
+        parts += [Part("http", http.run, 5), Part("event-log", log.run, 5)]
+        await run_parts(parts, stop=stop, drain_s=_HEAD_DRAIN_S)
+    finally:
+        if watch is not None:
+            await watch.leave("stopped")
+        await log.close()
+        context.destroy(linger=0)
+
+
 def _event_path(
     settings: AgentSettings,
-    engine: Engine,
+    engine: SimulatedEngine,
+    rules: TrtllmRules,
     log: EventLog,
     context: zmq.asyncio.Context,
     clock: SystemClock,
     instance: str,
-) -> tuple[EventPublisher, ReplayServer, Consolidator, LoadReports]:
-    model, worker_id = settings.engine.model, settings.worker.id
-    publisher = EventPublisher(
-        engine,
-        TrtllmRules(settings.engine.block_size),
-        zmq.Context(context),
-        ring_bytes_max=settings.events.ring_bytes_max,
-        poll_s=settings.events.poll_s,
-        wall_ns=clock.wall_ns,
+) -> EventPath:
+    sources = {ENGINE: Source(lambda timeout_s: rules.translate(engine.kv_events(timeout_s)), rules.stale)}
+    if settings.engine.host_events == "source":
+        sources["host"] = Source(engine.host_events, lambda _: "")
+    core = Consolidation(
+        engine.describe().dp_ranks,
+        settings.engine.block_size,
+        instance,
+        lambda: secrets.randbits(64),
+        origins=[Origin(name) for name in sources],
+        outbox_bytes_max=settings.events.outbox_bytes_max,
     )
-    replay = ReplayServer(publisher.ring, context)
-    consolidator = Consolidator(
-        Consolidation(
-            engine.describe().dp_ranks,
-            settings.engine.block_size,
-            instance,
-            lambda: secrets.randbits(64),
-            outbox_bytes_max=settings.events.outbox_bytes_max,
-        ),
-        SourceCursor(),
+    return EventPath(
+        sources,
+        core,
         log,
         context,
         clock,
-        model=model,
-        worker_id=worker_id,
-        publish_endpoint=publisher.endpoint,
-        replay_endpoint=replay.endpoint,
-        source_stale=publisher.stale,
+        model=settings.engine.model,
+        worker_id=settings.worker.id,
+        ring_bytes_max=settings.events.ring_bytes_max,
+        poll_s=settings.events.poll_s,
     )
-    loads = LoadReports(
-        engine, log, clock, model=model, worker_id=worker_id, instance=instance, poll_s=settings.events.poll_s
-    )
-    return publisher, replay, consolidator, loads
 
 
-def _engine(settings: AgentSettings, clock: SystemClock) -> Engine:
+def _engine(settings: AgentSettings, clock: SystemClock) -> SimulatedEngine:
     engine = settings.engine
     description = EngineDescription(
         model=engine.model,
@@ -207,6 +313,12 @@ def _engine(settings: AgentSettings, clock: SystemClock) -> Engine:
     simulator = Simulator(
         description,
         token_source=TokenSource(seed=engine.seed),
+        layout=CacheLayout(
+            host_blocks=engine.host_blocks,
+            host_events=engine.host_events,
+            narrow_windows=engine.narrow_windows,
+            narrow_blocks=engine.window_blocks,
+        ),
         event_buffer_max_size=engine.event_buffer_max_size,
     )
     return SimulatedEngine(simulator, clock, speed=engine.speed)

@@ -1,7 +1,7 @@
 """The agent's configuration tree."""
 
 import socket
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, model_validator
 
@@ -43,15 +43,50 @@ class EngineSection(Section):
     max_seq_len: int = Field(65_536, ge=2, le=1 << 22, description="prompt and answer together, in tokens")
     default_max_tokens: int = Field(128, ge=1, le=1 << 20, description="tokens generated where none are named")
     dp_ranks: int = Field(1, ge=1, le=64, description="attention-DP ranks, each a KV cache of its own")
+    host_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank in host memory; 0: no host tier")
+    host_events: Literal["updated", "source"] = Field(
+        "updated", description="who tells of the host tier: the engine (`updated` events), or a second source"
+    )
+    window_sizes: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (), max_length=8, description="attention windows in tokens, one pool each; empty: max_seq_len alone"
+    )
+    window_blocks: int = Field(
+        0, ge=0, le=10_000_000, description="KV blocks of each window narrower than max_seq_len; 0: total_kv_blocks"
+    )
     seed: int = Field(0, ge=0, le=(1 << 64) - 1, description="of the simulated engine's tokens; equal in a fleet")
     speed: float = Field(1.0, gt=0, le=1000, description="simulated seconds a second; higher blurs measured latency")
     event_buffer_max_size: int = Field(100_000, ge=1, le=10_000_000, description="events kept until they are polled")
+
+    @property
+    def narrow_windows(self) -> tuple[int, ...]:
+        """The attention windows but for the widest, in order."""
+        return tuple(sorted(self.window_sizes))[:-1]
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "EngineSection":
+        windows, widest = self.window_sizes, max(self.window_sizes, default=self.max_seq_len)
+        rules = [
+            (self.host_events == "source" and not self.host_blocks, "host_events is source: host_blocks is 0"),
+            (len(set(windows)) < len(windows), f"window_sizes: found {windows}, each allowed once"),
+            (widest != self.max_seq_len, f"window_sizes: the widest is {widest}, not max_seq_len, {self.max_seq_len}"),
+            (self.window_blocks and not self.narrow_windows, "window_blocks: window_sizes names no narrower window"),
+        ]
+        problems = [problem for is_broken, problem in rules if is_broken]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
 
 
 class EventsSection(Section):
     """The engine's events on their way out."""
 
     poll_s: float = Field(0.05, gt=0, le=10, description="longest wait of one poll; bounds how long a stop takes")
+    attention_window: int = Field(
+        0,
+        ge=0,
+        le=1 << 30,
+        description="widest one, in tokens, where the engine's word is lost; 0: as events show",
+    )
     ring_bytes_max: int = Field(64 << 20, ge=1 << 16, le=1 << 34, description="memory for replays on hop A")
     outbox_bytes_max: int = Field(64 << 20, ge=1 << 20, le=1 << 34, description="memory for batches NATS did not take")
 

@@ -32,20 +32,31 @@ class Membership:
         """Register, and again whenever the log was found anew; say `draining` once `stop` is set."""
         while not stop.is_set():
             self._log_found.clear()
-            await self._register(stop)
+            await self._register_soon(stop)
             await until(stop, self._log_found.wait())
-        await self._say(WorkerDraining(worker_id=self._registration.worker_id, instance=self._registration.instance))
+        await self.drain()
 
-    async def leave(self, reason: str) -> None:
-        """The fleet was told that the worker is gone, if it can be told."""
+    async def register(self) -> bool:
+        """Return whether the fleet was told that the worker serves."""
+        is_told = await self._say(self._registration)
+        if is_told:
+            _log.info("worker_registered", worker=self._registration.worker_id, at=self._registration.base_url)
+        return is_told
+
+    async def drain(self) -> bool:
+        """Return whether the fleet was told that the worker takes no new work."""
         worker_id, instance = self._registration.worker_id, self._registration.instance
-        await self._say(WorkerLeft(worker_id=worker_id, instance=instance, reason=reason))
+        return await self._say(WorkerDraining(worker_id=worker_id, instance=instance))
 
-    async def _register(self, stop: asyncio.Event) -> None:
+    async def leave(self, reason: str) -> bool:
+        """Return whether the fleet was told that the worker is gone."""
+        worker_id, instance = self._registration.worker_id, self._registration.instance
+        return await self._say(WorkerLeft(worker_id=worker_id, instance=instance, reason=reason))
+
+    async def _register_soon(self, stop: asyncio.Event) -> None:
         retry_s = _RETRY_S
         while not stop.is_set():
-            if await self._say(self._registration):
-                _log.info("worker_registered", worker=self._registration.worker_id, at=self._registration.base_url)
+            if await self.register():
                 return
             await until(stop, self._clock.sleep(retry_s))
             retry_s = min(2 * retry_s, _RETRY_MAX_S)

@@ -1,6 +1,6 @@
-"""Engine to hop A: a thread of its own polls the engine, applies the rules and publishes; a replay server stands by.
+"""A source of events to hop A: a thread of its own polls the source and publishes; a replay server stands by.
 
-Neither the engine nor a request ever waits for it: the poll blocks this thread only, and a full socket drops, which the
+Neither the source nor a request ever waits for it: the poll blocks this thread only, and a full socket drops, which the
 reader's cursor finds and the ring of recent payloads heals.
 """
 
@@ -15,11 +15,11 @@ import zmq.asyncio
 
 from kv_protocol.errors import MalformedMessage
 from worker_agent.core.dialects.hop_a import REPLAY_END, decode_sequence, encode_payload, encode_sequence
-from worker_agent.core.dialects.trtllm import TrtllmRules
 from worker_agent.core.engine_events import RankEvent
-from worker_agent.engines.port import Engine
 
 _HWM_MESSAGES = 100_000
+_REPLAY_HWM_MESSAGES = 1000
+"""Of a replay, in the server's queue; the rest waits in the ring, where it costs no second copy."""
 _LINGER_MS = 1000
 _SENT_AT_ONCE = 32
 _READER_S = 1.0
@@ -52,20 +52,25 @@ class ReplayRing:
 
 
 class EventPublisher:
-    """Publishes one engine's events, ranks in one stream. `run` belongs to a thread; the rest to the event loop."""
+    """Publishes the events of one source, ranks in one stream. `run` belongs to a thread; the rest to the event loop.
+
+    `poll` waits at most so many seconds for events and returns all there are; whatever the source said, it makes sense
+    of it or leaves it out: what it raises ends the thread. `stale` tells, at any time and from any thread, why what was
+    returned of a rank may not be what the source holds; empty when it is.
+    """
 
     def __init__(
         self,
-        engine: Engine,
-        rules: TrtllmRules,
+        poll: Callable[[float], list[RankEvent]],
+        stale: Callable[[int], str],
         context: zmq.Context[zmq.Socket[bytes]],
         *,
         ring_bytes_max: int,
         poll_s: float,
         wall_ns: Callable[[], int],
     ) -> None:
-        self._engine = engine
-        self._rules = rules
+        self._poll = poll
+        self._stale = stale
         self._poll_s = poll_s
         self._wall_ns = wall_ns
         self._sequence = 0
@@ -80,17 +85,12 @@ class EventPublisher:
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.ring = ReplayRing(ring_bytes_max)
 
-    @property
-    def rules(self) -> TrtllmRules:
-        """The rules in force, for their counts."""
-        return self._rules
-
-    def stale(self) -> str:
-        """Return why what is published may not be what the engine holds; empty when it is."""
-        return f"engine event not read: {self._rules.last_unreadable}" if self._rules.last_unreadable else ""
+    def stale(self, dp_rank: int) -> str:
+        """Return why what is published of the rank may not be what the source holds; empty when it is."""
+        return self._stale(dp_rank)
 
     def run(self, stop: threading.Event) -> None:
-        """Publish until `stop` is set, and then what the engine still had to say."""
+        """Publish until `stop` is set, and then what the source still had to say."""
         try:
             while not stop.is_set():
                 self._turn(self._poll_s)
@@ -100,7 +100,7 @@ class EventPublisher:
 
     def _turn(self, timeout_s: float) -> None:
         self._polls_begun += 1
-        for dp_rank, events in _by_rank(self._rules.translate(self._engine.kv_events(timeout_s))).items():
+        for dp_rank, events in _by_rank(self._poll(timeout_s)).items():
             payload = encode_payload(self._wall_ns() / 1e9, [event for _, event in events], dp_rank)
             self.ring.add(self._sequence, payload)
             self._socket.send_multipart([_TOPIC, encode_sequence(self._sequence), payload])
@@ -109,7 +109,7 @@ class EventPublisher:
         self._loop.call_soon_threadsafe(self._polled.set)
 
     async def barrier(self) -> int:
-        """Return the number of messages published, once all that the engine had flushed before the call is in them."""
+        """Return the number of messages published, once all that the source had flushed before the call is in them."""
         begun = self._polls_begun
         while self._polls_done <= begun:
             self._polled.clear()
@@ -134,9 +134,8 @@ class ReplayServer:
         self._ring = ring
         self._socket = context.socket(zmq.ROUTER)
         self._socket.set(zmq.LINGER, 0)
-        self._socket.set(
-            zmq.ROUTER_MANDATORY, 1
-        )  # a full queue is waited for, instead of losing what it has no room for
+        self._socket.set(zmq.SNDHWM, _REPLAY_HWM_MESSAGES)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # a full queue is waited for; without it, what has no room is lost
         self._socket.bind("tcp://127.0.0.1:*")
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.refused_total = 0

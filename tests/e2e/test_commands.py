@@ -22,7 +22,16 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize("command", [("router",), ("indexer", "serve"), ("worker_agent", "serve")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("router",),
+        ("indexer", "serve"),
+        ("worker_agent", "serve"),
+        ("worker_agent", "attach", "--model", "m"),
+        ("worker_agent", "consolidate"),
+    ],
+)
 def test_print_config_shows_a_tree_that_loads_again(command: tuple[str, ...], tmp_path: Path) -> None:
     first = run(*command, "--print-config")
     assert first.returncode == 0, first.stderr
@@ -97,7 +106,10 @@ def test_a_used_nats_port_names_the_flag_that_helps() -> None:
     assert "--nats-url" in refused.stderr
 
 
-@pytest.mark.parametrize("command", [("router",), ("indexer", "serve"), ("worker_agent", "serve")])
+@pytest.mark.parametrize(
+    "command",
+    [("router",), ("indexer", "serve"), ("worker_agent", "serve"), ("worker_agent", "attach", "--model", "m")],
+)
 def test_an_absent_event_log_is_named(command: tuple[str, ...]) -> None:
     refused = run(*command, "--nats-url", "nats://127.0.0.1:1", "--port", "0")
     assert refused.returncode == 1
@@ -111,4 +123,20 @@ def test_an_unknown_text_is_named() -> None:
     )
     assert refused.returncode == 1
     assert "meta-llama/Llama-3" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (("attach",), "engine.model: found '', allowed the model's name"),
+        (("attach", "--model", "m", "--base-url", "engine:8000"), "engine.base_url: found 'engine:8000'"),
+        (("attach", "--publish-endpoint", "tcp://10.1.2.3:5557"), "publish_endpoint: found 'tcp://10.1.2.3:5557'"),
+        (("consolidate",), "workers: found none, allowed at least one"),
+    ],
+)
+def test_what_a_foreign_engine_may_not_be_is_named(command: tuple[str, ...], problem: str) -> None:
+    refused = run("worker_agent", *command)
+    assert refused.returncode == 1
+    assert problem in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -305,7 +305,17 @@ async def test_a_source_that_does_not_vouch_for_its_set_is_stale(index: Index, s
     await scripted.beat(stale="engine event not read")
     await index.until_stale(scripted.rank, "source")
     await scripted.beat()
+    await index.until_stale(scripted.rank, "")
+
+
+@pytest.mark.asyncio
+async def test_what_a_source_could_not_read_is_not_waited_for(index: Index, scripted: ScriptedRank) -> None:
+    await scripted.store(1)
+    await scripted.beat(stale="event not read")
+    await index.until_stale(scripted.rank, "source")
+    await scripted.store(2, parent=1)
     await index.until_at(scripted)
+    assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
 
 
 # ---------------------------------------------------------------- what says nothing of a rank

@@ -139,7 +139,9 @@ class Model:
             if parent is None:
                 return
         tokens = [event.token_ids[at : at + BLOCK_SIZE] for at in range(0, len(event.token_ids), BLOCK_SIZE)]
-        own = [Block(each, event.lora_name or None, event.cache_salt or None) for each in tokens]
+        above = parent[-1] if parent else Block((), None, None)
+        names = event.lora_name or above.lora_name, event.cache_salt or above.cache_salt
+        own = [Block(each, *names) for each in tokens]
         paths = list(accumulate(own, lambda path, block: (*path, block), initial=parent))[1:]
         named = {(source, engine_hash): path for engine_hash, path in zip(event.block_hashes, paths, strict=True)}
         self.forget({name for name, path in named.items() if self.path_of.get(name) != path})

@@ -20,10 +20,11 @@ from worker_agent.core.consolidation import Consolidation
 from worker_agent.core.dialects import hop_a
 from worker_agent.core.engine import EngineRequest
 from worker_agent.core.outbox import Outbox
-from worker_agent.core.source_cursor import Delivery, SourceCursor
+from worker_agent.core.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor
 
 TURN_S = 0.25
 RETRY_S = 0.2
+ANSWER_S = 2.0
 
 
 class Outside(Protocol):
@@ -63,7 +64,7 @@ class Agent:
         self._ring: deque[tuple[int, bytes]] = deque(maxlen=setup.ring_payloads)
         self._truth: dict[int, tuple[int, Held]] = {}
         self._live = Link(timeline, random, setup.hop_a, is_ordered=True)
-        self._questions = Link(timeline, random, setup.hop_a, is_ordered=True)
+        self._questions = Link(timeline, random, Faults(delay_max_s=setup.hop_a.delay_max_s), is_ordered=True)
         self._answers = Link(timeline, random, Faults(delay_max_s=setup.replay_delay_max_s), is_ordered=True)
         self.cursor = SourceCursor()
         self.core = Consolidation(
@@ -73,6 +74,8 @@ class Agent:
             lambda: random.getrandbits(64),
             outbox_bytes_max=setup.outbox_bytes_max,
         )
+        self._question = self._lost_in_a_row = 0
+        self._is_asking = False
         self._publishing: set[int] = set()
         timeline.every(HEARTBEAT_PERIOD_S, self._beat)
         timeline.every(TURN_S, self._turn)
@@ -116,33 +119,56 @@ class Agent:
     def _on_live(self, sequence: int, payload: bytes) -> None:
         frames = [b"", hop_a.encode_sequence(sequence), payload]
         self._deliver(self.cursor.on_live(*hop_a.split_frames(frames), self._timeline.now_s))
-        if self.cursor.has_hole:
+        if not self.cursor.is_settled:
             self._ask_replay()
 
     def _ask_replay(self) -> None:
-        if (start := self.cursor.ask_from(self._timeline.now_s)) is not None:
-            self._questions.send(hop_a.encode_sequence(start), self._answer_replay)
+        start = None if self._is_asking else self.cursor.ask_from(self._timeline.now_s)
+        if start is not None:
+            self._is_asking = True
+            self._question += 1
+            self._timeline.after(ANSWER_S, partial(self._give_up, self._question))
+            if not self._is_question_lost():
+                self._questions.send(hop_a.encode_sequence(start), partial(self._answer_replay, self._question))
 
-    def _answer_replay(self, question: bytes) -> None:
-        start = hop_a.decode_sequence(question)
+    def _is_question_lost(self) -> bool:
+        """Now and then, but never so often in a row that the reader takes the publisher for gone."""
+        is_lost = self._lost_in_a_row < UNANSWERED_MAX - 1 and self._random.random() < self._live.faults.loss_ratio
+        self._lost_in_a_row = self._lost_in_a_row + 1 if is_lost else 0
+        return is_lost
+
+    def _give_up(self, question: int) -> None:
+        """The shell closes the socket: nothing of that answer is heard any more."""
+        if self._is_asking and question == self._question:
+            self._is_asking = False
+            self._deliver(self.cursor.on_no_answer())
+
+    def _answer_replay(self, question: int, frame: bytes) -> None:
+        start = hop_a.decode_sequence(frame)
         for sequence, payload in [entry for entry in self._ring if entry[0] >= start]:
-            self._answers.send(payload, partial(self._on_replay, sequence))
-        self._answers.send(b"", partial(self._on_replay, hop_a.REPLAY_END))
+            self._answers.send(payload, partial(self._on_replay, question, sequence))
+        self._answers.send(b"", partial(self._on_replay, question, hop_a.REPLAY_END))
 
-    def _on_replay(self, sequence: int, payload: bytes) -> None:
+    def _on_replay(self, question: int, sequence: int, payload: bytes) -> None:
+        if not self._is_asking or question != self._question:
+            return
         sequence, payload = hop_a.split_replay([b"", b"", hop_a.encode_sequence(sequence), payload])
-        if sequence == hop_a.REPLAY_END:
-            self._deliver(self.cursor.on_replay_end(self._timeline.now_s))
-        else:
+        if sequence != hop_a.REPLAY_END:
             self._deliver(self.cursor.on_replayed(sequence, payload))
+            return
+        self._is_asking = False
+        self._deliver(self.cursor.on_replay_end(self._timeline.now_s))
+        if not self.cursor.is_settled:
+            self._ask_replay()
 
     # -------------------------------------------------------------- consolidation and hop B
     def _deliver(self, delivery: Delivery) -> None:
         if not self.is_alive:
             return
         if delivery.lost:
-            self.core.on_loss()
-            self._beat()
+            for dp_rank in self.core.on_loss(began_anew=delivery.began_anew):
+                self._stand(dp_rank)
+                self._publish(dp_rank)
         for sequence, payload in delivery.payloads:
             changed = self.core.on_payload(sequence, payload)
             self._compare(*self._truth.pop(sequence))
@@ -150,10 +176,14 @@ class Agent:
                 self._publish(dp_rank)
 
     def _compare(self, dp_rank: int, truth: Held) -> None:
-        mirrored, outbox = self.mirrored(dp_rank), self.core.outbox(dp_rank)
-        self._out.stood(self.rank(dp_rank), outbox.epoch, outbox.last_seq, mirrored)
+        mirrored = self._stand(dp_rank)
         assert mirrored <= truth, f"{self.rank(dp_rank)}: the mirror invented {mirrored - truth}"
         assert mirrored == truth or not self.is_lossless, f"{self.rank(dp_rank)}: the mirror lacks {truth - mirrored}"
+
+    def _stand(self, dp_rank: int) -> Held:
+        mirrored, outbox = self.mirrored(dp_rank), self.core.outbox(dp_rank)
+        self._out.stood(self.rank(dp_rank), outbox.epoch, outbox.last_seq, mirrored)
+        return mirrored
 
     def _publish(self, dp_rank: int) -> None:
         outbox = self.core.outbox(dp_rank)

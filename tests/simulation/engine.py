@@ -17,18 +17,19 @@ from tests.simulation.setup import AgentSetup
 from worker_agent.core.dialects.trtllm import TrtllmRules
 from worker_agent.core.engine import EngineDescription, EngineRequest, RequestRefused
 from worker_agent.core.engine_events import EngineEvent, EngineRemoved, EngineStored
-from worker_agent.core.simulator.blocks import Namespace
 from worker_agent.core.simulator.events import render
+from worker_agent.core.simulator.identity import Namespace
 from worker_agent.core.simulator.scheduler import Simulator, Step
 from worker_agent.core.simulator.timing import EngineTiming
 
 HOST_RATIO = 0.5
 SLOW_ENGINE = EngineTiming(
+    request_base_s=0.0,
+    prompt_token_s=0.0,
     base_s=0.05,
     context_floor_s=0.1,
-    context_token_s=0.0,
+    token_s=0.0,
     attention_pair_s=0.0,
-    cached_token_s=0.0,
     kv_token_s=0.0,
     sequence_s=0.0,
     sequences_knee=0.0,
@@ -51,7 +52,8 @@ class HostTier:
             self._see(event)
         elif isinstance(event, EngineRemoved):
             for block_hash in event.block_hashes:
-                if block_hash in self._seen and self._random.random() < HOST_RATIO:
+                is_new = block_hash in self._seen and block_hash not in self.held
+                if is_new and self._random.random() < HOST_RATIO:
                     self.held[block_hash] = None
                     yield msgspec.structs.replace(self._seen[block_hash], tier=Tier.HOST)
         yield event

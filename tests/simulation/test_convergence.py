@@ -80,7 +80,7 @@ def test_everything_that_is_meant_to_go_wrong_goes_wrong() -> None:
     ranks = [rank for agent in agents for rank in agent.core.statistics().ranks.values()]
     statistics = index_statistics(worlds)
     seen = totals(stream.counts for each in statistics for stream in each.streams.values())
-    seen += totals(statistics) + totals(rank.counts for rank in ranks) + totals(ranks)
+    seen += totals(statistics) + totals(counts for rank in ranks for counts in rank.counts.values()) + totals(ranks)
     seen += totals(agent.engine.rules.counts for agent in agents)
     for name in ("gaps_total", "lost_total", "duplicates_total"):
         seen[f"hop_a_{name}"] += sum(getattr(agent.cursor, name) for agent in agents)

@@ -1,6 +1,5 @@
 """The simulation itself is tested: each of these bugs must make it fail."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -16,12 +15,13 @@ from kv_protocol.recovery import DumpChunk, HeldBlock, dump_chunks
 from tests.simulation.setup import Kind
 from tests.simulation.test_convergence import SEEDS, assert_calm
 from tests.simulation.world import World
-from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.dialects.trtllm import TrtllmRules, _Head
+from worker_agent.core.consolidation import SOLE, Consolidation, Origin
+from worker_agent.core.dialects.trtllm import TrtllmRules
+from worker_agent.core.dialects.trtllm_wire import Head
 from worker_agent.core.engine_events import EngineStored
 from worker_agent.core.mirror import RankMirror
 from worker_agent.core.outbox import Outbox
-from worker_agent.core.source_cursor import Delivery, SourceCursor
+from worker_agent.core.source_cursor import Delivery, SourceCursor, _Question
 
 
 class AppliesOverGaps(StreamFollower):
@@ -148,22 +148,30 @@ class DumpsTheDead(Consolidation):
         return dump_chunks(request_id, dump.epoch, dump.last_seq, dumped.values())
 
 
-class KeepsItsEpoch(Consolidation):
+class ForgetsInSilence(Consolidation):
     """Forgets after a loss, and does not say so."""
 
-    def on_loss(self) -> None:
+    def on_loss(self, origin: Origin = SOLE, *, began_anew: bool = False) -> set[int]:
         outboxes = dict(self._outboxes)
-        super().on_loss()
-        self._outboxes.update(outboxes)
+        self._outboxes = {dp_rank: Outbox(0) for dp_rank in outboxes}
+        changed = super().on_loss(origin, began_anew=began_anew)
+        self._outboxes = outboxes
+        return changed
+
+
+class ForgetsNothing(Consolidation):
+    """Believes after a loss what it believed before."""
+
+    def on_loss(self, origin: Origin = SOLE, *, began_anew: bool = False) -> set[int]:  # noqa: ARG002
+        return set()
 
 
 class RemovesWithTheFirstAlias(RankMirror):
     """Takes one of several equal engine blocks for the last."""
 
-    def _let_go(self, engine_hash: int, sequence_hash: int, tier: Tier) -> bool:
-        for other in self._blocks[sequence_hash].aliases[tier] - {engine_hash}:
-            super()._let_go(other, sequence_hash, tier)
-        return super()._let_go(engine_hash, sequence_hash, tier)
+    def _let_go(self, sequence_hash: int, tier: Tier) -> bool:
+        self._blocks[sequence_hash].usable[tier] = 1
+        return super()._let_go(sequence_hash, tier)
 
 
 class RootsOrphans(RankMirror):
@@ -200,10 +208,10 @@ class JumpsHoles(SourceCursor):
 
 
 class GivesUpYoungHoles(SourceCursor):
-    """Takes for lost what was published after the replay was answered."""
+    """Takes for lost what was published after the replay was asked for."""
 
     def on_replay_end(self, now_s: float) -> Delivery:
-        self._known = deque([max(self._kept, default=-1)])
+        self._brought = max([self._brought, *self._kept])
         return super().on_replay_end(now_s)
 
 
@@ -211,14 +219,21 @@ class NeverGivesUp(SourceCursor):
     """Asks for ever for what is lost for good."""
 
     def on_replay_end(self, now_s: float) -> Delivery:
-        self._known.clear()
+        self._question, self._brought = _Question(-1, in_doubt=False), -1
         return super().on_replay_end(now_s)
+
+
+class WaitsForEver(SourceCursor):
+    """Never asks again where an answer was lost."""
+
+    def on_no_answer(self) -> Delivery:
+        return Delivery()
 
 
 class IgnoresIdJumps(TrtllmRules):
     """Goes on after the engine's buffer overflowed."""
 
-    def _continues(self, head: _Head) -> bool:
+    def _continues(self, head: Head) -> bool:
         return super()._continues(head) or True
 
 
@@ -246,7 +261,8 @@ PLANTED: Sequence[tuple[str, type, Kind]] = (
     (CONSOLIDATION, DumpsOneSeqAhead, "faulty"),
     (CONSOLIDATION, DumpsAllButOne, "faulty"),
     (CONSOLIDATION, DumpsTheDead, "faulty"),
-    (CONSOLIDATION, KeepsItsEpoch, "faulty"),
+    (CONSOLIDATION, ForgetsInSilence, "faulty"),
+    (CONSOLIDATION, ForgetsNothing, "faulty"),
     (MIRROR, RemovesWithTheFirstAlias, "faulty"),
     (MIRROR, RootsOrphans, "faulty"),
     (OUTBOX, SkipsANumber, "calm"),
@@ -254,6 +270,7 @@ PLANTED: Sequence[tuple[str, type, Kind]] = (
     (CURSOR, JumpsHoles, "faulty"),
     (CURSOR, GivesUpYoungHoles, "faulty"),
     (CURSOR, NeverGivesUp, "faulty"),
+    (CURSOR, WaitsForEver, "faulty"),
     (RULES, IgnoresIdJumps, "faulty"),
 )
 

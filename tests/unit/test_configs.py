@@ -8,9 +8,15 @@ from indexer.config import IndexerSettings
 from kv_runtime.config import Settings, load_settings
 from router.config import RouterSettings
 from worker_agent.config import AgentSettings
+from worker_agent.foreign_config import ConsolidateSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-KINDS: dict[str, type[Settings]] = {"router": RouterSettings, "worker": AgentSettings, "indexer": IndexerSettings}
+KINDS: dict[str, type[Settings]] = {
+    "router": RouterSettings,
+    "worker": AgentSettings,
+    "indexer": IndexerSettings,
+    "consolidator": ConsolidateSettings,
+}
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.name)

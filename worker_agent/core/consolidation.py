@@ -1,29 +1,53 @@
-"""All ranks of one worker: hop A payloads in, numbered canonical streams out, with proof and recovery.
+"""All ranks of one worker: payloads of its publishers in, numbered canonical streams out, with proof and recovery.
 
-* Every readable event goes to its rank's mirror; what it changed goes to its rank's outbox.
-* Blocks of a wrong size are counted and dropped, and make their rank stale.
-* An unreadable event is counted, makes its rank stale and costs nothing else; an unreadable batch, every rank.
-* When payloads are lost for good, nobody knows what the ranks hold: mirrors are emptied and new epochs begin, so that
-  readers forget too. Undercounting is safe: what is not counted on is not missed.
-* A rank is stale no more when it is known to be empty, but for a clear in a batch that had something unreadable too.
+A publisher speaks for one source (the engine, a host tier's owner, ...) and for one rank, or for all of them.
+
+    readable event                     to its rank's mirror, as its source's; what that changed, to the rank's outbox
+    event of a wrong kind of block     counted and dropped; the source is stale at that rank
+    event that cannot be read          counted; the source is stale at that rank; its batch stands
+    batch that cannot be read          counted; the source is stale at every rank of its publisher
+    batch of a rank that is not its    counted and dropped; a source whose publisher is of one rank is stale there
+      publisher's, or not the worker's
+    payloads lost for good             the source holds nothing at the publisher's ranks, until it says so again
+    clear                              the source holds nothing at that rank
+
+A loss or clear leaves what other sources hold. What is no more held because of it goes out as events of the same epoch:
+readers need nothing but the stream, and an epoch is the life of this object. Undercounting is safe: what is not counted
+on is not missed. A source is stale no more at a rank when it is known to hold nothing there, but for a clear in a batch
+that had something unreadable too.
 """
 
-from collections.abc import Callable
-from copy import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import Event
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.recovery import DumpChunk, dump_chunks
-from worker_agent.core.dialects.hop_a import decode_payload
+from worker_agent.core.dialects.batches import BatchDecoder, DecoderCounts
 from worker_agent.core.engine_events import EngineBatch, EngineCleared, EngineStored
-from worker_agent.core.mirror import MirrorCounts, RankMirror
+from worker_agent.core.mirror import ENGINE, MirrorCounts, RankMirror
 from worker_agent.core.outbox import Outbox
 
 
+class Origin(NamedTuple):
+    """A publisher's place: what it speaks for, and at which rank; None: its batches say at which."""
+
+    source: str = ENGINE
+    dp_rank: int | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.dp_rank is None else f"{self.source}-{self.dp_rank}"
+
+
+SOLE = Origin()
+"""Where a worker has one publisher: the engine's, for all ranks."""
+
+
 class RankStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's stream and mirror."""
+    """One rank's stream and mirror; counts by source."""
 
     epoch: int
     last_seq: int
@@ -31,21 +55,40 @@ class RankStatistics(msgspec.Struct, frozen=True, kw_only=True):
     dropped_batches_total: int
     held_blocks: int
     counts: dict[str, MirrorCounts]
-    """By source."""
+
+
+class OriginStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one publisher's payloads."""
+
+    refused_batches_total: int = 0
+    foreign_rank_batches_total: int = 0
+    losses_total: int = 0
+    decoded: DecoderCounts
 
 
 class ConsolidationStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """All ranks, and what could not be read."""
+    """All ranks and all publishers."""
 
     ranks: dict[int, RankStatistics]
-    refused_events_total: int
-    refused_batches_total: int
-    unknown_rank_batches_total: int
-    losses_total: int
+    origins: dict[Origin, OriginStatistics]
+
+
+class _Reader:
+    """What is kept of one publisher."""
+
+    def __init__(self) -> None:
+        self.decoder = BatchDecoder()
+        self.refused_batches = self.foreign_rank_batches = self.losses = 0
+
+    def forget(self) -> None:
+        """What the publisher said of itself is forgotten; counts stay."""
+        counts = self.decoder.counts
+        self.decoder = BatchDecoder()
+        self.decoder.counts = counts
 
 
 class Consolidation:
-    """The ranks' mirrors and outboxes. `draw_epoch` gives a random u64 for each new life of a stream."""
+    """The ranks' mirrors and outboxes. `draw_epoch` gives a random u64 for each stream."""
 
     def __init__(
         self,
@@ -54,73 +97,100 @@ class Consolidation:
         instance: str,
         draw_epoch: Callable[[], int],
         *,
+        origins: Sequence[Origin] = (SOLE,),
+        is_eagle: bool = False,
         outbox_bytes_max: int = 64 << 20,
     ) -> None:
         self._instance = instance
-        self._new_outbox: Callable[[], Outbox] = lambda: Outbox(draw_epoch(), bytes_max=outbox_bytes_max)
-        self._stale = dict.fromkeys(dp_ranks, "")
-        self._mirrors = {dp_rank: RankMirror(block_size) for dp_rank in dp_ranks}
-        self._outboxes = {dp_rank: self._new_outbox() for dp_rank in dp_ranks}
-        self._refused_events = self._refused_batches = self._unknown_rank = self._losses = 0
-        self._dropped_before = dict.fromkeys(dp_ranks, 0)
+        self._mirrors = {dp_rank: RankMirror(block_size, is_eagle=is_eagle) for dp_rank in dp_ranks}
+        self._outboxes = {dp_rank: Outbox(draw_epoch(), bytes_max=outbox_bytes_max) for dp_rank in dp_ranks}
+        self._readers = {origin: _Reader() for origin in origins}
+        self._stale: dict[tuple[int, str], str] = {}
 
     @property
     def dp_ranks(self) -> tuple[int, ...]:
         """The ranks that have a stream."""
         return tuple(self._mirrors)
 
+    def ranks_of(self, origin: Origin) -> tuple[int, ...]:
+        """Return the ranks that a publisher speaks for."""
+        return self.dp_ranks if origin.dp_rank is None else (origin.dp_rank,)
+
     def outbox(self, dp_rank: int) -> Outbox:
-        """Return the rank's present stream."""
+        """Return the rank's stream."""
         return self._outboxes[dp_rank]
 
-    def on_payload(self, sequence: int, payload: bytes) -> set[int]:
+    def on_payload(self, sequence: int, payload: bytes, origin: Origin = SOLE) -> set[int]:
         """Fold one hop A payload in; return the ranks whose outbox has something new."""
+        reader = self._readers[origin]
         try:
-            batch = decode_payload(sequence, payload)
+            batch = reader.decoder.decode(sequence, payload)
         except MalformedMessage as error:
-            self._refused_batches += 1
-            self._stale = dict.fromkeys(self._stale, f"unreadable batch: {error}")
+            reader.refused_batches += 1
+            self._doubt(origin, f"unreadable batch: {error}")
             return set()
-        dp_rank = batch.dp_rank or 0
-        if dp_rank not in self._mirrors:
-            self._unknown_rank += 1
+        dp_rank = (origin.dp_rank or 0) if batch.dp_rank is None else batch.dp_rank
+        if dp_rank not in self.ranks_of(origin):
+            reader.foreign_rank_batches += 1
+            if origin.dp_rank is not None:
+                self._doubt(origin, f"dp_rank: found {dp_rank}, allowed {origin.dp_rank}")
             return set()
-        changed = self._apply(dp_rank, batch)
+        changed = self._apply(dp_rank, origin.source, batch)
         if batch.refused:
-            self._refused_events += len(batch.refused)
-            self._stale[dp_rank] = f"unreadable event: {batch.refused[0]}"
+            self._stale[dp_rank, origin.source] = f"unreadable event: {batch.refused[0]}"
         return changed
 
-    def _apply(self, dp_rank: int, batch: EngineBatch) -> set[int]:
-        mirror, outbox = self._mirrors[dp_rank], self._outboxes[dp_rank]
-        before = outbox.last_seq
+    def _apply(self, dp_rank: int, source: str, batch: EngineBatch) -> set[int]:
+        mirror, changed = self._mirrors[dp_rank], set[int]()
         for engine_event in batch.events:
             if isinstance(engine_event, EngineCleared):
-                self._stale[dp_rank] = ""
+                self._stale.pop((dp_rank, source), None)
             elif isinstance(engine_event, EngineStored) and (reason := mirror.unfit(engine_event)):
-                self._stale[dp_rank] = reason
-            for event in mirror.apply(engine_event):
-                outbox.add(event, source_seq=batch.sequence, engine_time_ns=round(batch.time_s * 1e9))
+                self._stale[dp_rank, source] = reason
+            events = mirror.apply(engine_event, source)
+            changed |= self._tell(dp_rank, events, batch.sequence, round(batch.time_s * 1e9))
+        return changed
+
+    def on_loss(self, origin: Origin = SOLE, *, began_anew: bool = False) -> set[int]:
+        """A publisher's payloads are lost for good; return the ranks whose outbox has something new.
+
+        Everything that its source held at its ranks is forgotten. With `began_anew` it is another publisher now.
+        """
+        reader, changed = self._readers[origin], set[int]()
+        reader.losses += 1
+        if began_anew:
+            reader.forget()
+        for dp_rank in self.ranks_of(origin):
+            self._stale.pop((dp_rank, origin.source), None)
+            changed |= self._tell(dp_rank, self._mirrors[dp_rank].clear(origin.source), 0, 0)
+        return changed
+
+    def _tell(self, dp_rank: int, events: Iterable[Event], source_seq: int, engine_time_ns: int) -> set[int]:
+        outbox = self._outboxes[dp_rank]
+        before = outbox.last_seq
+        for event in events:
+            outbox.add(event, source_seq=source_seq, engine_time_ns=engine_time_ns)
         return {dp_rank} if outbox.last_seq > before else set()
 
-    def on_loss(self) -> None:
-        """Payloads are lost for good: begin anew, empty, in a new epoch."""
-        self._losses += 1
-        for dp_rank, mirror in self._mirrors.items():
-            mirror.clear()
-            self._stale[dp_rank] = ""
-            self._dropped_before[dp_rank] += self._outboxes[dp_rank].dropped_batches_total
-            self._outboxes[dp_rank] = self._new_outbox()
+    def _doubt(self, origin: Origin, reason: str) -> None:
+        for dp_rank in self.ranks_of(origin):
+            self._stale[dp_rank, origin.source] = reason
+
+    def stale(self, dp_rank: int) -> str:
+        """Return why the rank's set may be wrong, source by source; empty when nothing speaks against it."""
+        return "; ".join(
+            f"{source}: {reason}" for (rank, source), reason in sorted(self._stale.items()) if rank == dp_rank
+        )
 
     def heartbeat(self, dp_rank: int, source_stale: str = "") -> Heartbeat:
-        """Return the rank's pulse: its place and the proof of its set there, and why its source may be wrong."""
+        """Return the rank's pulse: its place and the proof of its set there, and why its sources may be wrong."""
         outbox = self._outboxes[dp_rank]
         return Heartbeat(
             instance=self._instance,
             epoch=outbox.epoch,
             last_seq=outbox.last_seq,
             tiers=self._mirrors[dp_rank].digests(),
-            stale=self._stale[dp_rank] or source_stale,
+            stale=self.stale(dp_rank) or source_stale,
         )
 
     def dump(self, dp_rank: int, request_id: int) -> list[DumpChunk]:
@@ -132,19 +202,25 @@ class Consolidation:
         """Return the figures that metrics and people read."""
         return ConsolidationStatistics(
             ranks={dp_rank: self._rank_statistics(dp_rank) for dp_rank in self._mirrors},
-            refused_events_total=self._refused_events,
-            refused_batches_total=self._refused_batches,
-            unknown_rank_batches_total=self._unknown_rank,
-            losses_total=self._losses,
+            origins={
+                origin: OriginStatistics(
+                    refused_batches_total=reader.refused_batches,
+                    foreign_rank_batches_total=reader.foreign_rank_batches,
+                    losses_total=reader.losses,
+                    decoded=msgspec.structs.replace(reader.decoder.counts),
+                )
+                for origin, reader in self._readers.items()
+            },
         )
 
     def _rank_statistics(self, dp_rank: int) -> RankStatistics:
         mirror, outbox = self._mirrors[dp_rank], self._outboxes[dp_rank]
+        sources = dict.fromkeys(origin.source for origin in self._readers)
         return RankStatistics(
             epoch=outbox.epoch,
             last_seq=outbox.last_seq,
             waiting_bytes=outbox.waiting_bytes,
-            dropped_batches_total=self._dropped_before[dp_rank] + outbox.dropped_batches_total,
+            dropped_batches_total=outbox.dropped_batches_total,
             held_blocks=sum(digest.block_count for digest in mirror.digests()),
-            counts={source: copy(counts) for source, counts in mirror.counts.items()},
+            counts={source: msgspec.structs.replace(mirror.counts[source]) for source in sources},
         )

@@ -5,6 +5,9 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["length", "stop", "error"]
+PRIORITY_DEFAULT = 35
+PRIORITY_MAX = 100
+"""Retention priorities of blocks. Source: `event_plane.md` section 1.3."""
 
 
 class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +27,8 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. `prompt` is not empty; prompt and `max_tokens` together fit in `max_seq_len`.
 
-    Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one.
+    Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one. `priority`, 0..100, says
+    how long its blocks are to be kept: the lowest give way first.
     """
 
     request_id: str
@@ -34,6 +38,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     dp_rank: int | None = None
     lora_name: str | None = None
     cache_salt: str | None = None
+    priority: int = PRIORITY_DEFAULT
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):

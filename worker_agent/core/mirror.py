@@ -7,6 +7,7 @@ Rules
 * A block's sequence hash is chained from its parent's, found by the parent's engine hash: among the names of its own
   source, then among the others'. An unknown parent means that something was lost: the event is dropped and counted,
   and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; a rank has a mirror of its own.
+  A store that names no LoRA or salt has its parent's: some engines say it of a chain's first block only.
 * A block is held on a tier while it can be used by at least one name there, of whatever source: `Stored` goes out for
   the first, `Removed` for the last.
 * A store without tokens says where a block is that was described before, by the same source or another; one that
@@ -18,6 +19,7 @@ Rules
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -52,12 +54,18 @@ class MirrorCounts(msgspec.Struct, kw_only=True):
     unfit: int = 0
 
 
-class _Block:
-    __slots__ = ("names", "parent", "position", "usable")
+class _Namespace(NamedTuple):
+    lora_name: str | None = None
+    cache_salt: str | None = None
 
-    def __init__(self, parent: int | None, position: int) -> None:
+
+class _Block:
+    __slots__ = ("names", "namespace", "parent", "position", "usable")
+
+    def __init__(self, parent: int | None, position: int, namespace: _Namespace) -> None:
         self.parent = parent
         self.position = position
+        self.namespace = namespace
         self.names = 0
         self.usable = [0, 0, 0, 0]
 
@@ -126,25 +134,26 @@ class RankMirror:
             return []
         if event.names_only:
             return self._store_by_name(event, source)
-        parent, position = None, 0
+        parent, position, above = None, 0, _Namespace()
         if event.parent_block_hash is not None:
             parent = self._known(event.parent_block_hash, source)
             if parent is None:
                 counts.unknown_parent += blocks
                 return []
-            position = self._blocks[parent].position + 1
-        hashes = self._hashes(event, parent)
+            position, above = self._blocks[parent].position + 1, self._blocks[parent].namespace
+        namespace = _Namespace(event.lora_name or above.lora_name, event.cache_salt or above.cache_salt)
+        hashes = self._hashes(event, parent, namespace)
         left = self._leave_others(zip(event.block_hashes, hashes, strict=True), source)
         new = []
         for at, (engine_hash, sequence_hash) in enumerate(zip(event.block_hashes, hashes, strict=True)):
             if sequence_hash not in self._blocks:
-                self._blocks[sequence_hash] = _Block(hashes[at - 1] if at else parent, position + at)
+                self._blocks[sequence_hash] = _Block(hashes[at - 1] if at else parent, position + at, namespace)
             if self._hold(engine_hash, sequence_hash, event, source):
                 new.append(at)
         return [*left, *_runs(new, hashes, parent, position, event.tier)]
 
-    def _hashes(self, event: EngineStored, parent: int | None) -> list[int]:
-        seed = hash_seed(event.lora_name, event.cache_salt)
+    def _hashes(self, event: EngineStored, parent: int | None, namespace: _Namespace) -> list[int]:
+        seed = hash_seed(*namespace)
         return chain(
             local_block_hashes(
                 event.token_ids, self._block_size, seed=seed, mm_hashes=event.mm_hashes, is_eagle=self._is_eagle
@@ -182,7 +191,7 @@ class RankMirror:
         if sequence_hash not in self._blocks and former is not None:
             if former.parent is not None and former.parent not in self._blocks:
                 return False
-            self._blocks[sequence_hash] = _Block(former.parent, former.position)
+            self._blocks[sequence_hash] = _Block(former.parent, former.position, former.namespace)
         return sequence_hash in self._blocks
 
     def _leave_others(self, named: Iterable[tuple[int, int]], source: str) -> list[Event]:

@@ -1,43 +1,80 @@
-"""Reading place in one publisher's hop A stream: in order, without holes, once each.
+"""Reading place in one publisher's hop A stream: in order, without holes, once each; and whose life it is.
 
-    frame at the expected sequence     deliver, and what waited behind it
-    frame above it                     keep (bounded), ask for a replay from the expected one
-    frame below it                     a duplicate: nothing
-    replay ended, its hole still there lost: deliver what is kept behind the last such hole, and say so
-    replay ended, a younger hole there ask again: what was published after the answer is no loss
-    silence                            ask for a replay from the expected one, in case the last messages were lost
+With a replay endpoint (a living publisher's ring has at least the newest message, so it answers with that one)
 
+    frame at the expected sequence        deliver, and what waited behind it
+    frame above it                        keep (bounded), ask for a replay
+    frame below it                        a duplicate: nothing
+    connection lost, or a live frame      doubt: is it another life now? keep what comes until the answer to a question
+      that goes back                        asked after this; where nothing was delivered yet, forget what is kept
+    frame 2^32 or more ahead              refused: it is nobody's
+    replayed frame unlike ours            the publisher began anew
+    replay ended below what we had seen   the publisher began anew
+    replay ended, its hole still there    lost: deliver what is kept behind the last such hole, and say so
+    replay ended, a younger hole there    ask again: what was published after the question is no loss
+    replayed frame like ours, or replay
+      ended, and none of these            no doubt any more: deliver what was kept
+    three questions without an answer     with a doubt as if it began anew, with a hole as if that were lost
+    silence                               ask for a replay, in case the last messages were lost
+
+Without one (ZeroMQ neither repeats nor reorders what comes over a connection)
+
+    frame above the expected one          lost: deliver it, and say so
+    frame below it                        the publisher began anew: deliver it, and say so
+
+Began anew: what was had is of another life. Say that it is lost, expect 0, ask for what there is from there.
+Every question asks from the newest message that was delivered, to compare it. One is in flight at a time: it ends
+with `on_replay_end`, or with `on_no_answer`, after which its answer must not be heard any more.
 Whoever forgets everything at a loss needs nothing that is older than its last hole.
-At most one replay is in flight; one that does not end within `answer_s` is asked again. Answers end in the order of
-their questions, so each end is held against what was known to be published by then.
+Source: `event_plane.md` sections 3.1, 3.6; 7 (rows 16, 17, 27).
 """
 
-from collections import deque
 from typing import NamedTuple
 
 KEPT_MAX = 10_000
-QUESTIONS_MAX = 16
+AHEAD_MAX = 1 << 32
+"""Three years of 50 messages a second; a sequence further ahead is not one."""
+UNANSWERED_MAX = 3
 
 
 class Delivery(NamedTuple):
-    """What one input brought: payloads to apply in order, and whether earlier ones are lost for good before them."""
+    """What one input brought: payloads to apply in order, and whether earlier ones are lost for good before them.
+
+    `began_anew` says that they are lost because they were of another life of the publisher.
+    """
 
     payloads: tuple[tuple[int, bytes], ...] = ()
     lost: bool = False
+    began_anew: bool = False
+
+
+class _Question(NamedTuple):
+    """A replay asked for: the newest sequence seen by then, which its answer must reach; and whether in doubt."""
+
+    reach: int
+    in_doubt: bool
 
 
 class SourceCursor:
     """The place, and what waits beyond a hole. `ask_from` is the sequence to ask a replay from, when one is due."""
 
-    def __init__(self, *, answer_s: float = 2.0, idle_s: float = 1.0) -> None:
-        self._answer_s = answer_s
+    def __init__(self, *, has_replay: bool = True, idle_s: float = 1.0) -> None:
+        self._has_replay = has_replay
         self._idle_s = idle_s
-        self._expected = 0
-        self._kept: dict[int, bytes] = {}
-        self._asked_at_s: float | None = None
-        self._known: deque[int] = deque(maxlen=QUESTIONS_MAX)
         self._heard_at_s = float("-inf")
+        self._question: _Question | None = None
+        self._brought = -1
+        self._unanswered = 0
         self.gaps_total = self.replays_total = self.lost_total = self.duplicates_total = 0
+        self.restarts_total = self.refused_total = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._expected = 0
+        self._newest: bytes | None = None
+        self._live_newest = -1
+        self._kept: dict[int, bytes] = {}
+        self._in_doubt = False
 
     @property
     def expected(self) -> int:
@@ -45,62 +82,134 @@ class SourceCursor:
         return self._expected
 
     @property
-    def has_hole(self) -> bool:
-        """Whether messages wait for earlier ones."""
-        return bool(self._kept)
+    def is_settled(self) -> bool:
+        """Whether nothing waits for a replay."""
+        return not self._kept and not self._in_doubt
+
+    @property
+    def is_unanswered(self) -> bool:
+        """Whether replays were asked for again and again, and never ended."""
+        return self._unanswered >= UNANSWERED_MAX
 
     def on_live(self, sequence: int, payload: bytes, now_s: float) -> Delivery:
         """A published message came."""
-        self._heard_at_s = now_s
+        if self._is_refused(sequence):
+            return Delivery()
+        goes_back = sequence <= self._live_newest
+        self._live_newest = sequence
+        if not self._has_replay:
+            return self._take_as_it_comes(sequence, payload, goes_back=goes_back)
+        if goes_back:
+            self.on_disconnect()
+        if sequence >= self._expected:
+            self._heard_at_s = now_s
         if sequence > self._expected and not self._kept:
             self.gaps_total += 1
         return self._accept(sequence, payload)
 
+    def on_disconnect(self) -> None:
+        """The connection of the live line was lost: who speaks from now on may be another."""
+        self._in_doubt = self._has_replay and self._expected > 0
+        if not self._in_doubt:
+            self._kept.clear()
+            self._question = None
+        elif self._question is not None:
+            self._question = self._question._replace(in_doubt=False)
+
     def on_replayed(self, sequence: int, payload: bytes) -> Delivery:
         """A message of a replay came, and with it all older ones that are still there."""
-        if self._known:
-            self._known[0] = max(self._known[0], sequence)
-        return self._accept(sequence, payload)
+        if self._is_refused(sequence):
+            return Delivery()
+        self._brought = max(self._brought, sequence)
+        ours = self._newest if sequence == self._expected - 1 else self._kept.get(sequence)
+        if ours is None or ours == payload:
+            if sequence == self._expected - 1 and self._question is not None and self._question.in_doubt:
+                self._in_doubt = False
+            return self._accept(sequence, payload)
+        self._begin_anew()
+        return Delivery(self._accept(sequence, payload).payloads, lost=True, began_anew=True)
 
     def on_replay_end(self, now_s: float) -> Delivery:
         """A replay is over; what it should have brought and did not is lost."""
-        self._asked_at_s = None
         self._heard_at_s = now_s
-        known = self._known.popleft() if self._known else -1
-        if self._expected > known:
+        self._unanswered = 0
+        question, brought = self._question, self._brought
+        self._question = None
+        if question is None:
             return Delivery()
-        self.lost_total += 1
-        while known - 1 in self._kept:
-            known -= 1
-        self._expected = known
-        self._kept = {sequence: payload for sequence, payload in self._kept.items() if sequence >= known}
-        return Delivery(self._drain(), lost=True)
+        if brought < question.reach:
+            self._begin_anew()
+            return Delivery(lost=True, began_anew=True)
+        self._in_doubt = self._in_doubt and not question.in_doubt
+        if self._in_doubt:
+            return Delivery()
+        drained = self._drain()
+        return self._lose(brought) if self._expected <= brought else Delivery(drained)
+
+    def on_no_answer(self) -> Delivery:
+        """A replay was asked for and did not end; what still comes of it will not be heard."""
+        self._question = None
+        self._unanswered += 1
+        if not self.is_unanswered:
+            return Delivery()
+        if self._in_doubt:
+            self._begin_anew()
+            return Delivery(lost=True, began_anew=True)
+        return self._lose(max(self._kept)) if self._kept else Delivery()
 
     def ask_from(self, now_s: float) -> int | None:
         """Return the sequence to ask a replay from, once, when a replay is due."""
-        if self._asked_at_s is not None and now_s - self._asked_at_s < self._answer_s:
+        if not self._has_replay or self._question is not None:
             return None
-        if self._asked_at_s is None and not self._kept and now_s - self._heard_at_s < self._idle_s:
+        if self.is_settled and now_s - self._heard_at_s < self._idle_s:
             return None
-        self._asked_at_s = now_s
-        self._known.append(max(self._kept, default=-1))
+        self._question = _Question(max([self._expected - 1, *self._kept]), self._in_doubt)
+        self._brought = -1
         self.replays_total += 1
-        return self._expected
+        return max(0, self._expected - 1)
+
+    def _is_refused(self, sequence: int) -> bool:
+        is_refused = sequence >= self._expected + AHEAD_MAX
+        self.refused_total += is_refused
+        return is_refused
+
+    def _take_as_it_comes(self, sequence: int, payload: bytes, *, goes_back: bool) -> Delivery:
+        is_lost = sequence > self._expected
+        self.gaps_total += is_lost
+        self.lost_total += is_lost
+        self.restarts_total += goes_back
+        self._expected = sequence + 1
+        return Delivery(((sequence, payload),), lost=is_lost or goes_back, began_anew=goes_back)
 
     def _accept(self, sequence: int, payload: bytes) -> Delivery:
         if sequence < self._expected or sequence in self._kept:
             self.duplicates_total += 1
-            return Delivery()
-        self._kept[sequence] = payload
+        else:
+            self._kept[sequence] = payload
         if len(self._kept) > KEPT_MAX:
-            self.lost_total += 1
-            self._expected = min(self._kept)
-            return Delivery(self._drain(), lost=True)
-        return Delivery(self._drain())
+            self._in_doubt = False
+            return self._lose(min(self._kept))
+        return Delivery() if self._in_doubt else Delivery(self._drain())
+
+    def _begin_anew(self) -> None:
+        self.restarts_total += 1
+        self._begin()
+        self._question = None
+        self._heard_at_s = float("-inf")
+
+    def _lose(self, last: int) -> Delivery:
+        """Read on behind the last hole before `last`, which is kept."""
+        self.lost_total += 1
+        while last - 1 in self._kept:
+            last -= 1
+        self._expected = last
+        self._kept = {sequence: payload for sequence, payload in self._kept.items() if sequence >= last}
+        return Delivery(self._drain(), lost=True)
 
     def _drain(self) -> tuple[tuple[int, bytes], ...]:
         drained = []
         while self._expected in self._kept:
-            drained.append((self._expected, self._kept.pop(self._expected)))
+            self._newest = self._kept.pop(self._expected)
+            drained.append((self._expected, self._newest))
             self._expected += 1
         return tuple(drained)

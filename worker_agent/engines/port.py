@@ -1,7 +1,8 @@
 """What the agent asks of an engine, whichever it is. TensorRT-LLM sets the shapes; the simulated engine obeys them.
 
 `kv_events` and `iteration_stats` block their calling thread until there is something or the time is up, and then drain
-everything; each belongs to one thread of the agent's own. All else runs on the event loop.
+everything; each belongs to one thread of the agent's own. All else runs on the event loop. A host tier that somebody
+else keeps is no part of an engine: it is a source of its own, polled likewise (`SimulatedEngine.host_events`).
 """
 
 from collections.abc import AsyncGenerator

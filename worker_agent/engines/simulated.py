@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
+from kv_protocol.events import Tier
 from worker_agent.core.engine import (
     EngineDescription,
     EngineOutput,
@@ -17,6 +18,7 @@ from worker_agent.core.engine import (
     EngineStopped,
     RequestRefused,
 )
+from worker_agent.core.engine_events import RankEvent
 from worker_agent.core.simulator.events import render as render_event
 from worker_agent.core.simulator.scheduler import Simulator, Step
 from worker_agent.core.simulator.statistics import IterationStats
@@ -121,6 +123,15 @@ class SimulatedEngine:
             events = self._simulator.drain_events()
         return [render_event(event) for event in events]
 
+    def host_events(self, timeout_s: float) -> list[RankEvent]:
+        """Return all visible events since the last call of a host tier that is a source of its own.
+
+        Like `kv_events` it blocks its calling thread, and belongs to one.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._simulator.has_host_events, timeout_s)
+            return self._simulator.drain_host_events()
+
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the rows of all iterations since the last call; see `Engine`."""
         with self._changed:
@@ -129,9 +140,9 @@ class SimulatedEngine:
             self._statistics.clear()
         return [render_statistics(row) for row in statistics]
 
-    def held_hashes(self, dp_rank: int = 0) -> frozenset[int]:
-        """Return the engine hashes of the full blocks held at the end of the current iteration."""
-        return self._simulator.held_hashes(dp_rank)
+    def held_hashes(self, dp_rank: int = 0, tier: Tier = Tier.GPU) -> frozenset[int]:
+        """Return the engine hashes of the widest window's full blocks on `tier` at the end of the current iteration."""
+        return self._simulator.held_hashes(dp_rank, tier)
 
     def _is_over(self) -> bool:
         if self._stop_at_s is None:

@@ -10,7 +10,7 @@ from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.recovery import HeldBlock
-from worker_agent.core.consolidation import Consolidation
+from worker_agent.core.consolidation import SOLE, Consolidation
 from worker_agent.core.dialects.hop_a import encode_payload
 from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
@@ -81,7 +81,7 @@ def test_a_payload_that_changes_nothing_has_nothing_to_publish(core: Consolidati
 
 def test_a_rank_that_was_not_announced_is_counted_and_ignored(core: Consolidation) -> None:
     assert core.on_payload(0, payload(STORED, dp_rank=2)) == set()
-    assert core.statistics().unknown_rank_batches_total == 1
+    assert core.statistics().origins[SOLE].foreign_rank_batches_total == 1
     assert [core.heartbeat(dp_rank).stale for dp_rank in core.dp_ranks] == ["", ""]
 
 
@@ -119,29 +119,29 @@ def test_an_unreadable_event_costs_its_batch_nothing_and_makes_its_rank_stale(
 ) -> None:
     assert core.on_payload(0, with_unreadable(STORED, before=before)) == {0}
     assert [batch.event for batch in told(core)] == [STORED_EVENT]
-    assert core.heartbeat(0).stale.startswith("unreadable event: ")
+    assert core.heartbeat(0).stale.startswith("engine: unreadable event: ")
     assert core.heartbeat(1).stale == ""
-    assert core.statistics().refused_events_total == 1
+    assert core.statistics().origins[SOLE].decoded.refused == 1
 
 
 def test_an_unreadable_batch_makes_every_rank_stale_for_it_may_be_any_rank_s(core: Consolidation) -> None:
     core.on_payload(0, payload(STORED))
     assert core.on_payload(1, b"\xc1") == set()
-    assert [core.heartbeat(dp_rank).stale[:16] for dp_rank in core.dp_ranks] == ["unreadable batch"] * 2
-    assert core.statistics().refused_batches_total == 1
+    assert [core.heartbeat(dp_rank).stale[:24] for dp_rank in core.dp_ranks] == ["engine: unreadable batch"] * 2
+    assert core.statistics().origins[SOLE].refused_batches_total == 1
     assert len(dumped(core)) == 3
 
 
 def test_a_token_that_is_none_is_unreadable_and_stops_nothing(core: Consolidation) -> None:
     bad = EngineStored(block_hashes=(1,), parent_block_hash=None, token_ids=(1, -1), block_size=BLOCK_SIZE)
     assert core.on_payload(0, payload(bad, STORED)) == {0}
-    assert core.heartbeat(0).stale.startswith("unreadable event: ")
+    assert core.heartbeat(0).stale.startswith("engine: unreadable event: ")
 
 
 @pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0, 1e300])
 def test_a_time_that_is_none_is_unreadable_and_stops_nothing(core: Consolidation, time_s: float) -> None:
     assert core.on_payload(0, payload(STORED, time_s=time_s)) == set()
-    assert core.heartbeat(0).stale.startswith("unreadable batch: ")
+    assert core.heartbeat(0).stale.startswith("engine: unreadable batch: ")
 
 
 def test_a_rank_known_to_be_empty_is_stale_no_more(core: Consolidation) -> None:
@@ -153,26 +153,36 @@ def test_a_rank_known_to_be_empty_is_stale_no_more(core: Consolidation) -> None:
 
 def test_a_clear_beside_something_unreadable_proves_nothing(core: Consolidation) -> None:
     core.on_payload(0, with_unreadable(EngineCleared()))
-    assert core.heartbeat(0).stale.startswith("unreadable event: ")
+    assert core.heartbeat(0).stale.startswith("engine: unreadable event: ")
 
 
 def test_the_source_s_own_doubt_is_told_where_we_have_none(core: Consolidation) -> None:
     assert core.heartbeat(0, "engine event not read").stale == "engine event not read"
     core.on_payload(0, b"\xc1")
-    assert core.heartbeat(0, "engine event not read").stale.startswith("unreadable batch: ")
+    assert core.heartbeat(0, "engine event not read").stale.startswith("engine: unreadable batch: ")
+
+
+def test_blocks_of_a_wrong_size_cost_nothing_else_and_make_their_rank_stale(core: Consolidation) -> None:
+    other = EngineStored(block_hashes=(21,), parent_block_hash=None, token_ids=(1, 2, 3), block_size=3)
+    assert core.on_payload(0, payload(other, STORED)) == {0}
+    assert [block.sequence_hash for chunk in core.dump(0, 1) for block in chunk.blocks()] == list(CHAIN)
+    assert core.heartbeat(0).stale == f"engine: block_size: found 3, allowed {BLOCK_SIZE}"
+    assert core.heartbeat(1).stale == ""
+    assert core.statistics().ranks[0].counts["engine"].unfit == 1
 
 
 # -------------------------------------------------------------------- losses
-def test_a_loss_begins_every_rank_anew_empty_in_a_new_epoch(core: Consolidation) -> None:
+def test_a_loss_empties_every_rank_by_events_of_the_same_stream(core: Consolidation) -> None:
     core.on_payload(0, payload(STORED))
     core.on_payload(1, b"\xc1")
-    core.on_loss()
+    assert core.on_loss() == {0}
     assert [core.heartbeat(dp_rank) for dp_rank in core.dp_ranks] == [
-        Heartbeat(instance="instance", epoch=1002, last_seq=0),
-        Heartbeat(instance="instance", epoch=1003, last_seq=0),
+        Heartbeat(instance="instance", epoch=1000, last_seq=2),
+        Heartbeat(instance="instance", epoch=1001, last_seq=0),
     ]
-    assert (dumped(core), told(core)) == ([], [])
-    assert core.statistics().losses_total == 1
+    assert dumped(core) == []
+    assert told(core) == [Batch(1000, 1, STORED_EVENT, 0, 1_500_000_000), Batch(1000, 2, Cleared(), 0, 0)]
+    assert core.statistics().origins[SOLE].losses_total == 1
 
 
 def test_after_a_loss_what_hangs_on_forgotten_blocks_is_not_counted_on(core: Consolidation) -> None:
@@ -181,38 +191,17 @@ def test_after_a_loss_what_hangs_on_forgotten_blocks_is_not_counted_on(core: Con
     orphan = EngineStored(block_hashes=(14,), parent_block_hash=13, token_ids=(7, 8), block_size=BLOCK_SIZE)
     assert core.on_payload(2, payload(orphan, REMOVED)) == set()
     assert core.on_payload(3, payload(STORED)) == {0}
-    assert told(core) == [Batch(1002, 1, STORED_EVENT, 3, 1_500_000_000)]
+    assert told(core)[2:] == [Batch(1000, 3, STORED_EVENT, 3, 1_500_000_000)]
 
 
 # -------------------------------------------------------------------- statistics
-def test_statistics_are_of_one_moment_and_drops_outlive_their_epoch() -> None:
+def test_statistics_are_of_one_moment() -> None:
     core = Consolidation((0,), BLOCK_SIZE, "instance", count(1000).__next__, outbox_bytes_max=0)
     core.on_payload(0, payload(STORED, REMOVED))
-    before = core.statistics()
+    before = core.statistics().ranks[0]
     core.on_loss()
     core.on_payload(1, payload(STORED))
-    after = core.statistics()
-    of_before, of_after = before.ranks[0], after.ranks[0]
-    assert (of_before.epoch, of_before.last_seq, of_before.held_blocks, of_before.counts["engine"].stored) == (
-        1000,
-        2,
-        2,
-        3,
-    )
-    assert (of_after.epoch, of_after.last_seq, of_after.held_blocks, of_after.counts["engine"].stored) == (
-        1001,
-        1,
-        3,
-        6,
-    )
-    assert (of_before.dropped_batches_total, of_after.dropped_batches_total) == (2, 3)
-    assert of_after.waiting_bytes == 0
-
-
-def test_blocks_of_a_wrong_size_cost_nothing_else_and_make_their_rank_stale(core: Consolidation) -> None:
-    other = EngineStored(block_hashes=(21,), parent_block_hash=None, token_ids=(1, 2, 3), block_size=3)
-    assert core.on_payload(0, payload(other, STORED)) == {0}
-    assert [block.sequence_hash for chunk in core.dump(0, 1) for block in chunk.blocks()] == list(CHAIN)
-    assert core.heartbeat(0).stale == f"block_size: found 3, allowed {BLOCK_SIZE}"
-    assert core.heartbeat(1).stale == ""
-    assert core.statistics().ranks[0].counts["engine"].unfit == 1
+    after = core.statistics().ranks[0]
+    assert (before.epoch, before.last_seq, before.held_blocks, before.counts["engine"].stored) == (1000, 2, 2, 3)
+    assert (after.epoch, after.last_seq, after.held_blocks, after.counts["engine"].stored) == (1000, 4, 3, 6)
+    assert (before.dropped_batches_total, after.dropped_batches_total, after.waiting_bytes) == (2, 4, 0)

@@ -1,21 +1,21 @@
-"""Hop A byte by byte: payloads as other publishers write them, ours as others read them, and what is none."""
+"""Hop A's frames, and payloads as we write them: byte by byte, and read again as they were said."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.events import Tier
+from kv_protocol.events import TIERS, Tier
+from tests.golden.engine_payloads import CLEARED, TRTLLM_STORED
+from tests.unit.worker_agent.wire_words import stored, stored_map
 from worker_agent.core.dialects import hop_a
+from worker_agent.core.dialects.batches import BatchDecoder
 from worker_agent.core.dialects.hop_a import (
-    MEDIUM_OF_TIER,
     PAYLOAD_BYTES_MAX,
     REPLAY_END,
-    TIER_OF_MEDIUM,
-    TIME_S_MAX,
-    decode_payload,
     decode_sequence,
     encode_payload,
     encode_sequence,
@@ -25,74 +25,6 @@ from worker_agent.core.dialects.hop_a import (
 from worker_agent.core.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 U64 = 2**64
-
-# Source: event_plane.md section 3.7. ts = 1.5 in all of them.
-TRTLLM_STORED = (
-    "93 cb3ff8000000000000"  # [1.5,
-    "91 85 a474797065 ab426c6f636b53746f726564"  # [{"type": "BlockStored",
-    "ac626c6f636b5f686173686573 92 fb 06"  # "block_hashes": [-5, 6],
-    "b1706172656e745f626c6f636b5f68617368 c0"  # "parent_block_hash": nil,
-    "a9746f6b656e5f696473 98 0102030405060708"  # "token_ids": [1..8],
-    "aa626c6f636b5f73697a65 04 00"  # "block_size": 4}], 0]
-)
-TRTLLM_REMOVED = "93cb3ff80000000000009182a474797065ac426c6f636b52656d6f766564ac626c6f636b5f68617368657391fb01"
-VLLM_STORED = (
-    "93cb3ff80000000000009188a474797065ab426c6f636b53746f726564ac626c6f636b5f6861736865739107"
-    "b1706172656e745f626c6f636b5f68617368c0a9746f6b656e5f6964739401020304aa626c6f636b5f73697a6504"
-    "a76c6f72615f6964c0a66d656469756da3475055a96c6f72615f6e616d65c000"
-)
-CLEARED = "93cb3ff80000000000009181a474797065b0416c6c426c6f636b73436c656172656400"
-OLD_VLLM_ARRAY = "93cb3ff8000000000000919aab426c6f636b53746f7265649107c0940102030404c0a3475055c0c0c000"
-
-
-def stored(*hashes: int, parent: int | None = None, block_size: int = 4, **fields: Any) -> EngineStored:
-    """Return a store whose tokens count up from 1."""
-    tokens = tuple(range(1, block_size * len(hashes) + 1))
-    return EngineStored(
-        block_hashes=hashes, parent_block_hash=parent, token_ids=tokens, block_size=block_size, **fields
-    )
-
-
-def wire(*events: object, time_s: object = 1.5, dp_rank: object = 0) -> bytes:
-    """Return a payload of events as they come, right or wrong."""
-    return msgspec.msgpack.encode([time_s, list(events), dp_rank])
-
-
-def stored_map(**changes: object) -> dict[str, object]:
-    """Return a readable store, with changes."""
-    return {
-        "type": "BlockStored",
-        "block_hashes": [7],
-        "parent_block_hash": None,
-        "token_ids": [1, 2, 3, 4],
-        "block_size": 4,
-        **changes,
-    }
-
-
-GOOD = EngineRemoved(block_hashes=(9,))
-GOOD_MAP = {"type": "BlockRemoved", "block_hashes": [9]}
-
-
-@pytest.mark.parametrize(
-    ("payload", "dp_rank", "event"),
-    [
-        (TRTLLM_STORED, 0, stored(U64 - 5, 6)),
-        (TRTLLM_REMOVED, 1, EngineRemoved(block_hashes=(U64 - 5,))),
-        (VLLM_STORED, 0, stored(7)),
-        (CLEARED, 0, EngineCleared()),
-    ],
-    ids=["TensorRT-LLM stored", "TensorRT-LLM removed", "vLLM 0.24 stored", "cleared"],
-)
-def test_the_field_s_maps_decode_as_stated(payload: str, dp_rank: int, event: EngineEvent) -> None:
-    expected = EngineBatch(sequence=3, time_s=1.5, dp_rank=dp_rank, events=(event,))
-    assert decode_payload(3, bytes.fromhex(payload)) == expected
-
-
-def test_an_event_of_the_old_array_form_is_refused_by_name_and_costs_nothing_else() -> None:
-    batch = decode_payload(0, bytes.fromhex(OLD_VLLM_ARRAY))
-    assert batch.events == ()
-    assert len(batch.refused) == 1
 
 
 def test_a_store_is_written_as_the_field_writes_it_with_its_medium() -> None:
@@ -120,22 +52,75 @@ def test_a_payload_is_a_three_array_of_float_maps_and_rank() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        stored(1, 2, 3, parent=4),
-        stored(0, parent=0),
-        stored(U64 - 1, parent=U64 // 2, tier=Tier.EXTERNAL),
-        stored(1, lora_name="adapter", cache_salt="salt", tier=Tier.DISK),
-        stored(),
-        EngineRemoved(block_hashes=(1, U64 - 1), tier=Tier.HOST),
-        EngineRemoved(block_hashes=()),
-        EngineCleared(),
-    ],
+def test_multimodal_hashes_are_written_as_objects_without_offsets_and_text_as_nil() -> None:
+    event = stored(5, 6, mm_hashes=((U64 - 1, 2), ()))
+    written = msgspec.msgpack.decode(encode_payload(0.0, [event], 0))[1][0]
+    items = [{"mm_hash": U64 - 1, "offsets": []}, {"mm_hash": 2, "offsets": []}]
+    assert written["block_mm_infos"] == [{"mm_objects": items}, None]
+
+
+def test_eagle_s_tokens_are_written_as_pairs_of_neighbours() -> None:
+    written = msgspec.msgpack.decode(encode_payload(0.0, [stored(5, is_eagle=True)], 0))[1][0]
+    assert written["token_ids"] == [[1, 2], [2, 3], [3, 4], [4, 5]]
+
+
+def test_names_without_their_tokens_are_written_as_no_tokens() -> None:
+    names = EngineStored(block_hashes=(5,), parent_block_hash=None, token_ids=(), block_size=0, tier=Tier.HOST)
+    expected = stored_map(block_hashes=[5], token_ids=[], block_size=0, medium="CPU")
+    assert msgspec.msgpack.decode(encode_payload(0.0, [names], 0))[1] == [expected]
+
+
+def test_a_group_is_written_with_a_kind_that_counts() -> None:
+    written = msgspec.msgpack.decode(encode_payload(0.0, [EngineRemoved(block_hashes=(5,), group_idx=3)], 0))[1][0]
+    assert (written["group_idx"], written["kv_cache_spec_kind"]) == (3, "full_attention")
+
+
+u64s = st.integers(0, U64 - 1)
+texts = st.none() | st.text(min_size=1)
+hash_tuples = st.lists(u64s, max_size=5, unique=True).map(tuple)
+groups = st.integers(0, 255)
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> EngineStored:
+    """Return any store of blocks with their tokens."""
+    hashes = draw(hash_tuples.filter(len))
+    is_eagle, block_size = draw(st.booleans()), draw(st.integers(1, 4))
+    tokens = len(hashes) * block_size + is_eagle
+    items = draw(st.lists(st.lists(u64s, max_size=2).map(tuple), min_size=len(hashes), max_size=len(hashes)))
+    return EngineStored(
+        block_hashes=hashes,
+        parent_block_hash=draw(st.none() | u64s.filter(lambda parent: parent not in hashes)),
+        token_ids=tuple(draw(st.lists(st.integers(0, 2**32 - 1), min_size=tokens, max_size=tokens))),
+        block_size=block_size,
+        tier=draw(st.sampled_from(TIERS)),
+        lora_name=draw(texts),
+        cache_salt=draw(texts),
+        mm_hashes=tuple(items) if any(items) else (),
+        is_eagle=is_eagle,
+        group_idx=draw(groups),
+    )
+
+
+names = st.builds(
+    EngineStored,
+    block_hashes=hash_tuples,
+    parent_block_hash=st.none(),
+    token_ids=st.just(()),
+    block_size=st.integers(0, 4096),
+    tier=st.sampled_from(TIERS),
+    cache_salt=texts,
+    group_idx=groups,
 )
-def test_what_is_written_is_read_again(event: EngineEvent) -> None:
-    assert decode_payload(8, encode_payload(0.0, [event, event], 2)) == EngineBatch(
-        sequence=8, time_s=0.0, dp_rank=2, events=(event, event)
+removals = st.builds(EngineRemoved, block_hashes=hash_tuples, tier=st.sampled_from(TIERS), group_idx=groups)
+engine_events = stores() | names | removals | st.just(EngineCleared())
+
+
+@settings(deadline=None)
+@given(st.lists(engine_events, max_size=4), st.integers(0, 7))
+def test_what_is_written_is_read_again(events: list[EngineEvent], dp_rank: int) -> None:
+    assert BatchDecoder().decode(8, encode_payload(0.5, events, dp_rank)) == EngineBatch(
+        sequence=8, time_s=0.5, dp_rank=dp_rank, events=tuple(events)
     )
 
 
@@ -150,141 +135,11 @@ def test_what_is_written_is_read_again(event: EngineEvent) -> None:
         (U64 - 1, -1),
     ],
 )
-def test_hashes_are_u64_inside_and_i64_on_the_wire_and_either_is_read(inside: int, on_the_wire: int) -> None:
-    written = msgspec.msgpack.decode(encode_payload(0.0, [stored(inside, parent=inside)], 0))[1][0]
-    assert (written["block_hashes"], written["parent_block_hash"]) == ([on_the_wire], on_the_wire)
-    for spelling in (inside, on_the_wire):
-        event = stored_map(block_hashes=[spelling], parent_block_hash=spelling)
-        assert decode_payload(0, wire(event)).events == (stored(inside, parent=inside),)
-
-
-@pytest.mark.parametrize(
-    ("medium", "tier"),
-    [
-        (None, Tier.GPU),
-        ("GPU", Tier.GPU),
-        ("DEVICE", Tier.GPU),
-        ("CPU", Tier.HOST),
-        ("CPU_PINNED", Tier.HOST),
-        ("CPU_TIER1", Tier.HOST),
-        ("CPU_TIER2", Tier.DISK),
-        ("DISK", Tier.DISK),
-        ("NVME", Tier.DISK),
-        ("STORAGE", Tier.DISK),
-        ("EXTERNAL", Tier.EXTERNAL),
-        ("NETWORK", Tier.EXTERNAL),
-        ("REMOTE", Tier.EXTERNAL),
-        ("SHARED", Tier.EXTERNAL),
-    ],
-)
-def test_every_spelling_of_a_medium_is_a_tier(medium: str | None, tier: Tier) -> None:
-    batch = decode_payload(0, wire(stored_map(medium=medium), {**GOOD_MAP, "medium": medium}))
-    assert batch.events == (stored(7, tier=tier), EngineRemoved(block_hashes=(9,), tier=tier))
-
-
-def test_no_spelling_of_a_medium_is_left_untested_or_unreadable() -> None:
-    assert len(TIER_OF_MEDIUM) == 14
-    assert {TIER_OF_MEDIUM[medium]: medium for medium in MEDIUM_OF_TIER.values()} == MEDIUM_OF_TIER
-
-
-@pytest.mark.parametrize(("dp_rank", "read"), [(None, None), (0, 0), (3, 3)])
-def test_the_rank_is_the_batch_s_own_or_none(dp_rank: int | None, read: int | None) -> None:
-    assert decode_payload(0, wire(GOOD_MAP, dp_rank=dp_rank)).dp_rank == read
-
-
-@pytest.mark.parametrize("time_s", [0, 0.0, 1.7e9, TIME_S_MAX])
-def test_any_time_that_nanoseconds_can_say_is_read(time_s: float) -> None:
-    assert decode_payload(0, wire(GOOD_MAP, time_s=time_s)).time_s == time_s
-    assert round(TIME_S_MAX * 1e9) < 2**63
-
-
-def test_unknown_keys_of_newer_publishers_are_skipped() -> None:
-    newer = {"lora_id": 3, "extra_keys": [["x", 1]], "group_idx": 0, "kv_cache_spec_kind": "full_attention", "new": {}}
-    assert decode_payload(0, wire(stored_map(**newer))).events == (stored(7),)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        pytest.param(stored_map(medium="gpu"), id="medium in lower case"),
-        pytest.param(stored_map(medium="FOO"), id="unknown medium"),
-        pytest.param(stored_map(token_ids=[1, 2, 3]), id="too few tokens"),
-        pytest.param(stored_map(token_ids=[1, 2, 3, 4, 5]), id="too many tokens"),
-        pytest.param(stored_map(token_ids=[1, 2, 3, -4]), id="negative token"),
-        pytest.param(stored_map(token_ids=[1, 2, 3, 2**32]), id="token beyond u32"),
-        pytest.param(stored_map(token_ids=[1, 2, 3, None]), id="token null"),
-        pytest.param(stored_map(token_ids=[[1, 2], [2, 3], [3, 4], [4, 5]]), id="bigrams"),
-        pytest.param(stored_map(block_size=0), id="block size 0"),
-        pytest.param(stored_map(block_size=-4), id="negative block size"),
-        pytest.param(stored_map(block_hashes=[b"12345678"]), id="hash in bytes"),
-        pytest.param(stored_map(block_hashes=["7"]), id="hash as text"),
-        pytest.param(stored_map(block_hashes=[1.5]), id="hash as float"),
-        pytest.param(stored_map(block_hashes=[None]), id="hash null"),
-        pytest.param(stored_map(block_hashes=None), id="hashes null"),
-        pytest.param(stored_map(lora_name={"cache_salt": "s"}), id="adapter is an object"),
-        pytest.param({"type": "BlockStored", "block_hashes": [7]}, id="missing keys"),
-        pytest.param({"type": "BlockMoved", "block_hashes": [7]}, id="unknown type"),
-        pytest.param({"block_hashes": [7]}, id="no type"),
-        pytest.param(["BlockRemoved", [7]], id="array form"),
-        pytest.param({}, id="empty map"),
-        pytest.param(None, id="nil"),
-        pytest.param(7, id="number"),
-        pytest.param(msgspec.Raw(b"\x81\xa4type\xa4\xff\xff\xff\xff"), id="text that is no UTF-8"),
-        pytest.param(msgspec.Raw(b"\xd4\x01\x00"), id="extension"),
-    ],
-)
-def test_one_bad_event_never_costs_its_batch(bad: object) -> None:
-    batch = decode_payload(5, wire(GOOD_MAP, bad, GOOD_MAP, dp_rank=2))
-    assert batch.events == (GOOD, GOOD)
-    assert (batch.sequence, batch.dp_rank, len(batch.refused)) == (5, 2, 1)
-    assert batch.refused[0]
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        pytest.param(b"", id="nothing"),
-        pytest.param(b"\xc1", id="no msgpack"),
-        pytest.param(msgspec.msgpack.encode([1.5, []]), id="two of three, as old publishers sent"),
-        pytest.param(msgspec.msgpack.encode([1.5, [], 0, 0]), id="four of three"),
-        pytest.param(msgspec.msgpack.encode({"ts": 1.5}), id="map"),
-        pytest.param(wire(time_s="now"), id="time as text"),
-        pytest.param(wire(time_s=None), id="time null"),
-        pytest.param(wire(time_s=float("nan")), id="time is no number"),
-        pytest.param(wire(time_s=float("inf")), id="time without end"),
-        pytest.param(wire(time_s=1e300), id="time beyond i64 nanoseconds"),
-        pytest.param(wire(time_s=-1.0), id="time before 1970"),
-        pytest.param(wire(dp_rank="0"), id="rank as text"),
-        pytest.param(wire(GOOD_MAP) + b"\0", id="bytes behind"),
-        pytest.param(msgspec.msgpack.encode([1.5, {}, 0]), id="events are no array"),
-        pytest.param(
-            b"\x93\xcb\x3f\xf8" + bytes(6) + b"\x91" + b"\x91" * 200_000 + b"\xc0\x00", id="nested too deeply"
-        ),
-    ],
-)
-def test_a_batch_that_is_none_is_malformed_and_named_by_its_sequence(payload: bytes) -> None:
-    with pytest.raises(MalformedMessage, match="batch 77"):
-        decode_payload(77, payload)
-
-
-@pytest.mark.parametrize("payload", [TRTLLM_STORED, TRTLLM_REMOVED, VLLM_STORED, CLEARED])
-def test_a_truncated_payload_is_malformed_wherever_it_is_cut(payload: str) -> None:
-    whole = bytes.fromhex(payload)
-    for length in range(len(whole)):
-        with pytest.raises(MalformedMessage):
-            decode_payload(0, whole[:length])
-
-
-@pytest.mark.parametrize("payload", [TRTLLM_STORED, TRTLLM_REMOVED, VLLM_STORED, CLEARED])
-def test_a_wrong_byte_anywhere_is_read_or_refused_and_never_more(payload: str) -> None:
-    whole = bytes.fromhex(payload)
-    for at in range(len(whole)):
-        for value in bytes.fromhex("00 01 7f 80 90 a0 c0 c1 c4 ca cf d0 dc de ff"):
-            try:
-                batch = decode_payload(0, whole[:at] + bytes([value]) + whole[at + 1 :])
-            except MalformedMessage:
-                continue
-            assert len(batch.events) + len(batch.refused) <= 1
+def test_hashes_are_u64_inside_and_i64_on_the_wire(inside: int, on_the_wire: int) -> None:
+    events: list[EngineEvent] = [stored(inside, parent=inside ^ 1), EngineRemoved(block_hashes=(inside,))]
+    said, removed = msgspec.msgpack.decode(encode_payload(0.0, events, 0))[1]
+    assert (said["block_hashes"], removed["block_hashes"]) == ([on_the_wire], [on_the_wire])
+    assert said["parent_block_hash"] == on_the_wire ^ 1
 
 
 def test_a_store_whose_tokens_do_not_fill_its_blocks_cannot_exist() -> None:

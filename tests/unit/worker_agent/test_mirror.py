@@ -89,6 +89,13 @@ def test_adapter_and_salt_are_part_of_our_hashes() -> None:
     assert len(names) == 4
 
 
+def test_a_store_that_names_no_adapter_and_no_salt_has_its_parent_s() -> None:
+    mirror = mirror_of(store(0, 2, lora_name="a", cache_salt="s"))
+    named = tuple(sequence_hashes(TOKENS[:8], BLOCK_SIZE, lora_name="a", cache_salt="s"))
+    assert mirror.apply(store(2)) == [Stored((named[2],), named[1], 2)]
+    assert mirror.apply(store(3)) == [Stored((named[3],), named[2], 3)]
+
+
 def test_a_block_stored_again_says_nothing_new() -> None:
     mirror = mirror_of(store(0, 3))
     assert mirror.apply(store(0, 3)) == []

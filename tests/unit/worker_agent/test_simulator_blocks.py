@@ -1,12 +1,13 @@
 from typing import Any
 
-import msgspec
 import pytest
 
 from kv_protocol.hashing import lora_id
 from kv_protocol.trtllm_hash import trtllm_block_hash
-from worker_agent.core.simulator.blocks import BlockPool, BlockTable, Namespace
+from worker_agent.core.engine import PRIORITY_DEFAULT
+from worker_agent.core.simulator.blocks import BlockPool, BlockTable
 from worker_agent.core.simulator.events import EventLog, render
+from worker_agent.core.simulator.identity import Namespace
 
 PLAIN = Namespace()
 
@@ -15,16 +16,16 @@ class Cache:
     """A pool of 4-token blocks and what it told."""
 
     def __init__(self, total_blocks: int) -> None:
-        self.log = EventLog(window_size=512, attention_dp_rank=msgspec.UNSET, total_blocks=total_blocks)
-        self.pool = BlockPool(total_blocks, 4, self.log)
+        self.log = EventLog()
+        self.pool = BlockPool(total_blocks, 4, self.log.window(512, total_blocks))
 
-    def admit(self, prompt: range, namespace: Namespace = PLAIN) -> BlockTable:
-        table = self.pool.admit(prompt, len(prompt), namespace)
+    def admit(self, prompt: range, namespace: Namespace = PLAIN, priority: int = PRIORITY_DEFAULT) -> BlockTable:
+        table = self.pool.admit(prompt, len(prompt), namespace, priority)
         assert table is not None
         return table
 
-    def hold(self, prompt: range, namespace: Namespace = PLAIN) -> None:
-        self.pool.release(self.admit(prompt, namespace), prompt)
+    def hold(self, prompt: range, namespace: Namespace = PLAIN, priority: int = PRIORITY_DEFAULT) -> None:
+        self.pool.release(self.admit(prompt, namespace, priority), prompt)
 
     def reusable_blocks(self, prompt: range, namespace: Namespace = PLAIN) -> int:
         return len(self.pool.match(prompt, namespace))
@@ -155,3 +156,43 @@ def test_statistics_count_reused_and_missed_blocks(cache: Cache) -> None:
     cache.hold(range(9))
     now = cache.pool.statistics()
     assert (now.reused_blocks, now.missed_blocks, now.alloc_new_blocks, now.alloc_total_blocks) == (2, 3, 3, 5)
+
+
+def test_a_stored_block_says_its_request_s_priority(cache: Cache) -> None:
+    cache.hold(range(4), priority=80)
+    (stored,) = cache.told()
+    assert [block["priority"] for block in stored["data"]["blocks"]] == [80]
+
+
+def test_the_lowest_priority_gives_way_first_and_of_equals_the_oldest(cache: Cache) -> None:
+    for first, priority in ((0, 80), (10, 35), (20, 35), (30, 10)):
+        cache.hold(range(first, first + 4), priority=priority)
+    prompts = [range(first, first + 5) for first in (0, 10, 20, 30)]
+    found = []
+    for new in (40, 50, 60):
+        cache.hold(range(new, new + 4), priority=90)
+        found.append([cache.reusable_blocks(prompt) for prompt in prompts])
+    assert found == [[1, 1, 1, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
+
+
+def test_reuse_raises_a_priority_and_tells_so(cache: Cache) -> None:
+    cache.hold(range(4))
+    cache.told()
+    cache.admit(range(5), priority=80)
+    (updated,) = cache.told()
+    assert updated["data"] == {
+        "type": "updated",
+        "block_hash": trtllm_block_hash(range(4)),
+        "cache_level": None,
+        "priority": {"type": "event_diff", "new_value": 80, "old_value": 35},
+    }
+
+
+def test_reuse_never_lowers_a_priority_so_a_parent_outlives_its_children(cache: Cache) -> None:
+    cache.hold(range(8), priority=80)
+    cache.hold(range(5), priority=0)
+    cache.told()
+    cache.hold(range(100, 108), priority=90)
+    assert cache.reusable_blocks(range(9)) == 2
+    cache.hold(range(200, 204), priority=90)
+    assert cache.reusable_blocks(range(9)) == 1

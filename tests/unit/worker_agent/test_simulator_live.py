@@ -3,9 +3,13 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
+import msgspec
 import pytest
 
+from kv_protocol.events import Tier
 from worker_agent.core.engine import EngineDescription, EngineRequest, EngineStopped, RequestRefused
+from worker_agent.core.engine_events import EngineStored
+from worker_agent.core.simulator.layout import CacheLayout
 from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.core.simulator.timing import H200_8B
 from worker_agent.engines.port import Engine
@@ -49,7 +53,12 @@ def request(name: str = "a", max_tokens: int = 4) -> EngineRequest:
 
 @asynccontextmanager
 async def running(clock: LeapingClock, speed: float = 1.0, **limits: int) -> AsyncIterator[SimulatedEngine]:
-    engine = SimulatedEngine(Simulator(ENGINE), clock, speed=speed, **limits)
+    async with driven(SimulatedEngine(Simulator(ENGINE), clock, speed=speed, **limits)) as engine:
+        yield engine
+
+
+@asynccontextmanager
+async def driven(engine: SimulatedEngine) -> AsyncIterator[SimulatedEngine]:
     await engine.start()
     async with asyncio.TaskGroup() as group:
         group.create_task(engine.run())
@@ -106,8 +115,7 @@ async def test_an_idle_engine_does_not_sleep() -> None:
         for _ in range(10):
             await asyncio.sleep(0)
         clock.now_s += 50.0
-        cached_s = 8 * H200_8B.cached_token_s
-        assert await arrivals_s(engine, clock, request("b", max_tokens=1)) == pytest.approx([CONTEXT_S + cached_s])
+        assert await arrivals_s(engine, clock, request("b", max_tokens=1)) == pytest.approx([CONTEXT_S])
     assert len(clock.slept_s) == 2
 
 
@@ -119,6 +127,26 @@ async def test_events_are_visible_with_the_outputs_of_their_iteration() -> None:
             await anext(outputs)
             assert [event["data"]["type"] for event in engine.kv_events(0)] == ["stored"]
             assert len(engine.held_hashes()) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_host_tier_s_own_events_are_visible_with_the_engine_s() -> None:
+    layout = CacheLayout(host_blocks=8, host_events="source")
+    engine = SimulatedEngine(
+        Simulator(msgspec.structs.replace(ENGINE, total_kv_blocks=4), layout=layout), LeapingClock()
+    )
+    async with driven(engine):
+        for first in (0, 100):
+            prompt = tuple(range(first, first + 13))
+            asked = EngineRequest(request_id=str(first), prompt=prompt, max_tokens=1)
+            assert len([output async for output in engine.generate(asked)]) == 1
+        assert [event.event.tier for event in engine.host_events(0) if isinstance(event.event, EngineStored)] == [
+            1,
+            1,
+            1,
+        ]
+        assert len(engine.held_hashes(0, Tier.HOST)) == 3
+        assert engine.host_events(0) == []
 
 
 @pytest.mark.asyncio

@@ -205,6 +205,8 @@ def test_a_cancellation_is_told_by_one_more_iteration() -> None:
         ("max_tokens", request("x", range(190), max_tokens=11)),
         ("max_tokens", request("x", range(100), max_tokens=30)),
         ("dp_rank", request("x", dp_rank=1)),
+        ("priority", msgspec.structs.replace(request("x"), priority=101)),
+        ("priority", msgspec.structs.replace(request("x"), priority=-1)),
         ("request_id", request("in-use")),
     ],
 )
@@ -265,6 +267,26 @@ def test_a_full_event_buffer_drops_the_oldest_and_the_gap_shows() -> None:
     assert not engine.has_events
 
 
+def test_the_buffer_is_one_for_all_ranks_and_each_rank_s_numbers_show_what_it_lost() -> None:
+    engine = Simulator(msgspec.structs.replace(ENGINE, dp_ranks=(0, 1)), event_buffer_max_size=2)
+    for index in range(3):
+        engine.submit(request(str(index), range(index * 20, index * 20 + 10), dp_rank=0), 0.0)
+        run_out(engine)
+    assert [(event.attention_dp_rank, event.event_id) for event in engine.drain_events()] == [
+        (0, number) for number in (3, 4, 5, 6)
+    ]
+    engine.submit(request("d", dp_rank=1), 0.0)
+    run_out(engine)
+    assert [(event.attention_dp_rank, event.event_id) for event in engine.drain_events()] == [(1, 1), (1, 2)]
+
+
+def test_even_the_creation_can_be_lost() -> None:
+    engine = Simulator(ENGINE, event_buffer_max_size=1)
+    engine.submit(request("a"), 0.0)
+    run_out(engine)
+    assert [(event.event_id, render(event)["data"]["type"]) for event in engine.drain_events()] == [(2, "stored")]
+
+
 def test_events_are_visible_only_after_the_flush() -> None:
     engine = simulator()
     engine.drain_events()
@@ -278,8 +300,9 @@ def test_events_are_visible_only_after_the_flush() -> None:
 def test_a_row_has_the_engines_names_and_counts() -> None:
     engine = simulator()
     engine.submit(request("a", range(10)), 1.0)
-    found = row(engine.step(1.5))
-    assert found.pop("iterLatencyMS") == pytest.approx(23.3)
+    step = engine.step(1.5)
+    found = row(step)
+    assert found.pop("iterLatencyMS") == pytest.approx(H200_8B.context_floor_s * 1e3)
     assert found == {
         "timestamp": "1.500000",
         "iter": 0,
@@ -290,9 +313,14 @@ def test_a_row_has_the_engines_names_and_counts() -> None:
         "numCompletedRequests": 0,
         "maxNumActiveRequests": 8,
         "maxBatchSizeStatic": 8,
+        "maxBatchSizeTunerRecommended": 0,
         "maxBatchSizeRuntime": 8,
         "maxNumTokensStatic": 64,
+        "maxNumTokensTunerRecommended": 0,
         "maxNumTokensRuntime": 64,
+        "gpuMemUsage": 64 * 4 * 144 * 1024,
+        "cpuMemUsage": 0,
+        "pinnedMemUsage": 0,
         "kvCacheStats": {
             "maxNumBlocks": 64,
             "freeNumBlocks": 61,
@@ -322,6 +350,8 @@ def test_a_row_has_the_engines_names_and_counts() -> None:
             "numPausedKvTokens": 0,
         },
         "specDecodingStats": None,
+        "hostStepTimeMS": step.duration_s * 1e3,
+        "statsSequence": 0,
     }
 
 

@@ -1,28 +1,29 @@
-"""Reading hop A: in order, without holes, once each; and when a hole is a loss."""
+"""Reading hop A: in order, without holes, once each; when a hole is a loss, and when the publisher began anew."""
 
 import pytest
 
 from worker_agent.core import source_cursor
-from worker_agent.core.source_cursor import Delivery, SourceCursor
+from worker_agent.core.source_cursor import AHEAD_MAX, UNANSWERED_MAX, Delivery, SourceCursor
 
 NOTHING = Delivery()
-LONG_AGO_S, NOW_S = 0.0, 100.0
+NOW_S = 100.0
+ANEW = Delivery(lost=True, began_anew=True)
 
 
-def payload(sequence: int) -> bytes:
-    return f"payload {sequence}".encode()
+def payload(sequence: int, life: int = 0) -> bytes:
+    return f"payload {sequence} of life {life}".encode()
 
 
-def delivered(*sequences: int, lost: bool = False) -> Delivery:
-    return Delivery(tuple((sequence, payload(sequence)) for sequence in sequences), lost)
+def delivered(*sequences: int, lost: bool = False, began_anew: bool = False, life: int = 0) -> Delivery:
+    return Delivery(tuple((sequence, payload(sequence, life)) for sequence in sequences), lost, began_anew)
 
 
-def live(cursor: SourceCursor, sequence: int, now_s: float = NOW_S) -> Delivery:
-    return cursor.on_live(sequence, payload(sequence), now_s)
+def live(cursor: SourceCursor, sequence: int, now_s: float = NOW_S, *, life: int = 0) -> Delivery:
+    return cursor.on_live(sequence, payload(sequence, life), now_s)
 
 
-def replayed(cursor: SourceCursor, sequence: int) -> Delivery:
-    return cursor.on_replayed(sequence, payload(sequence))
+def replayed(cursor: SourceCursor, *sequences: int, life: int = 0) -> list[Delivery]:
+    return [cursor.on_replayed(sequence, payload(sequence, life)) for sequence in sequences]
 
 
 def read_up_to(sequence: int) -> SourceCursor:
@@ -37,46 +38,51 @@ def read_up_to(sequence: int) -> SourceCursor:
 def test_the_expected_frame_is_delivered() -> None:
     cursor = SourceCursor()
     assert [live(cursor, sequence) for sequence in range(3)] == [delivered(0), delivered(1), delivered(2)]
-    assert (cursor.expected, cursor.has_hole, cursor.gaps_total) == (3, False, 0)
+    assert (cursor.expected, cursor.is_settled, cursor.gaps_total) == (3, True, 0)
 
 
-def test_a_frame_beyond_the_expected_one_is_kept_and_a_replay_is_due_from_there() -> None:
+def test_a_frame_beyond_the_expected_one_is_kept_and_a_replay_is_due_from_the_newest_delivered() -> None:
     cursor = read_up_to(2)
     assert live(cursor, 4) == NOTHING
-    assert (cursor.has_hole, cursor.gaps_total, cursor.ask_from(NOW_S)) == (True, 1, 2)
+    assert (cursor.is_settled, cursor.gaps_total, cursor.ask_from(NOW_S)) == (False, 1, 1)
 
 
 def test_the_expected_frame_brings_what_waited_behind_it() -> None:
     cursor = read_up_to(2)
-    live(cursor, 4)
     live(cursor, 3)
+    live(cursor, 4)
     live(cursor, 6)
-    assert live(cursor, 2) == delivered(2, 3, 4)
-    assert (cursor.expected, cursor.has_hole) == (5, True)
+    cursor.ask_from(NOW_S)
+    assert replayed(cursor, 1, 2) == [NOTHING, delivered(2, 3, 4)]
+    assert (cursor.expected, cursor.is_settled) == (5, False)
 
 
 @pytest.mark.parametrize("sequence", [0, 1, 2, 5])
-def test_a_frame_that_came_before_is_a_duplicate(sequence: int) -> None:
+def test_a_replayed_frame_that_came_before_is_a_duplicate(sequence: int) -> None:
     cursor = read_up_to(3)
     live(cursor, 5)
-    assert live(cursor, sequence) == NOTHING
-    assert replayed(cursor, sequence) == NOTHING
-    assert cursor.duplicates_total == 2
-    assert live(cursor, 3) == delivered(3)
+    assert replayed(cursor, sequence) == [NOTHING]
+    assert cursor.duplicates_total == 1
+    assert live(cursor, 6) == NOTHING
+    assert replayed(cursor, 3) == [delivered(3)]
+
+
+def test_a_live_frame_that_a_replay_had_overtaken_is_a_duplicate() -> None:
+    cursor = read_up_to(2)
+    live(cursor, 3)
+    assert cursor.ask_from(NOW_S) == 1
+    replayed(cursor, 1, 2, 3, 4, 5)
+    assert [live(cursor, 4), live(cursor, 5)] == [NOTHING, NOTHING]
+    assert (cursor.is_settled, cursor.duplicates_total, cursor.on_replay_end(NOW_S)) == (True, 4, NOTHING)
 
 
 def test_a_replay_fills_the_hole_in_order() -> None:
     cursor = read_up_to(2)
     live(cursor, 5)
-    assert cursor.ask_from(NOW_S) == 2
-    assert [replayed(cursor, sequence) for sequence in (2, 3, 4, 5)] == [
-        delivered(2),
-        delivered(3),
-        delivered(4, 5),
-        NOTHING,
-    ]
+    assert cursor.ask_from(NOW_S) == 1
+    assert replayed(cursor, 1, 2, 3, 4, 5) == [NOTHING, delivered(2), delivered(3), delivered(4, 5), NOTHING]
     assert cursor.on_replay_end(NOW_S) == NOTHING
-    assert (cursor.expected, cursor.has_hole, cursor.lost_total, cursor.replays_total) == (6, False, 0, 1)
+    assert (cursor.expected, cursor.is_settled, cursor.lost_total, cursor.replays_total) == (6, True, 0, 1)
 
 
 def test_a_hole_that_the_replay_did_not_fill_is_a_loss_and_reading_goes_on_behind_it() -> None:
@@ -85,9 +91,10 @@ def test_a_hole_that_the_replay_did_not_fill_is_a_loss_and_reading_goes_on_behin
     live(cursor, 5)
     cursor.ask_from(NOW_S)
     live(cursor, 7)
+    replayed(cursor, 4, 5)
     assert cursor.on_replay_end(NOW_S) == delivered(4, 5, lost=True)
-    assert (cursor.expected, cursor.has_hole, cursor.lost_total) == (6, True, 1)
-    assert cursor.ask_from(NOW_S) == 6
+    assert (cursor.expected, cursor.is_settled, cursor.lost_total) == (6, False, 1)
+    assert cursor.ask_from(NOW_S) == 5
 
 
 def test_several_holes_are_one_loss_and_what_lies_between_them_is_of_no_use() -> None:
@@ -97,37 +104,151 @@ def test_several_holes_are_one_loss_and_what_lies_between_them_is_of_no_use() ->
     cursor.ask_from(NOW_S)
     live(cursor, 10)
     live(cursor, 12)
+    replayed(cursor, 9)
     assert cursor.on_replay_end(NOW_S) == delivered(8, 9, 10, lost=True)
     assert (cursor.expected, cursor.lost_total) == (11, 1)
-    assert live(cursor, 11) == delivered(11, 12)
-    assert not cursor.has_hole
+    cursor.ask_from(NOW_S)
+    assert replayed(cursor, 10, 11) == [NOTHING, delivered(11, 12)]
+    assert cursor.is_settled
 
 
-def test_a_replay_that_begins_beyond_what_was_asked_shows_the_loss() -> None:
+def test_a_late_subscriber_is_told_that_the_beginning_is_lost() -> None:
     cursor = SourceCursor()
+    live(cursor, 5)
     assert cursor.ask_from(NOW_S) == 0
-    assert (replayed(cursor, 7), replayed(cursor, 8)) == (NOTHING, NOTHING)
-    assert cursor.on_replay_end(NOW_S) == delivered(7, 8, lost=True)
+    assert replayed(cursor, 3, 4, 5) == [NOTHING] * 3
+    assert cursor.on_replay_end(NOW_S) == delivered(3, 4, 5, lost=True)
+    assert (cursor.expected, cursor.lost_total, cursor.restarts_total) == (6, 1, 0)
 
 
-def test_a_hole_younger_than_the_answer_is_no_loss_but_asked_again() -> None:
+def test_a_hole_younger_than_the_question_is_no_loss_but_asked_again() -> None:
     cursor = read_up_to(2)
     live(cursor, 3)
-    assert cursor.ask_from(NOW_S) == 2
-    assert replayed(cursor, 2) == delivered(2, 3)
+    assert cursor.ask_from(NOW_S) == 1
+    assert replayed(cursor, 1, 2) == [NOTHING, delivered(2, 3)]
     live(cursor, 5)  # 4 was published after the answer was made, and lost on its way
+    assert replayed(cursor, 3) == [NOTHING]
     assert cursor.on_replay_end(NOW_S) == NOTHING
-    assert (cursor.lost_total, cursor.ask_from(NOW_S)) == (0, 4)
-    assert replayed(cursor, 4) == delivered(4, 5)
+    assert (cursor.lost_total, cursor.ask_from(NOW_S)) == (0, 3)
+    assert replayed(cursor, 3, 4, 5) == [NOTHING, delivered(4, 5), NOTHING]
     assert cursor.on_replay_end(NOW_S) == NOTHING
 
 
 def test_a_hole_that_opened_after_a_question_into_the_silence_is_no_loss() -> None:
     cursor = read_up_to(2)
-    assert cursor.ask_from(NOW_S + 10) == 2
+    assert cursor.ask_from(NOW_S + 10) == 1
     live(cursor, 3, NOW_S + 10)
+    replayed(cursor, 1)
     assert cursor.on_replay_end(NOW_S + 10) == NOTHING
+    assert cursor.ask_from(NOW_S + 10) == 1
+
+
+@pytest.mark.parametrize("sequence", [2 + AHEAD_MAX, (1 << 64) - 1])
+def test_a_frame_implausibly_far_ahead_is_refused_and_counted(sequence: int) -> None:
+    cursor = read_up_to(2)
+    assert [live(cursor, sequence), *replayed(cursor, sequence)] == [NOTHING] * 2
+    assert (cursor.refused_total, cursor.is_settled) == (2, True)
+    assert live(cursor, 2) == delivered(2)
+    assert live(cursor, 2 + AHEAD_MAX) == NOTHING
+    assert (cursor.refused_total, cursor.is_settled) == (2, False)
+
+
+# -------------------------------------------------------------------- another life of the publisher
+def test_an_answer_that_ends_below_what_was_seen_is_another_life_s() -> None:
+    cursor = read_up_to(100)
+    assert cursor.ask_from(NOW_S + 10) == 99
+    assert cursor.on_replay_end(NOW_S + 10) == ANEW
+    assert (cursor.expected, cursor.restarts_total, cursor.lost_total) == (0, 1, 0)
+    assert cursor.ask_from(NOW_S + 10) == 0
+    assert replayed(cursor, 0, 1, life=1) == [delivered(0, life=1), delivered(1, life=1)]
+    assert cursor.on_replay_end(NOW_S + 10) == NOTHING
+
+
+def test_an_answer_below_a_frame_that_is_only_kept_is_another_life_s_too() -> None:
+    cursor = SourceCursor()
+    live(cursor, 7)
+    cursor.ask_from(NOW_S)
+    replayed(cursor, 0, 1, life=1)
+    assert cursor.on_replay_end(NOW_S) == ANEW
+
+
+def test_a_replayed_frame_unlike_the_one_delivered_is_another_life_s() -> None:
+    cursor = read_up_to(3)
     assert cursor.ask_from(NOW_S + 10) == 2
+    assert replayed(cursor, 2, 3, 4, life=1) == [ANEW, NOTHING, NOTHING]
+    assert cursor.on_replay_end(NOW_S + 10) == NOTHING
+    assert cursor.ask_from(NOW_S + 10) == 0
+    assert replayed(cursor, 0, 1, life=1) == [delivered(0, life=1), delivered(1, 2, 3, 4, life=1)]
+
+
+def test_a_replayed_frame_unlike_the_one_kept_is_another_life_s() -> None:
+    cursor = read_up_to(2)
+    live(cursor, 4)
+    cursor.ask_from(NOW_S)
+    assert replayed(cursor, 4, life=1) == [ANEW]
+
+
+def test_frames_that_go_back_are_held_until_an_answer_says_whose_they_are() -> None:
+    cursor = read_up_to(3)
+    assert [live(cursor, sequence, life=1) for sequence in range(5)] == [NOTHING] * 5
+    assert cursor.ask_from(NOW_S) == 2
+    assert replayed(cursor, 2, 3, 4, life=1) == [ANEW, NOTHING, NOTHING]
+    cursor.on_replay_end(NOW_S)
+    assert cursor.ask_from(NOW_S) == 0
+    assert replayed(cursor, 0, 1, life=1) == [delivered(0, life=1), delivered(1, 2, 3, 4, life=1)]
+
+
+def test_a_frame_that_only_came_twice_costs_a_question() -> None:
+    cursor = read_up_to(3)
+    assert [live(cursor, 2), live(cursor, 3), live(cursor, 4)] == [NOTHING] * 3
+    assert cursor.ask_from(NOW_S) == 2
+    assert replayed(cursor, 2, 3, 4) == [delivered(3, 4), NOTHING, NOTHING]
+    assert cursor.on_replay_end(NOW_S) == NOTHING
+    assert (cursor.is_settled, cursor.restarts_total, cursor.lost_total) == (True, 0, 0)
+
+
+def test_a_question_asked_before_the_doubt_does_not_end_it() -> None:
+    cursor = read_up_to(3)
+    assert cursor.ask_from(NOW_S + 10) == 2
+    live(cursor, 0, NOW_S + 10, life=1)
+    assert replayed(cursor, 2) == [NOTHING]
+    assert cursor.on_replay_end(NOW_S + 10) == NOTHING
+    assert (cursor.is_settled, cursor.ask_from(NOW_S + 10)) == (False, 2)
+    assert cursor.on_replay_end(NOW_S + 10) == ANEW
+
+
+def test_after_a_lost_connection_frames_are_held_even_where_they_seem_to_go_on() -> None:
+    cursor = read_up_to(3)
+    cursor.on_disconnect()
+    assert [live(cursor, 3, life=1), live(cursor, 4, life=1)] == [NOTHING, NOTHING]
+    assert cursor.ask_from(NOW_S) == 2
+    assert replayed(cursor, 2, life=1) == [ANEW]
+
+
+def test_after_a_lost_connection_the_same_life_goes_on_as_if_nothing_was() -> None:
+    cursor = read_up_to(3)
+    cursor.on_disconnect()
+    live(cursor, 4)
+    cursor.ask_from(NOW_S)
+    assert replayed(cursor, 2, 3, 4) == [NOTHING, delivered(3, 4), NOTHING]
+    assert (cursor.on_replay_end(NOW_S), cursor.is_settled) == (NOTHING, True)
+
+
+def test_frames_below_the_expected_one_do_not_put_the_question_off() -> None:
+    cursor = SourceCursor(idle_s=1.0)
+    cursor.ask_from(NOW_S)
+    replayed(cursor, *range(5))
+    cursor.on_replay_end(NOW_S)
+    live(cursor, 0, NOW_S + 0.9)
+    live(cursor, 1, NOW_S + 1.1)
+    assert cursor.ask_from(NOW_S + 1.1) == 4
+
+
+def test_nothing_delivered_is_nothing_to_doubt() -> None:
+    cursor = SourceCursor()
+    live(cursor, 7)
+    assert [live(cursor, 0, life=1), live(cursor, 1, life=1)] == [delivered(0, life=1), delivered(1, life=1)]
+    assert cursor.is_settled
 
 
 # -------------------------------------------------------------------- questions
@@ -139,10 +260,11 @@ def test_silence_asks_once_each_idle_time() -> None:
     cursor = SourceCursor(idle_s=1.0)
     live(cursor, 0, NOW_S)
     assert cursor.ask_from(NOW_S + 0.9) is None
-    assert cursor.ask_from(NOW_S + 1.0) == 1
+    assert cursor.ask_from(NOW_S + 1.0) == 0
+    replayed(cursor, 0)
     cursor.on_replay_end(NOW_S + 1.1)
     assert cursor.ask_from(NOW_S + 2.0) is None
-    assert cursor.ask_from(NOW_S + 2.2) == 1
+    assert cursor.ask_from(NOW_S + 2.2) == 0
 
 
 def test_messages_put_the_question_off() -> None:
@@ -152,26 +274,15 @@ def test_messages_put_the_question_off() -> None:
         assert cursor.ask_from(NOW_S + sequence * 0.9 + 0.89) is None
 
 
-def test_one_replay_is_in_flight_and_asked_again_when_it_does_not_end_in_time() -> None:
-    cursor = SourceCursor(answer_s=2.0)
+def test_one_question_is_in_flight_until_it_ends_or_nobody_answers() -> None:
+    cursor = SourceCursor()
     live(cursor, 3)
     assert cursor.ask_from(NOW_S) == 0
-    live(cursor, 5)
-    assert cursor.ask_from(NOW_S + 1.9) is None
-    assert replayed(cursor, 0) == delivered(0)
-    assert cursor.ask_from(NOW_S + 2.0) == 1
+    assert cursor.ask_from(NOW_S + 1000) is None
+    assert replayed(cursor, 0) == [delivered(0)]
+    assert cursor.on_no_answer() == NOTHING
+    assert cursor.ask_from(NOW_S + 1000) == 0
     assert cursor.replays_total == 2
-
-
-def test_the_late_end_of_an_unanswered_question_is_held_against_its_own_time() -> None:
-    cursor = read_up_to(2)
-    live(cursor, 3)
-    assert cursor.ask_from(NOW_S) == 2
-    replayed(cursor, 2)
-    live(cursor, 6)
-    assert cursor.ask_from(NOW_S + 2) == 4
-    assert cursor.on_replay_end(NOW_S + 2) == NOTHING
-    assert cursor.on_replay_end(NOW_S + 2) == delivered(6, lost=True)
 
 
 def test_an_end_that_nobody_asked_for_says_nothing() -> None:
@@ -181,32 +292,87 @@ def test_an_end_that_nobody_asked_for_says_nothing() -> None:
     assert cursor.expected == 0
 
 
+def unanswered(cursor: SourceCursor, times: int = UNANSWERED_MAX) -> list[Delivery]:
+    answers = []
+    for _ in range(times):
+        assert cursor.ask_from(NOW_S + 1000) is not None
+        answers.append(cursor.on_no_answer())
+    return answers
+
+
+def test_a_hole_that_nobody_answers_for_is_a_loss() -> None:
+    cursor = read_up_to(2)
+    live(cursor, 4)
+    live(cursor, 5)
+    assert unanswered(cursor) == [NOTHING, NOTHING, delivered(4, 5, lost=True)]
+    assert cursor.is_unanswered
+
+
+def test_a_doubt_that_nobody_answers_for_is_another_life() -> None:
+    cursor = read_up_to(2)
+    live(cursor, 0, life=1)
+    assert unanswered(cursor) == [NOTHING, NOTHING, ANEW]
+
+
+def test_silence_that_nobody_answers_is_no_loss_and_an_answer_ends_it() -> None:
+    cursor = read_up_to(2)
+    assert unanswered(cursor) == [NOTHING] * UNANSWERED_MAX
+    assert cursor.is_unanswered
+    cursor.ask_from(NOW_S + 1000)
+    replayed(cursor, 1)
+    cursor.on_replay_end(NOW_S + 1000)
+    assert not cursor.is_unanswered
+
+
+# -------------------------------------------------------------------- without replay
+def without_replay(sequence: int) -> SourceCursor:
+    cursor = SourceCursor(has_replay=False)
+    for earlier in range(sequence):
+        assert live(cursor, earlier) == delivered(earlier)
+    return cursor
+
+
+def test_without_replay_a_gap_is_a_loss_at_once_and_nothing_is_asked() -> None:
+    cursor = without_replay(2)
+    assert live(cursor, 4) == delivered(4, lost=True)
+    assert live(cursor, 5) == delivered(5)
+    assert (cursor.gaps_total, cursor.lost_total, cursor.restarts_total) == (1, 1, 0)
+    assert cursor.ask_from(NOW_S + 1000) is None
+
+
+def test_without_replay_a_late_subscriber_is_told_that_the_beginning_is_lost() -> None:
+    assert live(without_replay(0), 5000) == delivered(5000, lost=True)
+
+
+@pytest.mark.parametrize("sequence", [0, 1, 4])
+def test_without_replay_a_frame_that_goes_back_is_another_life_s(sequence: int) -> None:
+    cursor = without_replay(5)
+    assert live(cursor, sequence, life=1) == delivered(sequence, lost=True, began_anew=True, life=1)
+    assert live(cursor, sequence + 1, life=1) == delivered(sequence + 1, life=1)
+    assert (cursor.restarts_total, cursor.lost_total) == (1, 0)
+
+
+def test_without_replay_a_frame_implausibly_far_ahead_is_refused() -> None:
+    cursor = without_replay(2)
+    assert live(cursor, 2 + AHEAD_MAX) == NOTHING
+    assert live(cursor, 2) == delivered(2)
+
+
 # -------------------------------------------------------------------- bounds
 def test_beyond_its_room_the_oldest_hole_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_cursor, "KEPT_MAX", 3)
     cursor = read_up_to(1)
     assert [live(cursor, sequence) for sequence in (3, 4, 6)] == [NOTHING] * 3
     assert live(cursor, 8) == delivered(3, 4, lost=True)
-    assert (cursor.expected, cursor.has_hole, cursor.lost_total) == (5, True, 1)
+    assert (cursor.expected, cursor.is_settled, cursor.lost_total) == (5, False, 1)
 
 
 def test_a_gap_is_counted_once_until_it_is_closed() -> None:
-    cursor = SourceCursor()
+    cursor = read_up_to(1)
     live(cursor, 2)
     live(cursor, 3)
     live(cursor, 5)
     assert cursor.gaps_total == 1
-    live(cursor, 0)
-    live(cursor, 1)
-    live(cursor, 4)
+    replayed(cursor, 1, 4)
     live(cursor, 7)
-    assert cursor.gaps_total == 2
-
-
-def test_questions_without_answers_need_no_more_room_however_many() -> None:
-    cursor = SourceCursor(answer_s=1.0)
-    assert [cursor.ask_from(NOW_S + second) for second in range(1000)] == [0] * 1000
-    live(cursor, 1)
-    cursor.ask_from(NOW_S + 1000)
-    ends = [cursor.on_replay_end(NOW_S + 1000) for _ in range(source_cursor.QUESTIONS_MAX)]
-    assert ends == [NOTHING] * (source_cursor.QUESTIONS_MAX - 1) + [delivered(1, lost=True)]
+    assert (cursor.gaps_total, cursor.expected) == (2, 6)

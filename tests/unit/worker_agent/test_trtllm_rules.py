@@ -1,63 +1,37 @@
-"""TensorRT-LLM's polled events, as its JSON has them, and what of them is published."""
+"""TensorRT-LLM's polled events: what an event says, ids, what cannot be read, and when a rank is in doubt."""
 
-from collections.abc import Iterable
-from typing import Any
+import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from worker_agent.core.dialects.trtllm import PublisherCounts, TrtllmRules
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored, RankEvent
+from kv_protocol.hashing import image_pad
+from tests.unit.worker_agent.trtllm_json import (
+    BLOCK_SIZE,
+    Json,
+    block,
+    created,
+    diff,
+    event,
+    gone,
+    numbered,
+    of_rank,
+    of_rank_0,
+    removed,
+    store,
+    stored,
+    updated,
+)
+from worker_agent.core.dialects.hop_a import encode_payload
+from worker_agent.core.dialects.multimodal import mm_hash
+from worker_agent.core.dialects.trtllm import TrtllmRules
+from worker_agent.core.dialects.trtllm_blocks import PublisherCounts
+from worker_agent.core.engine_events import EngineCleared, EngineStored, RankEvent
+from worker_agent.metrics import ENGINE_EVENT_KINDS, PUBLISHER_COUNTS
 
-BLOCK_SIZE = 4
-Json = dict[str, Any]
-
-
-def event(event_id: int, data: object, **fields: object) -> Json:
-    return {"event_id": event_id, "data": data, **fields}
-
-
-def created() -> Json:
-    return {"type": "created", "num_blocks_per_cache_level": [100, 0]}
-
-
-def block(block_hash: object, tokens: Iterable[object] = (1, 2, 3, 4), **fields: object) -> Json:
-    rendered = [{"type": "unique_token", "token_id": token, "token_extra_id": 0} for token in tokens]
-    return {
-        "type": "stored_block",
-        "block_hash": block_hash,
-        "tokens": rendered,
-        "cache_level": 0,
-        "priority": 35,
-        "mm_keys": [],
-        **fields,
-    }
-
-
-def stored(*blocks: Json, parent: object = None, **fields: object) -> Json:
-    return {"type": "stored", "parent_hash": parent, "blocks": list(blocks), **fields}
-
-
-def removed(*hashes: object) -> Json:
-    return {"type": "removed", "block_hashes": list(hashes)}
-
-
-def updated(block_hash: int) -> Json:
-    diff = {"type": "event_diff", "new_value": 1, "old_value": 0}
-    return {"type": "updated", "block_hash": block_hash, "cache_level": diff, "priority": None}
-
-
-def of_rank_0(*events: EngineEvent) -> list[RankEvent]:
-    return [RankEvent(0, each) for each in events]
-
-
-def hop_a_store(*hashes: int, parent: int | None = None, cache_salt: str | None = None) -> EngineStored:
-    return EngineStored(
-        block_hashes=hashes,
-        parent_block_hash=parent,
-        token_ids=(1, 2, 3, 4) * len(hashes),
-        block_size=BLOCK_SIZE,
-        cache_salt=cache_salt,
-    )
+DIGEST = "00000000000000ff" + "0" * 48
+UUID = "0b8a9f1e-7c55-4c63-9c61-5f6f0f5a2d11"
 
 
 @pytest.fixture
@@ -65,164 +39,145 @@ def rules() -> TrtllmRules:
     return TrtllmRules(BLOCK_SIZE)
 
 
-# -------------------------------------------------------------------- stored and removed
+def the_store(rules: TrtllmRules, data: Json, **fields: object) -> EngineStored:
+    ((_, published),) = rules.translate([event(0, data, **fields)])
+    assert isinstance(published, EngineStored)
+    return published
+
+
+# -------------------------------------------------------------------- what an event says
 def test_full_blocks_are_published_in_chain_order_with_all_their_tokens(rules: TrtllmRules) -> None:
     data = stored(block(1, (1, 2, 3, 4)), block(2, (5, 6, 7, 8)), parent=9)
-    (published,) = rules.translate([event(0, data)])
-    assert published == RankEvent(
-        0,
-        EngineStored(
-            block_hashes=(1, 2), parent_block_hash=9, token_ids=(1, 2, 3, 4, 5, 6, 7, 8), block_size=BLOCK_SIZE
-        ),
+    assert the_store(rules, data) == EngineStored(
+        block_hashes=(1, 2), parent_block_hash=9, token_ids=(1, 2, 3, 4, 5, 6, 7, 8), block_size=BLOCK_SIZE
     )
 
 
 def test_hashes_are_u64_whatever_the_sign_they_come_with(rules: TrtllmRules) -> None:
-    published = rules.translate([event(0, stored(block(-1), parent=-2)), event(1, removed(-1, 2**64 - 3))])
-    assert published == of_rank_0(
-        hop_a_store(2**64 - 1, parent=2**64 - 2), EngineRemoved(block_hashes=(2**64 - 1, 2**64 - 3))
-    )
+    published = rules.translate(numbered(stored(block(-1), parent=-2), removed(-1, 2**64 - 3, -(2**63))))
+    assert published == of_rank_0(store(2**64 - 1, parent=2**64 - 2), gone(2**64 - 1, 2**64 - 3, 2**63))
 
 
-def test_the_keys_that_newer_versions_add_are_skipped(rules: TrtllmRules) -> None:
-    newer = event(0, stored(block(1, mm_hash=None)), window_size=32, layer_group_id=None, hash_algo="v1_block_key")
-    assert rules.translate([newer]) == of_rank_0(hop_a_store(1))
+def test_keys_that_nobody_knows_are_skipped(rules: TrtllmRules) -> None:
+    newer = event(0, stored(block(1, mm_hash=None), later=[1]), sequence=7)
+    assert rules.translate([newer]) == of_rank_0(store(1))
 
 
 def test_nulls_where_the_engine_may_say_nothing_are_no_values(rules: TrtllmRules) -> None:
-    data = stored(block(1, cache_salt=None), parent=None, lora_name=None)
-    assert rules.translate([event(0, data, window_size=None)]) == of_rank_0(hop_a_store(1))
+    envelope = dict.fromkeys(("window_size", "attention_dp_rank", "layer_group_id", "hash_algo"))
+    data = stored(block(1, cache_salt=None, mm_keys=None), parent=None, lora_name=None, cache_salt=None)
+    assert rules.translate([event(0, data, **envelope)]) == of_rank_0(store(1))
 
 
 def test_a_store_of_no_blocks_and_a_removal_of_none_publish_nothing(rules: TrtllmRules) -> None:
-    assert rules.translate([event(0, stored()), event(1, removed())]) == []
+    assert rules.translate(numbered(stored(), removed())) == []
 
 
 def test_the_adapter_s_name_is_published_where_there_is_one(rules: TrtllmRules) -> None:
-    ((_, published),) = rules.translate([event(0, stored(block(1), lora_name="adapter"))])
-    assert isinstance(published, EngineStored)
-    assert published.lora_name == "adapter"
+    assert the_store(rules, stored(block(1), lora_name="adapter")).lora_name == "adapter"
+
+
+@pytest.mark.parametrize("hash_algo", ["v1_block_key", "v2_sha256_64"])
+def test_hashes_of_these_algorithms_are_numbers(rules: TrtllmRules, hash_algo: str) -> None:
+    assert the_store(rules, stored(block(1)), hash_algo=hash_algo) == store(1)
+
+
+@pytest.mark.parametrize("hash_algo", ["v2_sha256", "auto", "", "v3"])
+def test_other_algorithms_are_refused_and_the_setting_is_named(rules: TrtllmRules, hash_algo: str) -> None:
+    assert rules.translate([event(0, stored(block("ab" * 32)), hash_algo=hash_algo)]) == []
+    assert rules.counts == PublisherCounts(refused=1)
+    assert rules.stale(0) == (
+        f"engine event not read: hash_algo: found {hash_algo!r}, allowed v1_block_key, v2_sha256_64: "
+        "set kv_cache_config.kv_cache_event_hash_algo to v1_block_key or v2_sha256_64"
+    )
+
+
+@pytest.mark.parametrize(
+    "data", [stored(block("ab" * 32)), stored(block(1), parent="ab" * 32), removed("ab" * 32), updated("ab" * 32)]
+)
+def test_hex_hashes_are_refused_and_the_setting_is_named(rules: TrtllmRules, data: Json) -> None:
+    assert rules.translate([event(0, data)]) == []
+    assert rules.counts == PublisherCounts(refused=1)
+    assert "kv_cache_event_hash_algo" in rules.stale(0)
 
 
 @pytest.mark.parametrize("salts", [("s",), ("s", "s"), ("s", None), (None, "s"), ("", "s")])
-def test_the_one_salt_of_an_event_s_blocks_is_published(rules: TrtllmRules, salts: tuple[str | None, ...]) -> None:
+@pytest.mark.parametrize("of_event", [{}, {"cache_salt": None}, {"cache_salt": "s"}])
+def test_the_one_salt_of_an_event_is_published(
+    rules: TrtllmRules, salts: tuple[str | None, ...], of_event: Json
+) -> None:
     blocks = [block(number, cache_salt=salt) for number, salt in enumerate(salts)]
-    ((_, published),) = rules.translate([event(0, stored(*blocks))])
-    assert isinstance(published, EngineStored)
-    assert published.cache_salt == "s"
+    assert the_store(rules, stored(*blocks, **of_event)).cache_salt == "s"
 
 
-def test_an_event_of_several_salts_is_unreadable(rules: TrtllmRules) -> None:
-    mixed = stored(block(1, cache_salt="a"), block(2, cache_salt="b"))
-    assert rules.translate([event(0, mixed), event(1, stored(block(3)))]) == of_rank_0(hop_a_store(3))
-    assert rules.counts.unreadable == 1
-    assert "cache_salt" in rules.last_unreadable
+def test_the_salt_of_the_event_alone_is_published(rules: TrtllmRules) -> None:
+    assert the_store(rules, stored(block(1), cache_salt="s")).cache_salt == "s"
 
 
-# -------------------------------------------------------------------- partial and oversize blocks
-def test_a_partial_block_ends_the_walk_and_is_not_published(rules: TrtllmRules) -> None:
-    data = stored(block(1), block(2, (5, 6)), block(3, (7, 8, 9, 10)))
-    assert rules.translate([event(0, data)]) == of_rank_0(hop_a_store(1))
-    assert rules.counts.partial_blocks_dropped == 1
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        stored(block(1, cache_salt="a"), block(2, cache_salt="b")),
+        stored(block(1, cache_salt="a"), cache_salt="b"),
+    ],
+)
+def test_an_event_of_several_salts_is_refused(rules: TrtllmRules, mixed: Json) -> None:
+    assert rules.translate(numbered(mixed, stored(block(3)))) == of_rank_0(store(3))
+    assert rules.counts == PublisherCounts(refused=1, stored=1)
+    assert rules.stale(0) == "engine event not read: cache_salt: found ['a', 'b'], allowed one salt an event"
 
 
-@pytest.mark.parametrize("tokens", [(), (1,), (1, 2, 3)])
-def test_a_store_of_a_partial_block_alone_publishes_nothing(rules: TrtllmRules, tokens: tuple[int, ...]) -> None:
-    assert rules.translate([event(0, stored(block(2, tokens)))]) == []
+# -------------------------------------------------------------------- multimodal items
+@pytest.mark.parametrize(
+    ("key", "identity"),
+    [
+        ({"type": "mm_key", "hash": DIGEST, "start_offset": 0}, DIGEST),
+        ({"type": "mm_key", "hash": UUID, "start_offset": 3}, UUID),
+        ({"type": "mm_key", "hash": DIGEST, "start_offset": 0, "uuid": UUID}, DIGEST),
+        ({"type": "mm_key", "hash": "", "start_offset": 0, "uuid": UUID}, UUID),
+        ({"type": "mm_key", "hash": None, "uuid": UUID}, UUID),
+        ({"hash": "not hex"}, "not hex"),
+    ],
+)
+def test_an_item_is_named_by_its_hash_whatever_that_is(rules: TrtllmRules, key: Json, identity: str) -> None:
+    data = stored(block(1), block(2, mm_keys=[key]))
+    assert the_store(rules, data).mm_hashes == ((), (mm_hash(identity),))
 
 
-def test_the_removal_of_a_partial_block_is_not_published_and_the_rest_is(rules: TrtllmRules) -> None:
-    events = [event(0, stored(block(1), block(2, (5,)))), event(1, removed(2, 1))]
-    assert rules.translate(events) == of_rank_0(hop_a_store(1), EngineRemoved(block_hashes=(1,)))
+def test_the_number_of_a_digest_is_its_first_16_digits(rules: TrtllmRules) -> None:
+    assert the_store(rules, stored(block(1, mm_keys=[{"type": "mm_key", "hash": DIGEST}]))).mm_hashes == ((0xFF,),)
 
 
-def test_the_removal_of_a_partial_block_alone_publishes_nothing(rules: TrtllmRules) -> None:
-    assert rules.translate([event(0, stored(block(2, (5,)))), event(1, removed(2))]) == []
+def test_all_items_of_a_block_are_named_in_their_order(rules: TrtllmRules) -> None:
+    keys = [{"type": "mm_key", "hash": identity} for identity in (UUID, DIGEST)]
+    assert the_store(rules, stored(block(1, mm_keys=keys))).mm_hashes == ((mm_hash(UUID), mm_hash(DIGEST)),)
 
 
-def test_a_partial_block_is_remembered_until_its_removal_and_no_longer(rules: TrtllmRules) -> None:
-    rules.translate([event(0, stored(block(2, (5,)))), event(1, removed(2))])
-    assert rules.translate([event(2, removed(2))]) == of_rank_0(EngineRemoved(block_hashes=(2,)))
+@pytest.mark.parametrize("key", [{"type": "other", "hash": DIGEST}, {"type": "mm_key", "hash": ""}, {}])
+def test_keys_that_name_no_item_are_none(rules: TrtllmRules, key: Json) -> None:
+    assert the_store(rules, stored(block(1, mm_keys=[key]))).mm_hashes == ()
 
 
-def test_the_negative_spelling_of_a_partial_block_is_the_same_block(rules: TrtllmRules) -> None:
-    rules.translate([event(0, stored(block(-2, (5,))))])
-    assert rules.translate([event(1, removed(2**64 - 2))]) == []
-
-
-def test_partial_blocks_are_remembered_for_each_rank_apart(rules: TrtllmRules) -> None:
-    events = [
-        event(0, stored(block(2, (5,))), attention_dp_rank=0),
-        event(0, stored(block(2, (5,))), attention_dp_rank=1),
-        event(1, removed(2), attention_dp_rank=0),
-        event(1, removed(2), attention_dp_rank=1),
-        event(2, removed(2), attention_dp_rank=1),
-    ]
-    assert rules.translate(events) == [RankEvent(1, EngineRemoved(block_hashes=(2,)))]
-
-
-def test_blocks_under_a_partial_one_are_dropped(rules: TrtllmRules) -> None:
-    events = [event(0, stored(block(2, (5,)))), event(1, stored(block(3), parent=2))]
-    assert rules.translate(events) == []
-    assert rules.counts.under_partial_dropped == 1
-
-
-def test_a_store_with_an_oversize_block_is_dropped_whole(rules: TrtllmRules) -> None:
-    events = [event(0, stored(block(1), block(2, range(5)))), event(1, stored(block(3)))]
-    assert rules.translate(events) == of_rank_0(hop_a_store(3))
-    assert rules.counts.oversize_dropped == 1
-
-
-# -------------------------------------------------------------------- windows
-def test_events_of_narrower_windows_than_the_widest_created_are_dropped(rules: TrtllmRules) -> None:
-    events = [
-        event(0, created(), window_size=128),
-        event(1, created(), window_size=1024),
-        event(2, created(), window_size=512),
-        event(3, stored(block(1)), window_size=128),
-        event(4, removed(1), window_size=512),
-        event(5, stored(block(2)), window_size=1024),
-        event(6, removed(2), window_size=1024),
-    ]
-    assert rules.translate(events) == of_rank_0(hop_a_store(2), EngineRemoved(block_hashes=(2,)))
-    assert (rules.counts.created, rules.counts.window_filtered) == (3, 2)
-
-
-def test_the_first_store_is_filtered_like_any_other(rules: TrtllmRules) -> None:
-    events = [event(0, created(), window_size=1024), event(1, stored(block(1)), window_size=128)]
-    assert rules.translate(events) == []
-
-
-def test_a_partial_block_of_a_narrow_window_is_not_remembered(rules: TrtllmRules) -> None:
-    events = [
-        event(0, created(), window_size=1024),
-        event(1, stored(block(2, (5,))), window_size=128),
-        event(2, removed(2), window_size=1024),
-    ]
-    assert rules.translate(events) == of_rank_0(EngineRemoved(block_hashes=(2,)))
-
-
-def test_without_windows_nothing_is_filtered(rules: TrtllmRules) -> None:
-    old = [event(0, created()), event(1, stored(block(1)))]
-    assert rules.translate(old) == of_rank_0(hop_a_store(1))
-    assert rules.translate([event(2, stored(block(2)), window_size=128)]) == of_rank_0(hop_a_store(2))
+def test_a_digest_among_the_tokens_is_its_pad_value(rules: TrtllmRules) -> None:
+    tokens = the_store(rules, stored(block(1, (7, DIGEST, 32_001, 32_002)))).token_ids
+    assert tokens == (7, image_pad(mm_hash(DIGEST)), 32_001, 32_002)
 
 
 # -------------------------------------------------------------------- event ids
 def test_the_first_id_of_a_rank_may_be_any(rules: TrtllmRules) -> None:
-    assert rules.translate([event(41, stored(block(1)))]) == of_rank_0(hop_a_store(1))
+    assert rules.translate([event(41, stored(block(1)))]) == of_rank_0(store(1))
 
 
 @pytest.mark.parametrize("next_id", [2, 100, 0, -1], ids=["one lost", "many lost", "again", "back"])
 def test_a_jump_of_ids_publishes_the_rank_as_cleared_before_the_event(rules: TrtllmRules, next_id: int) -> None:
     rules.translate([event(0, stored(block(1)))])
-    assert rules.translate([event(next_id, stored(block(2)))]) == of_rank_0(EngineCleared(), hop_a_store(2))
+    assert rules.translate([event(next_id, stored(block(2)))]) == of_rank_0(EngineCleared(), store(2))
     assert rules.counts.event_id_gaps == 1
 
 
 def test_after_a_jump_ids_go_on_from_there(rules: TrtllmRules) -> None:
     rules.translate([event(0, removed()), event(7, removed())])
-    assert rules.translate([event(8, removed(1))]) == of_rank_0(EngineRemoved(block_hashes=(1,)))
+    assert rules.translate([event(8, removed(1))]) == of_rank_0(gone(1))
 
 
 def test_a_jump_clears_even_when_the_event_itself_publishes_nothing(rules: TrtllmRules) -> None:
@@ -233,38 +188,29 @@ def test_a_jump_clears_even_when_the_event_itself_publishes_nothing(rules: Trtll
 def test_ids_count_for_each_rank_apart(rules: TrtllmRules) -> None:
     rules.translate([event(0, removed(), attention_dp_rank=0), event(0, removed(), attention_dp_rank=1)])
     events = [event(1, removed(1), attention_dp_rank=0), event(2, removed(1), attention_dp_rank=1)]
-    assert rules.translate(events) == [
-        RankEvent(0, EngineRemoved(block_hashes=(1,))),
-        RankEvent(1, EngineCleared()),
-        RankEvent(1, EngineRemoved(block_hashes=(1,))),
-    ]
+    assert rules.translate(events) == [RankEvent(0, gone(1)), *of_rank(1, EngineCleared(), gone(1))]
 
 
-def test_events_that_are_filtered_ignored_or_unreadable_use_up_their_ids(rules: TrtllmRules) -> None:
+def test_events_that_are_filtered_ignored_or_not_read_use_up_their_ids(rules: TrtllmRules) -> None:
     events = [
         event(0, created(), window_size=1024),
         event(1, stored(block(1)), window_size=128),
         event(2, updated(1), window_size=1024),
         event(3, {"type": "stored", "blocks": "none"}, window_size=1024),
-        event(4, removed(5), window_size=1024),
+        event(4, removed("x"), window_size=1024),
+        event(5, removed(5), window_size=1024),
     ]
-    assert rules.translate(events) == of_rank_0(EngineRemoved(block_hashes=(5,)))
+    assert rules.translate(events) == of_rank_0(gone(5))
     assert rules.counts.event_id_gaps == 0
 
 
-def test_a_jump_forgets_the_rank_s_partial_blocks_for_their_removals_may_be_lost(rules: TrtllmRules) -> None:
-    rules.translate([event(0, stored(block(2, (5,))))])
-    assert rules.translate([event(2, removed(2))]) == of_rank_0(EngineCleared(), EngineRemoved(block_hashes=(2,)))
+def test_a_jump_is_published_even_where_the_event_behind_it_cannot_be_read(rules: TrtllmRules) -> None:
+    rules.translate([event(0, removed())])
+    assert rules.translate([event(5, removed(1.5))]) == of_rank_0(EngineCleared())
+    assert rules.stale(0) != ""
 
 
-# -------------------------------------------------------------------- others
-def test_updates_are_counted_and_ignored_even_with_null_diffs(rules: TrtllmRules) -> None:
-    empty = {"type": "updated", "block_hash": 1, "cache_level": None, "priority": None}
-    assert rules.translate([event(0, updated(1)), event(1, empty)]) == []
-    assert rules.counts == PublisherCounts(updated=2)
-    assert rules.last_unreadable == ""
-
-
+# -------------------------------------------------------------------- what cannot be read
 @pytest.mark.parametrize(
     "data",
     [
@@ -273,54 +219,158 @@ def test_updates_are_counted_and_ignored_even_with_null_diffs(rules: TrtllmRules
         pytest.param({}, id="no type"),
         pytest.param({"type": "teleported"}, id="unknown type"),
         pytest.param({"type": "removed"}, id="removed without hashes"),
-        pytest.param(removed(None), id="removed null"),
-        pytest.param(removed("ab"), id="removed text"),
+        pytest.param(removed([1]), id="removed list"),
+        pytest.param(removed(True), id="removed truth"),
         pytest.param({"type": "stored", "blocks": []}, id="stored without parent"),
         pytest.param({"type": "stored", "parent_hash": None}, id="stored without blocks"),
         pytest.param({"type": "stored", "parent_hash": None, "blocks": None}, id="blocks null"),
-        pytest.param(stored(block(None)), id="hash null"),
-        pytest.param(stored(block("0" * 64)), id="hash in hex, as v2_sha256 has it"),
         pytest.param(stored(block(1.5)), id="hash as float"),
-        pytest.param(stored(block(1), parent="0"), id="parent as text"),
         pytest.param(stored(block(1, (1, 2, 3, None))), id="token null"),
-        pytest.param(stored(block(1, (1, 2, 3, "f" * 64))), id="token is a digest"),
         pytest.param(stored(block(1, (1, 2, 3, -1))), id="negative token"),
         pytest.param(stored(block(1, (1, 2, 3, 2**32))), id="token beyond u32"),
         pytest.param(stored(block(1, cache_salt=7)), id="salt is a number"),
+        pytest.param(stored(block(1, cache_salt="\ud800")), id="salt is half a character"),
+        pytest.param(stored(block(1), lora_name="\ud800"), id="adapter is half a character"),
+        pytest.param(stored(block(1, mm_keys=[{"hash": "\ud800"}])), id="item is half a character"),
+        pytest.param(stored(block(1, mm_keys=[{"hash": 7}])), id="item is a number"),
+        pytest.param(updated(1, level={"old_value": 0}), id="diff without its new value"),
     ],
 )
 def test_one_bad_event_never_costs_its_batch(rules: TrtllmRules, data: object) -> None:
-    events = [event(0, removed(1)), event(1, data), event(2, removed(2))]
-    assert rules.translate(events) == of_rank_0(EngineRemoved(block_hashes=(1,)), EngineRemoved(block_hashes=(2,)))
-    assert rules.counts.unreadable == 1
-    assert rules.last_unreadable
+    assert rules.translate(numbered(removed(1), data, removed(2))) == of_rank_0(gone(1), gone(2))
+    assert rules.counts == PublisherCounts(removed=2, unreadable=1)
+    assert rules.stale(0).startswith("engine event not read: ")
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("data", "reason"),
     [
-        pytest.param({"data": removed(3)}, id="no id"),
-        pytest.param({"event_id": None, "data": removed(3)}, id="id null"),
-        pytest.param({"event_id": "1", "data": removed(3)}, id="id as text"),
-        pytest.param({"event_id": 1, "data": removed(3), "attention_dp_rank": "0"}, id="rank as text"),
-        pytest.param({}, id="empty"),
-        pytest.param(None, id="null"),
+        pytest.param(stored(block(2**64)), "block_hash: found 18446744073709551616", id="hash beyond u64"),
+        pytest.param(removed(-(2**63) - 1), "block_hash: found -9223372036854775809", id="hash below i64"),
+        pytest.param(stored(block(1, (1, 2, 3, UUID))), f"token_id: found '{UUID}'", id="token is a name"),
+        pytest.param(stored(block(1, cache_level=2)), "cache_level: found 2, allowed 0 (GPU), 1 (host)", id="level"),
+        pytest.param(updated(1, diff(0, -1)), "cache_level: found -1, allowed 0 (GPU), 1 (host)", id="moved nowhere"),
     ],
 )
-def test_an_event_without_a_readable_id_is_a_jump_for_the_next(rules: TrtllmRules, bad: Json) -> None:
+def test_one_refused_event_never_costs_its_batch(rules: TrtllmRules, data: object, reason: str) -> None:
+    assert rules.translate(numbered(removed(1), data, removed(2))) == of_rank_0(gone(1), gone(2))
+    assert rules.counts == PublisherCounts(removed=2, refused=1)
+    assert rules.stale(0).startswith(f"engine event not read: {reason}")
+
+
+@pytest.mark.parametrize("field", ["window_size", "layer_group_id", "hash_algo"])
+@pytest.mark.parametrize("found", [-1, "1024", 2**70, [1]])
+def test_an_envelope_that_cannot_be_read_costs_its_event_alone(rules: TrtllmRules, field: str, found: object) -> None:
+    events = [event(0, removed(1)), event(1, removed(2), **{field: found}), event(2, removed(3))]
+    assert rules.translate(events) == of_rank_0(gone(1), gone(3))
+    assert rules.counts.refused + rules.counts.unreadable == 1
+
+
+UNPLACED = [
+    pytest.param({"data": removed(3)}, id="no id"),
+    pytest.param({"event_id": None, "data": removed(3)}, id="id null"),
+    pytest.param({"event_id": "1", "data": removed(3)}, id="id as text"),
+    pytest.param({"event_id": 1, "data": removed(3), "attention_dp_rank": "0"}, id="rank as text"),
+    pytest.param({"event_id": 1, "data": removed(3), "attention_dp_rank": -1}, id="negative rank"),
+    pytest.param({"event_id": 1, "data": removed(3), "attention_dp_rank": 2**20}, id="rank out of range"),
+    pytest.param({}, id="empty"),
+    pytest.param(None, id="null"),
+    pytest.param("event", id="text"),
+]
+
+
+@pytest.mark.parametrize("bad", UNPLACED)
+def test_an_event_without_a_readable_place_is_a_jump_for_the_next(rules: TrtllmRules, bad: Json) -> None:
     events = [event(0, removed(1)), bad, event(2, removed(2))]
-    assert rules.translate(events) == of_rank_0(
-        EngineRemoved(block_hashes=(1,)), EngineCleared(), EngineRemoved(block_hashes=(2,))
-    )
+    assert rules.translate(events) == of_rank_0(gone(1), EngineCleared(), gone(2))
 
 
-def test_a_jump_is_published_even_where_the_event_behind_it_cannot_be_read(rules: TrtllmRules) -> None:
-    rules.translate([event(0, removed())])
-    assert rules.translate([event(5, removed(None))]) == of_rank_0(EngineCleared())
+@pytest.mark.parametrize("result", [None, 7, "event", {"event_id": 0}, [None], object()])
+def test_a_poll_result_that_is_none_is_counted(rules: TrtllmRules, result: object) -> None:
+    assert rules.translate(result) == []
+    assert rules.counts.unreadable >= 1
+    assert rules.translate([event(0, removed(1))]) == of_rank_0(gone(1))
 
 
 def test_each_kind_is_counted(rules: TrtllmRules) -> None:
-    rules.translate(
-        [event(0, created()), event(1, stored(block(1))), event(2, removed(1)), event(3, updated(1)), event(4, None)]
-    )
+    rules.translate(numbered(created(), stored(block(1)), removed(1), updated(1), None))
     assert rules.counts == PublisherCounts(created=1, stored=1, removed=1, updated=1, unreadable=1)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats()
+    | st.text()
+    | st.sampled_from([DIGEST, "\ud800"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=8,
+)
+WHOLE = event(
+    1,
+    stored(
+        block(1, mm_keys=[{"type": "mm_key", "hash": DIGEST, "uuid": UUID}], cache_salt="s"), lora_name="l", parent=2
+    ),
+    attention_dp_rank=0,
+    window_size=8,
+    layer_group_id=0,
+    hash_algo="v1_block_key",
+)
+
+
+def places(value: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    below: list[tuple[object, ...]] = []
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            below += places(inner, (*path, key))
+    return [path, *below]
+
+
+@given(path=st.sampled_from(places(WHOLE)), value=values)
+def test_whatever_stands_anywhere_in_an_event_nothing_is_raised_and_all_that_is_published_can_be_sent(
+    path: tuple[object, ...], value: object
+) -> None:
+    rules, whole = TrtllmRules(BLOCK_SIZE), {"event": json.loads(json.dumps(WHOLE))}
+    inner, keys = whole, ("event", *path)
+    for key in keys[:-1]:
+        inner = inner[key]  # type: ignore[index]
+    inner[keys[-1]] = value  # type: ignore[index]
+    published = rules.translate([*numbered(created(), window_size=8), whole["event"], event(2, removed(9))])
+    assert [RankEvent(0, gone(9))] == [each for each in published if each.event == gone(9)]
+    for dp_rank, each in published:
+        assert encode_payload(0.0, [each], dp_rank)
+
+
+# -------------------------------------------------------------------- doubt
+def test_a_rank_is_in_doubt_from_an_unreadable_event_until_it_is_cleared(rules: TrtllmRules) -> None:
+    rules.translate(numbered(stored(block(1)), removed(1.5), stored(block(2))))
+    assert rules.stale(0) != ""
+    rules.translate([event(7, stored(block(3)))])
+    assert rules.stale(0) == ""
+
+
+def test_other_ranks_are_not_in_doubt(rules: TrtllmRules) -> None:
+    rules.translate([event(0, None, attention_dp_rank=1), event(0, removed(), attention_dp_rank=0)])
+    assert [rules.stale(dp_rank) == "" for dp_rank in range(3)] == [True, False, True]
+
+
+@pytest.mark.parametrize("bad", UNPLACED)
+def test_after_an_event_of_no_rank_each_rank_is_in_doubt_until_its_next_event(rules: TrtllmRules, bad: Json) -> None:
+    both = [event(0, removed(), attention_dp_rank=dp_rank) for dp_rank in (0, 1)]
+    rules.translate([*both, bad])
+    assert all(rules.stale(rank).startswith("engine event of an unknown rank not read: ") for rank in range(3))
+    rules.translate([event(1, removed(), attention_dp_rank=0)])
+    assert [rules.stale(dp_rank) == "" for dp_rank in (0, 1)] == [True, False]
+    assert rules.translate([event(2, removed(), attention_dp_rank=1)]) == of_rank(1, EngineCleared())
+    assert rules.stale(1) == ""
+
+
+def test_null_diffs_are_no_changes(rules: TrtllmRules) -> None:
+    assert rules.translate(numbered(updated(1), {"type": "updated", "block_hash": 2})) == []
+    assert rules.counts == PublisherCounts(updated=2)
+    assert rules.stale(0) == ""
+
+
+def test_every_count_is_a_metric_and_counted_once() -> None:
+    assert sorted([*ENGINE_EVENT_KINDS, *PUBLISHER_COUNTS]) == sorted(PublisherCounts.__struct_fields__)

@@ -1,176 +1,150 @@
-"""The publisher's rules: TensorRT-LLM's polled KV events (JSON maps) become hop A events.
+"""The publisher's rules: TensorRT-LLM's polled KV events (JSON maps) become hop A events. All state is per rank.
 
-    every event    its `event_id` continues the rank's; after a jump nobody knows what the rank holds, and the engine
-                   cannot say: the rank is published as cleared, and learned anew from there
-    `created`      teaches the widest attention window; nothing is published
-    window         events of narrower windows (sliding-window pools) are dropped: their blocks are no prefix
-    `stored`       walks its blocks in order: an oversize block drops the event; a partial block is remembered, never
-                   published, and ends the walk; a block under a remembered partial one is dropped
-    `removed`      of a remembered partial block only forgets it; the rest is published
-    others         counted and ignored
+    reading     what an event says, and when it is refused: `trtllm_wire.py`. One that is refused or cannot be read is
+                counted and costs nothing else; what its rank holds is in doubt, until it is known to be empty: cleared.
+                Where not even the rank can be read, all ranks are in doubt, each until its next event: one that
+                continues shows that nothing of the rank was lost, one that does not clears it
+    event_id    continues the rank's. After a jump nobody knows what the rank holds, and the engine cannot say: the rank
+                is published as cleared, all memory of it is forgotten, and it is learned anew from there. Ids that go
+                back are another life of the engine: its windows are learned anew, too
+    window      events of narrower windows than the widest are dropped; until it is known they are held back; where it
+                turns out to be another, the rank is cleared: `trtllm_window.py`
+    blocks      partial blocks, tiers, attention groups: `trtllm_blocks.py`
 
-One event that cannot be read is counted and costs nothing else. Source: `event_plane.md` sections 1.3, 1.4, 2.2.
+Source: `event_plane.md` sections 1.3 to 1.5, 2.2.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
-import msgspec
-
-from kv_protocol.errors import LimitExceeded
-from kv_protocol.hashing import to_u64
-from kv_protocol.ids import TokenId
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored, RankEvent
-
-
-class _UniqueToken(msgspec.Struct):
-    token_id: TokenId
+from kv_protocol.errors import UNDECODABLE, LimitExceeded
+from kv_protocol.ids import checked_block_size
+from worker_agent.core.dialects.trtllm_blocks import WITHHELD_MAX, PublisherCounts, RankBlocks
+from worker_agent.core.dialects.trtllm_window import HELD_BACK_MAX, WidestWindow
+from worker_agent.core.dialects.trtllm_wire import BlockChange, Event, Head, read_event, read_head
+from worker_agent.core.engine_events import EngineCleared, EngineEvent, RankEvent
 
 
-class _StoredBlock(msgspec.Struct):
-    block_hash: int
-    tokens: list[_UniqueToken]
-    cache_salt: str | None = None
+class _HeldBack(NamedTuple):
+    window: int
+    group_idx: int
+    change: BlockChange
 
 
-class _CreatedData(msgspec.Struct, tag="created"):
-    pass
-
-
-class _StoredData(msgspec.Struct, tag="stored"):
-    parent_hash: int | None
-    blocks: list[_StoredBlock]
-    lora_name: str | None = None
-
-
-class _RemovedData(msgspec.Struct, tag="removed"):
-    block_hashes: list[int]
-
-
-class _UpdatedData(msgspec.Struct, tag="updated"):
-    pass
-
-
-class _Head(msgspec.Struct):
-    event_id: int
-    window_size: int | None = None
-    attention_dp_rank: int = 0
-
-
-class _Body(msgspec.Struct):
-    data: _CreatedData | _StoredData | _RemovedData | _UpdatedData
-
-
-class PublisherCounts(msgspec.Struct, kw_only=True):
-    """What became of the engine's events so far."""
-
-    created: int = 0
-    stored: int = 0
-    removed: int = 0
-    updated: int = 0
-    unreadable: int = 0
-    partial_blocks_dropped: int = 0
-    under_partial_dropped: int = 0
-    oversize_dropped: int = 0
-    window_filtered: int = 0
-    event_id_gaps: int = 0
+class _Rank:
+    def __init__(self, window: WidestWindow, blocks: RankBlocks) -> None:
+        self.window = window
+        self.blocks = blocks
+        self.next_id: int | None = None
+        self.held_back: list[_HeldBack] = []
+        self.has_passed = False
+        self.unplaced_seen = 0
 
 
 class TrtllmRules:
-    """The rules' state: windows, partial blocks and event ids, per rank."""
+    """The rules, and what they remember of each rank. `attention_window`, in tokens, is for lost `created` events.
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self._window: int | None = None
-        self._partial: dict[int, set[int]] = {}
-        self._next_id: dict[int, int] = {}
+    `translate` belongs to one thread; `stale` and `counts` may be read from others.
+    """
+
+    def __init__(
+        self, block_size: int, *, attention_window: int | None = None, withheld_max: int = WITHHELD_MAX
+    ) -> None:
+        self._block_size = checked_block_size(block_size)
+        self._attention_window = attention_window
+        self._withheld_max = withheld_max
+        self._ranks: dict[int, _Rank] = {}
+        self._unplaced = 0
+        self._unplaced_reason = ""
         self.counts = PublisherCounts()
-        self.last_unreadable = ""
 
-    def translate(self, engine_events: Iterable[dict[str, Any]]) -> list[RankEvent]:
-        """Return what is to be published for these events, in their order."""
+    def translate(self, engine_events: object) -> list[RankEvent]:
+        """Return what is to be published for these events, in their order; whatever they are, nothing is raised."""
         published: list[RankEvent] = []
-        for engine_event in engine_events:
+        for engine_event in engine_events if isinstance(engine_events, Iterable) else (engine_events,):
             try:
-                head = msgspec.convert(engine_event, _Head)
-                if not self._continues(head):
-                    published.append(RankEvent(head.attention_dp_rank, EngineCleared()))
-                translated = self._translate(head, msgspec.convert(engine_event, _Body))
-            except (msgspec.ValidationError, LimitExceeded) as error:
+                head = read_head(engine_event)
+            except UNDECODABLE as error:
                 self.counts.unreadable += 1
-                self.last_unreadable = str(error)
+                self._unplaced_reason = str(error)
+                self._unplaced += 1
                 continue
-            if translated is not None:
-                published.append(RankEvent(head.attention_dp_rank, translated))
+            published += (RankEvent(head.dp_rank, event) for event in self._translate(head, engine_event))
         return published
 
-    def _continues(self, head: _Head) -> bool:
-        dp_rank = head.attention_dp_rank
-        continues = head.event_id == self._next_id.get(dp_rank, head.event_id)
-        self._next_id[dp_rank] = head.event_id + 1
+    def stale(self, dp_rank: int) -> str:
+        """Return why what is published of the rank may not be what the engine holds; empty when it is."""
+        rank = self._ranks.get(dp_rank)
+        if rank is not None and rank.blocks.doubt:
+            return f"engine event not read: {rank.blocks.doubt}"
+        if self._unplaced > (rank.unplaced_seen if rank else 0):
+            return f"engine event of an unknown rank not read: {self._unplaced_reason}"
+        if rank is not None and rank.held_back:
+            return f"{len(rank.held_back)} engine events wait for the widest attention window: no `created` was seen"
+        return ""
+
+    def _translate(self, head: Head, engine_event: object) -> list[EngineEvent]:
+        published: list[EngineEvent] = [] if self._continues(head) else [EngineCleared()]
+        rank = self._ranks[head.dp_rank]
+        rank.unplaced_seen = self._unplaced
+        try:
+            event = read_event(engine_event)
+        except LimitExceeded as error:
+            self.counts.refused += 1
+            rank.blocks.doubt = str(error)
+        except UNDECODABLE as error:
+            self.counts.unreadable += 1
+            rank.blocks.doubt = str(error)
+        else:
+            published += self._judged(rank, event)
+        return published
+
+    def _continues(self, head: Head) -> bool:
+        rank = self._ranks.get(head.dp_rank) or self._new_rank(head.dp_rank)
+        continues = rank.next_id in (None, head.event_id)
         if not continues:
             self.counts.event_id_gaps += 1
-            self._partial.pop(dp_rank, None)
+            if rank.next_id is not None and head.event_id < rank.next_id:
+                rank.window = WidestWindow(self._attention_window)
+            self._forget(rank)
+        rank.next_id = head.event_id + 1
         return continues
 
-    def _translate(self, head: _Head, body: _Body) -> EngineEvent | None:
-        if isinstance(body.data, _CreatedData):
+    def _new_rank(self, dp_rank: int) -> _Rank:
+        blocks = RankBlocks(self._block_size, self.counts, self._withheld_max)
+        rank = self._ranks[dp_rank] = _Rank(WidestWindow(self._attention_window), blocks)
+        return rank
+
+    def _forget(self, rank: _Rank) -> None:
+        self.counts.held_back_dropped += len(rank.held_back)
+        rank.held_back.clear()
+        rank.blocks.forget()
+        rank.has_passed = False
+
+    def _judged(self, rank: _Rank, event: Event) -> Iterator[EngineEvent]:
+        before = rank.window.widest
+        if event.change is None:
             self.counts.created += 1
-            self._window = max(self._window or 0, head.window_size or 0) or None
-            return None
-        if head.window_size is not None and self._window is not None and head.window_size < self._window:
-            self.counts.window_filtered += 1
-            return None
-        match body.data:
-            case _StoredData():
-                self.counts.stored += 1
-                return self._stored(head.attention_dp_rank, body.data)
-            case _RemovedData():
-                self.counts.removed += 1
-                return self._removed(head.attention_dp_rank, body.data)
-            case _:
-                self.counts.updated += 1
-                return None
+            rank.window.on_created(event.window)
+        else:
+            rank.window.on_event(event.window)
+        if rank.has_passed and rank.window.widest != before:
+            self.counts.window_changes += 1
+            self._forget(rank)
+            yield EngineCleared()
+        if event.change is not None:
+            rank.held_back.append(_HeldBack(event.window, event.group_idx, event.change))
+        if rank.window.widest is None and len(rank.held_back) == HELD_BACK_MAX:
+            self.counts.windows_assumed += 1
+            rank.window.assume(held.window for held in rank.held_back)
+        if rank.window.widest is not None:
+            yield from self._released(rank)
 
-    def _stored(self, dp_rank: int, data: _StoredData) -> EngineStored | None:
-        partial = self._partial.setdefault(dp_rank, set())
-        if data.parent_hash is not None and to_u64(data.parent_hash) in partial:
-            self.counts.under_partial_dropped += 1
-            return None
-        if any(len(block.tokens) > self._block_size for block in data.blocks):
-            self.counts.oversize_dropped += 1
-            return None
-        full: list[_StoredBlock] = []
-        for block in data.blocks:
-            if len(block.tokens) < self._block_size:
-                partial.add(to_u64(block.block_hash))
-                self.counts.partial_blocks_dropped += 1
-                break
-            full.append(block)
-        if not full:
-            return None
-        return EngineStored(
-            block_hashes=tuple(to_u64(block.block_hash) for block in full),
-            parent_block_hash=None if data.parent_hash is None else to_u64(data.parent_hash),
-            token_ids=tuple(token.token_id for block in full for token in block.tokens),
-            block_size=self._block_size,
-            lora_name=data.lora_name,
-            cache_salt=_salt(data.blocks),
-        )
-
-    def _removed(self, dp_rank: int, data: _RemovedData) -> EngineRemoved | None:
-        partial = self._partial.setdefault(dp_rank, set())
-        full = []
-        for block_hash in map(to_u64, data.block_hashes):
-            if block_hash in partial:
-                partial.discard(block_hash)
+    def _released(self, rank: _Rank) -> Iterator[EngineEvent]:
+        held_back, rank.held_back = rank.held_back, []
+        for window, group_idx, change in held_back:
+            if window == rank.window.widest:
+                rank.has_passed = True
+                yield from rank.blocks.apply(change, group_idx)
             else:
-                full.append(block_hash)
-        return EngineRemoved(block_hashes=tuple(full)) if full else None
-
-
-def _salt(blocks: list[_StoredBlock]) -> str | None:
-    salts = {block.cache_salt for block in blocks if block.cache_salt}
-    if len(salts) > 1:
-        raise LimitExceeded("cache_salt", sorted(salts), "one salt an event")
-    return next(iter(salts), None)
+                self.counts.window_filtered += 1

@@ -1,84 +1,45 @@
 """The paged block pool of one rank, with prefix reuse.
 
     used     = blocks that a running sequence has: its own, which nobody else knows, and those of the tree on its path
-    cached   = blocks of the tree that no sequence has
+    cached   = blocks of the tree on the GPU that no sequence has
     free     = the rest;  used + cached + free = total
     reserved = blocks that running sequences may yet ask for;  reserved <= cached + free
 
-The reuse tree is a dictionary (parent block, tokens, LoRA, salt) -> block; its full blocks are what can be reused.
+The reuse tree is a dictionary (parent block, tokens, LoRA, salt) -> block; its full blocks are what can be reused. With
+a host tier some of them lie there, and are brought back when they are reused.
 
 A sequence gets the blocks of its prompt when admitted, and one at a time later; at the end of its context the full
 blocks of all prompt tokens but the last enter the tree, at its release all computed tokens do, the last block perhaps
 partial. Where an equal block stands in the tree already, the sequence takes that one and gives its own back: no event,
-and what was promised to others stays true, because one block becomes used and one free.
+and what was promised to others stays true, because one block becomes used and one free. (Where the equal block lies on
+the host, the sequence's own takes its place in the tree.)
 
-Eviction takes the cached block that was released longest ago. A sequence has the whole path of each of its blocks and
-releases it from the end to the root, so a parent is always released after its children: the oldest cached block is a
-leaf, no eviction orphans a child, and every cached block can be had. No scan, no count of children: O(1).
+A block has the highest priority of all requests that had it. Eviction takes the cached block of the lowest priority, of
+these the one that was released longest ago. A sequence has the whole path of each of its blocks and releases it from
+the end to the root, so a parent has at least its children's priority and is always released after them: the block that
+gives way is a leaf, no eviction orphans a child, and every cached block can be had. No scan, no count of children.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from hashlib import sha256
-from typing import NamedTuple, Self
+from collections.abc import Sequence
 
 import msgspec
 
-from kv_protocol.hashing import lora_id
-from kv_protocol.trtllm_hash import trtllm_block_hash
-from worker_agent.core.simulator.events import EventLog, stored_block
-
-
-class Namespace(msgspec.Struct, frozen=True):
-    """What keeps equal tokens apart: the adapter and the salt, and the numbers by which the engine hashes them."""
-
-    lora_name: str | None = None
-    cache_salt: str | None = None
-    lora_task_id: int | None = None
-    cache_salt_id: int | None = None
-
-    @classmethod
-    def of(cls, lora_name: str | None, cache_salt: str | None) -> Self:
-        """Return the namespace; an empty name or salt is an absent one. Source: `event_plane.md` section 1.6."""
-        salt_id = int.from_bytes(sha256(cache_salt.encode()).digest()[:8], "little") if cache_salt else None
-        return cls(lora_name or None, cache_salt or None, lora_id(lora_name) if lora_name else None, salt_id)
-
-
-BlockHash = Callable[[Sequence[int], int, Namespace], int]
-"""The engine hash of a block: its tokens, its parent's hash (0: none) and its namespace in, a u64 out."""
-
-
-def trtllm_hash(tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
-    """Return TensorRT-LLM's own hash of a block."""
-    lora_task_id, cache_salt_id = namespace.lora_task_id, namespace.cache_salt_id
-    return trtllm_block_hash(tokens, parent, lora_task_id=lora_task_id, cache_salt_id=cache_salt_id)
-
-
-class _Key(NamedTuple):
-    parent: "Block | None"
-    tokens: tuple[int, ...]
-    lora_name: str | None
-    cache_salt: str | None
-
-
-class Block:
-    """One block of the reuse tree, full or partial."""
-
-    __slots__ = ("engine_hash", "key", "sequences")
-
-    def __init__(self, key: _Key, engine_hash: int) -> None:
-        self.key = key
-        self.engine_hash = engine_hash
-        self.sequences = 0
+from kv_protocol.events import Tier
+from worker_agent.core.engine import PRIORITY_DEFAULT
+from worker_agent.core.simulator.events import WindowLog
+from worker_agent.core.simulator.eviction import EvictionQueue
+from worker_agent.core.simulator.host import HOST_PRIORITY_MIN, HostTier, told_block
+from worker_agent.core.simulator.identity import Block, BlockHash, BlockKey, Namespace, trtllm_hash
 
 
 class BlockTable:
     """What one running sequence has of the pool: `path` in the tree, then `own_blocks` more, then a reservation."""
 
-    __slots__ = ("namespace", "own_blocks", "path", "reserved_blocks", "reused_blocks")
+    __slots__ = ("namespace", "own_blocks", "path", "priority", "reserved_blocks", "reused_blocks")
 
-    def __init__(self, namespace: Namespace, path: list[Block], reserved_blocks: int) -> None:
+    def __init__(self, namespace: Namespace, priority: int, path: list[Block], reserved_blocks: int) -> None:
         self.namespace = namespace
+        self.priority = priority
         self.path = path
         self.reused_blocks = len(path)
         self.own_blocks = 0
@@ -92,6 +53,7 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
     cached_blocks: int
     free_blocks: int
     reserved_blocks: int
+    host_blocks: int
     alloc_total_blocks: int
     alloc_new_blocks: int
     reused_blocks: int
@@ -99,22 +61,33 @@ class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BlockPool:
-    """The blocks of one rank; what enters and leaves the tree is told to `events`."""
+    """The blocks of one rank; what enters and leaves the tree is told to `events`, moves to the host by `host`."""
 
     def __init__(
-        self, total_blocks: int, block_size: int, events: EventLog, block_hash: BlockHash = trtllm_hash
+        self,
+        total_blocks: int,
+        block_size: int,
+        events: WindowLog,
+        block_hash: BlockHash = trtllm_hash,
+        host: HostTier | None = None,
     ) -> None:
         self._block_size = block_size
         self._block_hash = block_hash
         self._events = events
-        self._tree: dict[_Key, Block] = {}
-        self._cached: OrderedDict[Block, None] = OrderedDict()
+        self._host = host
+        self._tree: dict[BlockKey, Block] = {}
+        self._cached: EvictionQueue[Block] = EvictionQueue()
         self._free = total_blocks
         self._used = 0
         self._reserved = 0
         self._alloc_new = 0
         self._reused = 0
         self._missed = 0
+
+    @property
+    def moved_blocks(self) -> int:
+        """How many blocks were copied between GPU and host since the start."""
+        return self._host.moved_blocks if self._host else 0
 
     def blocks_of(self, tokens: int) -> int:
         """Return how many blocks hold that many tokens."""
@@ -130,7 +103,9 @@ class BlockPool:
             path.append(block)
         return path
 
-    def admit(self, prompt: Sequence[int], tokens_max: int, namespace: Namespace) -> BlockTable | None:
+    def admit(
+        self, prompt: Sequence[int], tokens_max: int, namespace: Namespace, priority: int = PRIORITY_DEFAULT
+    ) -> BlockTable | None:
         """Return a table with the prompt's blocks and the rest of `tokens_max` reserved, or None where they lack."""
         path = self.match(prompt, namespace)
         own_blocks = self.blocks_of(len(prompt)) - len(path)
@@ -138,9 +113,10 @@ class BlockPool:
         revived_blocks = sum(not block.sequences for block in path)
         if reserved_blocks + revived_blocks > self._free + len(self._cached) - self._reserved:
             return None
-        for block in path:
-            self._have(block)
-        table = BlockTable(namespace, path, reserved_blocks)
+        onboarded_blocks = sum([self._have(block, priority) for block in path])
+        for _ in range(onboarded_blocks):  # after all are the sequence's: an eviction may drop what lies on the host
+            self._claim()
+        table = BlockTable(namespace, priority, path, reserved_blocks)
         self._reserved += reserved_blocks
         self._reused += len(path)
         self._missed += own_blocks
@@ -166,12 +142,15 @@ class BlockPool:
         for block in reversed(table.path):
             block.sequences -= 1
             if not block.sequences:
-                self._cached[block] = None
+                self._cached.add(block)
                 self._used -= 1
 
-    def held_hashes(self) -> frozenset[int]:
-        """Return the engine hashes of all full blocks of the tree."""
-        return frozenset(b.engine_hash for b in self._tree.values() if len(b.key.tokens) == self._block_size)
+    def held_hashes(self, tier: Tier = Tier.GPU) -> frozenset[int]:
+        """Return the engine hashes of all full blocks of the tree that lie on `tier`, GPU or host."""
+        full = [block for block in self._tree.values() if len(block.key.tokens) == self._block_size]
+        if tier is Tier.GPU:
+            return frozenset(block.engine_hash for block in full if block.on_gpu)
+        return frozenset(block.engine_hash for block in full if self._host and self._host.holds(block))
 
     def statistics(self) -> PoolStatistics:
         """Return the counts of blocks."""
@@ -180,35 +159,56 @@ class BlockPool:
             cached_blocks=len(self._cached),
             free_blocks=self._free,
             reserved_blocks=self._reserved,
+            host_blocks=self._host.used_blocks if self._host else 0,
             alloc_total_blocks=self._alloc_new + self._reused,
             alloc_new_blocks=self._alloc_new,
             reused_blocks=self._reused,
             missed_blocks=self._missed,
         )
 
-    def _key(self, path: list[Block], tokens: Sequence[int], at: int, namespace: Namespace) -> _Key:
+    def _key(self, path: list[Block], tokens: Sequence[int], at: int, namespace: Namespace) -> BlockKey:
         block_tokens = tuple(tokens[at : at + self._block_size])
-        return _Key(path[-1] if path else None, block_tokens, namespace.lora_name, namespace.cache_salt)
+        return BlockKey(path[-1] if path else None, block_tokens, namespace.lora_name, namespace.cache_salt)
 
-    def _have(self, block: Block) -> None:
+    def _have(self, block: Block, priority: int) -> bool:
+        """Let one more sequence have the block; return whether it comes from the host and wants a place on the GPU."""
+        is_onboarded = not block.on_gpu
         if not block.sequences:
-            del self._cached[block]
             self._used += 1
+            if self._host and is_onboarded:
+                self._host.onboard(block)
+            else:
+                self._cached.remove(block)
         block.sequences += 1
+        if block.priority < priority:
+            self._events.updated(block.engine_hash, "priority", block.priority, priority)
+            block.priority = priority
+        return is_onboarded
 
     def _allocate(self, table: BlockTable) -> None:
         assert table.reserved_blocks, "a sequence outgrew its reservation"
-        if self._free:
-            self._free -= 1
-        else:
-            block, _ = self._cached.popitem(last=False)
-            del self._tree[block.key]
-            self._events.removed(block.engine_hash)
+        self._claim()
         self._used += 1
         self._alloc_new += 1
         self._reserved -= 1
         table.reserved_blocks -= 1
         table.own_blocks += 1
+
+    def _claim(self) -> None:
+        """Take a block of the GPU away from those that are free, or else cached."""
+        if self._free:
+            self._free -= 1
+        else:
+            self._evict(self._cached.pop())
+
+    def _evict(self, block: Block) -> None:
+        if self._host and block.priority >= HOST_PRIORITY_MIN and len(block.key.tokens) == self._block_size:
+            gone = self._host.offload(block)
+        else:
+            self._events.removed(block.engine_hash)
+            gone = [block]
+        for each in gone:
+            del self._tree[each.key]
 
     def _store(self, table: BlockTable, tokens: Sequence[int]) -> None:
         new: list[Block] = []
@@ -216,23 +216,19 @@ class BlockPool:
             key = self._key(table.path, tokens, at, table.namespace)
             block = self._tree.get(key)
             if block is None:
-                block = self._insert(key, table.namespace)
+                block = self._insert(key, table)
                 new.append(block)
             else:
-                self._have(block)
-                self._free += 1
                 self._used -= 1
+                if not self._have(block, table.priority):
+                    self._free += 1
             table.path.append(block)
             table.own_blocks -= 1
         if new:
-            parent = new[0].key.parent
-            self._events.stored(
-                parent.engine_hash if parent else None,
-                [stored_block(block.engine_hash, block.key.tokens, block.key.cache_salt) for block in new],
-            )
+            self._events.stored(new[0].parent_hash, [told_block(block) for block in new])
 
-    def _insert(self, key: _Key, namespace: Namespace) -> Block:
-        engine_hash = self._block_hash(key.tokens, key.parent.engine_hash if key.parent else 0, namespace)
-        block = self._tree[key] = Block(key, engine_hash)
+    def _insert(self, key: BlockKey, table: BlockTable) -> Block:
+        engine_hash = self._block_hash(key.tokens, key.parent.engine_hash if key.parent else 0, table.namespace)
+        block = self._tree[key] = Block(key, engine_hash, table.priority)
         block.sequences = 1
         return block

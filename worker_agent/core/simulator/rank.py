@@ -11,21 +11,20 @@ emitted, never computed; a stop token is the last one.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import chain, islice
 
 import msgspec
 
 from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest, FinishReason
-from worker_agent.core.simulator.blocks import BlockHash, BlockPool, BlockTable, Namespace, trtllm_hash
-from worker_agent.core.simulator.events import EngineEvent, EventLog
+from worker_agent.core.simulator.blocks import BlockTable
+from worker_agent.core.simulator.identity import BlockHash, Namespace, trtllm_hash
+from worker_agent.core.simulator.layout import GPU_ONLY, CacheLayout, RankCache
+from worker_agent.core.simulator.limits import computed_tokens_max
+from worker_agent.core.simulator.scheduling import TRTLLM, Scheduling
 from worker_agent.core.simulator.statistics import RankIteration
 from worker_agent.core.simulator.timing import IterationWork
 from worker_agent.core.simulator.tokens import TokenSource
-
-
-def computed_tokens_max(request: EngineRequest) -> int:
-    """Return how many tokens of a generation are ever computed: all but the last."""
-    return len(request.prompt) + request.max_tokens - 1
 
 
 class _Waiting:
@@ -60,6 +59,11 @@ class _Chunk(msgspec.Struct, frozen=True):
     new_tokens: int
 
     @property
+    def end_tokens(self) -> int:
+        """How many tokens of the prompt are computed after it."""
+        return self.past_tokens + self.new_tokens
+
+    @property
     def is_first(self) -> bool:
         """Whether the request is admitted in this iteration."""
         return self.past_tokens == self.running.cached_tokens
@@ -82,16 +86,17 @@ class Rank:
         token_source: TokenSource,
         attention_dp_rank: int | msgspec.UnsetType,
         block_hash: BlockHash = trtllm_hash,
+        scheduling: Scheduling = TRTLLM,
+        layout: CacheLayout = GPU_ONLY,
     ) -> None:
         self.attention_dp_rank = attention_dp_rank
+        self._scheduling = scheduling
+        self._began_s = self._planned_s = 0.0
         self._engine = engine
         self._token_source = token_source
-        self._events = EventLog(
-            window_size=engine.max_seq_len,
-            attention_dp_rank=attention_dp_rank,
-            total_blocks=engine.total_kv_blocks,
-        )
-        self.pool = BlockPool(engine.total_kv_blocks, engine.block_size, self._events, block_hash)
+        self.cache = RankCache(engine, layout, attention_dp_rank, block_hash)
+        self.pool = self.cache.pool
+        self._moved_blocks = 0
         self._waiting: OrderedDict[str, _Waiting] = OrderedDict()
         self._waiting_tokens = 0
         self._context: dict[str, _Running] = {}
@@ -114,18 +119,52 @@ class Rank:
         elif running := self._context.pop(request_id, None) or self._decoding.pop(request_id, None):
             self.pool.release(running.table, running.tokens[: running.computed_tokens])
 
-    def take_events(self) -> list[EngineEvent]:
-        """Return the events since the last call."""
-        return self._events.take()
-
     def step(self, now_s: float) -> RankStep:
         """Compute one iteration that begins at `now_s`; the state afterwards is that at its end."""
+        self._plan(now_s)
         budget = self._engine.max_num_batched_tokens
         decoding = list(islice(self._decoding.values(), budget))
         chunks = self._chunks(budget - len(decoding))
         work = _work(decoding, chunks)
         outputs = (*map(self._decode, decoding), *filter(None, map(self._compute, chunks)))
+        if moved_blocks := self.pool.moved_blocks - self._moved_blocks:
+            self._moved_blocks += moved_blocks
+            work = msgspec.structs.replace(work, host_tokens=moved_blocks * self._engine.block_size)
         return RankStep(work=work, outputs=outputs, did=self._did(work, chunks, outputs, now_s))
+
+    def quiet_iterations(self, iterations_max: int) -> int:
+        """Return for how many iterations nothing can happen but decoding: nobody begins, ends or takes a block."""
+        if self._waiting or self._context or len(self._decoding) > self._engine.max_num_batched_tokens:
+            return 0
+        return min((self._quiet_iterations(each) for each in self._decoding.values()), default=iterations_max)
+
+    def _quiet_iterations(self, running: _Running) -> int:
+        if running.request.stop_token_ids:
+            return 0
+        until_end = computed_tokens_max(running.request) - len(running.tokens)
+        blocks = len(running.table.path) + running.table.own_blocks
+        return min(until_end, blocks * self._engine.block_size - running.computed_tokens)
+
+    def quiet_work(self, iterations: int) -> Iterator[IterationWork]:
+        """Yield what so many quiet iterations will compute."""
+        sequences = len(self._decoding)
+        kv_tokens = sum(running.computed_tokens for running in self._decoding.values())
+        for iteration in range(iterations):
+            yield IterationWork(decode_sequences=sequences, kv_tokens=kv_tokens + iteration * sequences)
+
+    def skip(self, iterations: int, began_s: float) -> None:
+        """Compute quiet iterations, the last of which began at `began_s`, and tell nobody."""
+        self._began_s = began_s
+        for running in self._decoding.values():
+            running.computed_tokens += iterations
+            for _ in range(iterations):
+                self._say(running)
+
+    def _plan(self, now_s: float) -> None:
+        """Note when this iteration's batch was fixed: with the one before, where that runs on into this one."""
+        planned_before = self._scheduling.plans_ahead and (self._context or self._decoding)
+        self._planned_s = self._began_s if planned_before else now_s
+        self._began_s = now_s
 
     def _chunks(self, budget: int) -> list[_Chunk]:
         chunks: list[_Chunk] = []
@@ -134,14 +173,18 @@ class Rank:
             new_tokens = min(budget, len(running.request.prompt) - running.computed_tokens)
             chunks.append(_Chunk(running, running.computed_tokens, new_tokens))
             budget -= new_tokens
+            if self._scheduling.shares_at_once:
+                self.pool.store_context(running.table, running.request.prompt[: chunks[-1].end_tokens])
         return chunks
 
     def _admit(self) -> _Running | None:
         if not self._waiting or len(self._context) + len(self._decoding) >= self._engine.max_num_seqs:
             return None
         waiting = next(iter(self._waiting.values()))
+        if waiting.arrived_s > self._planned_s:
+            return None
         request = waiting.request
-        table = self.pool.admit(request.prompt, computed_tokens_max(request), waiting.namespace)
+        table = self.pool.admit(request.prompt, computed_tokens_max(request), waiting.namespace, request.priority)
         if table is None:
             return None
         del self._waiting[request.request_id]
@@ -168,9 +211,7 @@ class Rank:
 
     def _emit(self, running: _Running) -> tuple[str, EngineOutput]:
         request = running.request
-        token = self._token_source.next_token(running.prefix_state)
-        running.prefix_state = self._token_source.fold((token,), running.prefix_state)
-        running.tokens.append(token)
+        token = self._say(running)
         finish_reason: FinishReason | None = None
         if token in request.stop_token_ids:
             finish_reason = "stop"
@@ -181,6 +222,12 @@ class Rank:
             self.pool.release(running.table, running.tokens[: running.computed_tokens])
         output = EngineOutput(token_ids=(token,), cached_tokens=running.cached_tokens, finish_reason=finish_reason)
         return request.request_id, output
+
+    def _say(self, running: _Running) -> int:
+        token = self._token_source.next_token(running.prefix_state)
+        running.prefix_state = self._token_source.fold((token,), running.prefix_state)
+        running.tokens.append(token)
+        return token
 
     def _did(
         self, work: IterationWork, chunks: list[_Chunk], outputs: tuple[tuple[str, EngineOutput], ...], now_s: float
@@ -206,7 +253,6 @@ def _work(decoding: list[_Running], chunks: list[_Chunk]) -> IterationWork:
     return IterationWork(
         context_tokens=sum(chunk.new_tokens for chunk in chunks),
         attention_pairs=sum(chunk.new_tokens * (chunk.past_tokens + chunk.new_tokens / 2) for chunk in chunks),
-        cached_tokens=sum(chunk.past_tokens for chunk in chunks if chunk.is_first),
         decode_sequences=len(decoding),
         kv_tokens=sum(running.computed_tokens for running in decoding),
     )

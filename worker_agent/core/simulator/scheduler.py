@@ -9,14 +9,19 @@ Ranks go in step, as with attention data parallelism: an iteration lasts as long
 """
 
 from collections import deque
-from collections.abc import Iterator
 
 import msgspec
 
-from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest, RequestRefused
-from worker_agent.core.simulator.blocks import BlockHash, trtllm_hash
+from kv_protocol.events import Tier
+from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.core.engine_events import EngineEvent as SourceEvent
+from worker_agent.core.engine_events import RankEvent
 from worker_agent.core.simulator.events import EngineEvent
-from worker_agent.core.simulator.rank import Rank, computed_tokens_max
+from worker_agent.core.simulator.identity import BlockHash, trtllm_hash
+from worker_agent.core.simulator.layout import GPU_ONLY, CacheLayout
+from worker_agent.core.simulator.limits import check_request
+from worker_agent.core.simulator.rank import Rank
+from worker_agent.core.simulator.scheduling import TRTLLM, Scheduling
 from worker_agent.core.simulator.statistics import IterationStats, iteration_stats
 from worker_agent.core.simulator.timing import H200_8B, EngineTiming
 from worker_agent.core.simulator.tokens import TokenSource
@@ -36,7 +41,8 @@ class Simulator:
     """An engine of one or more ranks. Same calls, same order: same outputs, events and durations.
 
     The event buffer holds `event_buffer_max_size` events per rank, one buffer for all ranks; the oldest give way, and
-    their ids are missed. Source: `event_plane.md` section 1.5.
+    their ids are missed. Source: `event_plane.md` section 1.5. A host tier that is a source of its own keeps as many
+    and one for each of its blocks; what nobody took gives way to an account of all that it holds.
     """
 
     def __init__(
@@ -44,21 +50,29 @@ class Simulator:
         description: EngineDescription,
         *,
         timing: EngineTiming = H200_8B,
+        scheduling: Scheduling = TRTLLM,
         token_source: TokenSource | None = None,
         block_hash: BlockHash = trtllm_hash,
+        layout: CacheLayout = GPU_ONLY,
         event_buffer_max_size: int = EVENT_BUFFER_MAX_SIZE,
     ) -> None:
         self.description = description
         self._timing = timing
+        self._layout = layout
+        self._memory = layout.memory(description)
         several = len(description.dp_ranks) > 1
+        source = token_source or TokenSource()
         self._ranks = {
-            dp_rank: Rank(description, token_source or TokenSource(), dp_rank if several else msgspec.UNSET, block_hash)
+            dp_rank: Rank(description, source, dp_rank if several else msgspec.UNSET, block_hash, scheduling, layout)
             for dp_rank in description.dp_ranks
         }
         self._rank_of: dict[str, int] = {}
         self._iteration = 0
         self._untold = False
+        self._foreseen_s: list[float] = []
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
+        self._visible_host: dict[int, list[SourceEvent]] = {dp_rank: [] for dp_rank in self._ranks}
+        self._host_events_max = event_buffer_max_size + layout.host_blocks
         self.flush_events()
 
     @property
@@ -71,13 +85,19 @@ class Simulator:
         """Whether `drain_events` would return any."""
         return bool(self._visible)
 
+    @property
+    def has_host_events(self) -> bool:
+        """Whether `drain_host_events` would return any."""
+        return any(self._visible_host.values())
+
     def submit(self, request: EngineRequest, now_s: float) -> None:
         """Queue a request that arrives at `now_s`, on its rank or on that with the fewest requests.
 
         Raises:
             RequestRefused: it can never be served, or its id is in use; nothing has changed.
         """
-        self._check(request)
+        id_in_use = request.request_id in self._rank_of
+        check_request(request, self.description, self._layout, id_in_use=id_in_use)
         dp_rank = request.dp_rank
         if dp_rank is None:
             dp_rank = min(self._ranks, key=lambda each: self._ranks[each].request_count)
@@ -107,6 +127,7 @@ class Simulator:
             iteration_stats(
                 step.did,
                 self.description,
+                self._memory,
                 now_s=now_s,
                 iteration=self._iteration,
                 duration_s=duration_s,
@@ -117,10 +138,35 @@ class Simulator:
         self._iteration += 1
         return Step(duration_s=duration_s, outputs=outputs, statistics=statistics)
 
+    def foresee(self, now_s: float, iterations_max: int) -> list[float]:
+        """Return when each of the coming quiet iterations ends, the first of which begins at `now_s`.
+
+        In a quiet iteration every running sequence computes a token and nothing else happens: no event, no end. What is
+        foreseen holds until something is submitted or cancelled.
+        """
+        ranks, quiet = self._ranks.values(), iterations_max if self._rank_of and not self._untold else 0
+        quiet = min(quiet, *(rank.quiet_iterations(iterations_max) for rank in ranks))
+        durations_s = (map(self._timing.iteration_s, rank.quiet_work(quiet)) for rank in ranks)
+        self._foreseen_s = [now_s]
+        for of_ranks_s in zip(*durations_s, strict=True):
+            self._foreseen_s.append(self._foreseen_s[-1] + max(of_ranks_s))
+        return self._foreseen_s[1:]
+
+    def skip(self, iterations: int) -> None:
+        """Compute so many (1 or more) of the iterations just foreseen, without outputs and statistics."""
+        for rank in self._ranks.values():
+            rank.skip(iterations, self._foreseen_s[iterations - 1])
+        self._iteration += iterations
+
     def flush_events(self) -> None:
         """Make visible what happened since the last call; the end of an iteration."""
-        for rank in self._ranks.values():
-            self._visible.extend(rank.take_events())
+        for dp_rank, rank in self._ranks.items():
+            self._visible.extend(rank.cache.events.take())
+            if told := rank.cache.take_host_events():
+                host = self._visible_host[dp_rank]
+                host += told
+                if len(host) > self._host_events_max:
+                    host[:] = rank.cache.host_account()
 
     def drain_events(self) -> list[EngineEvent]:
         """Return all visible events since the last call, in order per rank."""
@@ -128,22 +174,16 @@ class Simulator:
         self._visible.clear()
         return drained
 
-    def held_hashes(self, dp_rank: int) -> frozenset[int]:
-        """Return the engine hashes of the full blocks that a rank holds, which are those that it would reuse."""
-        return self._ranks[dp_rank].pool.held_hashes()
+    def drain_host_events(self) -> list[RankEvent]:
+        """Return all visible events of the host tier since the last call, where it is a source of its own."""
+        drained = [RankEvent(dp_rank, event) for dp_rank, host in self._visible_host.items() for event in host]
+        for host in self._visible_host.values():
+            host.clear()
+        return drained
 
-    def _check(self, request: EngineRequest) -> None:
-        for field, found, allowed, is_allowed in self._rules(request):
-            if not is_allowed:
-                raise RequestRefused(field, found, allowed)
+    def held_hashes(self, dp_rank: int, tier: Tier = Tier.GPU) -> frozenset[int]:
+        """Return the engine hashes of the full blocks that a rank holds on `tier`, in the widest window's pool.
 
-    def _rules(self, request: EngineRequest) -> Iterator[tuple[str, object, str, bool]]:
-        engine, isl, osl, dp_rank = self.description, len(request.prompt), request.max_tokens, request.dp_rank
-        yield "request_id", request.request_id, "an id that is not in use", request.request_id not in self._rank_of
-        yield "dp_rank", dp_rank, f"one of {engine.dp_ranks}", dp_rank is None or dp_rank in engine.dp_ranks
-        yield "prompt", f"{isl} tokens", "1 token or more", isl > 0
-        yield "max_tokens", osl, "1 or more", osl > 0
-        total = f"{isl} prompt tokens + max_tokens {osl}"
-        yield "max_tokens", total, f"at most {engine.max_seq_len} together", isl + osl <= engine.max_seq_len
-        blocks, pool = -(-computed_tokens_max(request) // engine.block_size), engine.total_kv_blocks
-        yield "max_tokens", f"{total} = {blocks} blocks", f"at most the pool's {pool} blocks", blocks <= pool
+        The rank would reuse them, on GPU and host together; with narrow windows, as far as these hold their part.
+        """
+        return self._ranks[dp_rank].pool.held_hashes(tier)

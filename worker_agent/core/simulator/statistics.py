@@ -2,7 +2,9 @@
 
 Counts of requests and blocks are those at the end of the iteration, so the last one before idleness shows no load.
 `freeNumBlocks` counts cached blocks, which an allocation may take. With several ranks every row is its own rank's,
-block counts and queue included, where TensorRT-LLM copies the base row's. Source: `event_plane.md` section 1.7.
+block counts and queue included, where TensorRT-LLM copies the base row's. With several windows the block counts are the
+widest pool's. What TensorRT-LLM only says when asked (`requestStats`), or is asked to measure on a device, is left out.
+Source: `event_plane.md` section 1.7.
 """
 
 from typing import Any
@@ -46,8 +48,19 @@ class InflightBatchingStats(msgspec.Struct, frozen=True, kw_only=True, rename="c
     num_paused_kv_tokens: int = 0
 
 
+class Memory(msgspec.Struct, frozen=True):
+    """What the pools of one rank take, in bytes: on the GPU, and of pinned memory on the host."""
+
+    gpu_bytes: int
+    pinned_bytes: int
+
+
 class IterationStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One row. `timestamp` is the iteration's start in engine seconds, in decimal; there is no calendar here."""
+    """One row. `timestamp` is the iteration's start in engine seconds, in decimal; there is no calendar here.
+
+    No tuner recommends anything (0). The host waits for the device, so a host step is an iteration. `stats_sequence`
+    numbers a rank's rows, so that a reader sees which it missed.
+    """
 
     timestamp: str
     iter: int
@@ -59,13 +72,20 @@ class IterationStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     num_completed_requests: int
     max_num_active_requests: int
     max_batch_size_static: int
+    max_batch_size_tuner_recommended: int = 0
     max_batch_size_runtime: int
     max_num_tokens_static: int
+    max_num_tokens_tuner_recommended: int = 0
     max_num_tokens_runtime: int
+    gpu_mem_usage: int
+    cpu_mem_usage: int = 0
+    pinned_mem_usage: int
     kv_cache_stats: KvCacheStats
     static_batching_stats: None = None
     inflight_batching_stats: InflightBatchingStats
     spec_decoding_stats: None = None
+    host_step_time_ms: float = msgspec.field(name="hostStepTimeMS")
+    stats_sequence: int
     attention_dp_rank: int | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -95,6 +115,7 @@ def render(statistics: IterationStats) -> dict[str, Any]:
 def iteration_stats(
     did: RankIteration,
     engine: EngineDescription,
+    memory: Memory,
     *,
     now_s: float,
     iteration: int,
@@ -116,8 +137,12 @@ def iteration_stats(
         max_batch_size_runtime=engine.max_num_seqs,
         max_num_tokens_static=engine.max_num_batched_tokens,
         max_num_tokens_runtime=engine.max_num_batched_tokens,
+        gpu_mem_usage=memory.gpu_bytes,
+        pinned_mem_usage=memory.pinned_bytes,
         kv_cache_stats=_kv_cache_stats(did.pool, engine),
         inflight_batching_stats=_inflight_batching_stats(did),
+        host_step_time_ms=duration_s * 1e3,
+        stats_sequence=iteration,
         attention_dp_rank=attention_dp_rank,
     )
 

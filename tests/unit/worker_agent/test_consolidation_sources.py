@@ -1,0 +1,154 @@
+"""Several publishers of one worker: whose word concerns what, and what one source's loss leaves of the others'."""
+
+from itertools import count
+
+import pytest
+
+from kv_protocol.codec import decode_message
+from kv_protocol.events import Cleared, Event, Removed, Stored, Tier
+from kv_protocol.hashing import sequence_hashes
+from worker_agent.core.consolidation import Consolidation, Origin
+from worker_agent.core.dialects.hop_a import encode_payload
+from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+
+BLOCK_SIZE = 2
+TOKENS = (1, 2, 3, 4, 5, 6)
+CHAIN = tuple(sequence_hashes(TOKENS, BLOCK_SIZE))
+ENGINE, HOST = Origin("engine"), Origin("host")
+GPU_STORED = EngineStored(block_hashes=(11, 12, 13), parent_block_hash=None, token_ids=TOKENS, block_size=BLOCK_SIZE)
+HOST_STORED = EngineStored(
+    block_hashes=(71, 72), parent_block_hash=None, token_ids=TOKENS[:4], block_size=BLOCK_SIZE, tier=Tier.HOST
+)
+HOST_COPY_ON_GPU = EngineStored(
+    block_hashes=(71, 72), parent_block_hash=None, token_ids=TOKENS[:4], block_size=BLOCK_SIZE
+)
+
+
+@pytest.fixture
+def core() -> Consolidation:
+    """Two ranks, and two publishers which speak for both."""
+    return Consolidation((0, 1), BLOCK_SIZE, "instance", count(1000).__next__, origins=(ENGINE, HOST))
+
+
+def payload(*events: EngineEvent, dp_rank: int = 0) -> bytes:
+    return encode_payload(1.5, events, dp_rank)
+
+
+def without_rank(*events: EngineEvent) -> bytes:
+    return encode_payload(1.5, events, 0)[:-1] + b"\xc0"
+
+
+def told(core: Consolidation, dp_rank: int = 0) -> list[Event]:
+    """Return what the rank's outbox publishes now."""
+    events: list[Event] = []
+    while message := core.outbox(dp_rank).next_message():
+        events += [batch.event for batch in decode_message(message.payload)]
+        core.outbox(dp_rank).acknowledge()
+    return events
+
+
+def held(core: Consolidation, dp_rank: int = 0) -> dict[int, tuple[Tier, ...]]:
+    blocks = [block for chunk in core.dump(dp_rank, 1) for block in chunk.blocks()]
+    return {block.sequence_hash: tuple(block.tiers) for block in blocks}
+
+
+# -------------------------------------------------------------------- one block, two sources
+def test_sources_name_the_same_blocks_and_each_tier_is_told_of_once(core: Consolidation) -> None:
+    core.on_payload(0, payload(GPU_STORED), ENGINE)
+    core.on_payload(0, payload(HOST_STORED), HOST)
+    assert told(core) == [Stored(CHAIN), Stored(CHAIN[:2], tier=Tier.HOST)]
+    core.on_payload(1, payload(EngineRemoved(block_hashes=(11, 12, 13))), ENGINE)
+    assert held(core) == {CHAIN[0]: (Tier.HOST,), CHAIN[1]: (Tier.HOST,)}
+
+
+def test_a_block_that_another_source_still_holds_stays(core: Consolidation) -> None:
+    core.on_payload(0, payload(GPU_STORED), ENGINE)
+    assert core.on_payload(0, payload(HOST_COPY_ON_GPU), HOST) == set()
+    assert core.on_payload(1, payload(EngineRemoved(block_hashes=(12, 13))), ENGINE) == {0}
+    assert told(core) == [Stored(CHAIN), Removed(CHAIN[2:])]
+    assert core.on_payload(1, payload(EngineRemoved(block_hashes=(72,))), HOST) == {0}
+    assert told(core) == [Removed((CHAIN[1],))]
+
+
+def test_a_removal_by_a_source_that_does_not_hold_the_block_changes_nothing(core: Consolidation) -> None:
+    core.on_payload(0, payload(GPU_STORED), ENGINE)
+    assert core.on_payload(0, payload(EngineRemoved(block_hashes=(13,))), HOST) == set()
+    assert core.statistics().ranks[0].counts["host"].unknown_removal == 1
+    assert core.statistics().ranks[0].counts["engine"].unknown_removal == 0
+
+
+# -------------------------------------------------------------------- losses and clears
+def test_a_loss_at_one_publisher_concerns_its_source_alone(core: Consolidation) -> None:
+    core.on_payload(0, payload(GPU_STORED), ENGINE)
+    core.on_payload(0, payload(HOST_COPY_ON_GPU, HOST_STORED), HOST)
+    core.on_payload(1, payload(GPU_STORED, dp_rank=1), ENGINE)
+    told(core)
+    assert core.on_loss(ENGINE) == {0, 1}
+    assert told(core) == [Removed((CHAIN[2],))]
+    assert held(core) == {CHAIN[0]: (Tier.GPU, Tier.HOST), CHAIN[1]: (Tier.GPU, Tier.HOST)}
+    assert held(core, 1) == {}
+    origins = core.statistics().origins
+    assert (origins[ENGINE].losses_total, origins[HOST].losses_total) == (1, 0)
+
+
+def test_a_clear_of_one_source_concerns_it_alone_and_that_rank(core: Consolidation) -> None:
+    core.on_payload(0, payload(GPU_STORED), ENGINE)
+    core.on_payload(0, payload(HOST_STORED), HOST)
+    core.on_payload(1, payload(HOST_STORED, dp_rank=1), HOST)
+    told(core)
+    assert core.on_payload(2, payload(EngineCleared()), HOST) == {0}
+    assert told(core) == [Cleared(Tier.HOST)]
+    assert held(core) == dict.fromkeys(CHAIN, (Tier.GPU,))
+    assert len(held(core, 1)) == 2
+
+
+def test_what_a_source_says_after_its_loss_is_had_again(core: Consolidation) -> None:
+    core.on_payload(0, payload(GPU_STORED), ENGINE)
+    core.on_loss(ENGINE, began_anew=True)
+    assert core.on_payload(0, payload(GPU_STORED), ENGINE) == {0}
+    assert told(core) == [Stored(CHAIN), Cleared(), Stored(CHAIN)]
+    assert core.statistics().origins[ENGINE].decoded.stored == 2
+
+
+# -------------------------------------------------------------------- why a rank is stale
+def test_reasons_are_kept_for_each_source_and_end_with_what_that_source_held(core: Consolidation) -> None:
+    core.on_payload(0, b"\xc1", ENGINE)
+    core.on_payload(0, b"\xc1", HOST)
+    core.on_payload(1, payload(EngineCleared()), HOST)
+    assert core.stale(0).startswith("engine: unreadable batch: ")
+    assert "; host: unreadable batch: " in core.stale(1)
+    core.on_loss(ENGINE)
+    assert (core.stale(0), core.stale(1)[:24]) == ("", "host: unreadable batch: ")
+
+
+# -------------------------------------------------------------------- publishers of one rank
+@pytest.fixture
+def by_rank() -> Consolidation:
+    """Two ranks, each with a publisher of its own."""
+    origins = (Origin("engine", 0), Origin("engine", 1))
+    return Consolidation((0, 1), BLOCK_SIZE, "instance", count(1000).__next__, origins=origins)
+
+
+def test_a_batch_without_a_rank_is_its_publisher_s(by_rank: Consolidation) -> None:
+    assert by_rank.on_payload(0, without_rank(GPU_STORED), Origin("engine", 1)) == {1}
+    assert (len(held(by_rank, 0)), len(held(by_rank, 1))) == (0, 3)
+
+
+def test_a_batch_without_a_rank_is_rank_0_s_where_the_publisher_speaks_for_all(core: Consolidation) -> None:
+    assert core.on_payload(0, without_rank(GPU_STORED), ENGINE) == {0}
+
+
+def test_a_batch_of_another_rank_than_its_publisher_s_is_refused_and_named(by_rank: Consolidation) -> None:
+    origin = Origin("engine", 1)
+    assert by_rank.on_payload(0, payload(GPU_STORED, dp_rank=0), origin) == set()
+    assert by_rank.statistics().origins[origin].foreign_rank_batches_total == 1
+    assert (by_rank.stale(0), by_rank.stale(1)) == ("", "engine: dp_rank: found 0, allowed 1")
+
+
+def test_a_loss_at_the_publisher_of_one_rank_concerns_that_rank_alone(by_rank: Consolidation) -> None:
+    for dp_rank in (0, 1):
+        by_rank.on_payload(0, payload(GPU_STORED, dp_rank=dp_rank), Origin("engine", dp_rank))
+    by_rank.on_payload(1, b"\xc1", Origin("engine", 0))
+    assert by_rank.on_loss(Origin("engine", 1)) == {1}
+    assert (len(held(by_rank, 0)), len(held(by_rank, 1))) == (3, 0)
+    assert (by_rank.stale(0) != "", by_rank.stale(1)) == (True, "")

@@ -1,0 +1,385 @@
+"""Batches of hop A: what stands, what is repaired, what is ignored, what is refused, and that none costs the others."""
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import Tier
+from tests.unit.worker_agent.wire_words import GOOD, GOOD_MAP, read, stored, stored_array, stored_map, wire
+from worker_agent.core.dialects.batches import TIME_S_MAX, BatchDecoder, DecoderCounts
+from worker_agent.core.dialects.media import MEDIUM_OF_TIER, TIER_OF_MEDIUM
+from worker_agent.core.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
+
+
+def names(*hashes: int, block_size: int = 0, tier: Tier = Tier.HOST) -> EngineStored:
+    return EngineStored(block_hashes=hashes, parent_block_hash=None, token_ids=(), block_size=block_size, tier=tier)
+
+
+# -------------------------------------------------------------------- the batch
+@pytest.mark.parametrize(
+    ("batch", "dp_rank"),
+    [([1.5, []], None), ([1.5, [], None], None), ([1.5, [], 0], 0), ([1.5, [], 3], 3), ([1.5, [], 3, "newer"], 3)],
+)
+def test_a_batch_is_time_and_events_and_maybe_a_rank(batch: list[object], dp_rank: int | None) -> None:
+    expected = EngineBatch(sequence=3, time_s=1.5, dp_rank=dp_rank, events=())
+    assert BatchDecoder().decode(3, msgspec.msgpack.encode(batch)) == expected
+
+
+@pytest.mark.parametrize("time_s", [0, 0.0, 1.7e9, TIME_S_MAX])
+def test_any_time_that_nanoseconds_can_say_is_read(time_s: float) -> None:
+    assert BatchDecoder().decode(0, wire(GOOD_MAP, time_s=time_s)).time_s == time_s
+    assert round(TIME_S_MAX * 1e9) < 2**63
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\xc1", id="no msgpack"),
+        pytest.param(msgspec.msgpack.encode([1.5]), id="no events"),
+        pytest.param(msgspec.msgpack.encode({"ts": 1.5}), id="map"),
+        pytest.param(wire(time_s="now"), id="time as text"),
+        pytest.param(wire(time_s=None), id="time null"),
+        pytest.param(wire(time_s=float("nan")), id="time is no number"),
+        pytest.param(wire(time_s=float("inf")), id="time without end"),
+        pytest.param(wire(time_s=1e300), id="time beyond i64 nanoseconds"),
+        pytest.param(wire(time_s=-1.0), id="time before 1970"),
+        pytest.param(wire(dp_rank="0"), id="rank as text"),
+        pytest.param(wire(GOOD_MAP) + b"\0", id="bytes behind"),
+        pytest.param(msgspec.msgpack.encode([1.5, {}, 0]), id="events are no array"),
+        pytest.param(
+            b"\x93\xcb\x3f\xf8" + bytes(6) + b"\x91" + b"\x91" * 200_000 + b"\xc0\x00", id="nested too deeply"
+        ),
+    ],
+)
+def test_a_batch_that_is_none_is_malformed_and_named_by_its_sequence(payload: bytes) -> None:
+    with pytest.raises(MalformedMessage, match="batch 77"):
+        BatchDecoder().decode(77, payload)
+
+
+# -------------------------------------------------------------------- what stands
+@pytest.mark.parametrize(
+    ("medium", "tier"),
+    [
+        (None, Tier.GPU),
+        ("GPU", Tier.GPU),
+        ("DEVICE", Tier.GPU),
+        ("CPU", Tier.HOST),
+        ("CPU_PINNED", Tier.HOST),
+        ("CPU_TIER1", Tier.HOST),
+        ("CPU_TIER2", Tier.DISK),
+        ("DISK", Tier.DISK),
+        ("NVME", Tier.DISK),
+        ("STORAGE", Tier.DISK),
+        ("EXTERNAL", Tier.EXTERNAL),
+        ("NETWORK", Tier.EXTERNAL),
+        ("REMOTE", Tier.EXTERNAL),
+        ("SHARED", Tier.EXTERNAL),
+    ],
+)
+def test_every_spelling_of_a_medium_is_a_tier(medium: str | None, tier: Tier) -> None:
+    batch = read(
+        stored_map(medium=medium),
+        {**GOOD_MAP, "medium": medium},
+        stored_array(None, medium),
+        [*GOOD_MAP.values(), medium],
+    )
+    removed = EngineRemoved(block_hashes=(9,), tier=tier)
+    assert batch.events == (stored(7, tier=tier), removed, stored(7, tier=tier), removed)
+
+
+def test_no_spelling_of_a_medium_is_left_untested_or_unreadable() -> None:
+    assert len(TIER_OF_MEDIUM) == 14
+    assert {TIER_OF_MEDIUM[medium]: medium for medium in MEDIUM_OF_TIER.values()} == MEDIUM_OF_TIER
+
+
+@pytest.mark.parametrize(
+    ("spelling", "inside"),
+    [
+        (0, 0),
+        (-1, 2**64 - 1),
+        (2**64 - 1, 2**64 - 1),
+        (-(2**63), 2**63),
+        (bytes(8), 0),
+        (b"\x01" + bytes(7), 1 << 56),
+        (b"\xff" * 24 + bytes(7) + b"\x05", 5),
+    ],
+)
+def test_hashes_of_any_spelling_are_u64_inside(spelling: int | bytes, inside: int) -> None:
+    batch = read(
+        stored_map(block_hashes=[spelling]),
+        stored_map(block_hashes=[77], parent_block_hash=spelling),
+        {**GOOD_MAP, "block_hashes": [spelling]},
+        stored_array(block_hashes=[spelling]),
+    )
+    assert batch.events == (
+        stored(inside),
+        stored(77, parent=inside),
+        EngineRemoved(block_hashes=(inside,)),
+        stored(inside),
+    )
+
+
+@pytest.mark.parametrize("block_size", [0, 16, 4096])
+def test_blocks_without_tokens_are_names_of_known_ones_and_their_place(block_size: int) -> None:
+    event = stored_map(block_hashes=[7, 8], token_ids=[], block_size=block_size, medium="CPU")
+    assert read(event).events == (names(7, 8, block_size=block_size),)
+
+
+def test_unknown_keys_and_slots_of_newer_publishers_are_skipped() -> None:
+    newer = {"lora_id": 3, "kv_cache_spec_sliding_window": None, "session_id": "s", "new": {"a": [1]}}
+    array = stored_array(3, "GPU", None, None, 0, "full_attention", None, "LOCAL", None, {"new": 1}, "newest")
+    assert read(stored_map(**newer), array).events == (stored(7), stored(7))
+
+
+@pytest.mark.parametrize(
+    "cleared",
+    [
+        {"type": "AllBlocksCleared"},
+        {"type": "AllBlocksCleared", "ownership": "somebody"},
+        ["AllBlocksCleared"],
+        ["AllBlocksCleared", None],
+        ["AllBlocksCleared", "somebody"],
+    ],
+)
+def test_a_clear_stands_whoever_says_it(cleared: object) -> None:
+    assert read(cleared).events == (EngineCleared(),)
+
+
+# -------------------------------------------------------------------- what is repaired or ignored
+@pytest.mark.parametrize(
+    ("changes", "event"),
+    [
+        ({"block_hashes": [7, 8], "token_ids": [1, 2, 3, 4]}, stored(7)),
+        ({"block_hashes": [7, 8, 6], "token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9]}, stored(7, 8)),
+        ({"block_hashes": [7, 8], "token_ids": [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6]]}, stored(7, is_eagle=True)),
+    ],
+)
+def test_of_too_few_tokens_the_blocks_that_fit_stand(changes: dict[str, object], event: EngineEvent) -> None:
+    decoder = BatchDecoder()
+    assert read(stored_map(**changes), decoder=decoder).events == (event,)
+    assert decoder.counts.cut_blocks == 1
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        pytest.param({"type": "Ignored"}, id="on request"),
+        pytest.param(["Ignored", 1, 2], id="on request, array"),
+        pytest.param(stored_map(token_ids=[1, 2, 3]), id="a partial block"),
+        pytest.param(stored_map(token_ids=[[1, 2], [2, 3], [3, 4]]), id="a partial block of pairs"),
+        pytest.param(stored_map(locality="REMOTE"), id="remote store"),
+        pytest.param({**GOOD_MAP, "locality": "REMOTE"}, id="remote removal"),
+        pytest.param(stored_map(locality="local"), id="locality in lower case"),
+        pytest.param(stored_map(locality="REMOTE", medium="NEW", token_ids=[1] * 9), id="remote, and strange"),
+        pytest.param(stored_map(ownership="tier-x"), id="somebody else's store"),
+        pytest.param({**GOOD_MAP, "ownership": "tier-x"}, id="somebody else's removal"),
+        pytest.param(stored_map(medium="FS"), id="a store on a file system"),
+        pytest.param({**GOOD_MAP, "medium": "OBJ"}, id="a removal from an object store"),
+        pytest.param(stored_map(kv_cache_spec_kind="mamba"), id="another kind"),
+        pytest.param(stored_map(group_idx=1), id="a group never described"),
+        pytest.param(stored_map(group_idx=1, block_hashes=[], kv_cache_spec_kind="sliding_window"), id="a window"),
+        pytest.param([*GOOD_MAP.values(), "GPU", None, None, None, "REMOTE"], id="remote removal, array"),
+    ],
+)
+def test_what_means_nothing_to_a_prefix_is_ignored(ignored: object) -> None:
+    batch = read(GOOD_MAP, ignored, GOOD_MAP)
+    assert (batch.events, batch.ignored, batch.refused) == ((GOOD, GOOD), 1, ())
+
+
+@pytest.mark.parametrize("locality", [None, "LOCAL"])
+def test_what_is_local_or_does_not_say_stands(locality: str | None) -> None:
+    batch = read(stored_map(locality=locality, ownership=None), {**GOOD_MAP, "locality": locality})
+    assert batch.events == (stored(7), GOOD)
+
+
+# -------------------------------------------------------------------- what is refused
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(stored_map(medium="gpu"), id="medium in lower case"),
+        pytest.param(stored_map(medium="FOO"), id="unknown medium"),
+        pytest.param(stored_map(medium="F" * 10_000), id="endless medium"),
+        pytest.param({**GOOD_MAP, "medium": "FOO"}, id="removal from an unknown medium"),
+        pytest.param(stored_map(token_ids=[1, 2, 3, 4, 5]), id="too many tokens"),
+        pytest.param(stored_map(block_hashes=[]), id="tokens of no block"),
+        pytest.param(stored_map(token_ids=[1, 2, 3, -4]), id="negative token"),
+        pytest.param(stored_map(token_ids=[1, 2, 3, 2**32]), id="token beyond u32"),
+        pytest.param(stored_map(token_ids=[1, 2, 3, None]), id="token null"),
+        pytest.param(stored_map(token_ids=[1, 2, 3, True]), id="token true"),
+        pytest.param(stored_map(token_ids=b"\x01\x02\x03\x04"), id="tokens in bytes"),
+        pytest.param(stored_map(token_ids=[[1, 2], [2, 3], [3, 4], [9, 5]]), id="pairs that are no chain"),
+        pytest.param(stored_map(token_ids=[[1, 2], [2, 3], 3, [4, 5]]), id="pairs and tokens"),
+        pytest.param(stored_map(token_ids=[1, [1, 2], [2, 3], [3, 4]]), id="tokens and pairs"),
+        pytest.param(stored_map(token_ids=[[1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6]]), id="triples"),
+        pytest.param(stored_map(token_ids=[[], [], [], []]), id="empty pairs"),
+        pytest.param(stored_map(block_size=0), id="block size 0"),
+        pytest.param(stored_map(block_size=-4), id="negative block size"),
+        pytest.param(stored_map(block_size=-4, token_ids=[]), id="negative block size of names"),
+        pytest.param(stored_map(block_hashes=[b"1234567"]), id="hash of 7 bytes"),
+        pytest.param(stored_map(parent_block_hash=b""), id="parent of no bytes"),
+        pytest.param({**GOOD_MAP, "block_hashes": [b"1234567"]}, id="removed hash of 7 bytes"),
+        pytest.param(stored_map(block_hashes=["QUJDREVGR0hJSg=="]), id="hash as text"),
+        pytest.param(stored_array(block_hashes=["QUJDREVGR0hJSg=="]), id="hash as text, array"),
+        pytest.param(stored_map(block_hashes=[1.5]), id="hash as float"),
+        pytest.param(stored_map(block_hashes=[None]), id="hash null"),
+        pytest.param(stored_map(block_hashes=[[7]]), id="hash as array"),
+        pytest.param(stored_map(block_hashes=None), id="hashes null"),
+        pytest.param(stored_map(block_hashes=[7, 7], token_ids=[1] * 8), id="a hash twice"),
+        pytest.param(stored_map(block_hashes=[-1, 2**64 - 1], token_ids=[1] * 8), id="a hash in two spellings"),
+        pytest.param(stored_map(block_hashes=[7, 7], token_ids=[]), id="a name twice"),
+        pytest.param(stored_map(parent_block_hash=7), id="its own parent"),
+        pytest.param(stored_map(lora_name={"cache_salt": "s"}), id="adapter is an object"),
+        pytest.param(stored_map(group_idx=256), id="group beyond the bound"),
+        pytest.param(stored_map(group_idx=-1), id="negative group"),
+        pytest.param(stored_map(extra_keys=5), id="keys are a number"),
+        pytest.param(stored_map(block_mm_infos=[{"mm_objects": [{"mm_hash": "5"}]}]), id="item hash as text"),
+        pytest.param({"type": "BlockStored", "block_hashes": [7]}, id="missing keys"),
+        pytest.param(["BlockStored", [7], None, [1, 2, 3, 4]], id="missing slots"),
+        pytest.param(["BlockRemoved"], id="removal of nothing, array"),
+        pytest.param({"type": "BlockMoved", "block_hashes": [7]}, id="unknown type"),
+        pytest.param(["BlockMoved", [7]], id="unknown type, array"),
+        pytest.param([["BlockRemoved"], [7]], id="type is an array"),
+        pytest.param({"block_hashes": [7]}, id="no type"),
+        pytest.param({1: 2}, id="keys are numbers"),
+        pytest.param({}, id="empty map"),
+        pytest.param([], id="empty array"),
+        pytest.param(None, id="nil"),
+        pytest.param(7, id="number"),
+        pytest.param(msgspec.Raw(b"\x81\xa4type\xa4\xff\xff\xff\xff"), id="text that is no UTF-8"),
+        pytest.param(msgspec.Raw(b"\x81\x81\x01\x02\x03"), id="a map as a key"),
+        pytest.param(msgspec.Raw(b"\xd4\x01\x00"), id="extension"),
+        pytest.param(msgspec.Raw(b"\x91" * 600 + b"\xc0"), id="nested deeply"),
+    ],
+)
+def test_one_bad_event_never_costs_its_batch(bad: object) -> None:
+    batch = read(GOOD_MAP, bad, GOOD_MAP)
+    assert (batch.events, batch.sequence, batch.dp_rank) == ((GOOD, GOOD), 5, 2)
+    assert (len(batch.refused), batch.ignored) == (1, 0)
+    assert 0 < len(batch.refused[0]) < 300
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=9)
+    | st.binary(max_size=9)
+    | st.sampled_from(["BlockStored", "BlockRemoved", "AllBlocksCleared", "Ignored", "GPU", "full_attention", "a" * 64])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4) | st.integers(0, 3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+FIELDS = (
+    *stored_map(),
+    *("medium", "lora_name", "cache_salt", "extra_keys", "block_mm_infos", "mm_keys"),
+    *("group_idx", "kv_cache_spec_kind", "locality", "ownership"),
+)
+TAIL_SLOTS = 11
+
+
+def check_the_others_stand(decoder: BatchDecoder, strange: object) -> None:
+    batch = read(GOOD_MAP, strange, GOOD_MAP, decoder=decoder)
+    assert (batch.events[0], batch.events[-1]) == (GOOD, GOOD)
+    assert len(batch.events) + len(batch.refused) + batch.ignored == 3
+
+
+@settings(deadline=None)
+@given(values)
+def test_the_others_stand_whatever_is_in_place_of_an_event(strange: object) -> None:
+    check_the_others_stand(BatchDecoder(), strange)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(FIELDS), values)
+def test_the_others_stand_whatever_is_in_place_of_a_field(field: str, strange: object) -> None:
+    check_the_others_stand(BatchDecoder(), stored_map(**{field: strange}))
+
+
+@settings(deadline=None)
+@given(st.sampled_from(FIELDS), values)
+def test_the_others_stand_whatever_is_inside_a_field(field: str, strange: object) -> None:
+    check_the_others_stand(BatchDecoder(), stored_map(**{field: [strange]}))
+
+
+@settings(deadline=None)
+@given(st.lists(values, max_size=TAIL_SLOTS), st.sampled_from([stored_array(), list(GOOD_MAP.values())]))
+def test_the_others_stand_whatever_is_behind_an_array(slots: list[object], event: list[object]) -> None:
+    check_the_others_stand(BatchDecoder(), [*event, *slots])
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=40), st.integers(0, 40))
+def test_bytes_that_are_no_batch_are_malformed_and_nothing_else(strange: bytes, at: int) -> None:
+    whole = wire(GOOD_MAP)
+    for payload in (strange, whole[:at] + strange + whole[at + len(strange) :]):
+        try:
+            batch = BatchDecoder().decode(0, payload)
+        except MalformedMessage:
+            continue
+        assert isinstance(batch, EngineBatch)
+
+
+def test_the_checks_above_see_a_decoder_that_lets_an_error_out_or_loses_an_event() -> None:
+    class Leaks(BatchDecoder):
+        def _event(self, raw: msgspec.Raw) -> EngineEvent | None:
+            if bytes(raw) == b"\xc0":
+                raise TypeError
+            return super()._event(raw)
+
+    class Clears(BatchDecoder):
+        def _event(self, raw: msgspec.Raw) -> EngineEvent | None:
+            return EngineCleared() if len(raw) > 1 else super()._event(raw)
+
+    with pytest.raises(TypeError):
+        check_the_others_stand(Leaks(), None)
+    with pytest.raises(AssertionError):
+        check_the_others_stand(Clears(), None)
+
+
+# -------------------------------------------------------------------- counts
+def test_each_outcome_is_counted_once() -> None:
+    decoder = BatchDecoder()
+    read(
+        stored_map(),
+        stored_map(block_hashes=[b"12345678"]),
+        stored_map(block_hashes=[7, 8]),
+        stored_map(token_ids=[[1, 2], [2, 3], [3, 4], [4, 5]], block_mm_infos=[{"mm_objects": [{"mm_hash": 5}]}]),
+        stored_map(token_ids=[], block_size=0),
+        stored_map(extra_keys=[["salt", 1.5, b"embeddings"]]),
+        stored_map(token_ids=[1]),
+        stored_map(locality="REMOTE"),
+        stored_map(ownership="tier-x"),
+        stored_map(medium="FS"),
+        stored_map(kv_cache_spec_kind="mamba"),
+        {"type": "Ignored"},
+        {"type": "AllBlocksCleared"},
+        GOOD_MAP,
+        None,
+        decoder=decoder,
+    )
+    assert decoder.counts == DecoderCounts(
+        stored=6,
+        removed=1,
+        cleared=1,
+        refused=1,
+        ignored_on_request=1,
+        ignored_not_local=1,
+        ignored_other_owner=1,
+        ignored_medium=1,
+        ignored_attention_group=1,
+        ignored_partial=1,
+        names_only=1,
+        eagle=1,
+        multimodal=1,
+        byte_hashes=1,
+        cut_blocks=2,
+        unexplained_keys=3,
+    )

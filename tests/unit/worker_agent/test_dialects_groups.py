@@ -1,0 +1,100 @@
+"""Attention groups: the kind that a store gives its group is remembered, and only main kinds count."""
+
+import pytest
+
+from tests.unit.worker_agent.wire_words import GOOD_MAP, read, stored, stored_array, stored_map
+from worker_agent.core.dialects.attention_groups import MAIN_KINDS
+from worker_agent.core.dialects.batches import BatchDecoder
+from worker_agent.core.engine_events import EngineRemoved
+
+OTHER_KINDS = (
+    "sliding_window",
+    "sliding_window_mla",
+    "mamba",
+    "chunked_local_attention",
+    "encoder_only_attention",
+    "cross_attention",
+    "FULL_ATTENTION",
+    "never heard of",
+    "",
+)
+
+
+def removed(group_idx: int) -> EngineRemoved:
+    return EngineRemoved(block_hashes=(9,), group_idx=group_idx)
+
+
+@pytest.mark.parametrize("kind", sorted(MAIN_KINDS))
+@pytest.mark.parametrize("group_idx", [0, 3, 255])
+def test_a_main_kind_counts_in_any_group_and_is_remembered(kind: str, group_idx: int) -> None:
+    decoder = BatchDecoder()
+    taught = stored_map(group_idx=group_idx, kv_cache_spec_kind=kind)
+    assert read(taught, decoder=decoder).events == (stored(7, group_idx=group_idx),)
+    later = read(stored_map(group_idx=group_idx), GOOD_MAP | {"group_idx": group_idx}, decoder=decoder)
+    assert later.events == (stored(7, group_idx=group_idx), removed(group_idx))
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+@pytest.mark.parametrize("group_idx", [0, 3])
+def test_another_kind_is_ignored_with_all_that_its_group_says_later(kind: str, group_idx: int) -> None:
+    decoder = BatchDecoder()
+    taught = stored_map(group_idx=group_idx, kv_cache_spec_kind=kind)
+    assert read(taught, decoder=decoder).ignored == 1
+    later = read(stored_map(group_idx=group_idx), GOOD_MAP | {"group_idx": group_idx}, decoder=decoder)
+    assert (later.events, later.ignored) == ((), 2)
+
+
+@pytest.mark.parametrize(("group", "ignored"), [({}, 0), ({"group_idx": 0}, 0), ({"group_idx": 1}, 2)])
+def test_of_groups_never_described_only_the_first_counts(group: dict[str, int], ignored: int) -> None:
+    assert read(stored_map(**group), GOOD_MAP | group).ignored == ignored
+
+
+def test_a_removal_does_not_teach_what_its_group_is() -> None:
+    batch = read(GOOD_MAP | {"group_idx": 3, "kv_cache_spec_kind": "full_attention"}, GOOD_MAP | {"group_idx": 3})
+    assert (batch.events, batch.ignored) == ((removed(3),), 1)
+
+
+def test_a_remote_store_does_not_teach_what_its_group_is() -> None:
+    remote = stored_map(group_idx=3, kv_cache_spec_kind="full_attention", locality="REMOTE")
+    assert read(remote, stored_map(group_idx=3)).ignored == 2
+
+
+def test_a_kind_without_a_group_decides_for_its_event_alone() -> None:
+    batch = read(stored_map(kv_cache_spec_kind="mamba"), stored_map(), stored_map(group_idx=0))
+    assert (batch.events, batch.ignored) == ((stored(7), stored(7)), 1)
+
+
+def test_the_last_kind_of_a_group_is_its_kind() -> None:
+    batch = read(
+        stored_map(group_idx=1, kv_cache_spec_kind="mamba"),
+        stored_map(group_idx=1, kv_cache_spec_kind="mla_attention"),
+        GOOD_MAP | {"group_idx": 1},
+    )
+    assert (batch.events, batch.ignored) == ((stored(7, group_idx=1), removed(1)), 1)
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        pytest.param((3, "full_attention"), id="legacy"),
+        pytest.param((3, "full_attention", 128), id="legacy with a window"),
+        pytest.param(([None], 3, "full_attention", 128), id="legacy with items"),
+        pytest.param((None, 3, "full_attention", None), id="legacy with no items"),
+        pytest.param((3, "full_attention", None, None), id="fixed"),
+        pytest.param((3, "full_attention", 128, "LOCAL"), id="fixed with a locality"),
+        pytest.param((3, "full_attention", None, None, None, None, 5, "newer"), id="fixed and newer"),
+    ],
+)
+def test_a_tail_names_group_and_kind_by_position_or_by_type(tail: tuple[object, ...]) -> None:
+    store, removal = stored_array(None, "GPU", None, None, *tail), [*GOOD_MAP.values(), "GPU", *tail]
+    assert read(store, removal).events == (stored(7, group_idx=3), removed(3))
+
+
+@pytest.mark.parametrize(
+    "tail", [(), (None,), (3,), (None, None, 3), ("full_attention",), (None, "full_attention"), (None,) * 5]
+)
+def test_a_legacy_tail_may_stop_anywhere(tail: tuple[object, ...]) -> None:
+    decoder = BatchDecoder()
+    read(stored_map(group_idx=3, kv_cache_spec_kind="full_attention"), decoder=decoder)
+    event = stored_array(None, None, None, None, *tail)
+    assert read(event, decoder=decoder).events == (stored(7, group_idx=3 if 3 in tail else 0),)

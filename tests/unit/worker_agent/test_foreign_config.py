@@ -1,0 +1,77 @@
+"""The trees of `consolidate` and `attach`: what they mean, and what they refuse by name."""
+
+from typing import Any
+
+import pytest
+
+from kv_runtime.config import ConfigurationError, load_settings
+from worker_agent.foreign_config import AttachSettings, ConsolidateSettings, PublisherSection
+
+ENGINE = {"endpoint": "tcp://127.0.0.1:5557"}
+
+
+def consolidate(**worker: Any) -> ConsolidateSettings:
+    whole = {"id": "w0", "model": "m", "block_size": 16, "publishers": [ENGINE], **worker}
+    return load_settings(ConsolidateSettings, flags={"workers": [whole]})
+
+
+def attach(**engine: Any) -> tuple[PublisherSection, ...]:
+    flags = {f"engine.{name}": value for name, value in engine.items()}
+    return load_settings(AttachSettings, flags={"engine.model": "m", **flags}).streams("i").publishers
+
+
+@pytest.mark.parametrize(
+    ("worker", "problem"),
+    [
+        ({"id": "W0"}, "workers.0.id: found 'W0'"),
+        ({"block_size": 0}, "workers.0.block_size: found 0"),
+        ({"publishers": []}, "workers.0.publishers: found []"),
+        ({"publishers": [{"endpoint": "tcp://1.2.3.4:1"}]}, "endpoint: found 'tcp://1.2.3.4:1'"),
+        ({"publishers": [{**ENGINE, "replay_endpoint": "x"}]}, "replay_endpoint: found 'x'"),
+        ({"publishers": [{**ENGINE, "dp_rank": 1}]}, "publishers: found dp_rank 1, allowed one of (0,)"),
+        ({"publishers": [ENGINE, ENGINE]}, "found source 'engine' of dp_ranks [None, None], allowed each rank once"),
+        ({"publishers": [ENGINE, {**ENGINE, "dp_rank": 0}]}, "found source 'engine' of dp_ranks [None, 0]"),
+        ({"dp_ranks": [0, 0]}, "dp_ranks: found (0, 0), twice"),
+        ({"publishers": [{**ENGINE, "source": "A B"}]}, "workers.0.publishers.0.source: found 'A B'"),
+    ],
+)
+def test_what_may_not_be_is_named(worker: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        consolidate(**worker)
+    assert problem in str(refused.value)
+
+
+def test_a_worker_stands_once() -> None:
+    worker = {"id": "w0", "model": "m", "block_size": 16, "publishers": [ENGINE]}
+    with pytest.raises(ConfigurationError, match="allowed each once"):
+        load_settings(ConsolidateSettings, flags={"workers": [worker, worker]})
+
+
+def test_one_rank_has_one_publisher_whose_batches_say_the_rank() -> None:
+    (publisher,) = attach(publish_endpoint="tcp://*:5557", replay_endpoint="tcp://127.0.0.1:5558")
+    assert (publisher.endpoint, publisher.replay_endpoint) == ("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558")
+    assert (publisher.source, publisher.dp_rank) == ("engine", None)
+
+
+def test_several_ranks_have_a_port_each_for_events_and_for_replays() -> None:
+    publishers = attach(publish_endpoint="tcp://*:5557", replay_endpoint="tcp://*:6557", dp_ranks=3)
+    assert [(each.endpoint[-4:], each.replay_endpoint[-4:], each.dp_rank) for each in publishers] == [
+        ("5557", "6557", 0),
+        ("5558", "6558", 1),
+        ("5559", "6559", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "problem"),
+    [
+        ({"replay_endpoint": "tcp://*:5559", "dp_ranks": 3}, "replay_endpoint: found 'tcp://*:5559'"),
+        ({"publish_endpoint": "tcp://*:65535", "dp_ranks": 2}, "port 65536 of rank 1"),
+        ({"publish_endpoint": "tcp://h:1"}, "publish_endpoint: found 'tcp://h:1'"),
+        ({"kind": "tgi"}, "engine.kind: found 'tgi'"),
+    ],
+)
+def test_what_an_engine_may_not_be_is_named(engine: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        attach(**engine)
+    assert problem in str(refused.value)

@@ -1,0 +1,103 @@
+import msgspec
+
+from worker_agent.core.engine import EngineDescription, EngineRequest
+from worker_agent.core.simulator.scheduler import Simulator
+from worker_agent.core.simulator.scheduling import TRTLLM, VLLM, Scheduling
+
+ENGINE = EngineDescription(
+    model="m",
+    version="1",
+    event_source="simulated",
+    block_size=4,
+    total_kv_blocks=64,
+    max_num_seqs=8,
+    max_num_batched_tokens=16,
+    max_seq_len=200,
+)
+AHEAD = Scheduling(plans_ahead=True)
+AT_ONCE = Scheduling(shares_at_once=True)
+
+
+def request(name: str, prompt: int, max_tokens: int = 8) -> EngineRequest:
+    return EngineRequest(request_id=name, prompt=tuple(range(prompt)), max_tokens=max_tokens)
+
+
+def computed(engine: Simulator, now_s: float) -> tuple[float, list[str]]:
+    """Who got a token in the iteration that begins now, and when it ends."""
+    step = engine.step(now_s)
+    return now_s + step.duration_s, [request_id for request_id, _ in step.outputs]
+
+
+def begun(scheduling: Scheduling) -> tuple[Simulator, float]:
+    """An engine that computes its first request's prompt, and when that iteration ends."""
+    engine = Simulator(ENGINE, scheduling=scheduling)
+    engine.submit(request("a", 8), 0.0)
+    return engine, computed(engine, 0.0)[0]
+
+
+def test_planning_ahead_a_request_that_comes_during_an_iteration_waits_for_the_next_but_one() -> None:
+    engine, end_s = begun(AHEAD)
+    engine.submit(request("b", 8), end_s / 2)
+    second_s, second = computed(engine, end_s)
+    assert (second, computed(engine, second_s)[1]) == (["a"], ["a", "b"])
+
+
+def test_otherwise_it_waits_for_the_next() -> None:
+    engine, end_s = begun(TRTLLM)
+    engine.submit(request("b", 8), end_s / 2)
+    assert computed(engine, end_s)[1] == ["a", "b"]
+
+
+def test_planning_ahead_an_engine_without_running_sequences_takes_a_request_at_once() -> None:
+    engine = Simulator(ENGINE, scheduling=AHEAD)
+    engine.submit(request("a", 8, max_tokens=1), 0.0)
+    end_s, _ = computed(engine, 0.0)
+    engine.submit(request("b", 8), end_s / 2)
+    assert computed(engine, end_s)[1] == ["b"]
+
+
+def test_planning_ahead_serves_all_that_queue_in_order() -> None:
+    engine, now_s = begun(AHEAD)
+    for name in ("b", "c", "d"):
+        engine.submit(request(name, 12), now_s)
+    firsts: list[str] = []
+    while engine.has_work:
+        now_s, ids = computed(engine, now_s)
+        firsts += [each for each in ids if each not in {*firsts, "a"}]
+    assert firsts == ["b", "c", "d"]
+
+
+def cached(scheduling: Scheduling, first: int, second: int) -> int:
+    """How many tokens of the second prompt were found, when both came together."""
+    engine = Simulator(ENGINE, scheduling=scheduling)
+    engine.submit(request("a", first), 0.0)
+    engine.submit(request("b", second), 0.0)
+    now_s = 0.0
+    while engine.has_work:
+        step = engine.step(now_s)
+        now_s += step.duration_s
+        for request_id, output in step.outputs:
+            if request_id == "b":
+                return output.cached_tokens
+    raise AssertionError("b got no token")
+
+
+def test_prompts_of_one_batch_share_blocks_at_once() -> None:
+    assert (cached(AT_ONCE, 10, 14), cached(TRTLLM, 10, 14)) == (8, 0)
+
+
+def test_chunks_are_shared_before_their_context_ends() -> None:
+    engine = Simulator(ENGINE, scheduling=AT_ONCE)
+    engine.submit(request("a", 40), 0.0)
+    engine.step(0.0)
+    assert len(engine.held_hashes(0)) == 3  # 16 tokens are computed, and the last block of what is known is not shared
+
+
+def test_sharing_at_once_tells_the_same_stores_as_sharing_later() -> None:
+    def told(scheduling: Scheduling) -> set[int]:
+        engine = Simulator(msgspec.structs.replace(ENGINE, max_num_batched_tokens=64), scheduling=scheduling)
+        engine.submit(request("a", 30, max_tokens=1), 0.0)
+        engine.step(0.0)
+        return set(engine.held_hashes(0))
+
+    assert told(VLLM) == told(TRTLLM)

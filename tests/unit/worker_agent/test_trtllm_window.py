@@ -1,0 +1,247 @@
+"""Attention windows: the widest counts, whoever tells of it, and whenever."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.worker_agent.trtllm_json import (
+    BLOCK_SIZE,
+    Json,
+    block,
+    created,
+    event,
+    gone,
+    numbered,
+    of_rank,
+    of_rank_0,
+    removed,
+    store,
+    stored,
+)
+from worker_agent.core.dialects.trtllm import TrtllmRules
+from worker_agent.core.dialects.trtllm_window import HELD_BACK_MAX, WidestWindow
+from worker_agent.core.engine_events import EngineCleared, EngineStored, RankEvent
+
+
+@pytest.fixture
+def rules() -> TrtllmRules:
+    return TrtllmRules(BLOCK_SIZE)
+
+
+def windowed(*windows_and_data: tuple[int, Json], first: int = 0) -> list[Json]:
+    return [event(first + at, data, window_size=window) for at, (window, data) in enumerate(windows_and_data)]
+
+
+# -------------------------------------------------------------------- known by `created`
+@pytest.mark.parametrize("windows", [(128, 1024, 512), (1024, 512, 128), (128, 512, 1024)])
+def test_only_events_of_the_widest_created_window_are_published(rules: TrtllmRules, windows: tuple[int, ...]) -> None:
+    pools = [(window, created()) for window in windows]
+    changes = [(128, stored(block(1))), (512, removed(1)), (1024, stored(block(2))), (1024, removed(2))]
+    assert rules.translate(windowed(*pools, *changes)) == of_rank_0(store(2), gone(2))
+    assert (rules.counts.created, rules.counts.window_filtered) == (3, 2)
+    assert (rules.counts.stored, rules.counts.removed) == (1, 1)
+
+
+def test_the_first_store_is_judged_like_any_other(rules: TrtllmRules) -> None:
+    assert rules.translate(windowed((128, created()), (1024, created()), (128, stored(block(1))))) == []
+    assert rules.counts.window_changes == 0
+
+
+def test_a_partial_block_of_a_narrow_window_is_not_remembered(rules: TrtllmRules) -> None:
+    events = windowed((1024, created()), (128, stored(block(2, (5,)))), (1024, removed(2)))
+    assert rules.translate(events) == of_rank_0(gone(2))
+
+
+def test_windows_are_known_for_each_rank_apart(rules: TrtllmRules) -> None:
+    events = [
+        event(at, data, window_size=window, attention_dp_rank=dp_rank)
+        for dp_rank, window in ((0, 128), (1, 1024))
+        for at, data in enumerate((created(), stored(block(1))))
+    ]
+    assert rules.translate(events) == [RankEvent(0, store(1)), RankEvent(1, store(1))]
+
+
+def test_of_layer_groups_those_with_the_widest_window_count(rules: TrtllmRules) -> None:
+    groups = [(0, 128), (1, 1024), (2, 1024)]
+    pools = [event(group, created(), window_size=window, layer_group_id=group) for group, window in groups]
+    changes = [event(3 + group, stored(block(1)), window_size=window, layer_group_id=group) for group, window in groups]
+    assert rules.translate([*pools, *changes]) == of_rank_0(store(1, group_idx=1), store(1, group_idx=2))
+
+
+def test_a_wider_window_created_later_clears_what_was_published_of_the_narrower(rules: TrtllmRules) -> None:
+    events = windowed((128, created()), (128, stored(block(1))), (1024, created()), (128, stored(block(2))))
+    assert rules.translate(events) == of_rank_0(store(1), EngineCleared())
+    assert rules.counts.window_changes == 1
+
+
+def test_a_narrower_window_created_later_changes_nothing(rules: TrtllmRules) -> None:
+    events = windowed((1024, created()), (1024, stored(block(1))), (128, created()), (1024, removed(1)))
+    assert rules.translate(events) == of_rank_0(store(1), gone(1))
+
+
+# -------------------------------------------------------------------- an engine older than windows
+def test_without_windows_nothing_is_filtered(rules: TrtllmRules) -> None:
+    assert rules.translate(numbered(created(), stored(block(1)), removed(1))) == of_rank_0(store(1), gone(1))
+
+
+def test_without_windows_nothing_waits_for_created(rules: TrtllmRules) -> None:
+    assert rules.translate(numbered(stored(block(1)), first=70)) == of_rank_0(store(1))
+
+
+def test_an_event_without_a_window_is_of_the_widest(rules: TrtllmRules) -> None:
+    events = [*windowed((128, stored(block(1)))), event(1, stored(block(2))), *windowed((128, removed(1)), first=2)]
+    assert rules.translate(events) == of_rank_0(store(2))
+    assert rules.counts.window_filtered == 2
+
+
+# -------------------------------------------------------------------- `created` was lost
+def test_before_any_window_is_known_events_are_held_back_and_the_rank_is_in_doubt(rules: TrtllmRules) -> None:
+    assert rules.translate(windowed((1024, stored(block(1))), (1024, removed(1)), first=9)) == []
+    assert rules.stale(0) == "2 engine events wait for the widest attention window: no `created` was seen"
+
+
+def test_the_first_created_lets_those_of_its_window_go(rules: TrtllmRules) -> None:
+    rules.translate(windowed((128, stored(block(1))), (1024, stored(block(2))), (1024, removed(2))))
+    assert rules.translate(windowed((1024, created()), first=3)) == of_rank_0(store(2), gone(2))
+    assert rules.counts.window_filtered == 1
+    assert rules.stale(0) == ""
+
+
+def test_when_enough_are_held_back_the_widest_among_them_counts(rules: TrtllmRules) -> None:
+    pairs = [((128, 1024)[number % 2], stored(block(number))) for number in range(HELD_BACK_MAX)]
+    assert rules.translate(windowed(*pairs[:-1])) == []
+    expected = of_rank_0(*(store(number) for number in range(1, HELD_BACK_MAX, 2)))
+    assert rules.translate(windowed(pairs[-1], first=HELD_BACK_MAX - 1)) == expected
+    assert (rules.counts.windows_assumed, rules.stale(0)) == (1, "")
+
+
+def test_a_wrong_guess_ends_with_the_next_event_of_the_widest_window(rules: TrtllmRules) -> None:
+    rules.translate(windowed(*((128, removed()) for _ in range(HELD_BACK_MAX))))
+    events = windowed((128, stored(block(1))), (1024, stored(block(2))), (128, stored(block(3))), first=HELD_BACK_MAX)
+    assert rules.translate(events) == of_rank_0(store(1), EngineCleared(), store(2))
+    assert rules.counts.window_changes == 1
+
+
+def test_a_jump_drops_what_was_held_back(rules: TrtllmRules) -> None:
+    rules.translate(windowed((1024, stored(block(1))), first=9))
+    assert rules.translate(windowed((1024, created()), (1024, removed(1)), first=20)) == of_rank_0(
+        EngineCleared(), gone(1)
+    )
+    assert rules.counts.held_back_dropped == 1
+
+
+def test_a_jump_ahead_keeps_the_window(rules: TrtllmRules) -> None:
+    rules.translate(windowed((1024, created())))
+    events = windowed((1024, stored(block(1))), (128, stored(block(2))), first=9)
+    assert rules.translate(events) == of_rank_0(EngineCleared(), store(1))
+
+
+def test_a_jump_back_is_another_life_with_its_own_windows(rules: TrtllmRules) -> None:
+    rules.translate(windowed((1024, created()), (1024, stored(block(1)))))
+    events = windowed((256, created()), (256, stored(block(2))))
+    assert rules.translate(events) == of_rank_0(EngineCleared(), store(2))
+
+
+# -------------------------------------------------------------------- configured
+def test_a_configured_window_counts_from_the_first_event() -> None:
+    rules = TrtllmRules(BLOCK_SIZE, attention_window=1024)
+    events = windowed((128, stored(block(1))), (1024, stored(block(2))), first=9)
+    assert rules.translate(events) == of_rank_0(store(2))
+
+
+def test_created_takes_the_place_of_what_was_configured() -> None:
+    rules = TrtllmRules(BLOCK_SIZE, attention_window=4096)
+    assert rules.translate(windowed((256, created()), (256, stored(block(1))))) == of_rank_0(store(1))
+    assert rules.counts.window_changes == 0
+
+
+def test_a_configured_window_that_an_event_confirmed_stays() -> None:
+    rules = TrtllmRules(BLOCK_SIZE, attention_window=1024)
+    events = windowed((1024, stored(block(1))), (128, created()), (1024, removed(1)), first=9)
+    assert rules.translate(events) == of_rank_0(store(1), gone(1))
+
+
+def test_a_window_wider_than_the_configured_clears_what_was_published() -> None:
+    rules = TrtllmRules(BLOCK_SIZE, attention_window=128)
+    events = windowed((128, stored(block(1))), (1024, stored(block(2))))
+    assert rules.translate(events) == of_rank_0(store(1), EngineCleared(), store(2))
+
+
+def test_ranks_wait_each_for_their_own_windows(rules: TrtllmRules) -> None:
+    waiting = event(9, stored(block(1)), window_size=8, attention_dp_rank=1)
+    known = [event(at, data, window_size=8) for at, data in enumerate((created(), stored(block(2))))]
+    assert rules.translate([waiting, *known]) == of_rank_0(store(2))
+    assert rules.translate([event(10, created(), window_size=8, attention_dp_rank=1)]) == of_rank(1, store(1))
+
+
+# -------------------------------------------------------------------- all of it
+WINDOWS = (128, 512, 1024)
+MAYBE_CONFIGURED = [None, 128, 512, 1024]
+
+
+def windows_held(seed: int, first: int, configured: int | None) -> list[int]:
+    """Return the windows of the blocks that a reader holds in the end, where reading begins with event `first`.
+
+    Pools are created, and then each of many blocks is stored in every window, in any order: the block's hash tells
+    which.
+    """
+    random = Random(seed)
+    changes = [(window, created()) for window in random.sample(WINDOWS, 3)]
+    for number in range(HELD_BACK_MAX):
+        changes += [(window, stored(block(number << 16 | window))) for window in random.sample(WINDOWS, 3)]
+    held: set[int] = set()
+    for _, each in TrtllmRules(BLOCK_SIZE, attention_window=configured).translate(windowed(*changes)[first:]):
+        if isinstance(each, EngineCleared):
+            held.clear()
+        elif isinstance(each, EngineStored):
+            held.update(each.block_hashes)
+    return [block_hash & 0xFFFF for block_hash in held]
+
+
+@given(seed=st.integers(0, 2**32), first=st.integers(0, 5), configured=st.sampled_from(MAYBE_CONFIGURED))
+def test_wherever_reading_begins_what_stands_in_the_end_is_of_the_widest_window(
+    seed: int, first: int, configured: int | None
+) -> None:
+    held = windows_held(seed, first, configured)
+    assert set(held) == {1024}
+    assert HELD_BACK_MAX - 1 <= len(held) <= HELD_BACK_MAX
+
+
+class NeverWidens(WidestWindow):
+    """Believes what it was told first."""
+
+    def on_event(self, window: int) -> None:
+        if self._widest is None:
+            super().on_event(window)
+
+
+class FirstEventDecides(WidestWindow):
+    """Lets the first event by, whatever its window: the peer's hole."""
+
+    def on_event(self, window: int) -> None:
+        self._widest = self._widest or window
+
+
+class LastCreatedDecides(WidestWindow):
+    """Forgets the windows created before."""
+
+    def on_created(self, window: int) -> None:
+        self._widest = window
+
+    def on_event(self, window: int) -> None:
+        if self._widest is None:
+            super().on_event(window)
+
+
+@pytest.mark.parametrize("bug", [NeverWidens, FirstEventDecides, LastCreatedDecides])
+def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, bug: type[WidestWindow]) -> None:
+    monkeypatch.setattr("worker_agent.core.dialects.trtllm.WidestWindow", bug)
+    runs = [
+        windows_held(seed, first, configured)
+        for seed in range(4)
+        for first in range(5)
+        for configured in MAYBE_CONFIGURED
+    ]
+    assert any(set(held) != {1024} for held in runs)

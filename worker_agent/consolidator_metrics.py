@@ -1,0 +1,91 @@
+"""Consolidators' figures as metrics, made when they are scraped; the label `source` says whose events they are."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from kv_runtime.telemetry import Family, counter, gauge
+from worker_agent.consolidator import Consolidator
+
+_MIRROR_COUNTS = (
+    *("stored", "removed", "deduplicated", "duplicate"),
+    *("unknown_parent", "unknown_name", "unknown_removal", "unfit", "ambiguous"),
+)
+_HOP_A_COUNTS = {
+    "zmq_gaps": "Holes found on hop A",
+    "zmq_replays": "Replays asked for on hop A",
+    "zmq_lost": "Holes on hop A that no replay filled; each clears its source",
+    "zmq_restarts": "Publishers that began anew; each clears its source",
+    "refused_messages": "Hop A messages that could not be read",
+    "refused_batches": "Hop A batches that could not be read",
+    "foreign_rank_batches": "Hop A batches of a rank that their publisher does not speak for",
+}
+
+
+class ConsolidatorMetrics:
+    """Reads the consolidators of a process; holds nothing."""
+
+    def __init__(self, consolidators: Sequence[Consolidator]) -> None:
+        self._consolidators = tuple(consolidators)
+
+    def families(self) -> Iterator[Family]:
+        """Yield all families."""
+        yield from self._rank_families()
+        yield from self._source_families()
+        for name, meaning, attribute in (
+            ("publish_failures", "Publications that the log did not confirm", "publish_failures_total"),
+            ("dumps", "Dumps given to readers", "dumps_total"),
+            ("refused_dump_requests", "Dump requests that could not be read", "refused_requests_total"),
+        ):
+            samples = [((each.worker_id,), float(getattr(each, attribute))) for each in self._consolidators]
+            yield counter(name, meaning, ("worker",), samples)
+
+    def _rank_families(self) -> Iterator[Family]:
+        ranks = [
+            ((each.worker_id, str(rank)), statistics)
+            for each in self._consolidators
+            for rank, statistics in each.core.statistics().ranks.items()
+        ]
+        labels = ("worker", "dp_rank")
+        yield gauge("mirror_blocks", "Blocks that the rank holds", labels, [(at, s.held_blocks) for at, s in ranks])
+        yield gauge(
+            "outbox_bytes", "Bytes that the log did not take yet", labels, [(at, s.waiting_bytes) for at, s in ranks]
+        )
+        yield gauge("stream_seq", "Last seq given out", labels, [(at, s.last_seq) for at, s in ranks])
+        dropped = [(at, float(s.dropped_batches_total)) for at, s in ranks]
+        yield counter("outbox_dropped", "Batches dropped from a full outbox", labels, dropped)
+        changes = [
+            ((*at, source, kind), float(getattr(counts, kind)))
+            for at, s in ranks
+            for source, counts in s.counts.items()
+            for kind in _MIRROR_COUNTS
+        ]
+        meaning = "Blocks by what the mirror made of a source's events"
+        yield counter("mirror_blocks_changed", meaning, (*labels, "source", "kind"), changes)
+
+    def _source_families(self) -> Iterator[Family]:
+        counts, events = self._source_counts()
+        meaning = "Hop A events by what became of them before the mirror"
+        decoded = [(labels, float(count)) for labels, count in events.items()]
+        yield counter("hop_a_events", meaning, ("worker", "source", "kind"), decoded)
+        for name, meaning in _HOP_A_COUNTS.items():
+            samples = [((worker, source), float(n)) for (worker, source, kind), n in counts.items() if kind == name]
+            yield counter(name, meaning, ("worker", "source"), samples)
+
+    def _source_counts(self) -> tuple[Counter[tuple[str, str, str]], Counter[tuple[str, str, str]]]:
+        counts, events = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+        for each in self._consolidators:
+            origins = each.core.statistics().origins
+            for reader in each.readers:
+                cursor, core, at = reader.cursor, origins[reader.origin], (each.worker_id, reader.origin.source)
+                counts[*at, "zmq_gaps"] += cursor.gaps_total
+                counts[*at, "zmq_replays"] += cursor.replays_total
+                counts[*at, "zmq_lost"] += cursor.lost_total
+                counts[*at, "zmq_restarts"] += cursor.restarts_total
+                counts[*at, "refused_messages"] += reader.refused_messages_total + cursor.refused_total
+                counts[*at, "refused_batches"] += core.refused_batches_total
+                counts[*at, "foreign_rank_batches"] += core.foreign_rank_batches_total
+                for kind, count in msgspec.structs.asdict(core.decoded).items():
+                    events[*at, kind] += count
+        return counts, events

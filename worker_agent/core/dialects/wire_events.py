@@ -1,0 +1,160 @@
+"""One event of hop A, in any of its forms, becomes one struct; what it means is decided elsewhere (`batches.py`).
+
+    map       key `type` and the fields by name; unknown keys are skipped
+    array     0 tag, then the fields by position; from FIXED_HEAD on, a tail:
+              fixed    four slots or more, of the types group, kind, window, locality, owner: by position
+              legacy   otherwise; may stop anywhere; by type: a list is `block_mm_infos`, the first int is the group, a
+                       string is the kind, another int is the window; what is left over is skipped
+              metadata a map in any slot from `lora_name` on: its `cache_salt` counts, the slot is empty otherwise;
+                       text in the slot of `extra_keys` is a session's name (old SGLang): empty, too
+    tokens    u32s, or pairs of neighbours (a,b)(b,c)(c,d): then a..d, and the event is Eagle's
+
+The usual form (map, plain tokens) is one typed decode. Source: `event_plane.md` sections 3.2, 3.4.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from kv_protocol.errors import UNDECODABLE, LimitExceeded
+from kv_protocol.ids import TokenId
+
+GROUP_IDX_MAX = 255
+"""More attention groups in one model than any engine has; a bound on what is remembered of them."""
+
+EngineHash = int | bytes
+GroupIdx = Annotated[int, msgspec.Meta(ge=0, le=GROUP_IDX_MAX)]
+
+
+class WireMmObject(msgspec.Struct):
+    """A multimodal item of a block."""
+
+    mm_hash: int
+
+
+class WireMmInfo(msgspec.Struct):
+    """The multimodal items of a block."""
+
+    mm_objects: list[WireMmObject]
+
+
+class WireStored(msgspec.Struct, tag="BlockStored"):
+    """`BlockStored` as publishers say it; only types are checked."""
+
+    block_hashes: tuple[EngineHash, ...]
+    parent_block_hash: EngineHash | None
+    token_ids: tuple[TokenId, ...]
+    block_size: Annotated[int, msgspec.Meta(ge=0)]
+    medium: str | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    block_mm_infos: list[WireMmInfo | None] | None = None
+    mm_keys: list[Any] | None = None
+    group_idx: GroupIdx | None = None
+    kv_cache_spec_kind: str | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class WireRemoved(msgspec.Struct, tag="BlockRemoved"):
+    """`BlockRemoved` as publishers say it; only types are checked."""
+
+    block_hashes: tuple[EngineHash, ...]
+    medium: str | None = None
+    group_idx: GroupIdx | None = None
+    kv_cache_spec_kind: str | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class WireCleared(msgspec.Struct, tag="AllBlocksCleared"):
+    """`AllBlocksCleared`; a source kind may follow, and changes nothing."""
+
+
+class WireIgnored(msgspec.Struct, tag="Ignored"):
+    """An event that its publisher itself says to ignore."""
+
+
+WireEvent = WireStored | WireRemoved | WireCleared | WireIgnored
+
+_STORED_HEAD = (
+    "type",
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+)
+_REMOVED_HEAD = ("type", "block_hashes", "medium")
+_METADATA_FROM = _STORED_HEAD.index("lora_name")
+_FIXED_TAIL = ("group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window", "locality", "ownership")
+_FIXED_TYPES = (int, str, int, str)
+
+_decode_usual = msgspec.msgpack.Decoder(WireEvent).decode
+_decode_any = msgspec.msgpack.Decoder().decode
+
+
+def read_event(raw: msgspec.Raw) -> tuple[WireEvent, bool]:
+    """Return the event, and whether its tokens were pairs; raise one of `UNDECODABLE` where it is none."""
+    try:
+        return _decode_usual(raw), False
+    except UNDECODABLE:
+        return _unusual(_decode_any(raw))
+
+
+def _unusual(value: object) -> tuple[WireEvent, bool]:
+    fields = _by_name(value) if isinstance(value, list) else value
+    is_eagle = False
+    if isinstance(fields, dict):
+        match fields.get("token_ids"):
+            case [[*_], *_] as pairs:
+                is_eagle = True
+                fields = {**fields, "token_ids": _unpaired(pairs)}
+    return msgspec.convert(fields, WireEvent, builtin_types=(bytes,)), is_eagle  # bytes: no text is taken for base64
+
+
+def _unpaired(pairs: list[object]) -> tuple[int, ...]:
+    firsts, seconds = zip(*msgspec.convert(pairs, list[tuple[TokenId, TokenId]]), strict=True)
+    if firsts[1:] != seconds[:-1]:
+        raise LimitExceeded("token_ids", "pairs that are no chain", "(a,b)(b,c)(c,d)...")
+    return (*firsts, seconds[-1])
+
+
+def _by_name(slots: list[Any]) -> dict[str, Any]:
+    match slots:
+        case ["BlockStored", *_]:
+            return _stored_by_name(slots)
+        case ["BlockRemoved", *_]:
+            return dict(zip(_REMOVED_HEAD, slots, strict=False)) | _tail(slots[len(_REMOVED_HEAD) :])
+    return {"type": slots[0]} if slots else {}
+
+
+def _stored_by_name(slots: list[Any]) -> dict[str, Any]:
+    later = slots[_METADATA_FROM:]
+    slots = slots[:_METADATA_FROM] + [None if isinstance(slot, dict) else slot for slot in later]
+    fields = dict(zip(_STORED_HEAD, slots, strict=False)) | _tail(slots[len(_STORED_HEAD) :])
+    if isinstance(fields.get("extra_keys"), str):
+        fields["extra_keys"] = None
+    for slot in later:
+        if isinstance(slot, dict) and "cache_salt" in slot:
+            fields["cache_salt"] = slot["cache_salt"]
+    return fields
+
+
+def _tail(slots: list[Any]) -> dict[str, Any]:
+    is_fixed = len(slots) >= len(_FIXED_TYPES) and all(
+        slot is None or type(slot) is kind for slot, kind in zip(slots, _FIXED_TYPES, strict=False)
+    )
+    return dict(zip(_FIXED_TAIL, slots, strict=False)) if is_fixed else _legacy_tail(slots)
+
+
+def _legacy_tail(slots: list[Any]) -> dict[str, Any]:
+    first_of: dict[type, Any] = {}
+    for slot in slots:
+        first_of.setdefault(type(slot), slot)
+    names = {list: "block_mm_infos", int: "group_idx", str: "kv_cache_spec_kind"}
+    return {names[kind]: slot for kind, slot in first_of.items() if kind in names}

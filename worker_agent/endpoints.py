@@ -1,0 +1,50 @@
+"""Where foreign publishers are: ZeroMQ addresses as configuration gives them, checked before a socket sees them.
+
+    tcp://host:port    `*` is this machine: the engine binds it, we connect
+    ipc://path         a socket of this machine
+
+One publisher a rank: rank r has port + r, or path + `_dp<r>` but for rank 0.
+Source: `event_plane.md` section 3.5.
+"""
+
+import re
+
+from kv_runtime.http import is_loopback
+
+PORT_MAX = 65_535
+IPC_PATH_BYTES_MAX = 107
+"""What a Unix socket's address has room for."""
+
+_TCP = re.compile(r"tcp://(\*|\[[0-9A-Fa-f:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_IPC = re.compile(r"ipc://\S+")
+
+
+def checked_endpoint(field: str, value: str, *, allow_remote: bool) -> str:
+    """Return `value` as an address to connect to.
+
+    Raises:
+        ValueError: names the field, what was found and what is allowed.
+    """
+    if _IPC.fullmatch(value) and len(value.encode()) - len("ipc://") <= IPC_PATH_BYTES_MAX:
+        return value
+    found = _TCP.fullmatch(value)
+    if not found or not 1 <= int(found[2]) <= PORT_MAX:
+        raise ValueError(f"{field}: found {value!r}, allowed tcp://host:port or ipc://path")
+    host = "127.0.0.1" if found[1] == "*" else found[1]
+    if not allow_remote and not is_loopback(host.strip("[]")):
+        raise ValueError(f"{field}: found {value!r}, allowed this machine's own addresses unless allow_remote is true")
+    return f"tcp://{host}:{found[2]}"
+
+
+def rank_endpoint(endpoint: str, dp_rank: int) -> str:
+    """Return the address of the rank's own publisher; `endpoint`, which was checked, is that of rank 0.
+
+    Raises:
+        ValueError: the port would be beyond 65535.
+    """
+    if endpoint.startswith("ipc://"):
+        return f"{endpoint}_dp{dp_rank}" if dp_rank else endpoint
+    head, _, port = endpoint.rpartition(":")
+    if int(port) + dp_rank > PORT_MAX:
+        raise ValueError(f"{endpoint}: port {int(port) + dp_rank} of rank {dp_rank}, allowed up to {PORT_MAX}")
+    return f"{head}:{int(port) + dp_rank}"

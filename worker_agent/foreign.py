@@ -1,0 +1,91 @@
+"""What `consolidate` and `attach` are made of: consolidators of foreign publishers, and an engine's registration."""
+
+import secrets
+from importlib.metadata import version
+
+import zmq.asyncio
+
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.hashing import EAGLE_HASH_SCHEME, HASH_SCHEME, canary
+from kv_runtime.clock import Clock
+from kv_runtime.config import ConfigurationError
+from kv_runtime.event_log import EventLog
+from kv_runtime.text import load_text
+from worker_agent.consolidator import Consolidator
+from worker_agent.core.consolidation import Consolidation, Origin
+from worker_agent.core.source_cursor import SourceCursor
+from worker_agent.endpoints import checked_endpoint
+from worker_agent.foreign_config import AttachSettings, PublisherSection, WorkerStreamsSection
+from worker_agent.hop_a_reader import HopAReader
+
+
+def foreign_consolidator(
+    worker: WorkerStreamsSection,
+    log: EventLog,
+    context: zmq.asyncio.Context,
+    clock: Clock,
+    *,
+    outbox_bytes_max: int,
+) -> Consolidator:
+    """Return the head of the worker's streams, with a reader for each of its publishers."""
+    core = Consolidation(
+        worker.dp_ranks,
+        worker.block_size,
+        worker.instance or secrets.token_hex(8),
+        lambda: secrets.randbits(64),
+        origins=[Origin(each.source, each.dp_rank) for each in worker.publishers],
+        is_eagle=worker.is_eagle,
+        outbox_bytes_max=outbox_bytes_max,
+    )
+    readers = [_reader(publisher, context, clock) for publisher in worker.publishers]
+    return Consolidator(core, readers, log, clock, model=worker.model, worker_id=worker.id)
+
+
+def _reader(publisher: PublisherSection, context: zmq.asyncio.Context, clock: Clock) -> HopAReader:
+    replay = publisher.replay_endpoint
+    return HopAReader(
+        Origin(publisher.source, publisher.dp_rank),
+        SourceCursor(has_replay=bool(replay)),
+        context,
+        clock,
+        publish_endpoint=checked_endpoint("endpoint", publisher.endpoint, allow_remote=publisher.allow_remote),
+        replay_endpoint=replay and checked_endpoint("replay_endpoint", replay, allow_remote=publisher.allow_remote),
+        topic=publisher.topic,
+    )
+
+
+def foreign_registration(settings: AttachSettings, instance: str) -> WorkerRegistered:
+    """Return what the fleet is told of the attached engine.
+
+    Raises:
+        ConfigurationError: a field may not be as it is.
+        TextError: the model directory cannot be read.
+    """
+    engine = settings.engine
+    text = load_text(engine.text)
+    scheme = EAGLE_HASH_SCHEME if engine.is_eagle else HASH_SCHEME
+    try:
+        return WorkerRegistered(
+            worker_id=settings.worker.id,
+            instance=instance,
+            model=engine.model,
+            served_names=engine.served_names or (engine.model,),
+            role=settings.worker.role,
+            base_url=engine.base_url.rstrip("/"),
+            dp_ranks=tuple(range(engine.dp_ranks)),
+            block_size=engine.block_size,
+            hash_scheme=scheme,
+            tokenizer_digest=text.tokenizer_digest,
+            template_digest=text.template_digest,
+            canary=canary(engine.block_size, scheme),
+            total_kv_blocks=engine.total_kv_blocks,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            max_seq_len=engine.max_seq_len,
+            event_source=engine.kind,
+            accepts_token_ids=False,
+            version=version("kv-router"),
+        )
+    except LimitExceeded as error:
+        raise ConfigurationError([f"engine.{error}"]) from error
