@@ -1,0 +1,178 @@
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.closed_loop import (
+    PLACEMENTS,
+    AsDrawn,
+    ClosedLoop,
+    EngineModel,
+    Placement,
+    Played,
+    RoundRobin,
+    Sticky,
+    Uniform,
+)
+from bench.fleet_recording import Answered, Recording, Session
+from tests.unit.bench.fleets import SESSIONS, recording
+from worker_agent.core.engine import RequestRefused
+from worker_agent.core.simulator.scheduling import TRTLLM
+from worker_agent.core.simulator.timing import H200_8B, IterationWork
+
+MODEL = EngineModel(H200_8B)
+
+
+class Watched:
+    """A placement that remembers what it was asked."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self.sessions: list[int] = []
+        self.workers: list[int] = []
+        self.in_flight_max = 0
+
+    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+        self.sessions.append(session)
+        self.in_flight_max = max(self.in_flight_max, 1 + sum(in_flight))
+        self.workers.append(self._placement.choose(session, in_flight))
+        return self.workers[-1]
+
+
+def check_conservation(workload: Recording, placement: Placement, workers: int, loop: type[ClosedLoop]) -> None:
+    """Every turn of every session is sent once, sessions begin in order, and no more run than may."""
+    watched = Watched(placement)
+    played = loop(workload, MODEL, watched, workers=workers).play()
+    planned = workload.sessions
+    assert Counter(watched.sessions) == {
+        n: len(each.added_tokens) for n, each in enumerate(planned) if each.added_tokens
+    }
+    firsts = list(dict.fromkeys(watched.sessions))
+    assert firsts == sorted(firsts)
+    turns = [enumerate(each.prompts_tokens(workload.system_tokens)) for each in planned]
+    lengths = Counter((tokens, turn) for session in turns for turn, tokens in session)
+    assert Counter((each.isl_tokens, each.turn) for each in played.answered) == lengths
+    assert Counter(each.worker for each in played.answered) == Counter(watched.workers)
+    assert watched.in_flight_max <= workload.concurrency
+
+
+sessions = st.lists(
+    st.lists(st.tuples(st.integers(1, 200), st.integers(1, 12)), max_size=4).map(
+        lambda turns: Session(0, tuple(added for added, _ in turns), tuple(output for _, output in turns))
+    ),
+    min_size=1,
+    max_size=12,
+).filter(lambda planned: any(each.added_tokens for each in planned))
+
+
+@settings(deadline=None, max_examples=40)
+@given(sessions, st.sampled_from(sorted(PLACEMENTS)), st.integers(1, 4), st.integers(1, 9), st.integers(0, 3))
+def test_every_turn_of_every_session_is_sent_once_and_in_order(
+    planned: list[Session], policy: str, workers: int, concurrency: int, seed: int
+) -> None:
+    workload = recording(sessions=tuple(planned), concurrency=concurrency)
+    check_conservation(workload, PLACEMENTS[policy](seed), workers, ClosedLoop)
+
+
+class LosesATurn(ClosedLoop):
+    def _send(self, session: int, turn: int) -> None:
+        super()._send(session, 2 if turn == 1 else turn)
+
+
+class BeginsOneTooMany(ClosedLoop):
+    def play(self, on_request: Callable[[], None] = lambda: None) -> Played:
+        self._begin_session()
+        return super().play(on_request)
+
+
+class LastSessionFirst(ClosedLoop):
+    def _begin_session(self) -> None:
+        self._sessions = reversed(list(self._sessions)) if not self._histories else self._sessions
+        super()._begin_session()
+
+
+@pytest.mark.parametrize("broken", [LosesATurn, BeginsOneTooMany, LastSessionFirst])
+def test_a_loop_that_does_otherwise_is_found_out(broken: type[ClosedLoop]) -> None:
+    with pytest.raises(AssertionError):
+        check_conservation(recording(), RoundRobin(), 2, broken)
+
+
+def test_a_turn_finds_all_that_its_session_left_on_its_worker() -> None:
+    workload = recording(sessions=SESSIONS[:1], blocks_per_worker=1000)
+    played = ClosedLoop(workload, MODEL, Sticky(), workers=1).play()
+    block = workload.block_size
+    before = [
+        each.isl_tokens + output - 1 for each, output in zip(played.answered, SESSIONS[0].output_tokens, strict=True)
+    ]
+    assert [each.cached_tokens for each in played.answered] == [0, *(tokens // block * block for tokens in before[:-1])]
+
+
+def test_sessions_share_their_system_prompt_and_nothing_else() -> None:
+    workload = recording(sessions=SESSIONS[:3], concurrency=1, blocks_per_worker=1000)
+    played = ClosedLoop(workload, MODEL, RoundRobin(), workers=1).play()
+    assert [each.cached_tokens for each in played.answered if each.turn == 0] == [0, 0, 320]
+
+
+def test_a_request_alone_takes_its_way_and_its_iterations() -> None:
+    workload = recording(sessions=(Session(0, (180,), (2,)),))
+    (alone,) = ClosedLoop(workload, MODEL, RoundRobin(), workers=1).play().answered
+    context_s = H200_8B.iteration_s(IterationWork(context_tokens=500, attention_pairs=500 * 250))
+    decode_s = H200_8B.iteration_s(IterationWork(decode_sequences=1, kv_tokens=500))
+    assert (alone.ttft_s, alone.itl_s) == pytest.approx((H200_8B.request_s(500) + context_s, decode_s))
+    assert alone.e2e_s == pytest.approx(alone.ttft_s + decode_s)
+
+
+def test_an_answer_of_one_token_has_no_itl() -> None:
+    (alone,) = ClosedLoop(recording(sessions=(Session(0, (9,), (1,)),)), MODEL, RoundRobin(), workers=1).play().answered
+    assert (alone.itl_s, alone.e2e_s) == (None, alone.ttft_s)
+
+
+def test_round_robin_goes_request_by_request() -> None:
+    watched = Watched(RoundRobin())
+    ClosedLoop(recording(), MODEL, watched, workers=3).play()
+    assert watched.workers == [number % 3 for number in range(len(watched.workers))]
+
+
+def test_a_sticky_session_stays_where_the_fewest_were_running() -> None:
+    placement = Sticky()
+    assert [placement.choose(7, (2, 1, 1)), placement.choose(7, (0, 5, 0)), placement.choose(8, (2, 1, 0))] == [1, 1, 2]
+
+
+def test_random_depends_on_its_seed_alone() -> None:
+    drawn = [[placement.choose(0, (0,) * 8) for _ in range(20)] for placement in (Uniform(1), Uniform(1), Uniform(2))]
+    assert (drawn[0] == drawn[1], drawn[0] == drawn[2]) == (True, False)
+
+
+def test_recorded_draws_are_drawn_again() -> None:
+    played = ClosedLoop(recording(), MODEL, Uniform(9), workers=4).play()
+    again = ClosedLoop(recording(), MODEL, AsDrawn(recording(), played.answered), workers=4).play()
+    assert again == played
+
+
+def test_turns_that_look_alike_share_their_recorded_workers() -> None:
+    workload = recording(sessions=SESSIONS[:1] * 2, concurrency=1)
+    rows = [Answered(0, 0, 0.0, 0.0, None, worker, 0) for worker in (2, 1)]
+    first = [row._replace(isl_tokens=next(SESSIONS[0].prompts_tokens(workload.system_tokens))) for row in rows]
+    placement = AsDrawn(workload, first)
+    assert [placement.choose(session, (0, 0, 0)) for session in (0, 1, 0)] == [2, 1, 0]
+
+
+@pytest.mark.parametrize("policy", PLACEMENTS)
+def test_a_run_is_a_function_of_its_arguments(policy: str) -> None:
+    first, second = (ClosedLoop(recording(), MODEL, PLACEMENTS[policy](5), workers=2).play() for _ in range(2))
+    assert first == second
+
+
+def test_scheduling_is_that_of_the_model() -> None:
+    ahead, in_step = (
+        ClosedLoop(recording(), MODEL._replace(scheduling=each), RoundRobin(), workers=2).play()
+        for each in (MODEL.scheduling, TRTLLM)
+    )
+    assert ahead != in_step
+
+
+def test_a_prompt_that_no_engine_holds_is_refused() -> None:
+    with pytest.raises(RequestRefused, match="at most the pool's 20 blocks"):
+        ClosedLoop(recording(blocks_per_worker=20), MODEL, RoundRobin(), workers=1).play()
