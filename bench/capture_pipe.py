@@ -116,6 +116,11 @@ class Pipe:
         ranks = self._core.statistics().ranks.values()
         return [counts for rank in ranks for counts in rank.counts.values()]
 
+    @property
+    def refused_events(self) -> int:
+        """How many events could not be read."""
+        return sum(origin.decoded.refused for origin in self._core.statistics().origins.values())
+
 
 async def through_pipe(
     work: Callable[[Pipe], Awaitable[T]],

@@ -58,11 +58,20 @@ class ChaosFigures(msgspec.Struct, frozen=True):
     replays: int
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """What could not be used: events that could not be read, and blocks of others."""
+
+    refused_events: int
+    unfit_blocks: int
+    unknown_names: int
+
+
 class Report(msgspec.Struct, frozen=True):
     """A finished check of one capture."""
 
     capture: Capture
     figures: Figures
+    left_out: LeftOut
     chaos: ChaosFigures | None = None
 
     def json(self) -> bytes:
@@ -84,8 +93,8 @@ async def check_capture(
     done = await through_pipe(check.run, stop, capture, twin.dp_ranks, chaos)
     if done is None:
         return None
-    figures, publishers = done
-    return Report(capture, figures, None if chaos is None else _chaos_figures(chaos, publishers))
+    (figures, left_out), publishers = done
+    return Report(capture, figures, left_out, None if chaos is None else _chaos_figures(chaos, publishers))
 
 
 def _chaos_figures(chaos: Chaos, publishers: list[CapturePublisher]) -> ChaosFigures:
@@ -117,7 +126,7 @@ class _Check:
         self._at = 0
         self._figures = Figures()
 
-    async def run(self, pipe: Pipe) -> Figures:
+    async def run(self, pipe: Pipe) -> tuple[Figures, LeftOut]:
         """Play all rounds, then what was recorded after the last one."""
         await pipe.connected()
         for each in self._capture.rounds:
@@ -130,11 +139,12 @@ class _Check:
         rest = list(self._capture.frames[self._at :])
         self._explain([], rest)
         await self._deliver(pipe, rest)
-        for counts in pipe.mirror_counts():
-            self._figures.missing_parent += counts.unknown_parent
-            self._figures.duplicate += counts.duplicate
-            self._figures.unknown_removal += counts.unknown_removal
-        return self._figures
+        counts = pipe.mirror_counts()
+        self._figures.missing_parent = sum(each.unknown_parent for each in counts)
+        self._figures.duplicate = sum(each.duplicate for each in counts)
+        self._figures.unknown_removal = sum(each.unknown_removal for each in counts)
+        unfit, unknown = sum(each.unfit for each in counts), sum(each.unknown_name for each in counts)
+        return self._figures, LeftOut(pipe.refused_events, unfit, unknown)
 
     def _count(self, predictions: list[_Prediction]) -> None:
         figures = self._figures
@@ -204,6 +214,9 @@ def _rows(report: Report) -> Iterator[tuple[str, int, str]]:
     yield "missing parent", figures.missing_parent, "blocks stored behind a block that nobody knows"
     yield "duplicate", figures.duplicate, "blocks stored again while they were there"
     yield "unknown removal", figures.unknown_removal, "blocks removed that were not there"
+    yield "refused", report.left_out.refused_events, "events that could not be read"
+    yield "unfit", report.left_out.unfit_blocks, "blocks of another size than the capture's, or of bigrams"
+    yield "unknown name", report.left_out.unknown_names, "blocks moved to a tier that nobody described before"
     if report.chaos is not None:
         yield "chaos: dropped", report.chaos.dropped, f"frames not sent; seed {report.chaos.seed}"
         yield "chaos: duplicated", report.chaos.duplicated, "frames sent twice"

@@ -248,6 +248,13 @@ def test_host_tier_windows_ranks_bytes_and_clears_are_read(tmp_path: Path) -> No
     )
 
 
+def test_a_prompt_that_ends_within_a_block_is_counted_to_its_last_block(tmp_path: Path) -> None:
+    requests = [request(0, [], 0), request(1, tokens(1, 9), 8), request(1, tokens(1, 9), 9)]
+    frames = [(1.0, 0, [stored([1, 2], tokens(1, 8))])]
+    figures = figures_of(load_capture(written(tmp_path / "c", frames, requests, first=0)))
+    assert (figures.exact, figures.under) == (2, 1)
+
+
 def test_a_capture_without_requests_is_read_through(tmp_path: Path) -> None:
     frames = [(1.0, 0, [removed([4, 5])])]
     assert figures_of(load_capture(written(tmp_path / "c", frames, []))) == Figures(unknown_removal=2)
@@ -296,6 +303,9 @@ def test_people_get_a_table_that_says_what_figures_mean(tmp_path: Path) -> None:
         ("missing parent", "0"),
         ("duplicate", "0"),
         ("unknown removal", "0"),
+        ("refused", "0"),
+        ("unfit", "0"),
+        ("unknown name", "0"),
     ]
     assert all(meaning for name, _, meaning in shown if name != "requests")
 

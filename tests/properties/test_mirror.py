@@ -71,7 +71,7 @@ namings = st.builds(
     lambda hashes, tier: EngineStored(
         block_hashes=tuple(hashes), parent_block_hash=None, token_ids=(), block_size=0, tier=tier
     ),
-    st.lists(engine_hashes, min_size=1, max_size=2, unique=True),
+    st.lists(engine_hashes, min_size=1, max_size=3),
     tiers,
 )
 removals = st.builds(
@@ -105,11 +105,12 @@ class Model:
         elif isinstance(event, EngineRemoved):
             for engine_hash in event.block_hashes:
                 self.remove((source, engine_hash), event.tier, event.group_idx)
-        elif len({*event.block_hashes, event.parent_block_hash}) > len(event.block_hashes):
-            if event.names_only:
-                self.store_by_name(event, source)
-            elif event.block_size == BLOCK_SIZE:
-                self.store(event, source)
+        elif event.names_only:
+            self.store_by_name(event, source)
+        elif event.block_size == BLOCK_SIZE and (
+            len({*event.block_hashes, event.parent_block_hash}) > len(event.block_hashes)
+        ):
+            self.store(event, source)
 
     @property
     def names(self) -> set[tuple[str, int]]:
@@ -127,6 +128,10 @@ class Model:
                 if live or path in self.live or path[:-1] in self.live or len(path) == 1:
                     return path
         return None
+
+    def depth(self, engine_hash: int, source: str) -> int:
+        paths = [self.path_of[named] for each in (source, *SOURCES) if (named := (each, engine_hash)) in self.path_of]
+        return len(paths[0]) if paths else 0
 
     @property
     def live(self) -> set[Path]:
@@ -150,7 +155,7 @@ class Model:
             self.hold(source, engine_hash, event)
 
     def store_by_name(self, event: EngineStored, source: str) -> None:
-        for engine_hash in event.block_hashes:
+        for engine_hash in sorted(event.block_hashes, key=lambda each: self.depth(each, source)):
             path = self.meaning(engine_hash, source, live=False)
             if path is not None:
                 self.path_of[source, engine_hash] = path

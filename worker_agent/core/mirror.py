@@ -11,9 +11,9 @@ Rules
 * A block is held on a tier while it can be used by at least one name there, of whatever source: `Stored` goes out for
   the first, `Removed` for the last.
 * A store without tokens says where a block is that was described before, by the same source or another; one that
-  nobody described is dropped and counted.
-* An engine hash names one block: stored again as another, it leaves the first on all tiers; twice in one event (or as
-  its own parent), it says nothing, and the event is dropped.
+  nobody described is dropped and counted. Such names come in any order; a name said twice is two copies.
+* An engine hash names one block: stored again as another, it leaves the first on all tiers; described twice in one
+  event (or as its own parent), it says nothing, and the event is dropped.
 * The set, its digests and the events given out agree at any time: folding the events gives the set.
 """
 
@@ -129,11 +129,11 @@ class RankMirror:
         if self.unfit(event):
             counts.unfit += blocks
             return []
+        if event.names_only:
+            return self._store_by_name(event, source)
         if len({*event.block_hashes, event.parent_block_hash}) <= blocks:
             counts.ambiguous += blocks
             return []
-        if event.names_only:
-            return self._store_by_name(event, source)
         parent, position, above = None, 0, _Namespace()
         if event.parent_block_hash is not None:
             parent = self._known(event.parent_block_hash, source)
@@ -169,7 +169,7 @@ class RankMirror:
 
     def _store_by_name(self, event: EngineStored, source: str) -> list[Event]:
         new: list[Event] = []
-        for engine_hash in event.block_hashes:
+        for engine_hash in sorted(event.block_hashes, key=lambda each: self._depth(each, source)):
             sequence_hash = self._described(engine_hash, source)
             if sequence_hash is None:
                 self.counts[source].unknown_name += 1
@@ -177,6 +177,14 @@ class RankMirror:
                 block = self._blocks[sequence_hash]
                 new.append(Stored((sequence_hash,), block.parent, block.position, event.tier))
         return new
+
+    def _depth(self, engine_hash: int, source: str) -> int:
+        for names in (self._names[source], *self._names.values()):
+            sequence_hash = names.meaning(engine_hash)
+            if sequence_hash is not None:
+                block = self._blocks.get(sequence_hash) or self._former.get(sequence_hash)
+                return 0 if block is None else block.position
+        return 0
 
     def _described(self, engine_hash: int, source: str) -> int | None:
         """Return the block that a bare name means, which is known again if it was given up lately."""

@@ -128,6 +128,12 @@ def test_blocks_without_tokens_are_names_of_known_ones_and_their_place(block_siz
     assert read(event).events == (names(7, 8, block_size=block_size),)
 
 
+def test_a_name_that_stands_twice_is_read_twice() -> None:
+    """Offloaded blocks of several attention groups: one name each, and no event says of which group."""
+    event = stored_map(block_hashes=[7, 8, 8], token_ids=[], block_size=0, medium="CPU")
+    assert read(event).events == (names(7, 8, 8, block_size=0),)
+
+
 def test_unknown_keys_and_slots_of_newer_publishers_are_skipped() -> None:
     newer = {"lora_id": 3, "kv_cache_spec_sliding_window": None, "session_id": "s", "new": {"a": [1]}}
     array = stored_array(3, "GPU", None, None, 0, "full_attention", None, "LOCAL", None, {"new": 1}, "newest")
@@ -229,7 +235,6 @@ def test_what_is_local_or_does_not_say_stands(locality: str | None) -> None:
         pytest.param(stored_map(block_hashes=None), id="hashes null"),
         pytest.param(stored_map(block_hashes=[7, 7], token_ids=[1] * 8), id="a hash twice"),
         pytest.param(stored_map(block_hashes=[-1, 2**64 - 1], token_ids=[1] * 8), id="a hash in two spellings"),
-        pytest.param(stored_map(block_hashes=[7, 7], token_ids=[]), id="a name twice"),
         pytest.param(stored_map(parent_block_hash=7), id="its own parent"),
         pytest.param(stored_map(lora_name={"cache_salt": "s"}), id="adapter is an object"),
         pytest.param(stored_map(group_idx=256), id="group beyond the bound"),

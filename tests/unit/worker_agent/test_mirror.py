@@ -331,6 +331,25 @@ def test_a_former_block_whose_parent_is_gone_too_is_not_held() -> None:
     assert counts(mirror).unknown_name == 1
 
 
+def test_bare_names_come_in_any_order() -> None:
+    mirror = mirror_of(store(0, 3), remove(102, 101, 100))
+    assert [event.sequence_hashes for event in mirror.apply(by_name(102, 100, 101)) if isinstance(event, Stored)] == [
+        (block,) for block in CHAIN[:3]
+    ]
+    assert counts(mirror).unknown_name == 0
+
+
+def test_a_bare_name_said_twice_is_two_copies() -> None:
+    mirror = mirror_of(store(0, 2))
+    assert mirror.apply(by_name(100, 101, 101)) == [
+        Stored((CHAIN[0],), tier=Tier.HOST),
+        Stored((CHAIN[1],), CHAIN[0], 1, Tier.HOST),
+    ]
+    assert mirror.apply(remove(101, tier=Tier.HOST)) == []
+    assert mirror.apply(remove(101, 100, tier=Tier.HOST)) == [Removed((CHAIN[1], CHAIN[0]), Tier.HOST)]
+    assert counts(mirror).unknown_removal == 0
+
+
 def test_a_bare_name_that_nobody_described_is_counted_and_dropped() -> None:
     mirror = mirror_of(store(0))
     assert mirror.apply(by_name(7, 100)) == [Stored((CHAIN[0],), tier=Tier.HOST)]

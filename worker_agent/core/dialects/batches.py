@@ -9,9 +9,10 @@ For every event, the first line that applies:
     medium beyond our tiers        ignored (`media.py`)
     attention group not a main one ignored (`attention_groups.py`)
     medium unknown                 refused
+    no tokens                      stands: names of blocks that were described before, and where they are now; a name
+                                   that stands twice is two copies (vLLM's offload of several groups names none)
     a hash twice, or the parent    refused: it says nothing
       among its own blocks
-    no tokens                      stands: names of blocks that were described before, and where they are now
     more tokens than blocks hold   refused
     fewer                          the blocks that fit stand, the others are cut; none fits: ignored (a partial block)
     otherwise                      stands
@@ -143,7 +144,7 @@ class BatchDecoder:
         tier = tier_of_medium(wire.medium)
         hashes = self._hashes(wire.block_hashes)
         parent = None if wire.parent_block_hash is None else self._hashes((wire.parent_block_hash,))[0]
-        if len(set(hashes)) < len(hashes) or parent in hashes:
+        if wire.token_ids and (len(set(hashes)) < len(hashes) or parent in hashes):
             raise LimitExceeded("block_hashes", "a hash twice, or the parent", "each block once, below its parent")
         blocks = _blocks_that_fit(wire, len(hashes), is_eagle=is_eagle)
         self.counts.cut_blocks += len(hashes) - blocks
