@@ -215,8 +215,8 @@ def _rows(report: Report) -> Iterator[tuple[str, int, str]]:
     yield "duplicate", figures.duplicate, "blocks stored again while they were there"
     yield "unknown removal", figures.unknown_removal, "blocks removed that were not there"
     yield "refused", report.left_out.refused_events, "events that could not be read"
-    yield "unfit", report.left_out.unfit_blocks, "blocks of another size than the capture's, or of bigrams"
-    yield "unknown name", report.left_out.unknown_names, "blocks moved to a tier that nobody described before"
+    yield "unfit", report.left_out.unfit_blocks, "blocks of another size, or of bigrams"
+    yield "unknown name", report.left_out.unknown_names, "blocks moved that nobody described"
     if report.chaos is not None:
         yield "chaos: dropped", report.chaos.dropped, f"frames not sent; seed {report.chaos.seed}"
         yield "chaos: duplicated", report.chaos.duplicated, "frames sent twice"
