@@ -1,6 +1,6 @@
 """The mirror of one rank's KV cache: engine hashes end here, canonical events come out.
 
-    block  = our sequence hash -> parent, position, and per tier how many names it can be used by
+    block  = our sequence hash -> parent, position, and per tier how many names it can be used by (`mirror_blocks.py`)
     name   = engine hash of one source -> block, copies (see `engine_names.py`)
 
 Rules
@@ -17,9 +17,8 @@ Rules
 * The set, its digests and the events given out agree at any time: folding the events gives the set.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -29,10 +28,10 @@ from kv_protocol.hashing import chain, hash_seed, local_block_hashes
 from kv_protocol.recovery import HeldBlock, parents_first
 from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.core.engine_names import EngineName, SourceNames
+from worker_agent.core.mirror_blocks import MirrorBlock, MirrorBlocks, Namespace
 
 ENGINE = "engine"
 """The source of a worker's events where it has only one."""
-FORMER_BLOCKS_MAX = 16_384
 
 
 class MirrorCounts(msgspec.Struct, kw_only=True):
@@ -54,26 +53,6 @@ class MirrorCounts(msgspec.Struct, kw_only=True):
     unfit: int = 0
 
 
-class _Namespace(NamedTuple):
-    lora_name: str | None = None
-    cache_salt: str | None = None
-
-
-class _Block:
-    __slots__ = ("names", "namespace", "parent", "position", "usable")
-
-    def __init__(self, parent: int | None, position: int, namespace: _Namespace) -> None:
-        self.parent = parent
-        self.position = position
-        self.namespace = namespace
-        self.names = 0
-        self.usable = [0, 0, 0, 0]
-
-    @property
-    def tier_bits(self) -> int:
-        return sum(1 << tier for tier in TIERS if self.usable[tier])
-
-
 class RankMirror:
     """What one rank holds, by our hashes. `apply` returns the canonical events that tell of the change.
 
@@ -83,8 +62,7 @@ class RankMirror:
     def __init__(self, block_size: int, *, is_eagle: bool = False) -> None:
         self._block_size = block_size
         self._is_eagle = is_eagle
-        self._blocks: dict[int, _Block] = {}
-        self._former: OrderedDict[int, _Block] = OrderedDict()
+        self._blocks = MirrorBlocks()
         self._names: defaultdict[str, SourceNames] = defaultdict(SourceNames)
         self._digests = {tier: SetDigest() for tier in TIERS}
         self.counts: defaultdict[str, MirrorCounts] = defaultdict(MirrorCounts)
@@ -134,25 +112,25 @@ class RankMirror:
         if len({*event.block_hashes, event.parent_block_hash}) <= blocks:
             counts.ambiguous += blocks
             return []
-        parent, position, above = None, 0, _Namespace()
+        parent, position, above = None, 0, Namespace()
         if event.parent_block_hash is not None:
             parent = self._known(event.parent_block_hash, source)
             if parent is None:
                 counts.unknown_parent += blocks
                 return []
             position, above = self._blocks[parent].position + 1, self._blocks[parent].namespace
-        namespace = _Namespace(event.lora_name or above.lora_name, event.cache_salt or above.cache_salt)
+        namespace = Namespace(event.lora_name or above.lora_name, event.cache_salt or above.cache_salt)
         hashes = self._hashes(event, parent, namespace)
         left = self._leave_others(zip(event.block_hashes, hashes, strict=True), source)
         new = []
         for at, (engine_hash, sequence_hash) in enumerate(zip(event.block_hashes, hashes, strict=True)):
             if sequence_hash not in self._blocks:
-                self._blocks[sequence_hash] = _Block(hashes[at - 1] if at else parent, position + at, namespace)
+                self._blocks[sequence_hash] = MirrorBlock(hashes[at - 1] if at else parent, position + at, namespace)
             if self._hold(engine_hash, sequence_hash, event, source):
                 new.append(at)
         return [*left, *_runs(new, hashes, parent, position, event.tier)]
 
-    def _hashes(self, event: EngineStored, parent: int | None, namespace: _Namespace) -> list[int]:
+    def _hashes(self, event: EngineStored, parent: int | None, namespace: Namespace) -> list[int]:
         seed = hash_seed(*namespace)
         return chain(
             local_block_hashes(
@@ -179,28 +157,17 @@ class RankMirror:
         return new
 
     def _depth(self, engine_hash: int, source: str) -> int:
-        for names in (self._names[source], *self._names.values()):
-            sequence_hash = names.meaning(engine_hash)
-            if sequence_hash is not None:
-                block = self._blocks.get(sequence_hash) or self._former.get(sequence_hash)
-                return 0 if block is None else block.position
-        return 0
+        meanings = self._meanings(engine_hash, source)
+        return next((self._blocks.position(sequence_hash) for sequence_hash in meanings), 0)
 
     def _described(self, engine_hash: int, source: str) -> int | None:
         """Return the block that a bare name means, which is known again if it was given up lately."""
-        for names in (self._names[source], *self._names.values()):
-            sequence_hash = names.meaning(engine_hash)
-            if sequence_hash is not None and self._is_live_again(sequence_hash):
-                return sequence_hash
-        return None
+        return next(filter(self._blocks.live_again, self._meanings(engine_hash, source)), None)
 
-    def _is_live_again(self, sequence_hash: int) -> bool:
-        former = self._former.get(sequence_hash)
-        if sequence_hash not in self._blocks and former is not None:
-            if former.parent is not None and former.parent not in self._blocks:
-                return False
-            self._blocks[sequence_hash] = _Block(former.parent, former.position, former.namespace)
-        return sequence_hash in self._blocks
+    def _meanings(self, engine_hash: int, source: str) -> Iterator[int]:
+        for names in (self._names[source], *self._names.values()):
+            if (sequence_hash := names.meaning(engine_hash)) is not None:
+                yield sequence_hash
 
     def _leave_others(self, named: Iterable[tuple[int, int]], source: str) -> list[Event]:
         names = self._names[source]
@@ -240,13 +207,13 @@ class RankMirror:
             else:
                 counts.deduplicated += 1
             if not name.copies:
-                self._unname(name.sequence_hash)
+                self._blocks.unname(name.sequence_hash)
         return [Removed(tuple(gone), event.tier)] if gone else []
 
     def _release(self, name: EngineName) -> list[Tier]:
         """Take all of a name away, which its source has given up; return the tiers where its block is held no more."""
         gone = [tier for tier in name.usable_tiers if self._let_go(name.sequence_hash, tier)]
-        self._unname(name.sequence_hash)
+        self._blocks.unname(name.sequence_hash)
         return gone
 
     def _let_go(self, sequence_hash: int, tier: Tier) -> bool:
@@ -256,15 +223,6 @@ class RankMirror:
             return False
         self._digests[tier].discard(sequence_hash)
         return True
-
-    def _unname(self, sequence_hash: int) -> None:
-        block = self._blocks[sequence_hash]
-        block.names -= 1
-        if not block.names:
-            self._former[sequence_hash] = self._blocks.pop(sequence_hash)
-            self._former.move_to_end(sequence_hash)
-            if len(self._former) > FORMER_BLOCKS_MAX:
-                self._former.popitem(last=False)
 
     def digests(self) -> tuple[TierDigest, ...]:
         """Return the digest of each tier that holds something."""

@@ -1,0 +1,68 @@
+"""The blocks of a mirror: those that some source has a name for, and those that lately had one.
+
+live      has a name at least; held on a tier while it can be used by one of them there
+former    its last name was given up; remembered (bounded), for an engine may say by a bare name where it is now
+again     a former block lives again when its parent is live, or when it has none: a block below a gap says nothing
+"""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from kv_protocol.events import TIERS
+
+FORMER_BLOCKS_MAX = 16_384
+
+
+class Namespace(NamedTuple):
+    """What is in a block's hash beside its tokens."""
+
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+
+class MirrorBlock:
+    """One block: its place, how many names it has, and per tier how many of them it can be used by."""
+
+    __slots__ = ("names", "namespace", "parent", "position", "usable")
+
+    def __init__(self, parent: int | None, position: int, namespace: Namespace) -> None:
+        self.parent = parent
+        self.position = position
+        self.namespace = namespace
+        self.names = 0
+        self.usable = [0, 0, 0, 0]
+
+    @property
+    def tier_bits(self) -> int:
+        """The tiers that it is held on."""
+        return sum(1 << tier for tier in TIERS if self.usable[tier])
+
+
+class MirrorBlocks(dict[int, MirrorBlock]):
+    """The live blocks by sequence hash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._former: OrderedDict[int, MirrorBlock] = OrderedDict()
+
+    def position(self, sequence_hash: int) -> int:
+        """Return the place of a live or former block in its sequence; 0 for any other."""
+        block = self.get(sequence_hash) or self._former.get(sequence_hash)
+        return 0 if block is None else block.position
+
+    def live_again(self, sequence_hash: int) -> bool:
+        """A former block lives again, if it can; return whether the block is live."""
+        former = self._former.get(sequence_hash)
+        if former is not None and sequence_hash not in self and (former.parent is None or former.parent in self):
+            self[sequence_hash] = MirrorBlock(former.parent, former.position, former.namespace)
+        return sequence_hash in self
+
+    def unname(self, sequence_hash: int) -> None:
+        """One name of a live block was given up."""
+        block = self[sequence_hash]
+        block.names -= 1
+        if not block.names:
+            self._former[sequence_hash] = self.pop(sequence_hash)
+            self._former.move_to_end(sequence_hash)
+            if len(self._former) > FORMER_BLOCKS_MAX:
+                self._former.popitem(last=False)
