@@ -90,6 +90,27 @@ def demo(keep: bool, workers: int, seed: int) -> None:
     run_process(lambda stop: show.run(stop, keep=keep))
 
 
+class _Benches(click.Group):
+    """The commands of `bench`, which is imported when one is named."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        from bench.commands import COMMANDS
+
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        from bench.commands import COMMANDS
+
+        return COMMANDS.get(cmd_name)
+
+
+@main.group(cls=_Benches)
+def bench() -> None:
+    """Measure it: every bench states the machine, and prints what it lost too."""
+
+
 async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
     clock, registry = SystemClock(), new_registry()
     text = load_text(settings.tokens.text)

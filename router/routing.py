@@ -7,11 +7,11 @@ lease    first token, bytes flowing, the end; each told to the ledger
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
-from indexer.embedded import EmbeddedIndex
+from indexer.embedded import RankView
 from kv_protocol.decision import Decision
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import BreakerChanged, Decided, LedgerApplied, OutcomeKnown
@@ -23,6 +23,13 @@ from router.core.state import Overlap, RouterState
 from router.core.view import RouteRequest
 
 OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
+
+
+class OverlapIndex(Protocol):
+    """Whoever knows what the ranks hold."""
+
+    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> Sequence[RankView]:
+        """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each."""
 
 
 class DecisionRecord(msgspec.Struct, kw_only=True):
@@ -111,7 +118,7 @@ class Routing:
     def __init__(
         self,
         state: RouterState,
-        index: EmbeddedIndex,
+        index: OverlapIndex,
         clock: Clock,
         policy: Policy,
         *,

@@ -1,0 +1,167 @@
+"""A trace in memory: who asked when, how long prompt and answer were, and of which 512-token blocks a prompt was made.
+
+File: JSON lines, in the order of arrival, each an object with at least
+
+    timestamp      ms from the trace's beginning, 0 or more, never less than before
+    input_length   tokens of the prompt, 1 or more
+    output_length  tokens of the answer, 1 or more
+    hash_ids       one id for every 512 tokens of the prompt, the last perhaps for fewer; equal ids, equal tokens
+
+Ids are numbered anew, 0, 1, ... in order of appearance: any integers will do. Source of the form: the Mooncake traces.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+TRACE_BLOCK_TOKENS = 512
+"""Tokens that one id stands for."""
+BLOCK_IDS_MAX = (1 << 32) // TRACE_BLOCK_TOKENS - 1
+"""So that every token of every block is a u32 of its own, and one is left for answers."""
+
+
+class TraceRequest(NamedTuple):
+    """One request. `arrival_s` counts from the trace's beginning; `block_ids` cover the prompt's `isl_tokens`."""
+
+    arrival_s: float
+    isl_tokens: int
+    osl_tokens: int
+    block_ids: tuple[int, ...]
+
+
+class TraceInvalid(Exception):
+    """A trace cannot be used: the message says where, which field, what was found and what is allowed."""
+
+    def __init__(self, where: str, field: str, found: object, allowed: str) -> None:
+        super().__init__(f"{where}: {field}: found {found!r}, allowed {allowed}")
+
+
+class _Line(msgspec.Struct, frozen=True):
+    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    input_length: Annotated[int, msgspec.Meta(ge=1)]
+    output_length: Annotated[int, msgspec.Meta(ge=1)]
+    hash_ids: tuple[int, ...]
+
+
+_ALLOWED = {
+    "timestamp": "ms, a number of 0 or more",
+    "input_length": "tokens, an integer of 1 or more",
+    "output_length": "tokens, an integer of 1 or more",
+    "hash_ids": "a list of integers",
+}
+_decoder = msgspec.json.Decoder(_Line)
+
+
+def load_trace(path: Path, requests_max: int | None = None) -> list[TraceRequest]:
+    """Return the first `requests_max` requests (None: all) of the file at `path`.
+
+    Raises:
+        TraceInvalid: a line is none of a trace, or there are no lines.
+    """
+    numbers: dict[int, int] = {}
+    requests: list[TraceRequest] = []
+    before_ms = 0.0
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if len(requests) == requests_max:
+                break
+            where = f"{path.name}:{number}"
+            said = _decode(line, where)
+            _check(said, before_ms, where)
+            before_ms = said.timestamp
+            ids = tuple(numbers.setdefault(each, len(numbers)) for each in said.hash_ids)
+            requests.append(TraceRequest(said.timestamp / 1000, said.input_length, said.output_length, ids))
+    if not requests:
+        raise TraceInvalid(path.name, "requests", 0, "1 or more")
+    if len(numbers) > BLOCK_IDS_MAX:
+        raise TraceInvalid(path.name, "hash_ids", f"{len(numbers)} different ids", f"at most {BLOCK_IDS_MAX}")
+    return requests
+
+
+def _decode(line: bytes, where: str) -> _Line:
+    try:
+        return _decoder.decode(line)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise _invalid(line, where, error) from error
+
+
+def _invalid(line: bytes, where: str, error: Exception) -> TraceInvalid:
+    """Say which field a line fails by; the decoder's own words name it only in a path."""
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return TraceInvalid(where, "line", line[:40], f"a JSON object ({error})")
+    if not isinstance(found, dict):
+        return TraceInvalid(where, "line", found, "a JSON object")
+    for field, allowed in _ALLOWED.items():
+        if field not in found:
+            return TraceInvalid(where, field, None, allowed)
+        if field in str(error):
+            return TraceInvalid(where, field, found[field], allowed)
+    return TraceInvalid(where, "line", found, str(error))
+
+
+def _check(said: _Line, before_ms: float, where: str) -> None:
+    if said.timestamp < before_ms:
+        raise TraceInvalid(where, "timestamp", said.timestamp, f"{before_ms} or more: lines come in order of arrival")
+    blocks = -(-said.input_length // TRACE_BLOCK_TOKENS)
+    if len(said.hash_ids) != blocks:
+        allowed = f"{blocks}, one for every {TRACE_BLOCK_TOKENS} of {said.input_length} tokens"
+        raise TraceInvalid(where, "hash_ids", f"{len(said.hash_ids)} ids", allowed)
+
+
+def without_sharing(requests: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """Return the same requests with prompts of which no two share a block: the control, where no cache can help."""
+    alone: list[TraceRequest] = []
+    first = 0
+    for request in requests:
+        ids = tuple(range(first, first + len(request.block_ids)))
+        alone.append(request._replace(block_ids=ids))
+        first += len(ids)
+    return alone
+
+
+def at_rate(requests: Iterable[TraceRequest], rate: float) -> list[TraceRequest]:
+    """Return the same requests, arriving `rate` times as fast."""
+    return [request._replace(arrival_s=request.arrival_s / rate) for request in requests]
+
+
+def spread(requests: Sequence[TraceRequest], seed: int) -> list[TraceRequest]:
+    """Return the same requests, those of one moment spread at random over the time to the next, same seed, same times.
+
+    For traces whose clock was coarse (the Mooncake traces tick every 3 s): as recorded, they come in bursts that nobody
+    sent. What comes at the last moment of all is left there.
+    """
+    draw = random.Random(seed)  # noqa: S311 - a workload, not a secret
+    moments = [(at_s, list(group)) for at_s, group in groupby(requests, key=lambda request: request.arrival_s)]
+    nexts_s = [at_s for at_s, _ in moments[1:]] + [moments[-1][0]]
+    spread_out: list[TraceRequest] = []
+    for (at_s, group), next_s in zip(moments, nexts_s, strict=True):
+        times_s = sorted(draw.uniform(at_s, next_s) for _ in group)
+        spread_out += [each._replace(arrival_s=time_s) for each, time_s in zip(group, times_s, strict=True)]
+    return spread_out
+
+
+class TraceTotals(NamedTuple):
+    """A trace in figures: tokens, seconds, and tokens of distinct prompt blocks."""
+
+    requests: int
+    span_s: float
+    prompt_tokens: int
+    answer_tokens: int
+    distinct_tokens: int
+
+
+def totals(requests: Sequence[TraceRequest]) -> TraceTotals:
+    """Return the sums of a trace, which has requests."""
+    return TraceTotals(
+        requests=len(requests),
+        span_s=requests[-1].arrival_s - requests[0].arrival_s,
+        prompt_tokens=sum(request.isl_tokens for request in requests),
+        answer_tokens=sum(request.osl_tokens for request in requests),
+        distinct_tokens=TRACE_BLOCK_TOKENS * len({each for request in requests for each in request.block_ids}),
+    )

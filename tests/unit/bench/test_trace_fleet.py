@@ -1,0 +1,154 @@
+"""The fleet in virtual time: nothing is lost, nothing is told that is not so, and the same is the same."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.trace import TraceRequest, without_sharing
+from bench.trace_tokens import ANSWER_TOKEN, TraceHashes, prompt_tokens
+from bench.virtual_engine import scaled
+from bench.virtual_fleet import FleetShape, Outcome, VirtualFleet
+from kv_protocol.hashing import sequence_hashes
+from router.core.decide import Policy
+from tests.unit.bench.traces import random_trace, request
+from worker_agent.core.simulator.identity import Namespace
+from worker_agent.core.simulator.rank import Rank
+from worker_agent.core.simulator.timing import H200_8B, IterationWork
+
+SHAPE = FleetShape(workers=3, kv_tokens=24 * 512)
+KV, ROUND_ROBIN = Policy(mode="kv"), Policy(mode="round-robin")
+
+
+def played(
+    trace: Sequence[TraceRequest], shape: FleetShape = SHAPE, policy: Policy = KV
+) -> tuple[VirtualFleet, list[Outcome]]:
+    fleet = VirtualFleet(shape, policy, trace, seed=7)
+    return fleet, fleet.run()
+
+
+def told(run: tuple[VirtualFleet, list[Outcome]]) -> tuple[list[Outcome], list[Any]]:
+    """Return all that a run shows of itself: outcomes, and each engine's batches, blocks and counts."""
+    fleet, outcomes = run
+    return outcomes, [
+        (engine._stream._seq, engine._simulator.held_hashes(0), engine._simulator._ranks[0].pool.statistics())
+        for engine in fleet._engines
+    ]
+
+
+@pytest.mark.parametrize("policy", [KV, ROUND_ROBIN])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_every_request_ends_once_and_nothing_is_promised_any_more(policy: Policy, seed: int) -> None:
+    trace = random_trace(seed)
+    fleet, outcomes = played(trace, policy=policy)
+    asked = Counter((each.arrival_s, each.isl_tokens, each.osl_tokens) for each in trace)
+    assert Counter((each.arrival_s, each.isl_tokens, each.osl_tokens) for each in outcomes) == asked
+    for load in fleet.state.ledger.loads().values():
+        assert (load.active_requests, load.active_blocks, load.prefill_tokens_queued) == (0, 0, 0)
+    assert fleet.state.ledger.expired_total == 0
+
+
+@pytest.mark.parametrize("block_size", [64, 512])
+def test_in_the_end_the_index_holds_what_the_engines_hold(block_size: int) -> None:
+    fleet, _ = played(random_trace(4), SHAPE._replace(block_size=block_size))
+    for engine in fleet._engines:
+        held = {block.sequence_hash for block in fleet._index.held(engine.rank)}
+        assert held == engine._simulator.held_hashes(0)
+        assert held
+
+
+def test_the_same_run_is_the_same() -> None:
+    assert played(random_trace(5))[1] == played(random_trace(5))[1]
+
+
+def test_where_requests_do_not_meet_and_events_are_instant_the_router_counts_on_what_is_reused() -> None:
+    trace = [each._replace(arrival_s=60.0 * number) for number, each in enumerate(random_trace(6))]
+    _, outcomes = played(trace, SHAPE._replace(lag_s=0.0))
+    assert [each.predicted_tokens for each in outcomes] == [each.cached_tokens for each in outcomes]
+    assert sum(each.cached_tokens for each in outcomes) > 0
+
+
+def test_where_events_never_come_the_router_counts_on_nothing() -> None:
+    _, outcomes = played(random_trace(6), SHAPE._replace(lag_s=math.inf))
+    assert [each.predicted_tokens for each in outcomes] == [0] * 40
+    assert sum(each.cached_tokens for each in outcomes) > 0
+
+
+@pytest.mark.parametrize("policy", [KV, ROUND_ROBIN])
+def test_where_nothing_is_shared_nothing_is_cached(policy: Policy) -> None:
+    _, outcomes = played(without_sharing(random_trace(8)), policy=policy)
+    assert [(each.cached_tokens, each.predicted_tokens) for each in outcomes] == [(0, 0)] * 40
+
+
+def test_round_robin_goes_round() -> None:
+    trace = [request(30.0 * number, number) for number in range(6)]
+    assert [each.worker for each in played(trace, policy=ROUND_ROBIN)[1]] == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_conversation_stays_where_its_blocks_are() -> None:
+    trace = [request(30.0 * number, *range(number + 1)) for number in range(6)]
+    _, outcomes = played(trace)
+    assert len({each.worker for each in outcomes}) == 1
+    assert [each.cached_tokens for each in outcomes] == [512 * number for number in range(6)]
+
+
+def test_a_lone_request_takes_the_time_that_the_engine_model_says() -> None:
+    _, (outcome,) = played([request(2.0, 1, 2, osl_tokens=2)])
+    first_s = H200_8B.iteration_s(IterationWork(context_tokens=1024, attention_pairs=1024 * 512))
+    second_s = H200_8B.iteration_s(IterationWork(decode_sequences=1, kv_tokens=1024))
+    assert outcome.ttft_s == pytest.approx(H200_8B.request_s(1024) + first_s)
+    assert outcome.itl_s == pytest.approx(second_s)
+
+
+def test_a_slower_engine_is_slower_in_everything_but_where_it_saturates() -> None:
+    slow, work = scaled(H200_8B, 2.0), IterationWork(context_tokens=100, attention_pairs=9e3, decode_sequences=90)
+    assert slow.iteration_s(work) == pytest.approx(2 * H200_8B.iteration_s(work))
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10_000), per_s=st.sampled_from((0.5, 4.0, 40.0)), policy=st.sampled_from((KV, ROUND_ROBIN)))
+def test_iterations_computed_at_once_change_nothing(seed: int, per_s: float, policy: Policy) -> None:
+    trace = random_trace(seed, requests=25, per_s=per_s)
+    assert told(played(trace, policy=policy)) == told(played(trace, SHAPE._replace(foreseen_max=0), policy))
+
+
+def test_seeing_one_iteration_too_far_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, quiet = [request(0.0, 1, osl_tokens=100)], Rank._quiet_iterations
+    one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
+    assert told(played(trace)) == one_by_one
+    monkeypatch.setattr(Rank, "_quiet_iterations", lambda self, running: quiet(self, running) + 1)
+    assert told(played(trace)) != one_by_one
+
+
+def test_not_seeing_that_a_block_is_needed_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = [request(0.0, 1, osl_tokens=600)]
+    one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
+    assert told(played(trace)) == one_by_one
+    monkeypatch.setattr(Rank, "_quiet_iterations", lambda _self, running: 1111 - len(running.tokens))
+    assert told(played(trace)) != one_by_one
+
+
+def test_not_being_cut_off_by_an_arrival_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = random_trace(1)
+    one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
+    monkeypatch.setattr("bench.virtual_engine.bisect_right", lambda times, _now_s: len(times))
+    assert told(played(trace)) != one_by_one
+
+
+@pytest.mark.parametrize("block_size", [16, 256, 512])
+def test_hashes_are_the_protocols(block_size: int) -> None:
+    asked = request(0.0, 3, 4, 5, short_by=300)
+    tokens = prompt_tokens(asked)
+    hashes = TraceHashes(block_size)
+    assert len(tokens) == asked.isl_tokens
+    assert list(hashes.of_prompt(asked)) == sequence_hashes(tokens, block_size)
+    answered = (*tokens, *(ANSWER_TOKEN,) * 700)
+    parent, chained = 0, []
+    for at in range(0, len(answered) - block_size + 1, block_size):
+        parent = hashes.of_engine_block(answered[at : at + block_size], parent, Namespace())
+        chained.append(parent)
+    assert chained == sequence_hashes(answered, block_size)
