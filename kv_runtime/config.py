@@ -35,7 +35,18 @@ class Section(BaseModel):
 
 
 class Settings(Section):
-    """A process's whole tree."""
+    """A process's whole tree. What it says of a section's defaults stands beside what is given of that section."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_defaults(cls, tree: dict[str, Any]) -> dict[str, Any]:
+        own = {name: field.default for name, field in cls.model_fields.items()}
+        return {
+            name: {**own[name].model_dump(exclude_unset=True), **given}
+            if isinstance(given, dict) and isinstance(own.get(name), Section)
+            else given
+            for name, given in tree.items()
+        }
 
 
 class NatsSection(Section):

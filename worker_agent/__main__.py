@@ -248,7 +248,10 @@ async def _head_streams(
         await http.start()
         for consolidator in consolidators:
             await consolidator.start()
-        print(f"{len(workers)} workers, status on http://{control.host}:{http.port}", flush=True)
+        print(
+            f"streams of {' '.join(worker.id for worker in workers)}, status on http://{control.host}:{http.port}",
+            flush=True,
+        )
         parts = [part for consolidator in consolidators for part in consolidator.parts(first_stage=1)]
         if registration is not None:
             watch = HealthWatch(

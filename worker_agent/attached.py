@@ -25,6 +25,7 @@ class HealthWatch:
         self._url = f"{base_url.rstrip('/')}/health"
         self._membership, self._clock, self._log_found = membership, clock, log_found
         self._attachment = Attachment()
+        self._is_told_of = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the fleet informed until `stop` is set; then say that the engine takes no new work."""
@@ -43,18 +44,25 @@ class HealthWatch:
     async def _probe(self, session: aiohttp.ClientSession) -> None:
         is_log_new = self._log_found.is_set()
         self._log_found.clear()
-        step = self._attachment.on_probe(is_healthy=await self._is_healthy(session), is_log_new=is_log_new)
+        problem = await self._problem(session)
+        step = self._attachment.on_probe(is_healthy=not problem, is_log_new=is_log_new)
+        self._tell(problem)
         if step == "register" and await self._membership.register():
             self._attachment.entered()
-        elif step == "leave":
-            _log.warning("engine_unreachable", url=self._url)
-            if await self._membership.leave("its /health does not answer"):
-                self._attachment.left()
+        elif step == "leave" and await self._membership.leave("its /health does not answer"):
+            self._attachment.left()
 
-    async def _is_healthy(self, session: aiohttp.ClientSession) -> bool:
+    def _tell(self, problem: str) -> None:
+        """Log once why the engine is not in, or is about to leave, until it answers again."""
+        is_out = bool(problem) and self._attachment.is_out
+        if is_out and not self._is_told_of:
+            _log.warning("engine_unreachable", url=self._url, reason=problem)
+        self._is_told_of = is_out
+
+    async def _problem(self, session: aiohttp.ClientSession) -> str:
+        """Return why the engine is not healthy; empty when it is."""
         try:
             async with session.get(self._url) as response:
-                return response.ok
+                return "" if response.ok else f"status {response.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            _log.debug("health_probe_failed", url=self._url, reason=str(error))
-            return False
+            return str(error) or type(error).__name__

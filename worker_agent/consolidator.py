@@ -121,7 +121,8 @@ class Consolidator:
                 )
             except BrokerUnavailable as error:
                 self.publish_failures_total += 1
-                _log.warning("publish_failed", rank=str(rank), seq=message.first_seq, reason=str(error))
+                tell = _log.warning if retry_s == _RETRY_S else _log.debug  # once, however long it takes
+                tell("publish_failed", rank=str(rank), seq=message.first_seq, reason=str(error))
                 if stop.is_set():
                     return
                 await self._clock.sleep(retry_s)
@@ -153,9 +154,14 @@ class Consolidator:
         return "; ".join(filter(None, reasons))
 
     def _tell_stale(self, dp_rank: int, reason: str) -> None:
-        if reason != self._told_stale.get(dp_rank, ""):
-            self._told_stale[dp_rank] = reason
-            _log.warning("rank_stale" if reason else "rank_current", rank=str(self._rank(dp_rank)), reason=reason)
+        """Log when the rank becomes stale and when it is current again; reasons may change with every pulse."""
+        told = self._told_stale.get(dp_rank, "")
+        self._told_stale[dp_rank] = reason
+        rank = str(self._rank(dp_rank))
+        if reason and not told:
+            _log.warning("rank_stale", rank=rank, reason=reason)
+        elif told and not reason:
+            _log.info("rank_current", rank=rank)
 
     async def _answer_dump(self, message: LogMessage) -> None:
         try:

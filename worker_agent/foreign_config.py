@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX, WORKER_ID_PATTERN
 from kv_runtime.config import ControlSection, NatsSection, Section, Settings, TelemetrySection
@@ -36,7 +36,7 @@ class WorkerStreamsSection(Section):
 
     id: str = Field(pattern=f"^{WORKER_ID_PATTERN}$", description="its name in the fleet")
     model: str = Field(min_length=1, max_length=256, description="the model's name, as it is registered")
-    instance: str = Field("", max_length=64, description="as it is registered; empty: a random one of this process")
+    instance: str = Field("", max_length=64, description="as it is registered; empty: one that nobody registered")
     block_size: int = Field(ge=1, le=BLOCK_SIZE_MAX, description="tokens in a KV block")
     dp_ranks: tuple[_RANK, ...] = Field((0,), min_length=1, description="its ranks, each a KV cache of its own")
     is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
@@ -50,6 +50,10 @@ class WorkerStreamsSection(Section):
             ranks_of.setdefault(publisher.source, []).append(publisher.dp_rank)
             if publisher.dp_rank is not None and publisher.dp_rank not in self.dp_ranks:
                 problems.append(f"publishers: found dp_rank {publisher.dp_rank}, allowed one of {self.dp_ranks}")
+        voices = {publisher.dp_rank for publisher in self.publishers}
+        silent = [str(rank) for rank in self.dp_ranks if not voices & {rank, None}]
+        if silent:
+            problems.append(f"publishers: found none of dp_rank {', '.join(silent)}, allowed at least one a rank")
         for source, ranks in ranks_of.items():
             if len(ranks) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
                 problems.append(f"publishers: found source {source!r} of dp_ranks {ranks}, allowed each rank once")
@@ -94,7 +98,9 @@ class AttachedEngineSection(Section):
     kind: Literal["vllm", "sglang", "trtllm"] = Field("vllm", description="which engine it is")
     base_url: str = Field("", description="its OpenAI endpoint, http://host:port; empty: it is not registered")
     model: str = Field("", max_length=256, description="the model's name")
-    served_names: tuple[str, ...] = Field((), description="the names that requests may use; empty: the model's")
+    served_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="the names that requests may use; empty: the model's"
+    )
     text: str = Field("byte", description="tokenizer and template: `byte`, or a local model directory")
     block_size: int = Field(16, ge=1, le=BLOCK_SIZE_MAX, description="tokens in a KV block")
     dp_ranks: int = Field(1, ge=1, le=64, description="data-parallel ranks; beyond 1 each has a publisher of its own")
@@ -107,6 +113,13 @@ class AttachedEngineSection(Section):
     replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
     topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
     allow_remote: bool = Field(default=False, description="other machines' addresses too; what they say is believed")
+
+    @field_validator("base_url")
+    @classmethod
+    def _without_path_of_requests(cls, base_url: str) -> str:
+        if base_url.rstrip("/").endswith("/v1"):
+            raise ValueError(f"base_url: found {base_url!r}, allowed without /v1, which every request adds")
+        return base_url
 
     @model_validator(mode="after")
     def _ports_apart(self) -> "AttachedEngineSection":

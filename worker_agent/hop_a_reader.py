@@ -2,6 +2,8 @@
 
 Two parts of a process (see `kv_runtime.supervise`): live messages; replays, one question at a time. A question whose
 answer pauses for `answer_s` is given up together with its socket, so that nothing of the answer is heard later.
+
+What a publisher can do at every message is logged at most once in `_TELL_S`; metrics count all of it.
 """
 
 import asyncio
@@ -12,6 +14,7 @@ from functools import partial
 import structlog
 import zmq
 import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
 
 from kv_protocol.errors import MalformedMessage
 from kv_runtime.clock import Clock
@@ -24,6 +27,10 @@ _HWM_MESSAGES = 100_000
 _TAKEN_AT_ONCE = 64
 _POLL_S = 0.1
 _DRAIN_S = 1.0
+_APART_S = 1.0
+"""How long a publisher may be without a connection before that is a reason to doubt what is known of it."""
+_TELL_S = 10.0
+_LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 Deliver = Callable[[Origin, Delivery], Awaitable[None]]
 
@@ -46,10 +53,12 @@ class HopAReader:
         answer_s: float = 2.0,
     ) -> None:
         self._origin, self._cursor, self._context, self._clock = origin, cursor, context, clock
-        self._replay_endpoint, self._answer_s = replay_endpoint, answer_s
+        self._publish_endpoint, self._replay_endpoint, self._answer_s = publish_endpoint, replay_endpoint, answer_s
+        self._apart_since_s: float | None = clock.now()
+        self._told_at_s: dict[str, float] = {}
         self._live = _socket(context, zmq.SUB)
         self._live.subscribe(topic.encode())
-        self._line = self._live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._line = self._live.get_monitor_socket(_LINE_EVENTS)
         self._live.connect(publish_endpoint)
         self._replay: zmq.asyncio.Socket | None = None
         self._wanted = asyncio.Event()
@@ -70,6 +79,8 @@ class HopAReader:
         """Return why what was read may not be all; empty when nothing says so."""
         if self._cursor.is_unanswered:
             return f"{self._origin}: replay_endpoint {self._replay_endpoint} does not answer"
+        if self._apart_since_s is not None and self._clock.now() - self._apart_since_s >= _APART_S:
+            return f"{self._origin}: publisher {self._publish_endpoint} is not connected"
         return ""
 
     def parts(self, deliver: Deliver, first_stage: int, *, prefix: str = "") -> list[Part]:
@@ -94,7 +105,7 @@ class HopAReader:
             while not stop.is_set():
                 ready = dict(await sockets.poll(_POLL_S * 1000))
                 if self._line in ready:
-                    await self._on_disconnect()
+                    await self._on_line_event(deliver)
                 if self._live in ready:
                     await self._take_live(deliver)
             await self._drain_live(deliver)
@@ -102,9 +113,14 @@ class HopAReader:
             self._live.disable_monitor()
             self._live.close()
 
-    async def _on_disconnect(self) -> None:
-        await self._line.recv_multipart()
-        _log.warning("publisher_disconnected", publisher=str(self._origin))
+    async def _on_line_event(self, deliver: Deliver) -> None:
+        event = parse_monitor_message(await self._line.recv_multipart())["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._apart_since_s = None
+            await self._deliver(self._cursor.on_connect(), deliver)
+            return
+        _log.info("publisher_disconnected", publisher=str(self._origin))
+        self._apart_since_s = self._clock.now()
         self._cursor.on_disconnect()
         self._wanted.set()
 
@@ -190,7 +206,8 @@ class HopAReader:
     async def _deliver(self, delivery: Delivery, deliver: Deliver) -> None:
         if delivery.lost:
             what = "publisher_began_anew" if delivery.began_anew else "engine_events_lost"
-            _log.error(what, publisher=str(self._origin), next_sequence=self._cursor.expected)
+            if self._may_tell(what):
+                _log.error(what, publisher=str(self._origin), next_sequence=self._cursor.expected)
         if delivery != Delivery():
             await deliver(self._origin, delivery)
             async with self._moved:
@@ -198,7 +215,16 @@ class HopAReader:
 
     def _refuse(self, error: MalformedMessage) -> None:
         self.refused_messages_total += 1
-        _log.warning("hop_a_message_refused", publisher=str(self._origin), reason=str(error))
+        if self._may_tell("hop_a_message_refused"):
+            total = self.refused_messages_total
+            _log.warning("hop_a_message_refused", publisher=str(self._origin), reason=str(error), total=total)
+
+    def _may_tell(self, what: str) -> bool:
+        now_s = self._clock.now()
+        if now_s - self._told_at_s.get(what, float("-inf")) < _TELL_S:
+            return False
+        self._told_at_s[what] = now_s
+        return True
 
 
 def _socket(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:

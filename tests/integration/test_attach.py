@@ -14,6 +14,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from aiohttp import web
+from structlog.testing import capture_logs
 
 from bench.processes import Process
 from kv_protocol import fleet, subjects
@@ -215,6 +216,30 @@ async def test_an_engine_is_in_the_fleet_while_its_health_answers(log: EventLog)
         await eventually(lambda: len(told) == 5)
         kinds = [WorkerRegistered, WorkerLeft, WorkerRegistered, WorkerDraining, WorkerLeft]
         assert [type(event) for event in told] == kinds
+
+
+@pytest.mark.asyncio
+async def test_an_engine_whose_health_does_not_answer_is_told_of_once_until_it_does(log: EventLog) -> None:
+    health, clock, stop = HealthOf(), ManualClock(), asyncio.Event()
+    async with health.serving() as base_url, asyncio.TaskGroup() as group:
+        registration = WorkerRegistered(
+            worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
+            hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
+        )  # fmt: skip
+        log_found = asyncio.Event()
+        watch = HealthWatch(base_url, Membership(registration, log, clock, log_found), clock, log_found)
+        health.status = 404
+        with capture_logs() as lines:
+            running_watch = group.create_task(watch.run(stop))
+            for status in (404, 404, 200, *[503] * (FAILURES_MAX + 2), 200, 500, 200):
+                await eventually(lambda: clock._sleepers)
+                health.status = status
+                await clock.advance(PROBE_PERIOD_S)
+            await eventually(lambda: clock._sleepers)
+        told = [line["reason"] for line in lines if line["event"] == "engine_unreachable"]
+        assert told == ["status 404", "status 503"]
+        stop.set()
+        await running_watch
 
 
 # ---------------------------------------------------------------- consolidate

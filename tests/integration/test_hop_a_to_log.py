@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import zmq
 import zmq.asyncio
+from structlog.testing import capture_logs
 
 from kv_protocol import codec, fleet, recovery, subjects
 from kv_protocol.events import Removed, Stored
@@ -367,6 +368,19 @@ async def test_what_was_emitted_while_the_log_was_away_is_published_in_order_whe
         assert index.statistics().streams[RANK].counts.gaps == 0
         assert agent.consolidator.publish_failures_total > 0
     assert [batch.seq for batch in await batches_in(broker.url)] == list(range(1, 151))
+
+
+@pytest.mark.asyncio
+async def test_while_the_log_is_away_it_is_told_once_that_nothing_is_published(broker: Broker, log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()) as (source, agent):
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        with capture_logs() as lines:
+            source.engine.store(1)
+            await eventually(lambda: agent.consolidator.publish_failures_total > 2)
+            await broker.start()
+            await agent.until_published()
+        assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["publish_failed"]
 
 
 @pytest.mark.asyncio

@@ -7,12 +7,15 @@ from contextlib import asynccontextmanager
 import pytest
 import zmq
 import zmq.asyncio
+from structlog.testing import capture_logs
 
+from kv_protocol import fleet, subjects
 from kv_protocol.events import Tier
 from kv_protocol.ids import WorkerRank
-from kv_runtime.event_log import EventLog
+from kv_runtime.event_log import EventLog, LogMessage
 from tests.integration.broker import Broker, eventually
 from tests.integration.event_path import (
+    MODEL,
     RANK,
     WORKER,
     Agent,
@@ -28,8 +31,8 @@ from tests.integration.event_path import (
 )
 from tests.integration.scripted_engine import BLOCK_SIZE, tokens_of
 from worker_agent.core.consolidation import Origin
-from worker_agent.core.dialects.hop_a import encode_payload
-from worker_agent.core.engine_events import EngineEvent, EngineRemoved, EngineStored
+from worker_agent.core.dialects.hop_a import encode_payload, encode_sequence
+from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 ENGINE, HOST = Origin("engine"), Origin("host")
 
@@ -56,6 +59,7 @@ class Publisher(PlayedSource):
         self._context, self._group = context, group
         publish, replay = self._sockets("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
         super().__init__(publish, replay)
+        self._endpoints = [endpoint_of(socket) for socket in (publish, replay)]
         self.sequence = 0
         self._serving = group.create_task(self.serve())
 
@@ -92,9 +96,11 @@ class Publisher(PlayedSource):
         self.replay.close()
 
     async def begin_anew(self) -> None:
-        endpoints = [endpoint_of(socket) for socket in (self.publish, self.replay)]
         self.die()
-        await eventually(lambda: self._is_bound(*endpoints))
+        await self.live_again()
+
+    async def live_again(self) -> None:
+        await eventually(lambda: self._is_bound(*self._endpoints))
         self.ring, self.sequence, self.replays_asked = {}, 0, []
         self._serving = self._group.create_task(self.serve())
         await self.subscribed()
@@ -230,6 +236,99 @@ async def test_without_replay_a_publisher_that_begins_anew_is_noticed_by_its_num
         await until_all_read(agent, engine)
         assert set(tiers(agent)) == {hashes_of(101)[0], hashes_of(102)[0]}
         assert (agent.cursor.restarts_total, engine.replays_asked) == (1, [])
+
+
+@pytest.mark.asyncio
+async def test_without_replay_a_new_life_that_continues_the_count_is_noticed_by_its_connection(log: EventLog) -> None:
+    async with (
+        zmq_context() as context,
+        publishing(context) as (engine,),
+        agent_of(log, context, {ENGINE: engine}, has_replay=False) as agent,
+    ):
+        for block in range(1, 6):
+            await engine.tell(stored(block))
+        await until_all_read(agent, engine)
+        await engine.begin_anew()
+        engine.sequence = 5
+        await engine.tell(stored(101))
+        await eventually(lambda: set(tiers(agent)) == {hashes_of(101)[0]})
+        assert agent.cursor.restarts_total == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("has_replay", [False, True])
+async def test_a_publisher_that_is_not_there_is_told_as_a_reason_until_it_is(
+    log: EventLog,
+    has_replay: bool,
+) -> None:
+    async with (
+        zmq_context() as context,
+        publishing(context) as (engine,),
+        agent_of(log, context, {ENGINE: engine}, has_replay=has_replay) as agent,
+    ):
+        await engine.tell(stored(1))
+        await until_all_read(agent, engine)
+        assert agent.consolidator.stale(0) == ""
+        endpoint = endpoint_of(engine.publish)
+        engine.die()
+        await eventually(lambda: f"engine: publisher {endpoint} is not connected" in agent.consolidator.stale(0))
+        await engine.live_again()
+        await eventually(lambda: agent.consolidator.stale(0) == "")
+
+
+@pytest.mark.asyncio
+async def test_a_publisher_that_never_was_there_is_told_as_a_reason(log: EventLog) -> None:
+    async with zmq_context() as context:
+        nowhere = context.socket(zmq.PUB)
+        nowhere.bind("tcp://127.0.0.1:*")
+        at = PublishedAt(endpoint_of(nowhere), "", ENGINE)
+        nowhere.close()
+        async with running_agent(log, consolidator_on(log, context, at)) as agent:
+            assert agent.consolidator.stale(0) == ""  # it may yet connect
+            await eventually(lambda: agent.consolidator.stale(0) == f"engine: publisher {at.publish} is not connected")
+
+
+@pytest.mark.asyncio
+async def test_a_publisher_that_talks_nonsense_does_not_fill_the_log(log: EventLog) -> None:
+    async with (
+        zmq_context() as context,
+        publishing(context) as (engine,),
+        agent_of(log, context, {ENGINE: engine}, has_replay=False) as agent,
+    ):
+        with capture_logs() as lines:
+            for _ in range(50):
+                await engine.send(b"nonsense")
+                await engine.tell(is_heard=False)
+                await engine.tell(stored(1))
+            await until_all_read(agent, engine)
+        reader = agent.consolidator.readers[0]
+        assert (reader.refused_messages_total, reader.cursor.lost_total) == (50, 50)
+        told = [line["event"] for line in lines]
+        assert sorted(told) == ["engine_events_lost", "hop_a_message_refused"]
+
+
+@pytest.mark.asyncio
+async def test_a_rank_is_told_stale_once_whatever_reasons_follow_and_current_once(log: EventLog) -> None:
+    pulses = [fleet.Heartbeat(instance="", epoch=0, last_seq=0)]
+
+    async def on_pulse(message: LogMessage) -> None:
+        pulses.append(fleet.decode_heartbeat(message.data))
+
+    await log.listen(subjects.heartbeat(MODEL, RANK), on_pulse)
+    async with (
+        zmq_context() as context,
+        publishing(context) as (engine,),
+        agent_of(log, context, {ENGINE: engine}, has_replay=False),
+    ):
+        with capture_logs() as lines:
+            for number in range(3):
+                await engine.send(b"", encode_sequence(number), b"no batch")
+                await eventually(lambda: f"batch {number}" in pulses[-1].stale)  # noqa: B023 - awaited in its turn
+            engine.sequence = 3
+            await engine.tell(EngineCleared())
+            await eventually(lambda: not pulses[-1].stale)
+        told = [(line["log_level"], line["event"]) for line in lines if line["log_level"] != "debug"]
+        assert told == [("warning", "rank_stale"), ("info", "rank_current")]
 
 
 @pytest.mark.asyncio

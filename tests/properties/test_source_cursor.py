@@ -150,6 +150,21 @@ def check_restarts(make: Callable[[], SourceCursor], lives: list[tuple[list[Fate
     assert hop.cursor.is_settled
 
 
+def check_connections(make: Callable[[], SourceCursor], heard: list[list[int]]) -> None:
+    """Of each life some messages are heard, in order; then its connection ends, and the next one's begins."""
+    cursor, applied = make(), list[int]()
+    for life, sequences in enumerate(heard):
+        if cursor.on_connect().lost:
+            applied.clear()
+        for sequence in sorted(sequences):
+            delivery = cursor.on_live(sequence, f"{life} {sequence}".encode(), 0.0)
+            if delivery.lost:
+                applied.clear()
+            applied.append(life)
+        cursor.on_disconnect()
+        assert set(applied) <= {life}
+
+
 @given(FATES)
 @settings(max_examples=200, deadline=None)
 def test_with_a_ring_that_has_all_each_payload_is_had_once_and_in_order(fates: list[Fate]) -> None:
@@ -187,6 +202,12 @@ def test_without_replay_every_hole_and_every_life_that_goes_back_is_a_loss(
         live_newest = sequence
         applied.append((life, sequence))
     assert cursor.ask_from(1000.0) is None
+
+
+@given(st.lists(st.lists(st.integers(0, 12), unique=True), min_size=2, max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_without_replay_two_lives_on_two_connections_are_never_mixed(heard: list[list[int]]) -> None:
+    check_connections(lambda: SourceCursor(has_replay=False), heard)
 
 
 # -------------------------------------------------------------------- planted bugs
@@ -287,3 +308,20 @@ def test_the_properties_fail_on_a_planted_bug(bug: type[SourceCursor]) -> None:
     with pytest.raises((AssertionError, ExceptionGroup)):  # noqa: PT012 - either may find it, in several ways
         one_life()
         several_lives()
+
+
+class TrustsTheNumbers(SourceCursor):
+    """Without a replay, takes what continues the count for the same life's."""
+
+    def on_connect(self) -> Delivery:
+        return Delivery()
+
+
+def test_the_property_of_connections_fails_on_a_planted_bug() -> None:
+    @given(st.lists(st.lists(st.integers(0, 12), unique=True), min_size=2, max_size=4))
+    @settings(max_examples=600, deadline=None, database=None, derandomize=True, phases=[Phase.generate])
+    def connections(heard: list[list[int]]) -> None:
+        check_connections(lambda: TrustsTheNumbers(has_replay=False), heard)
+
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        connections()

@@ -27,6 +27,11 @@ class Attachment:
         """Whether the fleet was told that the engine serves."""
         return self._is_in
 
+    @property
+    def is_out(self) -> bool:
+        """Whether the fleet does not count on the engine, or is not to any more."""
+        return not self._is_in or self._failures >= FAILURES_MAX
+
     def on_probe(self, *, is_healthy: bool, is_log_new: bool = False) -> Step:
         """Return what is to be done after a probe; empty: nothing."""
         self._failures = 0 if is_healthy else self._failures + 1

@@ -21,6 +21,7 @@ Without one (ZeroMQ neither repeats nor reorders what comes over a connection)
 
     frame above the expected one          lost: deliver it, and say so
     frame below it                        the publisher began anew: deliver it, and say so
+    another connection than before        as if the publisher began anew: nobody can be asked whether it did
 
 Began anew: what was had is of another life. Say that it is lost, expect 0, ask for what there is from there.
 Every question asks from the newest message that was delivered, to compare it. One is in flight at a time: it ends
@@ -115,6 +116,13 @@ class SourceCursor:
             self._question = None
         elif self._question is not None:
             self._question = self._question._replace(in_doubt=False)
+
+    def on_connect(self) -> Delivery:
+        """The live line has a connection, and what comes from now on comes over it."""
+        if self._has_replay or not self._expected:
+            return Delivery()
+        self._begin_anew()
+        return Delivery(lost=True, began_anew=True)
 
     def on_replayed(self, sequence: int, payload: bytes) -> Delivery:
         """A message of a replay came, and with it all older ones that are still there."""

@@ -39,6 +39,11 @@ class Tree(Settings):
     control: ControlSection = ControlSection()
 
 
+class AgentTree(Settings):
+    control: ControlSection = ControlSection(port=8003)
+    nats: NatsSection = NatsSection(url="nats://127.0.0.1:4222")
+
+
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
@@ -293,3 +298,12 @@ def test_every_command_takes_the_flags_of_configuration() -> None:
 
     result = CliRunner().invoke(command, ["--config", "a.yaml", "--set", "a.b=1", "--set", "c.d=2", "--print-config"])
     assert (result.exit_code, taken) == (0, [Path("a.yaml"), ("a.b=1", "c.d=2"), True])
+
+
+def test_a_process_s_own_defaults_stand_beside_what_is_given_of_their_section(tmp_path: Path) -> None:
+    file = file_with(tmp_path, "control: {host: '::1'}\n")
+    tree = load_settings(AgentTree, file=file, assignments=["nats.credentials=x"])
+    assert (tree.control.host, tree.control.port, tree.nats.url) == ("::1", 8003, "nats://127.0.0.1:4222")
+    assert load_settings(AgentTree, flags={"control.port": 9}).control.port == 9
+    with pytest.raises(ConfigurationError, match="control: "):
+        load_settings(AgentTree, assignments=["control=5"])

@@ -16,6 +16,7 @@ from worker_agent.core.consolidation import Consolidation, Origin
 from worker_agent.core.dialects.hop_a import encode_payload
 from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.core.mirror import RankMirror
+from worker_agent.core.mirror_blocks import MirrorBlocks
 
 BLOCK_SIZE = 2
 ENGINE, HOST = Origin("engine"), Origin("host")
@@ -109,13 +110,19 @@ class Unscannable(dict[Any, Any]):
     keys = values = items = __iter__  # type: ignore[assignment]
 
 
+class UnscannableBlocks(Unscannable, MirrorBlocks):
+    """The same of a mirror's blocks."""
+
+
 def test_a_removal_goes_through_no_names_but_its_own() -> None:
     mirror = RankMirror(BLOCK_SIZE)
     for block in range(100):
         mirror.apply(msgspec.structs.replace(stored(), block_hashes=(2 * block, 2 * block + 1)))
     names = mirror._names["engine"]
     names._names = Unscannable(names._names)
-    mirror._blocks = Unscannable(mirror._blocks)
+    blocks = UnscannableBlocks()
+    blocks.update(mirror._blocks)
+    mirror._blocks = blocks
     assert mirror.apply(EngineRemoved(block_hashes=(0, 1))) == []
     for block in range(1, 100):
         events = mirror.apply(EngineRemoved(block_hashes=(2 * block, 2 * block + 1)))

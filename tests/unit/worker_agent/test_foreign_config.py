@@ -31,6 +31,7 @@ def attach(**engine: Any) -> tuple[PublisherSection, ...]:
         ({"publishers": [{**ENGINE, "dp_rank": 1}]}, "publishers: found dp_rank 1, allowed one of (0,)"),
         ({"publishers": [ENGINE, ENGINE]}, "found source 'engine' of dp_ranks [None, None], allowed each rank once"),
         ({"publishers": [ENGINE, {**ENGINE, "dp_rank": 0}]}, "found source 'engine' of dp_ranks [None, 0]"),
+        ({"dp_ranks": [0, 1], "publishers": [{**ENGINE, "dp_rank": 0}]}, "publishers: found none of dp_rank 1"),
         ({"dp_ranks": [0, 0]}, "dp_ranks: found (0, 0), twice"),
         ({"publishers": [{**ENGINE, "source": "A B"}]}, "workers.0.publishers.0.source: found 'A B'"),
     ],
@@ -39,6 +40,17 @@ def test_what_may_not_be_is_named(worker: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         consolidate(**worker)
     assert problem in str(refused.value)
+
+
+def test_a_name_that_no_request_can_use_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"engine\.served_names\.1: found ''"):
+        attach(served_names=["chat", ""])
+
+
+@pytest.mark.parametrize("base_url", ["http://h:1/v1", "http://h:1/v1/"])
+def test_the_path_that_every_request_adds_is_no_part_of_the_base_url(base_url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"base_url: found '.*', allowed without /v1"):
+        attach(base_url=base_url)
 
 
 def test_a_worker_stands_once() -> None:

@@ -352,6 +352,29 @@ def test_without_replay_a_frame_that_goes_back_is_another_life_s(sequence: int) 
     assert (cursor.restarts_total, cursor.lost_total) == (1, 0)
 
 
+@pytest.mark.parametrize("sequence", [0, 3, 5])
+def test_without_replay_what_comes_over_a_new_connection_is_another_life_s(sequence: int) -> None:
+    cursor = without_replay(5)
+    cursor.on_disconnect()
+    assert cursor.on_connect() == ANEW
+    assert live(cursor, sequence, life=1) == delivered(sequence, lost=sequence > 0, life=1)
+    assert live(cursor, sequence + 1, life=1) == delivered(sequence + 1, life=1)
+    assert cursor.restarts_total == 1
+
+
+@pytest.mark.parametrize("has_replay", [False, True])
+def test_a_connection_before_which_nothing_was_delivered_says_nothing(has_replay: bool) -> None:
+    cursor = SourceCursor(has_replay=has_replay)
+    assert cursor.on_connect() == NOTHING
+    assert live(cursor, 0) == delivered(0)
+
+
+def test_with_a_replay_a_new_connection_is_judged_by_what_the_replay_says() -> None:
+    cursor = read_up_to(3)
+    assert cursor.on_connect() == NOTHING
+    assert live(cursor, 3) == delivered(3)
+
+
 def test_without_replay_a_frame_implausibly_far_ahead_is_refused() -> None:
     cursor = without_replay(2)
     assert live(cursor, 2 + AHEAD_MAX) == NOTHING
