@@ -7,7 +7,7 @@ that come in the middle of anything. Planted bugs show that the properties can f
 from collections.abc import Callable
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from worker_agent.core.source_cursor import Delivery, SourceCursor
@@ -177,6 +177,10 @@ def test_with_a_small_ring_what_is_had_since_the_last_loss_has_no_hole(fates: li
     check_bounded_ring(SourceCursor, fates, ring)
 
 
+@example([([("drop", 0), ("ask", 0), ("live", 0)], False)])  # the answer comes when its question was given up
+@example(  # the answer is of a life that is over, too
+    [([("drop", 0), ("answer", 1), ("live", 0)], False), ([("live", 0)], False), ([("live", 0), ("ask", 0)], False)]
+)
 @given(LIVES)
 @settings(max_examples=200, deadline=None)
 def test_a_publisher_that_begins_anew_at_any_point_is_noticed_and_had_whole(

@@ -8,7 +8,8 @@ With a replay endpoint (a living publisher's ring has at least the newest messag
     connection lost, or a live frame      doubt: is it another life now? keep what comes until the answer to a question
       that goes back                        asked after this; where nothing was delivered yet, forget what is kept
     frame 2^32 or more ahead              refused: it is nobody's
-    replayed frame unlike ours            the publisher began anew
+    replayed frame unlike ours            the publisher began anew; the frame is its, unless the question is older than
+                                            the doubt: then it may be of a third life, and is left out
     replay ended below what we had seen   the publisher began anew
     replay ended, its hole still there    lost: deliver what is kept behind the last such hole, and say so
     replay ended, a younger hole there    ask again: what was published after the question is no loss
@@ -50,10 +51,14 @@ class Delivery(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A replay asked for: the newest sequence seen by then, which its answer must reach; and whether in doubt."""
+    """A replay asked for: the newest sequence seen by then, which its answer must reach; and whether in doubt.
+
+    `began_anew`: its answer told of another life, and goes on; what that life had before is to be asked for.
+    """
 
     reach: int
     in_doubt: bool
+    began_anew: bool = False
 
 
 class SourceCursor:
@@ -126,25 +131,29 @@ class SourceCursor:
 
     def on_replayed(self, sequence: int, payload: bytes) -> Delivery:
         """A message of a replay came, and with it all older ones that are still there."""
-        if self._is_refused(sequence):
+        if self._question is None or self._is_refused(sequence):
             return Delivery()
         self._brought = max(self._brought, sequence)
         ours = self._newest if sequence == self._expected - 1 else self._kept.get(sequence)
         if ours is None or ours == payload:
-            if sequence == self._expected - 1 and self._question is not None and self._question.in_doubt:
+            if sequence == self._expected - 1 and self._question.in_doubt:
                 self._in_doubt = False
             return self._accept(sequence, payload)
+        is_older = self._in_doubt and not self._question.in_doubt
         self._begin_anew()
+        if is_older:
+            return Delivery(lost=True, began_anew=True)
+        self._question = _Question(-1, in_doubt=False, began_anew=True)
         return Delivery(self._accept(sequence, payload).payloads, lost=True, began_anew=True)
 
     def on_replay_end(self, now_s: float) -> Delivery:
         """A replay is over; what it should have brought and did not is lost."""
-        self._heard_at_s = now_s
         self._unanswered = 0
         question, brought = self._question, self._brought
         self._question = None
-        if question is None:
+        if question is None or question.began_anew:
             return Delivery()
+        self._heard_at_s = now_s
         if brought < question.reach:
             self._begin_anew()
             return Delivery(lost=True, began_anew=True)

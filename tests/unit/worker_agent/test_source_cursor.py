@@ -61,10 +61,28 @@ def test_the_expected_frame_brings_what_waited_behind_it() -> None:
 def test_a_replayed_frame_that_came_before_is_a_duplicate(sequence: int) -> None:
     cursor = read_up_to(3)
     live(cursor, 5)
+    cursor.ask_from(NOW_S)
     assert replayed(cursor, sequence) == [NOTHING]
     assert cursor.duplicates_total == 1
     assert live(cursor, 6) == NOTHING
     assert replayed(cursor, 3) == [delivered(3)]
+
+
+def test_what_comes_of_a_question_that_was_given_up_is_not_heard() -> None:
+    cursor = SourceCursor()
+    assert cursor.ask_from(NOW_S) == 0
+    cursor.on_disconnect()
+    assert replayed(cursor, 0, 1) == [NOTHING, NOTHING]
+    assert (cursor.on_replay_end(NOW_S), cursor.expected) == (NOTHING, 0)
+
+
+def test_an_answer_older_than_the_doubt_proves_another_life_and_is_left_out() -> None:
+    cursor = read_up_to(1)
+    assert cursor.ask_from(NOW_S + 10) == 0
+    cursor.on_disconnect()
+    assert replayed(cursor, 0, 1, life=1) == [ANEW, NOTHING]
+    assert (cursor.on_replay_end(NOW_S), cursor.ask_from(NOW_S)) == (NOTHING, 0)
+    assert replayed(cursor, 0, life=2) == [delivered(0, life=2)]
 
 
 def test_a_live_frame_that_a_replay_had_overtaken_is_a_duplicate() -> None:
@@ -146,6 +164,7 @@ def test_a_hole_that_opened_after_a_question_into_the_silence_is_no_loss() -> No
 @pytest.mark.parametrize("sequence", [2 + AHEAD_MAX, (1 << 64) - 1])
 def test_a_frame_implausibly_far_ahead_is_refused_and_counted(sequence: int) -> None:
     cursor = read_up_to(2)
+    cursor.ask_from(NOW_S + 10)
     assert [live(cursor, sequence), *replayed(cursor, sequence)] == [NOTHING] * 2
     assert (cursor.refused_total, cursor.is_settled) == (2, True)
     assert live(cursor, 2) == delivered(2)
@@ -396,6 +415,7 @@ def test_a_gap_is_counted_once_until_it_is_closed() -> None:
     live(cursor, 3)
     live(cursor, 5)
     assert cursor.gaps_total == 1
+    cursor.ask_from(NOW_S)
     replayed(cursor, 1, 4)
     live(cursor, 7)
     assert (cursor.gaps_total, cursor.expected) == (2, 6)
