@@ -31,7 +31,7 @@ imports: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 unit: $(READY)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile
 
 simulation: $(READY)  ## many more seeds of the deterministic simulation
 	$(BIN)/python -m pytest -m slow
