@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
+import msgspec
+
 from kv_protocol.events import Tier
 from worker_agent.core.engine import (
     EngineDescription,
@@ -59,6 +61,7 @@ class SimulatedEngine:
         self._deadline_s = 0.0
         self._changed = threading.Condition()  # guards the simulator's visible events and `_statistics`
         self._statistics: deque[IterationStats] = deque(maxlen=statistics_max)
+        self._statistics_dropped = 0
 
     def describe(self) -> EngineDescription:
         """Return the simulator's description."""
@@ -164,7 +167,9 @@ class SimulatedEngine:
     def _publish(self, step: Step) -> None:
         with self._changed:
             self._simulator.flush_events()
-            self._statistics.extend(step.statistics)
+            for row in step.statistics:
+                self._statistics_dropped += len(self._statistics) == self._statistics.maxlen
+                self._statistics.append(msgspec.structs.replace(row, stats_dropped_frames=self._statistics_dropped))
             self._changed.notify_all()
 
     def _end(self) -> None:

@@ -279,11 +279,13 @@ async def test_a_poll_returns_empty_when_its_time_is_up() -> None:
 
 
 @pytest.mark.asyncio
-async def test_of_statistics_the_newest_are_kept() -> None:
+async def test_of_statistics_the_newest_are_kept_and_say_how_many_gave_way() -> None:
     clock = LeapingClock()
     async with running(clock, statistics_max=3) as engine:
         await arrivals_s(engine, clock, request(max_tokens=8))
-        assert [row["iter"] for row in engine.iteration_stats(0)] == [5, 6, 7]
+        rows = engine.iteration_stats(0)
+        assert [(row["iter"], row["statsDroppedFrames"]) for row in rows] == [(5, 3), (6, 4), (7, 5)]
+        assert rows[1]["prevDeviceStepTimeMS"] == rows[0]["iterLatencyMS"]
 
 
 def described(engine: Engine) -> EngineDescription:

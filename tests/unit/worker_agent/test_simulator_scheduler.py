@@ -351,7 +351,12 @@ def test_a_row_has_the_engines_names_and_counts() -> None:
         },
         "specDecodingStats": None,
         "hostStepTimeMS": step.duration_s * 1e3,
+        "prevDeviceStepTimeMS": 0.0,
+        "gpuForwardTimeMS": step.duration_s * 1e3,
+        "schedulerMode": "GUARANTEED_NO_EVICT",
         "statsSequence": 0,
+        "statsDroppedFrames": 0,
+        "rank": 0,
     }
 
 

@@ -70,6 +70,8 @@ class Simulator:
         self._iteration = 0
         self._untold = False
         self._foreseen_s: list[float] = []
+        self._durations_s: list[float] = []
+        self._before_s = 0.0
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
         self._visible_host: dict[int, list[SourceEvent]] = {dp_rank: [] for dp_rank in self._ranks}
         self._host_events_max = event_buffer_max_size + layout.host_blocks
@@ -131,11 +133,13 @@ class Simulator:
                 now_s=now_s,
                 iteration=self._iteration,
                 duration_s=duration_s,
+                before_s=self._before_s,
                 attention_dp_rank=self._ranks[dp_rank].attention_dp_rank,
             )
             for dp_rank, step in steps.items()
         )
         self._iteration += 1
+        self._before_s = duration_s
         return Step(duration_s=duration_s, outputs=outputs, statistics=statistics)
 
     def foresee(self, now_s: float, iterations_max: int) -> list[float]:
@@ -148,8 +152,9 @@ class Simulator:
         quiet = min(quiet, *(rank.quiet_iterations(iterations_max) for rank in ranks))
         durations_s = (map(self._timing.iteration_s, rank.quiet_work(quiet)) for rank in ranks)
         self._foreseen_s = [now_s]
-        for of_ranks_s in zip(*durations_s, strict=True):
-            self._foreseen_s.append(self._foreseen_s[-1] + max(of_ranks_s))
+        self._durations_s = [max(of_ranks_s) for of_ranks_s in zip(*durations_s, strict=True)]
+        for duration_s in self._durations_s:
+            self._foreseen_s.append(self._foreseen_s[-1] + duration_s)
         return self._foreseen_s[1:]
 
     def skip(self, iterations: int) -> None:
@@ -157,6 +162,7 @@ class Simulator:
         for rank in self._ranks.values():
             rank.skip(iterations, self._foreseen_s[iterations - 1])
         self._iteration += iterations
+        self._before_s = self._durations_s[iterations - 1]
 
     def flush_events(self) -> None:
         """Make visible what happened since the last call; the end of an iteration."""

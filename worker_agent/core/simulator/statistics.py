@@ -3,7 +3,7 @@
 Counts of requests and blocks are those at the end of the iteration, so the last one before idleness shows no load.
 `freeNumBlocks` counts cached blocks, which an allocation may take. With several ranks every row is its own rank's,
 block counts and queue included, where TensorRT-LLM copies the base row's. With several windows the block counts are the
-widest pool's. What TensorRT-LLM only says when asked (`requestStats`), or is asked to measure on a device, is left out.
+widest pool's. `requestStats`, which TensorRT-LLM only says when asked, is left out.
 Source: `event_plane.md` section 1.7.
 """
 
@@ -58,8 +58,8 @@ class Memory(msgspec.Struct, frozen=True):
 class IterationStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One row. `timestamp` is the iteration's start in engine seconds, in decimal; there is no calendar here.
 
-    No tuner recommends anything (0). The host waits for the device, so a host step is an iteration. `stats_sequence`
-    numbers a rank's rows, so that a reader sees which it missed.
+    No tuner recommends anything (0). The host waits for the device, so a host step, a device step and a forward pass
+    are an iteration. `stats_sequence` numbers a rank's rows; `stats_dropped_frames` counts those that gave way unread.
     """
 
     timestamp: str
@@ -85,7 +85,12 @@ class IterationStats(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     inflight_batching_stats: InflightBatchingStats
     spec_decoding_stats: None = None
     host_step_time_ms: float = msgspec.field(name="hostStepTimeMS")
+    prev_device_step_time_ms: float = msgspec.field(name="prevDeviceStepTimeMS")
+    gpu_forward_time_ms: float = msgspec.field(name="gpuForwardTimeMS")
+    scheduler_mode: str = "GUARANTEED_NO_EVICT"
     stats_sequence: int
+    stats_dropped_frames: int = 0
+    rank: int
     attention_dp_rank: int | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -120,9 +125,10 @@ def iteration_stats(
     now_s: float,
     iteration: int,
     duration_s: float,
+    before_s: float,
     attention_dp_rank: int | msgspec.UnsetType,
 ) -> IterationStats:
-    """Return the row of an iteration that began at `now_s` and lasts `duration_s`."""
+    """Return the row of an iteration that began at `now_s` and lasts `duration_s`, after one of `before_s`."""
     return IterationStats(
         timestamp=f"{now_s:.6f}",
         iter=iteration,
@@ -142,7 +148,10 @@ def iteration_stats(
         kv_cache_stats=_kv_cache_stats(did.pool, engine),
         inflight_batching_stats=_inflight_batching_stats(did),
         host_step_time_ms=duration_s * 1e3,
+        prev_device_step_time_ms=before_s * 1e3,
+        gpu_forward_time_ms=duration_s * 1e3,
         stats_sequence=iteration,
+        rank=0 if attention_dp_rank is msgspec.UNSET else attention_dp_rank,
         attention_dp_rank=attention_dp_rank,
     )
 
