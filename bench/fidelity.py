@@ -199,6 +199,8 @@ def notes(recording: Recording) -> list[str]:
             lines.append(f"{run.policy}: not simulated, known are {', '.join(PLACEMENTS)}")
         if run.unanswered:
             lines.append(f"{run.policy}: {run.unanswered} requests of the sessions have no row")
+        if run.unplanned:
+            lines.append(f"{run.policy}: {run.unplanned} rows are of no session's length and turn")
         lines += [f"{run.policy}: the recording's summary differs: {each}" for each in run.summary_differences]
     return lines
 

@@ -4,14 +4,14 @@ import math
 import os
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import psutil
 
 from bench.replay import Measured
 
-_WINDOW_S = 10.0
+WINDOW_S = 10.0
 LAG_LIMIT_S = 0.010
 
 
@@ -41,7 +41,10 @@ def figures(measured: Sequence[Measured], *, speed: float, block_size: int) -> F
         ttft_p50_ms=percentile(ttfts_ms, 0.50),
         ttft_p99_ms=percentile(ttfts_ms, 0.99),
         tokens_saved=cached_tokens,
-        imbalance=_imbalance(answered),
+        imbalance=imbalance(
+            [(each.sent_s, each.worker, each.prompt_tokens - each.cached_tokens) for each in answered],
+            workers=len({each.worker for each in answered}),
+        ),
         exact_predictions=sum(each.predicted_blocks * block_size == each.cached_tokens for each in answered),
     )
 
@@ -68,17 +71,16 @@ def lag_p99_s(before: Counter[float], after: Counter[float]) -> float:
     return min((bound for bound in after if after[bound] - before[bound] >= 0.99 * total), default=0.0)
 
 
-def _imbalance(measured: Sequence[Measured]) -> float:
-    """Max over mean of the workers' uncached tokens, averaged over windows of `_WINDOW_S`."""
-    workers = {each.worker for each in measured}
-    windows: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for each in measured:
-        windows[int(each.sent_s // _WINDOW_S)][each.worker] += each.prompt_tokens - each.cached_tokens
-    ratios = [
-        max(uncached.values()) * len(workers) / sum(uncached.values())
-        for uncached in windows.values()
-        if sum(uncached.values())
-    ]
+def imbalance(requests: Iterable[tuple[float, str | int, int]], *, workers: int) -> float:
+    """Return the most uncached tokens of a worker over the mean of all `workers`, averaged over windows; 1.0 is even.
+
+    A request is its time in seconds, its worker and its uncached tokens; windows of `WINDOW_S` without them do not
+    count.
+    """
+    windows: defaultdict[int, Counter[str | int]] = defaultdict(Counter)
+    for at_s, worker, uncached_tokens in requests:
+        windows[int(at_s // WINDOW_S)][worker] += uncached_tokens
+    ratios = [max(tokens.values()) * workers / tokens.total() for tokens in windows.values() if tokens.total()]
     return sum(ratios) / len(ratios) if ratios else 1.0
 
 

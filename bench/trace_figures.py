@@ -6,14 +6,12 @@ imbalance     most uncached tokens of a worker / their mean over all workers, in
 goodput       requests a second, from first arrival to last end, whose TTFT and mean ITL both met the SLO
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bench.report import percentile
+from bench.report import imbalance, percentile
 from bench.virtual_fleet import Outcome
 
-WINDOW_S = 10.0
 QUANTILES = (0.50, 0.90, 0.99)
 
 
@@ -48,7 +46,9 @@ def figures(outcomes: Sequence[Outcome], *, workers: int, slo: Slo) -> Figures:
         predicted_rate=sum(each.predicted_tokens for each in outcomes) / prompt_tokens,
         ttft_s=_quantiles([each.ttft_s for each in outcomes]),
         e2e_s=_quantiles([each.e2e_s for each in outcomes]),
-        imbalance=imbalance(outcomes, workers),
+        imbalance=imbalance(
+            [(each.arrival_s, each.worker, each.isl_tokens - each.cached_tokens) for each in outcomes], workers=workers
+        ),
         goodput_rps=met / span_s,
         slo_rate=met / len(outcomes),
     )
@@ -56,12 +56,3 @@ def figures(outcomes: Sequence[Outcome], *, workers: int, slo: Slo) -> Figures:
 
 def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(percentile(values, quantile) for quantile in QUANTILES)
-
-
-def imbalance(outcomes: Sequence[Outcome], workers: int) -> float:
-    """Return max over mean of the workers' uncached tokens, averaged over windows; 1.0 is even."""
-    windows: defaultdict[int, Counter[int]] = defaultdict(Counter)
-    for each in outcomes:
-        windows[int(each.arrival_s // WINDOW_S)][each.worker] += each.isl_tokens - each.cached_tokens
-    ratios = [max(tokens.values()) * workers / tokens.total() for tokens in windows.values() if tokens.total()]
-    return sum(ratios) / len(ratios) if ratios else 1.0

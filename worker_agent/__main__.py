@@ -4,10 +4,10 @@ import asyncio
 import secrets
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import zmq
@@ -48,6 +48,8 @@ _SWITCH_S = 0.0005
 _HEAD_DRAIN_S = 10.0
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError)
 
+SettingsT = TypeVar("SettingsT", AgentSettings, ConsolidateSettings, AttachSettings)
+
 
 @click.group()
 @click.version_option(package_name="kv-router")
@@ -80,16 +82,7 @@ def serve(
         "worker.port": port,
         "nats.url": nats_url,
     }
-    try:
-        settings = load_settings(AgentSettings, file=file, assignments=assignments, flags=flags)
-        if print_config:
-            print(render(settings), end="")
-            return
-        configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
-        sys.setswitchinterval(_SWITCH_S)
-        run_process(lambda stop: _serve(settings, stop))
-    except _EXPECTED as error:
-        sys.exit(f"worker-agent: {error}")
+    _run(AgentSettings, file, assignments, flags, _serve, print_config=print_config)
 
 
 @main.command()
@@ -105,17 +98,7 @@ def consolidate(
 ) -> None:
     """Head the streams of a host's workers, whose engines publish their KV events themselves."""
     flags = {"nats.url": nats_url, "control.port": port}
-    try:
-        settings = load_settings(ConsolidateSettings, file=file, assignments=assignments, flags=flags)
-        if print_config:
-            print(render(settings), end="")
-            return
-        if not settings.workers:
-            raise ConfigurationError(["workers: found none, allowed at least one"])
-        configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
-        run_process(lambda stop: _head_streams(settings, settings.workers, None, stop))
-    except _EXPECTED as error:
-        sys.exit(f"worker-agent: {error}")
+    _run(ConsolidateSettings, file, assignments, flags, _consolidate, print_config=print_config)
 
 
 @main.command()
@@ -139,22 +122,46 @@ def consolidate(
 def attach(file: Path | None, assignments: tuple[str, ...], print_config: bool, **flags: Any) -> None:  # noqa: ANN401
     """Bring one running engine into the fleet: its KV events, and, with --base-url, its endpoint."""
     given = {name.replace("__", "."): value for name, value in flags.items() if value != ()}
+    _run(AttachSettings, file, assignments, given, _attach, print_config=print_config)
+
+
+def _run(
+    kind: type[SettingsT],
+    file: Path | None,
+    assignments: tuple[str, ...],
+    flags: dict[str, Any],
+    process: Callable[[SettingsT, asyncio.Event], Coroutine[Any, Any, None]],
+    *,
+    print_config: bool,
+) -> None:
+    """Print the settings, or run the process with them; what is wrong with them or around it ends it with a line."""
     try:
-        settings = load_settings(AttachSettings, file=file, assignments=assignments, flags=given)
+        settings = load_settings(kind, file=file, assignments=assignments, flags=flags)
         if print_config:
             print(render(settings), end="")
             return
-        if not settings.engine.model:
-            raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
-        instance = uuid.uuid4().hex[:16]
-        registration = foreign_registration(settings, instance) if settings.engine.base_url else None
-        run_process(lambda stop: _head_streams(settings, [settings.streams(instance)], registration, stop))
+        run_process(lambda stop: process(settings, stop))
     except _EXPECTED as error:
         sys.exit(f"worker-agent: {error}")
 
 
+async def _consolidate(settings: ConsolidateSettings, stop: asyncio.Event) -> None:
+    if not settings.workers:
+        raise ConfigurationError(["workers: found none, allowed at least one"])
+    await _head_streams(settings, settings.workers, None, stop)
+
+
+async def _attach(settings: AttachSettings, stop: asyncio.Event) -> None:
+    if not settings.engine.model:
+        raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])
+    instance = uuid.uuid4().hex[:16]
+    registration = foreign_registration(settings, instance) if settings.engine.base_url else None
+    await _head_streams(settings, [settings.streams(instance)], registration, stop)
+
+
 async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
+    sys.setswitchinterval(_SWITCH_S)
     worker, clock = settings.worker, SystemClock()
     text = load_text(settings.engine.text)
     instance, log_found = uuid.uuid4().hex[:16], asyncio.Event()

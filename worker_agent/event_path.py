@@ -19,7 +19,10 @@ from worker_agent.publisher import EventPublisher, ReplayServer
 
 
 class Source(NamedTuple):
-    """One source of events: `poll` waits at most so many seconds for some; `stale` says why a rank's may be wrong."""
+    """One source of events: `poll` waits at most so many seconds for some.
+
+    `stale` says, at any time and from any thread, why what was polled of a rank may not be what the source holds.
+    """
 
     poll: Callable[[float], list[RankEvent]]
     stale: Callable[[int], str]
@@ -41,10 +44,10 @@ class EventPath:
         ring_bytes_max: int,
         poll_s: float,
     ) -> None:
+        self._sources = sources
         self._publishers = {
             name: EventPublisher(
                 source.poll,
-                source.stale,
                 zmq.Context(context),
                 ring_bytes_max=ring_bytes_max,
                 poll_s=poll_s,
@@ -84,5 +87,5 @@ class EventPath:
         return position
 
     def _stale(self, dp_rank: int) -> str:
-        reasons = ((name, each.stale(dp_rank)) for name, each in self._publishers.items())
+        reasons = ((name, each.stale(dp_rank)) for name, each in self._sources.items())
         return "; ".join(f"{name}: {reason}" for name, reason in reasons if reason)

@@ -55,14 +55,12 @@ class EventPublisher:
     """Publishes the events of one source, ranks in one stream. `run` belongs to a thread; the rest to the event loop.
 
     `poll` waits at most so many seconds for events and returns all there are; whatever the source said, it makes sense
-    of it or leaves it out: what it raises ends the thread. `stale` tells, at any time and from any thread, why what was
-    returned of a rank may not be what the source holds; empty when it is.
+    of it or leaves it out: what it raises ends the thread.
     """
 
     def __init__(
         self,
         poll: Callable[[float], list[RankEvent]],
-        stale: Callable[[int], str],
         context: zmq.Context[zmq.Socket[bytes]],
         *,
         ring_bytes_max: int,
@@ -70,7 +68,6 @@ class EventPublisher:
         wall_ns: Callable[[], int],
     ) -> None:
         self._poll = poll
-        self._stale = stale
         self._poll_s = poll_s
         self._wall_ns = wall_ns
         self._sequence = 0
@@ -84,10 +81,6 @@ class EventPublisher:
         self._socket.bind("tcp://127.0.0.1:*")
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.ring = ReplayRing(ring_bytes_max)
-
-    def stale(self, dp_rank: int) -> str:
-        """Return why what is published of the rank may not be what the source holds; empty when it is."""
-        return self._stale(dp_rank)
 
     def run(self, stop: threading.Event) -> None:
         """Publish until `stop` is set, and then what the source still had to say."""

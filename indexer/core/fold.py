@@ -140,9 +140,8 @@ class IndexFold:
         """Fold one fact in; return what is to be asked because of it."""
         match fact:
             case WorkerGone(worker_id, instance):
-                lives = {instance, ""} if instance else None
                 for rank, state in list(self._ranks.items()):
-                    if rank.worker_id == worker_id and (lives is None or state.instance in lives):
+                    if rank.worker_id == worker_id and (not instance or state.instance in ("", instance)):
                         self._forget(rank)
                 return []
             case LogLost():

@@ -1,7 +1,7 @@
 """Hop A and what reads it, on real sockets: our publisher on a scripted engine, sockets that a test plays, a reader."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -79,6 +79,7 @@ class Source:
     """Our publisher on a scripted engine."""
 
     engine: ScriptedEngine
+    rules: TrtllmRules
     publisher: EventPublisher
     replay: ReplayServer
 
@@ -105,7 +106,7 @@ def consolidator_on(
     dp_ranks: tuple[int, ...] = (0,),
     epoch: int = 100,
     outbox_bytes: int = OUTBOX_BYTES,
-    publisher: EventPublisher | None = None,
+    source_stale: Callable[[int], str] | None = None,
 ) -> Consolidator:
     epochs = iter(range(epoch, epoch + 100))
     origins = [each.origin for each in publishers]
@@ -131,17 +132,15 @@ def consolidator_on(
         SystemClock(),
         model=MODEL,
         worker_id=WORKER,
-        source_stale=publisher.stale if publisher else None,
+        source_stale=source_stale,
     )
 
 
 def publisher_on(
-    context: zmq.asyncio.Context, engine: ScriptedEngine, *, ring_bytes: int = RING_BYTES
+    context: zmq.asyncio.Context, engine: ScriptedEngine, rules: TrtllmRules, *, ring_bytes: int = RING_BYTES
 ) -> EventPublisher:
-    rules = TrtllmRules(engine.describe().block_size)
     return EventPublisher(
         lambda timeout_s: rules.translate(engine.kv_events(timeout_s)),
-        rules.stale,
         zmq.Context(context),
         ring_bytes_max=ring_bytes,
         poll_s=0.01,
@@ -163,12 +162,13 @@ async def running_source(
     context: zmq.asyncio.Context, engine: ScriptedEngine, *, ring_bytes: int = RING_BYTES
 ) -> AsyncIterator[Source]:
     """Our publisher and replay server run, before anybody subscribes."""
-    publisher = publisher_on(context, engine, ring_bytes=ring_bytes)
+    rules = TrtllmRules(engine.describe().block_size)
+    publisher = publisher_on(context, engine, rules, ring_bytes=ring_bytes)
     replay, stop = ReplayServer(publisher.ring, context), asyncio.Event()
     async with asyncio.TaskGroup() as group:
         parts = [thread_part("kv-events", publisher.run), Part("replay", replay.run, 1)]
         group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
-        yield Source(engine, publisher, replay)
+        yield Source(engine, rules, publisher, replay)
         stop.set()
 
 
@@ -229,7 +229,7 @@ async def everything(
             PublishedAt(source.publisher.endpoint, source.replay.endpoint),
             dp_ranks=engine.describe().dp_ranks,
             outbox_bytes=outbox_bytes,
-            publisher=source.publisher,
+            source_stale=source.rules.stale,
         )
         agent = await cleanup.enter_async_context(running_agent(log, consolidator))
         yield source, agent

@@ -47,11 +47,10 @@ class ScriptedSource:
 
 @asynccontextmanager
 async def running_publisher(source: ScriptedSource) -> AsyncIterator[tuple[EventPublisher, zmq.asyncio.Socket]]:
-    """The publisher runs once the reader has subscribed; ranks are in doubt of their own number."""
+    """The publisher runs once the reader has subscribed."""
     context, stop = zmq.asyncio.Context(), asyncio.Event()
     publisher = EventPublisher(
         source.poll,
-        lambda dp_rank: f"doubt of {dp_rank}",
         zmq.Context(context),
         ring_bytes_max=1 << 20,
         poll_s=0.01,
@@ -88,12 +87,6 @@ async def test_each_poll_is_published_as_one_message_a_rank_in_the_order_of_its_
         (before, 0, 1.5, (HOST_STORE, NAMED_STORE, REMOVAL)),
         (before + 1, 1, 1.5, (REMOVAL,)),
     ]
-
-
-@pytest.mark.asyncio
-async def test_the_source_is_asked_for_the_doubt_of_each_rank() -> None:
-    async with running_publisher(ScriptedSource()) as (publisher, _):
-        assert [publisher.stale(dp_rank) for dp_rank in (0, 3)] == ["doubt of 0", "doubt of 3"]
 
 
 @pytest.mark.asyncio

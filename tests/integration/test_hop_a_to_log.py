@@ -39,6 +39,7 @@ from tests.integration.event_path import (
 from tests.integration.scripted_engine import ScriptedEngine
 from worker_agent.core.consolidation import SOLE
 from worker_agent.core.dialects.hop_a import REPLAY_END, encode_payload, encode_sequence
+from worker_agent.core.dialects.trtllm import TrtllmRules
 from worker_agent.core.engine_events import EngineCleared
 from worker_agent.publisher import ReplayRing, ReplayServer
 
@@ -510,7 +511,7 @@ async def test_what_the_engine_flushed_last_is_in_the_log_after_a_stop(broker: B
     for life in range(5):
         engine, stop = ScriptedEngine(), asyncio.Event()
         async with zmq_context() as context, asyncio.TaskGroup() as group:
-            publisher = publisher_on(context, engine)
+            publisher = publisher_on(context, engine, TrtllmRules(engine.describe().block_size))
             replay = ReplayServer(publisher.ring, context)
             consolidator = consolidator_on(
                 log, context, PublishedAt(publisher.endpoint, replay.endpoint), epoch=1000 * (life + 1)

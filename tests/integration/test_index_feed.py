@@ -7,7 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -32,7 +31,7 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http import HttpServer
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, new_registry
-from tests.integration.broker import Broker, eventually, running_broker
+from tests.integration.broker import Broker, eventually
 from tests.integration.scripted_rank import MODEL, ScriptedRank
 
 NATS = NatsSection(events_max_bytes=1 << 24)
@@ -95,37 +94,15 @@ async def running_index(url: str, clock: Clock | None = None) -> AsyncIterator[I
         stop.set()
 
 
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[EventLog]:
-    log = await EventLog.connect(url, name="worker")
-    try:
-        yield log
-    finally:
-        await log.close()
-
-
 @pytest_asyncio.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path / "store") as running:
-        yield running
-
-
-@pytest_asyncio.fixture
-async def worker_log(broker: Broker) -> AsyncIterator[EventLog]:
-    async with connected(broker.url) as log:
-        await ensure_streams(log, NATS)
-        yield log
-
-
-@pytest_asyncio.fixture
-async def scripted(worker_log: EventLog) -> ScriptedRank:
-    scripted = ScriptedRank(worker_log)
+async def scripted(log: EventLog) -> ScriptedRank:
+    scripted = ScriptedRank(log)
     await scripted.start()
     return scripted
 
 
 @pytest_asyncio.fixture
-async def index(broker: Broker, worker_log: EventLog) -> AsyncIterator[Index]:  # noqa: ARG001 - it made the streams
+async def index(broker: Broker, log: EventLog) -> AsyncIterator[Index]:  # noqa: ARG001 - it made the streams
     async with running_index(broker.url) as running:
         yield running
 
@@ -282,14 +259,14 @@ async def test_a_question_that_nobody_answers_is_asked_again_one_at_a_time(
 
 @pytest.mark.asyncio
 async def test_a_log_whose_beginning_is_gone_is_healed_at_cold_start(
-    broker: Broker, worker_log: EventLog, scripted: ScriptedRank
+    broker: Broker, log: EventLog, scripted: ScriptedRank
 ) -> None:
     for block in range(1, 11):
         await scripted.store(block, parent=block - 1 or None)
     client = await nats.connect(broker.url)
     await client.jsm().purge_stream(subjects.EVENTS_STREAM, keep=3)
     await client.close()
-    other = ScriptedRank(worker_log, "w1")
+    other = ScriptedRank(log, "w1")
     await other.start()
     await other.store(1)
     async with running_index(broker.url) as index:
@@ -338,9 +315,9 @@ async def test_what_a_source_could_not_read_is_not_waited_for(index: Index, scri
     ],
 )
 async def test_an_unknown_subject_is_counted_and_costs_nothing(
-    index: Index, scripted: ScriptedRank, worker_log: EventLog, subject: str
+    index: Index, scripted: ScriptedRank, log: EventLog, subject: str
 ) -> None:
-    await worker_log.publish(subject, b"garbage")
+    await log.publish(subject, b"garbage")
     await scripted.store(1)
     await index.until_at(scripted)
     assert list(index.index.statistics().streams) == [scripted.rank]
@@ -349,15 +326,15 @@ async def test_an_unknown_subject_is_counted_and_costs_nothing(
 
 @pytest.mark.asyncio
 async def test_heartbeats_fleet_events_and_chunks_that_cannot_be_read_are_counted_and_cost_nothing(
-    index: Index, scripted: ScriptedRank, worker_log: EventLog
+    index: Index, scripted: ScriptedRank, log: EventLog
 ) -> None:
     await scripted.store(1)
     await scripted.beat()
     await index.until_at(scripted)
     inbox = index.index._feed._inbox
     for subject in ("kv.v1.heartbeat.m-1.w0.0", "kv.v1.heartbeat.x", f"{inbox}.w0.0", f"{inbox}.x", f"{inbox}.W.9.9"):
-        await worker_log.announce(subject, b"garbage")
-    await worker_log.publish("kv.v1.fleet.m-1.w0", b"garbage")
+        await log.announce(subject, b"garbage")
+    await log.publish("kv.v1.fleet.m-1.w0", b"garbage")
     await eventually(lambda: "refused_messages_total 6.0" in index.metrics())
     assert index.view(scripted.rank, 1) == RankView(gpu(1), 7, 1, "")
     assert list(index.index.statistics().streams) == [scripted.rank]
@@ -368,9 +345,9 @@ async def test_heartbeats_fleet_events_and_chunks_that_cannot_be_read_are_counte
 
 @pytest.mark.asyncio
 async def test_a_worker_that_left_is_forgotten_with_all_its_ranks_and_no_other(
-    index: Index, scripted: ScriptedRank, worker_log: EventLog
+    index: Index, scripted: ScriptedRank, log: EventLog
 ) -> None:
-    second, other = ScriptedRank(worker_log, "w0", 1), ScriptedRank(worker_log, "w1")
+    second, other = ScriptedRank(log, "w0", 1), ScriptedRank(log, "w1")
     for each in (scripted, second, other):
         await each.store(1, 2)
         await index.until_at(each)
@@ -385,9 +362,9 @@ async def test_a_worker_that_left_is_forgotten_with_all_its_ranks_and_no_other(
 
 @pytest.mark.asyncio
 async def test_a_rank_whose_heartbeats_stop_is_forgotten_and_may_come_back(
-    index: Index, scripted: ScriptedRank, worker_log: EventLog
+    index: Index, scripted: ScriptedRank, log: EventLog
 ) -> None:
-    other = ScriptedRank(worker_log, "w1")
+    other = ScriptedRank(log, "w1")
     await scripted.store(1)
     await other.store(1)
     for _ in range(4):
@@ -415,22 +392,22 @@ async def test_a_rank_whose_heartbeats_stop_is_forgotten_and_may_come_back(
 @pytest.mark.asyncio
 @pytest.mark.parametrize("store_lost", [False, True])
 async def test_while_the_log_is_away_nobody_is_forgotten_and_afterwards_the_index_catches_up(
-    broker: Broker, index: Index, scripted: ScriptedRank, worker_log: EventLog, store_lost: bool
+    broker: Broker, index: Index, scripted: ScriptedRank, log: EventLog, store_lost: bool
 ) -> None:
     await scripted.store(1, 2)
     await scripted.beat()
     await index.until_at(scripted)
     await broker.kill()
-    await eventually(lambda: not index.log.is_connected and not worker_log.is_connected)
+    await eventually(lambda: not index.log.is_connected and not log.is_connected)
     await index.pass_time(120.0)
     assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
     if store_lost:
         broker.lose_store()
     await broker.start()
-    await eventually(lambda: index.log.is_connected and worker_log.is_connected)
+    await eventually(lambda: index.log.is_connected and log.is_connected)
     await index.pass_time(1.0)
     assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
-    await ready(worker_log)
+    await ready(log)
     await scripted.store(3, parent=2)
     await scripted.beat()
     await index.until_at(scripted)
@@ -454,7 +431,7 @@ async def ready(log: EventLog) -> None:
 
 @pytest.mark.asyncio
 async def test_what_was_dropped_while_the_log_was_away_is_had_by_one_dump(
-    broker: Broker, index: Index, scripted: ScriptedRank, worker_log: EventLog
+    broker: Broker, index: Index, scripted: ScriptedRank, log: EventLog
 ) -> None:
     await scripted.store(1, 2)
     await scripted.beat()
@@ -464,12 +441,12 @@ async def test_what_was_dropped_while_the_log_was_away_is_had_by_one_dump(
     await index.until_stale(scripted.rank, "resyncing")
     await eventually(lambda: scripted.dumps_asked == 1)
     await broker.kill()
-    await eventually(lambda: not index.log.is_connected and not worker_log.is_connected)
+    await eventually(lambda: not index.log.is_connected and not log.is_connected)
     scripted.may_answer.set()
     await scripted.store(3, parent=2, silently=True)
     await index.pass_time(60.0)
     await broker.start()
-    await eventually(lambda: index.log.is_connected and worker_log.is_connected)
+    await eventually(lambda: index.log.is_connected and log.is_connected)
     await scripted.beat()
     await index.pass_time(3.0)
     await index.until_at(scripted)
@@ -478,12 +455,12 @@ async def test_what_was_dropped_while_the_log_was_away_is_had_by_one_dump(
 
 
 @pytest.mark.asyncio
-async def test_a_frozen_log_makes_nobody_forgotten(broker: Broker, worker_log: EventLog) -> None:
-    scripted, stop, clock = ScriptedRank(worker_log), asyncio.Event(), SystemClock()
+async def test_a_frozen_log_makes_nobody_forgotten(broker: Broker, log: EventLog) -> None:
+    scripted, stop, clock = ScriptedRank(log), asyncio.Event(), SystemClock()
 
     async def pulse() -> None:
         while not stop.is_set():
-            if worker_log.is_connected:
+            if log.is_connected:
                 await scripted.beat()
             await clock.sleep(0.2)
 
@@ -500,7 +477,7 @@ async def test_a_frozen_log_makes_nobody_forgotten(broker: Broker, worker_log: E
                 await clock.sleep(0.05)
         finally:
             broker.thaw()
-        await eventually(lambda: index.log.is_connected and worker_log.is_connected)
+        await eventually(lambda: index.log.is_connected and log.is_connected)
         assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
         stop.set()
 
@@ -571,9 +548,9 @@ async def ask(request: pytest.FixtureRequest, index: Index, api: Api) -> Ask:
     ],
 )
 async def test_the_stand_alone_index_answers_as_the_embedded_one(
-    index: Index, worker_log: EventLog, ask: Ask, query: dict[str, Any], expected: dict[str, list[Any]]
+    index: Index, log: EventLog, ask: Ask, query: dict[str, Any], expected: dict[str, list[Any]]
 ) -> None:
-    ranks = [ScriptedRank(worker_log, "w0", 0), ScriptedRank(worker_log, "w0", 1), ScriptedRank(worker_log, "w1", 0)]
+    ranks = [ScriptedRank(log, "w0", 0), ScriptedRank(log, "w0", 1), ScriptedRank(log, "w1", 0)]
     for scripted, hashes in zip(ranks, ([1, 2, 3], [1], [2**64 - 1]), strict=True):
         await scripted.store(*hashes)
         await scripted.beat()

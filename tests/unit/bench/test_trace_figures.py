@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from bench.report import imbalance
 from bench.trace import TraceInvalid
-from bench.trace_figures import Figures, Slo, figures, imbalance
+from bench.trace_figures import Figures, Slo, figures
 from bench.trace_grid import Cell, GridResult, GridShape, cells, check_fits, control_cells, lag_cells
 from bench.trace_verdicts import Verdict, verdicts
 from bench.virtual_fleet import Outcome
@@ -61,14 +62,13 @@ def test_goodput_is_over_the_time_from_first_arrival_to_last_end() -> None:
 
 
 def test_imbalance_counts_workers_that_got_nothing() -> None:
-    assert imbalance([outcome(), outcome(worker=1)], 4) == 2.0
+    assert imbalance([(0.0, 0, 1000), (0.0, 1, 1000)], workers=4) == 2.0
 
 
 def test_imbalance_is_of_uncached_tokens_and_the_mean_of_its_windows() -> None:
-    even = [outcome(), outcome(worker=1, isl_tokens=1500, cached_tokens=500)]
-    uneven = [outcome(arrival_s=10.0), outcome(arrival_s=19.9)]
-    assert imbalance([*even, *uneven], 2) == (1.0 + 2.0) / 2
-    assert imbalance([outcome(cached_tokens=1000)], 2) == 1.0
+    even, uneven = [(0.0, "a", 1000), (0.0, "b", 1000)], [(10.0, "a", 1000), (19.9, "a", 1000)]
+    assert imbalance([*even, *uneven], workers=2) == (1.0 + 2.0) / 2
+    assert imbalance([(0.0, "a", 0)], workers=2) == 1.0
 
 
 SHAPE = GridShape(workers=(2, 4), rates=(1.0, 2.0), lags_s=(0.005, 0.0))

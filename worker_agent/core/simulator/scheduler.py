@@ -9,6 +9,7 @@ Ranks go in step, as with attention data parallelism: an iteration lasts as long
 """
 
 from collections import deque
+from itertools import accumulate
 
 import msgspec
 
@@ -151,10 +152,8 @@ class Simulator:
         ranks, quiet = self._ranks.values(), iterations_max if self._rank_of and not self._untold else 0
         quiet = min(quiet, *(rank.quiet_iterations(iterations_max) for rank in ranks))
         durations_s = (map(self._timing.iteration_s, rank.quiet_work(quiet)) for rank in ranks)
-        self._foreseen_s = [now_s]
         self._durations_s = [max(of_ranks_s) for of_ranks_s in zip(*durations_s, strict=True)]
-        for duration_s in self._durations_s:
-            self._foreseen_s.append(self._foreseen_s[-1] + duration_s)
+        self._foreseen_s = list(accumulate(self._durations_s, initial=now_s))
         return self._foreseen_s[1:]
 
     def skip(self, iterations: int) -> None:
