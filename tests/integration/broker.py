@@ -38,8 +38,9 @@ class Broker:
         await self._server.stop()
 
     def freeze(self) -> None:
-        """Connections stay up, nothing is answered."""
+        """Connections stay up, nothing is answered: the server, which may be at work elsewhere, has stopped."""
         os.kill(self._server.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._server.pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
         os.kill(self._server.pid, signal.SIGCONT)
