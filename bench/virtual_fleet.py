@@ -21,7 +21,7 @@ from bench.trace_tokens import TraceHashes
 from bench.virtual_engine import EPOCH, FORESEEN_MAX, VirtualEngine
 from bench.virtual_worker import MODEL, TEXT, describe, instance_of, registered
 from indexer.core.fold import BatchArrived, HeartbeatArrived, IndexFold
-from indexer.core.tree import PrefixIndex
+from indexer.core.reference import ReferenceIndex
 from kv_protocol.events import Batch
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
 from kv_protocol.ids import WorkerRank
@@ -113,7 +113,7 @@ class VirtualFleet:
             VirtualEngine(rank, description, block_hash, slowdown=slowdown, foreseen_max=foreseen_max) for rank in ranks
         ]
         self._number_of = {rank.worker_id: number for number, rank in enumerate(ranks)}
-        self._index = IndexFold(PrefixIndex())
+        self._index = IndexFold(ReferenceIndex())
         self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S))
         self._routing = Routing(
             self.state, self._index, self._clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from indexer.core.fold import FoldStatistics, IndexFold, RankView
 from indexer.core.follower import FollowerLimits
-from indexer.core.tree import PrefixIndex
+from indexer.core.prefix_index import PrefixOrder
+from indexer.core.prefix_views import PrefixView, StretchView
 from indexer.feed import IndexFeed
+from indexer.implementations import make_index
 from indexer.metrics import index_families
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
@@ -37,10 +39,20 @@ class EmbeddedIndex:
     """A prefix index that follows the log."""
 
     def __init__(self, settings: IndexSection, log: EventLog, clock: Clock) -> None:
-        tree = PrefixIndex(parked_blocks_max=settings.parked_blocks_max, parked_ttl_s=settings.parked_ttl_s)
-        self._fold = IndexFold(tree, FollowerLimits(behind_s=settings.behind_s, answer_s=settings.answer_s))
+        """Nothing is read yet.
+
+        Raises:
+            ConfigurationError: the native index was asked for, and was not built.
+        """
+        self.implementation, index = make_index(settings)
+        """Which index it is: native or python."""
+        self._fold = IndexFold(
+            index,
+            FollowerLimits(behind_s=settings.behind_s, answer_s=settings.answer_s),
+            memory_bytes_max=settings.memory_bytes_max,
+        )
         self._feed = IndexFeed(self._fold, log, clock)
-        self._event_log = log
+        self._event_log, self._clock = log, clock
 
     async def start(self) -> None:
         """The log is being read."""
@@ -62,10 +74,22 @@ class EmbeddedIndex:
         """Return what `rank` holds, parents first."""
         return self._fold.held(rank)
 
+    def ranks(self) -> list[WorkerRank]:
+        """Return all ranks that are heard of."""
+        return self._fold.ranks()
+
+    def prefixes(self, limit: int, order_by: PrefixOrder) -> list[StretchView]:
+        """Return the first `limit` stretches of prefixes by what is asked, most first."""
+        return self._fold.prefixes(limit, order_by, self._clock.now())
+
+    def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
+        """Return who holds one block, and at most `limit` of those behind it; None where nobody knows it."""
+        return self._fold.prefix(sequence_hash, limit)
+
     def statistics(self) -> FoldStatistics:
         """Return the figures that people read."""
         return self._fold.statistics()
 
     def families(self) -> Iterator[Family]:
         """Yield the index's metrics."""
-        return index_families(self._fold, self._feed)
+        return index_families(self._fold, self._feed, self.implementation)

@@ -9,7 +9,6 @@ import asyncio
 import structlog
 
 from indexer.core.fold import (
-    BatchArrived,
     BytesRefused,
     ChunkArrived,
     Fact,
@@ -17,10 +16,12 @@ from indexer.core.fold import (
     IndexFold,
     LogFound,
     LogLost,
+    MessageArrived,
     Question,
     WorkerGone,
 )
-from kv_protocol import codec, fleet, recovery, subjects
+from indexer.core.messages import read_message
+from kv_protocol import fleet, recovery, subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
@@ -43,6 +44,7 @@ class IndexFeed:
         self._slug_of: dict[WorkerRank, str] = {}
         self._moved = asyncio.Condition()
         self._was_connected = True
+        self._told_refused: set[WorkerRank] = set()
         self.refused_messages_total = 0
         self.stream_seq = 0
         """Place in KV_EVENTS of the last message applied."""
@@ -61,6 +63,7 @@ class IndexFeed:
         while not stop.is_set():
             await self._watch_connection()
             await self._ask(self._fold.tick(self._clock.now()))
+            self._tell_of_refused()
             self._forget_gone()
             await until(stop, self._clock.sleep(TICK_S))
 
@@ -83,6 +86,14 @@ class IndexFeed:
             self._was_connected = connected
             await self._apply(LogFound() if connected else LogLost())
 
+    def _tell_of_refused(self) -> None:
+        refused = self._fold.refused_ranks()
+        for rank in refused.keys() - self._told_refused:
+            _log.warning("rank_refused", rank=str(rank), reason=refused[rank])
+        for rank in self._told_refused - refused.keys():
+            _log.info("rank_not_refused_any_more", rank=str(rank))
+        self._told_refused = set(refused)
+
     def _forget_gone(self) -> None:
         known = set(self._fold.ranks())
         for memory in (self._slug_of, self.freshness_s):
@@ -93,16 +104,15 @@ class IndexFeed:
         if (rank := self._rank_of(message)) is None:
             return
         try:
-            batches = codec.decode_message(message.data)
+            read = read_message(message.data)
         except MalformedMessage as error:
             self._refuse(message, error)
             await self._apply(BytesRefused(rank))
             return
-        for batch in batches:
-            await self._apply(BatchArrived(rank, batch))
+        await self._apply(MessageArrived(rank, read))
         self.stream_seq = message.stream_seq
-        if batches[-1].engine_time_ns:
-            self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - batches[-1].engine_time_ns) / 1e9)
+        if read.engine_time_ns:
+            self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:

@@ -3,15 +3,22 @@
 POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    who holds how much
 GET  /v1/ranks            every rank's place in the log, what it holds, and what is wrong with it
 GET  /v1/ranks/{worker}/{dp_rank}/blocks    what one rank holds, parents first
+GET  /v1/prefixes?limit=&order_by=          stretches with the same holders, most blocks, holders or last_stored first
+GET  /v1/prefixes/{sequence_hash}?limit=    who holds one block, and what lies behind it
 GET  /health, /live, /ready, /version, /metrics
+
+Sequence hashes are JSON numbers up to 2^64 - 1: who reads them needs a parser that keeps 64 bits.
 """
 
+import re
 from importlib.metadata import version
+from typing import get_args
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from indexer.core.prefix_index import PrefixOrder
 from indexer.embedded import EmbeddedIndex
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.events import TIERS
@@ -19,6 +26,10 @@ from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_wo
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
 
 BODY_BYTES_MAX = 16 << 20
+_LIST_DEFAULT, _LIST_MAX = 50, 1000
+_DECIMAL = re.compile(r"[0-9]{1,20}")
+_U64_MAX = (1 << 64) - 1
+_ORDERS: tuple[PrefixOrder, ...] = get_args(PrefixOrder)
 
 
 class OverlapQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,6 +60,8 @@ class IndexApi:
                 web.post("/v1/overlap", self._overlap),
                 web.get("/v1/ranks", self._ranks),
                 web.get("/v1/ranks/{worker}/{dp_rank}/blocks", self._blocks),
+                web.get("/v1/prefixes", self._prefixes),
+                web.get("/v1/prefixes/{sequence_hash}", self._prefix),
                 web.get("/health", self._health),
                 web.get("/live", self._health),
                 web.get("/ready", self._ready),
@@ -64,7 +77,7 @@ class IndexApi:
         except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error", param="body")
         ranks = (
-            list(self._index.statistics().streams)
+            self._index.ranks()
             if query.ranks is None
             else [WorkerRank(worker_id, dp_rank) for worker_id, dp_rank in query.ranks]
         )
@@ -96,11 +109,32 @@ class IndexApi:
 
     async def _blocks(self, request: web.Request) -> web.Response:
         asked = f"{request.match_info['worker']}/{request.match_info['dp_rank']}"
-        known = {str(rank): rank for rank in self._index.statistics().streams}
+        known = {str(rank): rank for rank in self._index.ranks()}
         if asked not in known:
             allowed = ", ".join(known) or "none yet"
             return error_response(404, f"rank: found {asked}, allowed {allowed}", "invalid_request_error")
         return json_response({"blocks": [block._asdict() for block in self._index.held(known[asked])]})
+
+    async def _prefixes(self, request: web.Request) -> web.Response:
+        limit, order_by = _limit_of(request), request.query.get("order_by", _ORDERS[0])
+        if limit is None:
+            return _bad_limit(request)
+        for order in _ORDERS:
+            if order == order_by:
+                return json_response({"prefixes": self._index.prefixes(limit, order)})
+        message = f"order_by: found {order_by!r}, allowed {', '.join(_ORDERS)}"
+        return error_response(400, message, "invalid_request_error", param="order_by")
+
+    async def _prefix(self, request: web.Request) -> web.Response:
+        asked, limit = request.match_info["sequence_hash"], _limit_of(request)
+        if limit is None:
+            return _bad_limit(request)
+        is_hash = _DECIMAL.fullmatch(asked) and int(asked) <= _U64_MAX
+        found = self._index.prefix(int(asked), limit) if is_hash else None
+        if found is None:
+            message = f"sequence_hash: found {asked!r}, allowed a block that the index knows, as a decimal number"
+            return error_response(404, message, "invalid_request_error", param="sequence_hash")
+        return json_response(found)
 
     async def _health(self, _: web.Request) -> web.Response:
         return json_response({"status": "ok"})
@@ -110,4 +144,14 @@ class IndexApi:
         return json_response({"ready": not stale, "stale": stale}, status=503 if stale else 200)
 
     async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"version": version("kv-router"), "index": "python"})
+        return json_response({"version": version("kv-router"), "index": self._index.implementation})
+
+
+def _limit_of(request: web.Request) -> int | None:
+    limit = request.query.get("limit", str(_LIST_DEFAULT))
+    return int(limit) if _DECIMAL.fullmatch(limit) and 1 <= int(limit) <= _LIST_MAX else None
+
+
+def _bad_limit(request: web.Request) -> web.Response:
+    message = f"limit: found {request.query['limit']!r}, allowed 1..{_LIST_MAX}"
+    return error_response(400, message, "invalid_request_error", param="limit")

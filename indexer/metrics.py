@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from indexer.core.fold import IndexFold
+from indexer.core.fold import FoldStatistics, IndexFold
 from indexer.feed import IndexFeed
 from kv_protocol.events import TIERS
 from kv_runtime.telemetry import Family, counter, gauge
@@ -19,8 +19,8 @@ _STREAM_COUNTS = (
 )
 
 
-def index_families(fold: IndexFold, feed: IndexFeed) -> Iterator[Family]:
-    """Yield all families of one index."""
+def index_families(fold: IndexFold, feed: IndexFeed, implementation: str) -> Iterator[Family]:
+    """Yield all families of one index; `implementation` is its name."""
     statistics = fold.statistics()
     streams = [((rank.worker_id, str(rank.dp_rank)), stream) for rank, stream in statistics.streams.items()]
     blocks = [
@@ -38,16 +38,32 @@ def index_families(fold: IndexFold, feed: IndexFeed) -> Iterator[Family]:
     yield gauge("stream_stale", "1 while a rank's blocks are not known to be current", _RANK, stale)
     fresh = [((rank.worker_id, str(rank.dp_rank)), seconds) for rank, seconds in feed.freshness_s.items()]
     yield gauge("freshness_seconds", "From the engine's flush to being applied, newest batch", _RANK, fresh)
+    yield gauge("index_info", "1: which index it is", ("implementation",), [((implementation,), 1.0)])
+    yield from _size_families(statistics)
+    yield from _count_families(statistics, feed)
+
+
+def _size_families(statistics: FoldStatistics) -> Iterator[Family]:
     index = statistics.index
     yield gauge("index_ranks", "Ranks in the index", (), [((), float(index.ranks))])
     yield gauge("index_nodes", "Distinct prefixes in the index", (), [((), float(index.nodes))])
     yield gauge("index_parked_blocks", "Blocks that wait for their parent", (), [((), float(index.parked_blocks))])
+    yield gauge("index_overfull", "Ranks of which blocks were refused", (), [((), float(statistics.overfull_ranks))])
+    parts = [((part,), float(used)) for part, used in statistics.memory_bytes.items()]
+    yield gauge("index_memory_bytes", "Memory in use; the sum of the parts is what the limit bounds", ("part",), parts)
+    things = [((thing,), float(count)) for thing, count in statistics.structure.items()]
+    yield gauge("index_structure", "How many of each thing the index is made of", ("thing",), things)
+
+
+def _count_families(statistics: FoldStatistics, feed: IndexFeed) -> Iterator[Family]:
+    index = statistics.index
     for name, meaning, count in (
         ("index_duplicate_blocks", "Stores of what was held already", index.duplicate_blocks_total),
         ("index_unknown_removals", "Removals of what was not held", index.unknown_removals_total),
         ("index_parked_lost_blocks", "Parked blocks given up; their rank was resynced", index.parked_lost_blocks_total),
         ("index_parent_conflicts", "Blocks that came with another parent than before", index.parent_conflicts_total),
+        ("index_refused_blocks", "Blocks refused for want of memory", index.refused_blocks_total),
         ("index_refused_messages", "Messages that could not be read", feed.refused_messages_total),
-        ("index_refused_ranks", "Facts of ranks beyond the limit", statistics.refused_ranks_total),
+        ("index_refused_ranks", "Facts of ranks for which there was no room", statistics.refused_ranks_total),
     ):
         yield counter(name, meaning, (), [((), float(count))])

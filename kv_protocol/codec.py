@@ -7,12 +7,19 @@
 
 Source: `interfaces.md`, "Canonical batch". A message is at most 512 KiB: larger stores are split into parent-linked
 parts before seqs are given out (`split_event`), so that a part lost on the way is a gap like any other.
+
+A message is read in two steps. `split_message` cuts it into batches; where it cannot be cut (its size, its count, a
+version, a head or blocks that are not there, bytes left over) nothing of it can be believed. `decode_frame` reads one
+batch; what it refuses says nothing of the other batches.
 """
 
 import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from typing_extensions import Buffer
 
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
@@ -102,44 +109,64 @@ def encode_message(batches: Sequence[Batch]) -> bytes:
     return pack_message([encode_batch(batch) for batch in batches])
 
 
-def decode_message(data: bytes) -> list[Batch]:
+class Frame(NamedTuple):
+    """The bytes of one batch, not looked into: where it begins in its message, its head, its sequence hashes."""
+
+    offset: int
+    head: tuple[int, ...]
+    hashes: memoryview
+
+
+def decode_message(data: Buffer) -> list[Batch]:
     """Return the batches of a message; raise `MalformedMessage`, with offset and reason, for anything else."""
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise MalformedMessage(MESSAGE_BYTES_MAX, f"{len(data)} bytes, at most {MESSAGE_BYTES_MAX} allowed")
-    if len(data) < _COUNT.size:
-        raise MalformedMessage(0, f"{len(data)} bytes, a count needs {_COUNT.size}")
-    (count,) = _COUNT.unpack_from(data)
+    return [decode_frame(frame) for frame in split_message(data)]
+
+
+def split_message(data: Buffer) -> list[Frame]:
+    """Return the frames of a message, which keep `data` alive; raise `MalformedMessage` where it cannot be cut."""
+    view = memoryview(data).cast("B")
+    if len(view) > MESSAGE_BYTES_MAX:
+        raise MalformedMessage(MESSAGE_BYTES_MAX, f"{len(view)} bytes, at most {MESSAGE_BYTES_MAX} allowed")
+    if len(view) < _COUNT.size:
+        raise MalformedMessage(0, f"{len(view)} bytes, a count needs {_COUNT.size}")
+    (count,) = _COUNT.unpack_from(view)
     if count == 0:
         raise MalformedMessage(0, "count is 0, at least one batch is needed")
-    offset, batches = _COUNT.size, []
+    offset, frames = _COUNT.size, []
     for _ in range(count):
-        batch, offset = _decode_batch(data, offset)
-        batches.append(batch)
-    if offset != len(data):
-        raise MalformedMessage(offset, f"{len(data) - offset} bytes after the last of {count} batches")
-    return batches
+        frames.append(_cut_frame(view, offset))
+        offset += _HEAD.size + len(frames[-1].hashes)
+    if offset != len(view):
+        raise MalformedMessage(offset, f"{len(view) - offset} bytes after the last of {count} batches")
+    return frames
 
 
-def _decode_batch(data: bytes, at: int) -> tuple[Batch, int]:
-    if len(data) - at < _HEAD.size:
-        raise MalformedMessage(at, f"{len(data) - at} bytes left, a batch head needs {_HEAD.size}")
-    version, kind, tier, flags, epoch, seq, source_seq, time_ns, parent, start, n = _HEAD.unpack_from(data, at)
+def _cut_frame(view: memoryview, at: int) -> Frame:
+    if len(view) - at < _HEAD.size:
+        raise MalformedMessage(at, f"{len(view) - at} bytes left, a batch head needs {_HEAD.size}")
+    version, *head, n = _HEAD.unpack_from(view, at)
     if version != VERSION:
         raise MalformedMessage(at, f"version {version}, only {VERSION} is known")
-    if tier >= len(TIERS):
-        raise MalformedMessage(at + 2, f"tier {tier}, allowed 0..{len(TIERS) - 1}")
-    if flags & ~_HAS_PARENT:
-        raise MalformedMessage(at + 3, f"flags {flags:#x}, only bit 0 is known")
     body = at + _HEAD.size
     end = body + 8 * n
-    if end > len(data):
-        raise MalformedMessage(at + _HEAD.size - 4, f"n is {n} blocks, only {(len(data) - body) // 8} follow")
-    hashes = unpack_u64(data[body:end])
+    if end > len(view):
+        raise MalformedMessage(body - 4, f"n is {n} blocks, only {(len(view) - body) // 8} follow")
+    return Frame(at, tuple(head), view[body:end])
+
+
+def decode_frame(frame: Frame) -> Batch:
+    """Return the batch; raise `MalformedMessage`, with the offset in the message, where it may not be."""
+    kind, tier, flags, epoch, seq, source_seq, time_ns, parent, start = frame.head
+    if tier >= len(TIERS):
+        raise MalformedMessage(frame.offset + 2, f"tier {tier}, allowed 0..{len(TIERS) - 1}")
+    if flags & ~_HAS_PARENT:
+        raise MalformedMessage(frame.offset + 3, f"flags {flags:#x}, only bit 0 is known")
+    hashes = unpack_u64(frame.hashes)
     try:
         event = _event(kind, TIERS[tier], parent if flags else None, start, hashes)
-        return Batch(epoch, seq, event, source_seq, time_ns), end
+        return Batch(epoch, seq, event, source_seq, time_ns)
     except LimitExceeded as error:
-        raise MalformedMessage(at, str(error)) from error
+        raise MalformedMessage(frame.offset, str(error)) from error
 
 
 def _event(kind: int, tier: Tier, parent: int | None, start: int, hashes: tuple[int, ...]) -> Event:

@@ -9,12 +9,13 @@ ask second, then drain what came in between.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
 from kv_protocol.codec import MESSAGE_BYTES_MAX, pack_u64, unpack_u64
-from kv_protocol.errors import UNDECODABLE, MalformedMessage
+from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.ids import checked_u64
 
@@ -22,6 +23,7 @@ CHUNK_BLOCKS_MAX = 28_000
 """17 bytes a block: a full chunk stays below a message's 512 KiB."""
 _HAS_PARENT = 0x80
 _TIER_BITS = 0x0F
+_ROW_BITS = bytes(parent | tiers for parent in (0, _HAS_PARENT) for tiers in range(1, _TIER_BITS + 1))
 
 
 class HeldBlock(NamedTuple):
@@ -50,6 +52,58 @@ def parents_first(parents: Mapping[int, int | None]) -> Iterator[int]:
         yield from reversed(chain)
 
 
+class BlockColumns(msgspec.Struct, frozen=True):
+    """Blocks that a rank holds, as the columns of a chunk: parents first where there are several in a row."""
+
+    parents: bytes
+    hashes: bytes
+    tiers: bytes
+
+    def __post_init__(self) -> None:
+        _check_columns(self.parents, self.hashes, self.tiers)
+
+    def __len__(self) -> int:
+        return len(self.tiers)
+
+    def blocks(self) -> Iterator[HeldBlock]:
+        """Yield the rows."""
+        for sequence_hash, parent, bits in zip(
+            unpack_u64(self.hashes), unpack_u64(self.parents), self.tiers, strict=True
+        ):
+            yield HeldBlock(sequence_hash, parent if bits & _HAS_PARENT else None, bits & _TIER_BITS)
+
+
+def _check_columns(parents: bytes, hashes: bytes, tiers: bytes) -> None:
+    n = len(tiers)
+    if len(hashes) != 8 * n or len(parents) != 8 * n:
+        raise LimitExceeded("columns", (len(parents), len(hashes), n), "8, 8 and 1 bytes a block")
+    if unknown := tiers.translate(None, _ROW_BITS):
+        raise LimitExceeded("tiers", unknown[0], "one of bits 0..3 or more, and bit 7")
+
+
+def block_columns(blocks: Iterable[HeldBlock], chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
+    """Yield the columns of `blocks`, in order, at most `chunk_blocks` in each; of none, nothing.
+
+    Raises:
+        LimitExceeded: `chunk_blocks` is less than 1; later, where a block cannot be a row.
+    """
+    if chunk_blocks < 1:
+        raise LimitExceeded("chunk_blocks", chunk_blocks, "1 or more")
+    rows = iter(blocks)
+    return iter(lambda: _columns(list(islice(rows, chunk_blocks))), _NO_BLOCKS)
+
+
+def _columns(rows: list[HeldBlock]) -> BlockColumns:
+    return BlockColumns(
+        parents=pack_u64([row.parent or 0 for row in rows]),
+        hashes=pack_u64([row.sequence_hash for row in rows]),
+        tiers=bytes(row.tier_bits | (0 if row.parent is None else _HAS_PARENT) for row in rows),
+    )
+
+
+_NO_BLOCKS = BlockColumns(b"", b"", b"")
+
+
 class DumpRequest(msgspec.Struct, frozen=True):
     """Ask for a dump; chunks carry the same id, so that an answer to an earlier question is not mistaken for this."""
 
@@ -74,41 +128,37 @@ class DumpChunk(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field in ("request_id", "epoch", "last_seq"):
             checked_u64(field, getattr(self, field))
-        n = len(self.tiers)
-        if len(self.hashes) != 8 * n or len(self.parents) != 8 * n:
-            raise ValueError(f"columns of {len(self.parents)}, {len(self.hashes)}, {n} bytes do not belong together")
+        _check_columns(self.parents, self.hashes, self.tiers)
         if not 0 <= self.chunk < self.of:
             raise ValueError(f"chunk {self.chunk} of {self.of}")
-        if any(not bits & _TIER_BITS or bits & ~(_TIER_BITS | _HAS_PARENT) for bits in self.tiers):
-            raise ValueError("tiers: a row names no tier, or an unknown bit")
+
+    @property
+    def columns(self) -> BlockColumns:
+        """The rows, parents first, as they are stored."""
+        return BlockColumns(self.parents, self.hashes, self.tiers)
 
     def blocks(self) -> Iterator[HeldBlock]:
         """Yield the rows, parents first."""
-        for sequence_hash, parent, bits in zip(
-            unpack_u64(self.hashes), unpack_u64(self.parents), self.tiers, strict=True
-        ):
-            yield HeldBlock(sequence_hash, parent if bits & _HAS_PARENT else None, bits & _TIER_BITS)
+        return self.columns.blocks()
 
 
 def dump_chunks(
     request_id: int, epoch: int, last_seq: int, blocks: Iterable[HeldBlock], *, chunk_blocks: int = CHUNK_BLOCKS_MAX
 ) -> list[DumpChunk]:
     """Return the chunks of a dump, at least one; `blocks` come parents first."""
-    rows = list(blocks)
-    of = max(1, -(-len(rows) // chunk_blocks))
+    parts = list(block_columns(blocks, chunk_blocks)) or [_NO_BLOCKS]
     return [
         DumpChunk(
             request_id=request_id,
             epoch=epoch,
             last_seq=last_seq,
             chunk=index,
-            of=of,
-            parents=pack_u64([row.parent or 0 for row in part]),
-            hashes=pack_u64([row.sequence_hash for row in part]),
-            tiers=bytes(row.tier_bits | (0 if row.parent is None else _HAS_PARENT) for row in part),
+            of=len(parts),
+            parents=part.parents,
+            hashes=part.hashes,
+            tiers=part.tiers,
         )
-        for index in range(of)
-        for part in [rows[index * chunk_blocks : (index + 1) * chunk_blocks]]
+        for index, part in enumerate(parts)
     ]
 
 

@@ -81,7 +81,15 @@ class ControlSection(Section):
 class IndexSection(Section):
     """The prefix index and the streams that feed it."""
 
-    implementation: Literal["python"] = Field("python", description="which tree holds the prefixes")
+    implementation: Literal["auto", "native", "python"] = Field(
+        "auto", description="what holds the prefixes: native (C++), python, or auto: native where it was built"
+    )
+    memory_bytes_max: int = Field(
+        4 << 30,
+        ge=0,
+        le=1 << 44,
+        description="bytes that the index may take, 0: no limit; beyond it ranks are stale or refused",
+    )
     parked_blocks_max: int = Field(
         65_536, ge=0, le=10_000_000, description="blocks that may wait for an unknown parent; more costs memory"
     )

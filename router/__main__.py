@@ -142,7 +142,16 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         metrics = RequestMetrics(registry, state)
         Projection(registry, lambda: state_families(state, feeds))
         Projection(registry, index.families)
-        data = _data_server(DataPlane(routing, forwarder, text, metrics, settings, lambda: uuid.uuid4().hex), settings)
+        plane = DataPlane(
+            routing,
+            forwarder,
+            text,
+            metrics,
+            settings,
+            lambda: uuid.uuid4().hex,
+            index_name=index.implementation,
+        )
+        data = _data_server(plane, settings)
         token = settings.control.token.get_secret_value()
         control_app = ControlPlane(routing, index, log).app(registry, token=token)
         control = HttpServer(control_app, settings.control.host, settings.control.port)

@@ -11,6 +11,7 @@ GET    /metrics, /health, /live, /ready, /version
 import asyncio
 import math
 import re
+from importlib.metadata import version
 
 import msgspec
 from aiohttp import web
@@ -57,6 +58,7 @@ class ControlPlane:
                 web.get("/health", self._health),
                 web.get("/live", self._health),
                 web.get("/ready", self._ready),
+                web.get("/version", self._version),
                 web.get("/metrics", metrics_handler(registry)),
             ]
         )
@@ -156,6 +158,9 @@ class ControlPlane:
     async def _ready(self, _: web.Request) -> web.Response:
         reasons = self._routing.unready()
         return json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return json_response({"version": version("kv-router"), "index": self._index.implementation})
 
 
 def _seconds(value: str) -> float | None:

@@ -69,7 +69,7 @@ class _Inbound(NamedTuple):
 
 
 class DataPlane:
-    """The endpoints that clients talk to."""
+    """The endpoints that clients talk to; `index_name` says to them which index serves."""
 
     def __init__(
         self,
@@ -79,9 +79,12 @@ class DataPlane:
         metrics: RequestMetrics,
         settings: RouterSettings,
         new_id: Callable[[], str],
+        *,
+        index_name: str,
     ) -> None:
         self._routing, self._forwarder, self._text = routing, forwarder, text
         self._metrics, self._settings, self._new_id = metrics, settings, new_id
+        self._index_name = index_name
         self._inflight = 0
 
     def app(self) -> web.Application:
@@ -268,7 +271,7 @@ class DataPlane:
         return json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
     async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"version": version("kv-router"), "index": self._settings.index.implementation})
+        return json_response({"version": version("kv-router"), "index": self._index_name})
 
 
 class _Spliced:

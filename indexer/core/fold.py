@@ -5,8 +5,13 @@
 Facts come in any order, late, twice or never; `follower.py` says what each means. A rank is forgotten when its worker
 left, or when nothing proved it alive (heartbeat, dump) for `gone_s` while the log could be heard and this process was
 awake: a tick that comes late has heard nobody, and says nothing of the workers.
+
+A message that continues its stream goes to the index as it is (`messages.py`), any other batch by batch; what is known
+afterwards is the same. A rank for some of whose blocks the index had no memory is stale until it has (`room.py`). A new
+rank for which there is none is refused, and admitted when it is heard again and there is.
 """
 
+from array import array
 from collections.abc import Sequence
 from functools import partial
 
@@ -21,16 +26,21 @@ from indexer.core.follower import (
     ReplaceAll,
     StreamFollower,
 )
-from indexer.core.tree import Depths, IndexStatistics, PrefixIndex
+from indexer.core.messages import Message
+from indexer.core.places import Places
+from indexer.core.prefix_index import Depths, IndexStatistics, PrefixIndex, PrefixOrder
+from indexer.core.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
+from indexer.core.room import Room
+from kv_protocol import codec
+from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Stored
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import DumpChunk, DumpRequest, HeldBlock
 
-RANKS_MAX = 4096
-"""More ranks than one index serves; what comes beyond is refused and counted."""
 AWAKE_S = 1.0
 """Ticks come faster than that while the process is awake."""
+_COLUMNS_MIN = 64
 
 
 class BatchArrived(msgspec.Struct, frozen=True):
@@ -38,6 +48,13 @@ class BatchArrived(msgspec.Struct, frozen=True):
 
     rank: WorkerRank
     batch: Batch
+
+
+class MessageArrived(msgspec.Struct, frozen=True):
+    """A message of a rank's stream: batches that were published together."""
+
+    rank: WorkerRank
+    message: Message
 
 
 class HeartbeatArrived(msgspec.Struct, frozen=True):
@@ -75,7 +92,8 @@ class LogFound(msgspec.Struct, frozen=True):
     """The log can be heard again."""
 
 
-Fact = BatchArrived | HeartbeatArrived | ChunkArrived | BytesRefused | WorkerGone | LogLost | LogFound
+RankFact = BatchArrived | MessageArrived | HeartbeatArrived | ChunkArrived | BytesRefused
+Fact = RankFact | WorkerGone | LogLost | LogFound
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -98,8 +116,11 @@ class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The index, each rank's stream, and how many blocks each rank holds on each tier."""
 
     index: IndexStatistics
+    memory_bytes: dict[str, int]
+    structure: dict[str, int]
     streams: dict[WorkerRank, FollowerStatistics]
     blocks: dict[WorkerRank, tuple[int, ...]]
+    overfull_ranks: int
     refused_ranks_total: int
     refused_bytes_total: int
 
@@ -114,11 +135,14 @@ class _RankState:
         self.instance = ""
 
 
-_NOTHING: Depths = (0, 0, 0, 0)
+_NEVER_HEARD = RankView((0, 0, 0, 0), 0, 0, "never_heard")
 
 
 class IndexFold:
-    """All ranks' streams and the one index that they feed."""
+    """All ranks' streams and the one index that they feed.
+
+    `memory_bytes_max` is the index's limit (0: none); by it is known when an overfull rank is worth asking again.
+    """
 
     def __init__(
         self,
@@ -126,23 +150,25 @@ class IndexFold:
         limits: FollowerLimits | None = None,
         *,
         gone_s: float = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX,
+        memory_bytes_max: int = 0,
     ) -> None:
         self._index = index
+        self._places = Places(index)
+        self._room = Room(index, memory_bytes_max)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
         self._ranks: dict[WorkerRank, _RankState] = {}
-        self._rank_of_slot: dict[int, WorkerRank] = {}
+        self._columns = _COLUMNS_MIN
+        self._depths = _depth_table(_COLUMNS_MIN)
         self._log_heard = True
         self._ticked_at_s: float | None = None
-        self._refused_ranks = self._refused_bytes = 0
+        self._refused_bytes = 0
 
     def apply(self, fact: Fact, now_s: float) -> list[Question]:
         """Fold one fact in; return what is to be asked because of it."""
         match fact:
             case WorkerGone(worker_id, instance):
-                for rank, state in list(self._ranks.items()):
-                    if rank.worker_id == worker_id and (not instance or state.instance in ("", instance)):
-                        self._forget(rank)
+                self._on_gone(worker_id, instance)
                 return []
             case LogLost():
                 self._log_heard = False
@@ -155,22 +181,26 @@ class IndexFold:
             case _:
                 return self._apply_to_rank(fact, now_s)
 
-    def _apply_to_rank(
-        self, fact: BatchArrived | HeartbeatArrived | ChunkArrived | BytesRefused, now_s: float
-    ) -> list[Question]:
-        state = self._ranks.get(fact.rank)
+    def _on_gone(self, worker_id: str, instance: str) -> None:
+        for rank, state in list(self._ranks.items()):
+            if rank.worker_id == worker_id and (not instance or state.instance in ("", instance)):
+                self._forget(rank)
+        self._places.forget_worker(worker_id)
+
+    def _apply_to_rank(self, fact: RankFact, now_s: float) -> list[Question]:
+        state = self._ranks.get(fact.rank) or self._admit(fact.rank, now_s)
         if state is None:
-            if len(self._ranks) >= RANKS_MAX:
-                self._refused_ranks += 1
-                return []
-            state = self._admit(fact.rank, now_s)
+            return []
         follower = state.follower
         match fact:
+            case MessageArrived(_, message):
+                effects = self._on_message(state, message, now_s)
             case BatchArrived(_, batch):
                 effects = follower.on_batch(batch, now_s)
             case HeartbeatArrived(_, heartbeat):
                 state.heard_at_s = now_s
                 state.instance = heartbeat.instance
+                follower.on_memory(is_overfull=self._room.is_overfull(state.slot))
                 effects = follower.on_heartbeat(heartbeat, partial(self._index.digest, state.slot), now_s)
             case ChunkArrived(_, chunk):
                 state.heard_at_s = now_s
@@ -180,20 +210,48 @@ class IndexFold:
                 effects = follower.on_refused(now_s)
         return self._perform(fact.rank, state, effects, now_s)
 
+    def _on_message(self, state: _RankState, message: Message, now_s: float) -> list[Effect]:
+        follower, span = state.follower, message.span
+        if span is None or not follower.continues(span):
+            batches = codec.decode_message(message.data)
+            return [effect for batch in batches for effect in follower.on_batch(batch, now_s)]
+        if self._is_applied(state.slot, message.data, now_s):
+            follower.on_applied(span)
+            return []
+        self._refused_bytes += 1
+        return follower.on_refused(now_s)
+
+    def _is_applied(self, slot: int, data: bytes, now_s: float) -> bool:
+        """Whether the index took the message, as far as it had memory."""
+        try:
+            refusals = self._index.apply_batch(slot, data, now_s)
+        except MalformedMessage:
+            return False
+        return not refusals or self._room.is_overfull(slot)
+
     def tick(self, now_s: float) -> list[Question]:
-        """Let time pass: forget ranks that fell silent, ask again what was not answered."""
+        """Let time pass: forget ranks that fell silent, ask again what was not answered, or what there is room for."""
         self._forgive_stall(now_s)
         if self._log_heard:
             for rank in [rank for rank, state in self._ranks.items() if now_s - state.heard_at_s >= self._gone_s]:
                 self._forget(rank)
+        overfull = self._room.look()
+        for state in self._ranks.values():
+            state.follower.on_memory(is_overfull=state.slot in overfull)
         questions: list[Question] = []
         for slot in sorted(self._index.expire(now_s)):
-            rank = self._rank_of_slot[slot]
-            state = self._ranks[rank]
-            questions += self._perform(rank, state, state.follower.on_refused(now_s), now_s)
+            rank, state = self._at(slot)
+            questions += self._perform(rank, state, state.follower.on_parked_lost(now_s), now_s)
+        for slot in self._room.worth_asking():
+            rank, state = self._at(slot)
+            questions += self._perform(rank, state, state.follower.on_room(now_s), now_s)
         for rank, state in self._ranks.items():
             questions += self._perform(rank, state, state.follower.tick(now_s), now_s)
         return questions
+
+    def _at(self, slot: int) -> tuple[WorkerRank, _RankState]:
+        rank = self._places.rank_of(slot)
+        return rank, self._ranks[rank]
 
     def _forgive_stall(self, now_s: float) -> None:
         stall_s = now_s - (self._ticked_at_s or now_s) - AWAKE_S
@@ -202,17 +260,20 @@ class IndexFold:
             for state in self._ranks.values():
                 state.heard_at_s += stall_s
 
-    def _admit(self, rank: WorkerRank, now_s: float) -> _RankState:
-        slot = next(slot for slot in range(len(self._ranks) + 1) if slot not in self._rank_of_slot)
-        self._index.register(slot)
-        self._rank_of_slot[slot] = rank
+    def _admit(self, rank: WorkerRank, now_s: float) -> _RankState | None:
+        slot = self._places.take(rank)
+        if slot is None:
+            return None
+        while slot >= self._columns:
+            self._columns *= 2
+            self._depths = _depth_table(self._columns)
         state = self._ranks[rank] = _RankState(slot, StreamFollower(self._limits), now_s)
         return state
 
     def _forget(self, rank: WorkerRank) -> None:
         state = self._ranks.pop(rank)
-        self._index.drop(state.slot)
-        del self._rank_of_slot[state.slot]
+        self._places.give_back(state.slot)
+        self._room.forget(state.slot)
 
     def _perform(self, rank: WorkerRank, state: _RankState, effects: list[Effect], now_s: float) -> list[Question]:
         questions = []
@@ -220,8 +281,9 @@ class IndexFold:
             match effect:
                 case ApplyEvent(event):
                     self._change(state.slot, event, now_s)
-                case ReplaceAll(blocks):
-                    self._index.load(state.slot, blocks)
+                case ReplaceAll(chunks):
+                    self._index.load(state.slot, chunks, now_s)
+                    state.follower.on_memory(is_overfull=self._room.is_overfull_after_dump(state.slot))
                 case AskDump(request_id):
                     questions.append(Question(rank, DumpRequest(request_id)))
         return questions
@@ -236,34 +298,56 @@ class IndexFold:
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Return the view of each of `ranks`, in their order; of one never heard of, a stale and empty one."""
-        depths = self._index.match(sequence_hashes)
-        return [self._view(rank, depths) for rank in ranks]
-
-    def _view(self, rank: WorkerRank, depths: dict[int, Depths]) -> RankView:
-        state = self._ranks.get(rank)
-        if state is None:
-            return RankView(_NOTHING, 0, 0, "never_heard")
-        epoch, seq = state.follower.position
-        return RankView(depths.get(state.slot, _NOTHING), epoch, seq, state.follower.stale)
+        depths, columns, views = self._depths, self._columns, []
+        self._index.match(sequence_hashes, depths)
+        for rank in ranks:
+            state = self._ranks.get(rank)
+            if state is None:
+                views.append(_NEVER_HEARD)
+                continue
+            at = state.slot
+            overlap = depths[at], depths[at + columns], depths[at + 2 * columns], depths[at + 3 * columns]
+            views.append(RankView(overlap, *state.follower.standing()))
+        return views
 
     def ranks(self) -> list[WorkerRank]:
         """Return all ranks that have a stream."""
         return list(self._ranks)
 
+    def refused_ranks(self) -> dict[WorkerRank, str]:
+        """Return the ranks that were refused and not admitted since, as far as they are named, and why."""
+        return self._places.refused()
+
     def held(self, rank: WorkerRank) -> list[HeldBlock]:
         """Return what `rank` holds, parents first; nothing for an unknown rank."""
         state = self._ranks.get(rank)
-        return [] if state is None else list(self._index.dump(state.slot))
+        return [] if state is None else [block for chunk in self._index.dump(state.slot) for block in chunk.blocks()]
+
+    def prefixes(self, limit: int, order_by: PrefixOrder, now_s: float) -> list[StretchView]:
+        """Return the first `limit` stretches of prefixes by what is asked, most first."""
+        return stretch_views(self._index, self._places, limit, order_by, now_s)
+
+    def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
+        """Return who holds one block, and at most `limit` of those behind it; None where nobody knows it."""
+        return prefix_view(self._index, self._places, sequence_hash, limit)
 
     def statistics(self) -> FoldStatistics:
         """Return the figures that metrics and people read."""
         return FoldStatistics(
             index=self._index.statistics(),
+            memory_bytes=self._index.memory(),
+            structure=self._index.structure(),
             streams={rank: state.follower.statistics() for rank, state in self._ranks.items()},
             blocks={
                 rank: tuple(self._index.digest(state.slot, tier).block_count for tier in TIERS)
                 for rank, state in self._ranks.items()
             },
-            refused_ranks_total=self._refused_ranks,
+            overfull_ranks=len(self._index.overfull()),
+            refused_ranks_total=self._places.refused_total,
             refused_bytes_total=self._refused_bytes,
         )
+
+
+def _depth_table(columns: int) -> "array[int]":
+    """Return room for the depths of `columns` ranks, as `PrefixIndex.match` wants it."""
+    return array("i", bytes(4 * 4 * columns))

@@ -17,12 +17,17 @@
     any         batch of another epoch                  before the first proof of life: restart; after it: nothing
     any         batch, heartbeat, dump of a retired one nothing
     any         parked blocks lost, bytes refused       RESYNCING, ask
+    overfull    a mismatch, parked blocks lost          stale, and nothing else: no dump would fit
+    overfull    equal digests                           not stale: what was refused is gone at the source, too
+    overfull    room again                              RESYNCING, ask
 
 A log read from its beginning tells of epochs long gone; heartbeats and dumps prove which one lives. So after the first
 proof, proofs alone change the epoch. A batch that outran its epoch's first heartbeat is had by a dump.
 An epoch that gave way is *retired*. A heartbeat of it counts again when the present one was not proven for `silent_s`:
 else the last word of a dying epoch, come late and taken for a restart, would end the living one.
 At most one question is in flight, and only an answer to the newest one counts. Any gap means a full dump here.
+A stream is *overfull*, beside its state, once the index had no memory for some of its blocks: the index's owner says
+so (`on_memory`). What is held goes on to be followed.
 """
 
 from collections import deque
@@ -33,14 +38,15 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from indexer.core.messages import Span
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import Batch, Event, Tier
 from kv_protocol.fleet import Heartbeat
-from kv_protocol.recovery import DumpChunk, HeldBlock
+from kv_protocol.recovery import BlockColumns, DumpChunk
 
 RETIRED_EPOCHS_MAX = 16
 
-StaleReason = Literal["never_heard", "resyncing", "behind", "source", ""]
+StaleReason = Literal["never_heard", "resyncing", "overfull", "source", "behind", ""]
 
 
 class Phase(Enum):
@@ -49,6 +55,10 @@ class Phase(Enum):
     NEW = "new"
     LIVE = "live"
     RESYNCING = "resyncing"
+
+
+_LIVE = Phase.LIVE
+"""For what every decision and message asks: finding a member of an `Enum` takes longer than all the rest there."""
 
 
 class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +77,9 @@ class ApplyEvent(msgspec.Struct, frozen=True):
 
 
 class ReplaceAll(msgspec.Struct, frozen=True):
-    """To be done to the index: the rank holds exactly these blocks (parents first)."""
+    """To be done to the index: the rank holds exactly the blocks of these chunks (parents first)."""
 
-    blocks: tuple[HeldBlock, ...] = ()
+    chunks: tuple[BlockColumns, ...] = ()
 
 
 class AskDump(msgspec.Struct, frozen=True):
@@ -114,7 +124,7 @@ _NOTHING_TOLD = _Told(0, 0.0)
 
 
 class StreamFollower:
-    """One rank's stream. Every method returns the effects to perform, in order; none performs any."""
+    """One rank's stream. Every method that changes it returns the effects to perform, in order; none performs any."""
 
     def __init__(self, limits: FollowerLimits | None = None) -> None:
         self._limits = limits or FollowerLimits()
@@ -132,6 +142,7 @@ class StreamFollower:
         self._waits_since_s = 0.0
         self._chunks: dict[int, DumpChunk] = {}
         self._counts = FollowerCounts()
+        self._is_overfull = self._is_whole = False
 
     @property
     def position(self) -> tuple[int, int]:
@@ -141,10 +152,21 @@ class StreamFollower:
     @property
     def stale(self) -> StaleReason:
         """Why the rank's blocks are not known to be current; empty when they are."""
+        return self.standing()[2]
+
+    def standing(self) -> tuple[int, int, StaleReason]:
+        """Return position and staleness, which every decision reads of every rank, at once."""
+        if self._phase is _LIVE and not self._source_stale and self._awaited is None and not self._is_overfull:
+            return self._epoch, self._cursor, ""
+        return self._epoch, self._cursor, self._doubt()
+
+    def _doubt(self) -> StaleReason:
         if self._phase is Phase.NEW:
             return "never_heard"
         if self._phase is Phase.RESYNCING:
             return "resyncing"
+        if self._is_overfull and not self._is_whole:
+            return "overfull"
         if self._source_stale:
             return "source"
         return "behind" if self._awaited is not None else ""
@@ -170,6 +192,14 @@ class StreamFollower:
             effects += self._ask(now_s)
         return effects
 
+    def continues(self, span: Span) -> bool:
+        """Return whether the batches of `span` are the next ones, so that each would be applied."""
+        return self._phase is _LIVE and span.epoch == self._epoch and span.first_seq == self._cursor + 1
+
+    def on_applied(self, span: Span) -> None:
+        """The next batches were applied, as `ApplyEvent` for each of them would have been."""
+        self._advance(span.last_seq)
+
     def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
         """A heartbeat came; `digest_of` says what the index holds of this rank."""
         is_proven = self._proven_at_s is not None and now_s - self._proven_at_s < self._limits.silent_s
@@ -189,10 +219,13 @@ class StreamFollower:
             effects += self._ask(now_s)
         elif heartbeat.last_seq > self._cursor and self._awaited is None:
             self._awaited = self._told
-        elif heartbeat.last_seq == self._cursor and not restarted and self._differs(heartbeat, digest_of):
-            self._counts.digest_mismatches += 1
-            effects += self._ask(now_s)
+        elif heartbeat.last_seq == self._cursor and not restarted:
+            effects += self._prove(self._differs(heartbeat, digest_of), now_s)
         return effects
+
+    def on_memory(self, *, is_overfull: bool) -> None:
+        """The index has refused blocks of this rank for want of memory, or has all of them."""
+        self._is_overfull, self._is_whole = is_overfull, is_overfull and self._is_whole
 
     def on_chunk(self, chunk: DumpChunk, now_s: float) -> list[Effect]:
         """A part of an answer came."""
@@ -207,8 +240,16 @@ class StreamFollower:
         return self._replace(now_s) if len(self._chunks) == chunk.of else []
 
     def on_refused(self, now_s: float) -> list[Effect]:
-        """Bytes of this stream could not be read, or parked blocks were lost: what is known may be wrong."""
+        """Bytes of this stream could not be read: what is known may be wrong."""
         return [] if self._phase is Phase.RESYNCING else self._ask(now_s)
+
+    def on_parked_lost(self, now_s: float) -> list[Effect]:
+        """Parked blocks were lost; of an overfull rank because their parents were refused."""
+        return [] if self._is_overfull else self.on_refused(now_s)
+
+    def on_room(self, now_s: float) -> list[Effect]:
+        """There is room again for what the index had refused."""
+        return self.on_refused(now_s)
 
     def tick(self, now_s: float) -> list[Effect]:
         """Time has passed."""
@@ -233,12 +274,22 @@ class StreamFollower:
         self._chunks.clear()
         return [ReplaceAll()] if restarted else []
 
+    def _prove(self, differs: bool, now_s: float) -> list[Effect]:  # noqa: FBT001
+        self._is_whole = self._is_overfull and not differs
+        if not differs or self._is_overfull:
+            return []
+        self._counts.digest_mismatches += 1
+        return self._ask(now_s)
+
     def _step(self, batch: Batch) -> Effect:
-        self._cursor = batch.seq
-        self._counts.applied += 1
+        self._advance(batch.seq)
+        return ApplyEvent(batch.event)
+
+    def _advance(self, seq: int) -> None:
+        self._counts.applied += seq - self._cursor
+        self._cursor = seq
         if self._awaited is not None and self._cursor >= self._awaited.seq:
             self._awaited = self._told if self._cursor < self._told.seq else None
-        return ApplyEvent(batch.event)
 
     def _keep(self, batch: Batch) -> None:
         self._kept[batch.seq] = batch
@@ -262,7 +313,7 @@ class StreamFollower:
         self._phase, self._cursor = Phase.LIVE, chunks[0].last_seq
         self._proven_at_s = now_s
         self._counts.resyncs += 1
-        effects: list[Effect] = [ReplaceAll(tuple(block for chunk in chunks for block in chunk.blocks()))]
+        effects: list[Effect] = [ReplaceAll(tuple(chunk.columns for chunk in chunks if chunk.tiers))]
         for seq in sorted(kept):
             effects += self.on_batch(kept[seq], now_s)
         if self._phase is Phase.LIVE and self._cursor < self._told.seq:

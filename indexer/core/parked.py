@@ -9,6 +9,7 @@
 Each block waits for its own parent, so a parked chain attaches link by link.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kv_protocol.events import Tier
@@ -36,12 +37,34 @@ class ParkedBlocks:
     def __len__(self) -> int:
         return len(self._parked)
 
+    def __contains__(self, block: object) -> bool:
+        return block in self._parked
+
+    def waiting(self) -> Iterator[tuple[ParkedBlock, int]]:
+        """Yield what waits, oldest first, with the parent that it waits for."""
+        return ((block, parent) for block, (parent, _) in self._parked.items())
+
+    def parents(self) -> set[int]:
+        """Return the blocks that something waits for."""
+        return set(self._waiting)
+
+    def replace(self, blocks: Iterable[tuple[ParkedBlock, int]], now_s: float) -> None:
+        """Exactly `blocks` wait, oldest first, since now; nobody lost any but those that there is no room for."""
+        self._parked.clear()
+        self._waiting.clear()
+        self._losers.clear()
+        for block, parent in blocks:
+            self._wait(block, parent, now_s)
+
     def park(self, block: ParkedBlock, parent: int, now_s: float) -> None:
         """`block` waits for `parent`; the oldest gives way where there is no room."""
         self.remove(block)
+        self.parked_total += 1
+        self._wait(block, parent, now_s)
+
+    def _wait(self, block: ParkedBlock, parent: int, now_s: float) -> None:
         self._parked[block] = (parent, now_s)
         self._waiting.setdefault(parent, set()).add(block)
-        self.parked_total += 1
         if len(self._parked) > self._blocks_max:
             self._lose(next(iter(self._parked)))
 

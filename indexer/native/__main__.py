@@ -1,4 +1,4 @@
-"""`python -m indexer.native`: say whether the extension was built; exit status 1 where it was not."""
+"""`python -m indexer.native`: say whether the extension was built, and how; exit status 1 where it was not."""
 
 import sys
 
@@ -10,6 +10,7 @@ _MISSING = """\
 *  To see why: .venv/bin/pip install -v --no-deps -e .               *
 **********************************************************************"""
 
-if load() is None:
+core = load()
+if core is None:
     sys.exit(_MISSING)
-print("C++ extension: built")
+print(f"C++ extension: built, {'with' if core.HAS_XXHASH else 'without'} xxhash")

@@ -22,7 +22,8 @@ from bench.capture import Capture, load_capture
 from bench.capture_pipe import PipeDiffers
 from bench.capture_twin import Twin
 from bench.check_capture import Figures, check_capture
-from indexer.core.tree import PrefixIndex
+from indexer.core.reference import ReferenceIndex
+from kv_protocol.events import Tier
 from worker_agent.core.outbox import Outbox
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "capture_bs32.msgpack.gz"
@@ -318,9 +319,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.capture_pipe, "AGREE_S", 0.2)
 
 
+class IgnoresRemovals(ReferenceIndex):
+    """Keeps whatever it was told of."""
+
+    def _remove(self, rank: int, hashes: Sequence[int], tier: Tier) -> None:
+        del rank, hashes, tier
+
+
 @pytest.mark.usefixtures("impatient")
 def test_an_index_that_ignores_removals_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PrefixIndex, "remove", lambda *_: None)
+    monkeypatch.setattr("indexer.embedded.make_index", lambda _: ("python", IgnoresRemovals()))
     with pytest.raises(PipeDiffers, match="lacks 0 blocks and has"):
         figures_of(load_capture(GOLDEN))
 

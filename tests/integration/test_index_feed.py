@@ -16,9 +16,11 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 from prometheus_client import generate_latest
+from structlog.testing import capture_logs
 
 from bench.processes import Process
 from indexer.core.fold import RankView
+from indexer.core.reference_tree import RANK_BYTES
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.feed import TICK_S
 from indexer.http import IndexApi
@@ -80,13 +82,15 @@ class Index:
 
 
 @asynccontextmanager
-async def running_index(url: str, clock: Clock | None = None) -> AsyncIterator[Index]:
+async def running_index(
+    url: str, clock: Clock | None = None, settings: IndexSection | None = None
+) -> AsyncIterator[Index]:
     manual, stop = ManualClock(), asyncio.Event()
     async with AsyncExitStack() as cleanup:
         log = await EventLog.connect(url, name="index")
         cleanup.push_async_callback(log.close)
         await ensure_streams(log, NATS)
-        index = EmbeddedIndex(IndexSection(), log, clock or manual)
+        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual)
         await index.start()
         group = await cleanup.enter_async_context(asyncio.TaskGroup())
         group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))
@@ -386,6 +390,51 @@ async def test_a_rank_whose_heartbeats_stop_is_forgotten_and_may_come_back(
     assert index.view(scripted.rank, 1).overlap_blocks == gpu(1)
 
 
+@pytest.mark.asyncio
+async def test_a_rank_for_which_there_is_no_memory_is_named_once_and_admitted_when_there_is(
+    broker: Broker,
+    log: EventLog,
+) -> None:
+    settings = IndexSection(implementation="python", memory_bytes_max=RANK_BYTES + 10_000)
+    first, second = ScriptedRank(log, "w0"), ScriptedRank(log, "w1")
+    with capture_logs() as lines:
+        async with running_index(broker.url, settings=settings) as index:
+            await first.store(1)
+            await index.until_at(first)
+            await second.store(1)
+            await second.beat()
+            await eventually(lambda: "index_refused_ranks_total 2.0" in index.metrics())
+            await index.pass_time(1.0)
+            assert [line["rank"] for line in lines if line["event"] == "rank_refused"] == ["w1/0"]
+            assert index.view(second.rank).stale == "never_heard"
+            await first.leave()
+            await eventually(lambda: not index.index.ranks())
+            await second.beat()
+            await index.until_stale(second.rank, "behind")
+            await index.pass_time(TICK_S)
+    assert [line["rank"] for line in lines if line["event"] == "rank_not_refused_any_more"] == ["w1/0"]
+    assert len([line for line in lines if line["event"] == "rank_refused"]) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_rank_with_more_blocks_than_memory_is_overfull_where_people_look(
+    broker: Broker, scripted: ScriptedRank
+) -> None:
+    settings = IndexSection(implementation="python", memory_bytes_max=RANK_BYTES + 10_000)
+    async with running_index(broker.url, settings=settings) as index:
+        await scripted.store(*range(1, 100))
+        await scripted.beat()
+        await index.until_stale(scripted.rank, "overfull")
+        await index.pass_time(TICK_S)
+        assert "kvrouter_index_overfull 1.0" in index.metrics()
+        assert 'kvrouter_stream_stale{dp_rank="0",worker="w0"} 1.0' in index.metrics()
+        assert scripted.dumps_asked == 0
+        await index.until_at(scripted)
+        await scripted.clear()
+        await scripted.beat()
+        await index.until_stale(scripted.rank, "")
+
+
 # ---------------------------------------------------------------- the log goes and comes
 
 
@@ -621,6 +670,59 @@ async def test_an_unknown_rank_is_a_404_that_names_those_that_are(
 
 
 @pytest.mark.asyncio
+async def test_prefixes_can_be_walked(index: Index, log: EventLog, api: Api) -> None:
+    assert await api.get("/v1/prefixes") == (200, {"prefixes": []})
+    ranks = [ScriptedRank(log, "w0", 0), ScriptedRank(log, "w0", 1)]
+    for scripted, hashes in zip(ranks, ([1, 2, 3], [1, 2**64 - 1]), strict=True):
+        await scripted.store(*hashes)
+        await index.until_at(scripted)
+    holders = [{"worker_id": "w0", "dp_rank": dp_rank, "media": ["gpu"]} for dp_rank in (0, 1)]
+    status, body = await api.get("/v1/prefixes?order_by=holders&limit=2")
+    assert status == 200
+    assert [stretch.pop("last_stored_ago_s") >= 0 for stretch in body["prefixes"]] == [True, True]
+    assert body["prefixes"] == [
+        {"sequence_hash": 1, "parent": None, "blocks": 1, "depth_blocks": 1, "holders": holders, "children": 2},
+        {"sequence_hash": 3, "parent": 1, "blocks": 2, "depth_blocks": 3, "holders": holders[:1], "children": 0},
+    ]
+    status, body = await api.get("/v1/prefixes")
+    assert [stretch["sequence_hash"] for stretch in body["prefixes"]] == [3, 1, 2**64 - 1]
+    whole = {"sequence_hash": 1, "holders": holders, "children_total": 2, "children": [2, 2**64 - 1]}
+    assert await api.get("/v1/prefixes/1") == (200, whole)
+    assert await api.get("/v1/prefixes/1?limit=1") == (200, {**whole, "children": [2]})
+    end = {"sequence_hash": 2**64 - 1, "holders": holders[1:], "children_total": 0, "children": []}
+    assert await api.get(f"/v1/prefixes/{2**64 - 1}") == (200, end)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("?limit=0", 400, "limit: found '0', allowed 1..1000"),
+        ("?limit=1001", 400, "limit: found '1001', allowed 1..1000"),
+        ("?limit=x", 400, "limit: found 'x', allowed 1..1000"),
+        ("?limit=%D9%A1", 400, "allowed 1..1000"),
+        (f"?limit={'9' * 5000}", 400, "allowed 1..1000"),
+        ("?order_by=x", 400, "order_by: found 'x', allowed blocks, holders, last_stored"),
+        ("/1?limit=0", 400, "limit: found '0', allowed 1..1000"),
+        ("/9", 404, "sequence_hash: found '9', allowed a block that the index knows"),
+        (f"/{2**64}", 404, "allowed a block that the index knows"),
+        ("/-1", 404, "allowed a block that the index knows"),
+        ("/x", 404, "allowed a block that the index knows"),
+        (f"/{'9' * 5000}", 404, "allowed a block that the index knows"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+async def test_a_bad_question_for_prefixes_is_named(
+    index: Index, scripted: ScriptedRank, api: Api, path: str, status: int, words: str
+) -> None:
+    await scripted.store(1)
+    await index.until_at(scripted)
+    found, body = await api.get(f"/v1/prefixes{path}")
+    assert (found, body["error"]["type"]) == (status, "invalid_request_error")
+    assert words in body["error"]["message"]
+
+
+@pytest.mark.asyncio
 async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
     index: Index, scripted: ScriptedRank, api: Api
 ) -> None:
@@ -630,6 +732,13 @@ async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
     await index.until_stale(scripted.rank, "source")
     assert await api.get("/ready") == (503, {"ready": False, "stale": {"w0/0": "source"}})
     assert await api.get("/health") == (200, {"status": "ok"})
+
+
+@pytest.mark.asyncio
+async def test_which_index_serves_is_in_version_and_metrics(index: Index, api: Api) -> None:
+    status, body = await api.get("/version")
+    assert (status, body["index"]) == (200, index.index.implementation)
+    assert f'kvrouter_index_info{{implementation="{index.index.implementation}"}} 1.0' in index.metrics()
 
 
 @pytest.mark.asyncio

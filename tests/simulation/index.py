@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
-from indexer.core.fold import BatchArrived, BytesRefused, ChunkArrived, Fact, HeartbeatArrived, IndexFold, Question
+from indexer.core.fold import BytesRefused, ChunkArrived, Fact, HeartbeatArrived, IndexFold, MessageArrived, Question
 from indexer.core.follower import FollowerLimits
-from indexer.core.tree import PrefixIndex
-from kv_protocol import codec, fleet, recovery
+from indexer.core.messages import read_message
+from indexer.core.reference import ReferenceIndex
+from kv_protocol import fleet, recovery
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.ids import WorkerRank
 from tests.simulation.link import Timeline
@@ -16,7 +17,7 @@ class Index:
 
     def __init__(self, timeline: Timeline, kept_max: int, ask: Callable[["Index", Question], None]) -> None:
         self._timeline, self._ask, self._is_alive = timeline, ask, True
-        self.fold = IndexFold(PrefixIndex(), FollowerLimits(kept_max=kept_max))
+        self.fold = IndexFold(ReferenceIndex(), FollowerLimits(kept_max=kept_max))
 
     def kill(self) -> None:
         """Nothing more is read by this life."""
@@ -36,12 +37,9 @@ class Index:
     def on_events(self, rank: WorkerRank, data: bytes) -> None:
         """A message of the log came."""
         try:
-            batches = codec.decode_message(data)
+            self.apply(MessageArrived(rank, read_message(data)))
         except MalformedMessage:
             self.apply(BytesRefused(rank))
-            return
-        for batch in batches:
-            self.apply(BatchArrived(rank, batch))
 
     def on_pulse(self, rank: WorkerRank, data: bytes) -> None:
         """A heartbeat came."""

@@ -7,11 +7,11 @@ import pytest
 
 from indexer.core.fold import IndexFold, Question
 from indexer.core.follower import ApplyEvent, Effect, Phase, StreamFollower
-from indexer.core.tree import PrefixIndex
+from indexer.core.reference import ReferenceIndex
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import Batch, Event, Tier
 from kv_protocol.fleet import Heartbeat
-from kv_protocol.recovery import DumpChunk, HeldBlock, dump_chunks
+from kv_protocol.recovery import BlockColumns, DumpChunk, dump_chunks
 from tests.simulation.setup import Kind
 from tests.simulation.test_convergence import SEEDS, assert_calm
 from tests.simulation.world import World
@@ -105,21 +105,20 @@ class NeverMissesAnybody(IndexFold):
         return super().tick(now_s)
 
 
-class IgnoresHostRemovals(PrefixIndex):
+class IgnoresHostRemovals(ReferenceIndex):
     """Keeps blocks of one tier."""
 
-    def remove(self, rank: int, sequence_hashes: Iterable[int], tier: Tier) -> None:
+    def _remove(self, rank: int, hashes: Sequence[int], tier: Tier) -> None:
         if tier is not Tier.HOST:
-            super().remove(rank, sequence_hashes, tier)
+            super()._remove(rank, hashes, tier)
 
 
-class LoadsOnTop(PrefixIndex):
+class LoadsOnTop(ReferenceIndex):
     """Adds a dump to what it holds."""
 
-    def load(self, rank: int, blocks: Iterable[HeldBlock]) -> None:
-        for block in blocks:
-            for tier in block.tiers:
-                self._attach(rank, block.parent, block.sequence_hash, tier)
+    def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> None:
+        for block in (block for columns in chunks for block in columns.blocks()):
+            self._attach(rank, block.parent, block.sequence_hash, block.tier_bits, now_s)
 
 
 class DumpsOneSeqAhead(Consolidation):
@@ -239,7 +238,7 @@ class IgnoresIdJumps(TrtllmRules):
 
 FOLLOWER = "indexer.core.fold.StreamFollower"
 FOLD = "tests.simulation.index.IndexFold"
-TREE = "tests.simulation.index.PrefixIndex"
+TREE = "tests.simulation.index.ReferenceIndex"
 CONSOLIDATION = "tests.simulation.agent.Consolidation"
 MIRROR = "worker_agent.core.consolidation.RankMirror"
 OUTBOX = "worker_agent.core.consolidation.Outbox"

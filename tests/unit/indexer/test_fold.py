@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from indexer.core.fold import (
-    RANKS_MAX,
     BatchArrived,
     BytesRefused,
     ChunkArrived,
@@ -19,13 +18,15 @@ from indexer.core.fold import (
     WorkerGone,
 )
 from indexer.core.follower import FollowerCounts, FollowerLimits
-from indexer.core.tree import PrefixIndex
+from indexer.core.places import RANKS_MAX
+from indexer.core.reference import ReferenceIndex
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import DumpRequest, HeldBlock, dump_chunks, parents_first
 from kv_protocol.splitmix import choice_index, splitmix64
+from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH, LATER = 11, 22
@@ -34,8 +35,17 @@ PATH = [splitmix64(at) for at in range(6)]
 NOBODY = RankView((0, 0, 0, 0), 0, 0, "never_heard")
 
 
+make_index: MakeIndex = ReferenceIndex
+
+
+@pytest.fixture(autouse=True, params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test be of each index."""
+    monkeypatch.setitem(globals(), "make_index", IMPLEMENTATIONS[request.param])
+
+
 def make_fold(parked_blocks_max: int = 100) -> IndexFold:
-    index = PrefixIndex(parked_blocks_max=parked_blocks_max, parked_ttl_s=PARKED_TTL_S)
+    index = make_index(parked_blocks_max=parked_blocks_max, parked_ttl_s=PARKED_TTL_S)
     return IndexFold(index, FollowerLimits(behind_s=2.0, answer_s=2.0, kept_max=64), gone_s=GONE_S)
 
 
@@ -399,6 +409,13 @@ def test_ranks_beyond_the_bound_are_refused_and_counted_until_there_is_room(fold
     assert depths(fold, ranks[-1], ranks[0]) == [(6, 6, 6, 6), (0, 0, 0, 0)]
     told(fold, WorkerGone("w7"), batch(A0, 1, path(0, 2)))
     assert (depths(fold, A0), len(fold.ranks())) == ([(2, 2, 2, 2)], RANKS_MAX)
+
+
+def test_there_is_a_depth_for_each_rank_however_many_there_are(fold: IndexFold) -> None:
+    ranks = [WorkerRank(f"w{at}", 0) for at in range(140)]
+    for at, rank in enumerate(ranks):
+        told(fold, batch(rank, 1, path(0, 1 + at % 6)))
+        assert depths(fold, rank, ranks[0]) == [(1 + at % 6,) * 4, (1,) * 4]
 
 
 # ------------------------------------------------------------------------------------------------- figures

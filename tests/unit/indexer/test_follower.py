@@ -19,7 +19,7 @@ from indexer.core.follower import (
 from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.events import TIERS, Batch, Stored, Tier
 from kv_protocol.fleet import Heartbeat
-from kv_protocol.recovery import DumpChunk, HeldBlock, dump_chunks
+from kv_protocol.recovery import BlockColumns, DumpChunk, HeldBlock, block_columns, dump_chunks
 
 EPOCH, LATER, THIRD = 11, 22, 33
 LIMITS = FollowerLimits(behind_s=2.0, answer_s=2.0, kept_max=4, silent_s=3.0)
@@ -52,6 +52,10 @@ def pulse(last_seq: int, epoch: int = EPOCH, *, held: Iterable[int] = (), stale:
 
 def rows(*held: int) -> tuple[HeldBlock, ...]:
     return tuple(HeldBlock(block, None, 1) for block in held)
+
+
+def columns(*held: int, size: int = 99) -> tuple[BlockColumns, ...]:
+    return tuple(block_columns(rows(*held), size))
 
 
 def answer(request_id: int, last_seq: int, *held: int, epoch: int = EPOCH, size: int = 99) -> list[DumpChunk]:
@@ -141,7 +145,7 @@ ROWS = [
     Row("RESYNCING, an old batch", RESYNCING, batch(2), [], "resyncing", (EPOCH, 3)),
     Row("RESYNCING, heartbeat ahead", RESYNCING, pulse(9), [], "resyncing", (EPOCH, 3)),
     Row("RESYNCING, heartbeat that differs", RESYNCING, pulse(3, held=[7]), [], "resyncing", (EPOCH, 3)),
-    Row("RESYNCING, dump", RESYNCING, whole(1, 7, 8), [ReplaceAll(rows(8))], "", (EPOCH, 7)),
+    Row("RESYNCING, dump", RESYNCING, whole(1, 7, 8), [ReplaceAll(columns(8))], "", (EPOCH, 7)),
     Row("RESYNCING, empty dump", RESYNCING, whole(1, 7), [ReplaceAll()], "", (EPOCH, 7)),
     Row("RESYNCING, dump, what follows", RESYNCING, whole(1, 5), [ReplaceAll(), *applied(6)], "", (EPOCH, 6)),
     Row("RESYNCING, dump, a new gap", RESYNCING, whole(1, 4), [ReplaceAll(), AskDump(2)], "resyncing", (EPOCH, 4)),
@@ -198,7 +202,7 @@ def test_only_an_answer_to_the_newest_question_counts() -> None:
     follower = after(*RESYNCING)
     assert give(follower, TICK, 2) == [AskDump(2)]
     assert give(follower, whole(1, 6, 8), 2) == []
-    assert give(follower, whole(2, 6, 8), 2) == [ReplaceAll(rows(8))]
+    assert give(follower, whole(2, 6, 8), 2) == [ReplaceAll(columns(8))]
     assert give(follower, whole(2, 6, 9), 2) == []
 
 
@@ -207,7 +211,7 @@ def test_the_parts_of_an_answer_come_in_any_order_and_more_than_once(order: tupl
     follower, parts = after(*RESYNCING), answer(1, 9, 5, 6, 7, 8, 9, size=2)
     effects = [give(follower, parts[at]) for at in order]
     assert effects[:-1] == [[]] * (len(order) - 1)
-    assert effects[-1] == [ReplaceAll(rows(5, 6, 7, 8, 9))]
+    assert effects[-1] == [ReplaceAll(columns(5, 6, 7, 8, 9, size=2))]
     assert follower.position == (EPOCH, 9)
 
 
@@ -218,14 +222,14 @@ def test_the_parts_of_two_answers_are_never_mixed_and_ask_nothing_by_themselves(
     first, second = answer(1, 6, 5, 6, 7, 8, size=2)
     follower = after(*RESYNCING, first)
     assert give(follower, other) == []
-    assert give(follower, second) == [ReplaceAll(rows(5, 6, 7, 8))]
+    assert give(follower, second) == [ReplaceAll(columns(5, 6, 7, 8, size=2))]
 
 
 def test_an_answer_that_dies_halfway_is_asked_for_again_and_leaves_nothing() -> None:
     follower = after(*RESYNCING, answer(1, 6, 5, 6, size=1)[0])
     assert give(follower, TICK, 2) == [AskDump(2)]
     assert give(follower, answer(2, 6, 5, 6, size=1)[1], 2) == []
-    assert give(follower, answer(2, 6, 5, 6, size=1)[0], 2) == [ReplaceAll(rows(5, 6))]
+    assert give(follower, answer(2, 6, 5, 6, size=1)[0], 2) == [ReplaceAll(columns(5, 6, size=1))]
 
 
 def test_an_answer_that_still_comes_is_not_asked_for_again() -> None:
@@ -233,7 +237,7 @@ def test_an_answer_that_still_comes_is_not_asked_for_again() -> None:
     for at, part in enumerate(parts[:-1]):
         assert give(follower, part, 1.5 * at) == []
         assert give(follower, TICK, 1.5 * at + 1.4) == []
-    assert give(follower, parts[-1], 1.5 * 9) == [ReplaceAll(rows(*range(10)))]
+    assert give(follower, parts[-1], 1.5 * 9) == [ReplaceAll(columns(*range(10), size=1))]
 
 
 def test_a_doubled_part_buys_no_time() -> None:
@@ -254,7 +258,7 @@ def test_who_is_never_answered_asks_for_ever_but_once_in_answer_s() -> None:
 
 def test_kept_batches_are_applied_in_order_whatever_order_they_came_in() -> None:
     follower = after(*RESYNCING, batch(8), batch(5), batch(7))
-    assert give(follower, whole(1, 4, 9)) == [ReplaceAll(rows(9)), *applied(5, 6, 7, 8)]
+    assert give(follower, whole(1, 4, 9)) == [ReplaceAll(columns(9)), *applied(5, 6, 7, 8)]
     assert follower.position == (EPOCH, 8)
 
 
@@ -360,7 +364,7 @@ def test_a_batch_that_outran_its_epochs_heartbeat_is_had_by_a_dump() -> None:
     follower = after(*PULSED, batch(1, LATER), batch(2, LATER))
     assert give(follower, pulse(2, LATER)) == [ReplaceAll(), AskDump(1)]
     assert give(follower, batch(3, LATER)) == []
-    assert give(follower, whole(1, 2, 8, epoch=LATER)) == [ReplaceAll(rows(8)), *applied(3)]
+    assert give(follower, whole(1, 2, 8, epoch=LATER)) == [ReplaceAll(columns(8)), *applied(3)]
     assert (follower.position, follower.stale) == ((LATER, 3), "")
 
 
@@ -391,7 +395,7 @@ def test_the_pulse_tells_which_epoch_lives_whatever_the_log_said_last() -> None:
     assert give(follower, batch(2, LATER)) == []
     assert follower.position == (EPOCH, 0)
     assert give(follower, TICK, 2) == [AskDump(1)]
-    assert give(follower, whole(1, 1, 8), 2) == [ReplaceAll(rows(8))]
+    assert give(follower, whole(1, 1, 8), 2) == [ReplaceAll(columns(8))]
 
 
 def test_two_lives_that_alternate_in_the_log_do_not_make_the_reader_alternate() -> None:
@@ -404,7 +408,7 @@ def test_two_lives_that_alternate_in_the_log_do_not_make_the_reader_alternate() 
 def test_a_dump_too_tells_which_epoch_lives() -> None:
     """A log that begins amid a former epoch: the living one answers before it is first heard to pulse."""
     follower = after(batch(500))
-    assert give(follower, whole(1, 7, 8, epoch=LATER)) == [ReplaceAll(rows(8))]
+    assert give(follower, whole(1, 7, 8, epoch=LATER)) == [ReplaceAll(columns(8))]
     assert [give(follower, batch(seq)) for seq in (501, 502)] == [[], []]
     assert [give(follower, batch(seq, LATER)) for seq in (6, 7, 8)] == [[], [], applied(8)]
     assert give(follower, pulse(8, LATER)) == []
@@ -417,7 +421,7 @@ def test_the_pulse_of_the_living_epoch_counts_at_once_though_the_log_retired_it(
     assert give(follower, whole(1, 4, 8)) == []
     assert give(follower, pulse(4)) == [ReplaceAll()]
     assert give(follower, TICK, 2) == [AskDump(2)]
-    assert give(follower, whole(2, 4, 8), 2) == [ReplaceAll(rows(8))]
+    assert give(follower, whole(2, 4, 8), 2) == [ReplaceAll(columns(8))]
 
 
 def test_an_answer_from_a_retired_epoch_counts_for_nothing() -> None:
@@ -445,7 +449,7 @@ def test_a_life_that_was_retired_wrongly_is_taken_back_once_the_other_fell_silen
 
 def test_the_same_after_a_wrong_dump() -> None:
     follower = after(pulse(0, LATER), REFUSED)
-    assert give(follower, whole(1, 3, 8)) == [ReplaceAll(rows(8))]
+    assert give(follower, whole(1, 3, 8)) == [ReplaceAll(columns(8))]
     assert give(follower, pulse(0, LATER), 1) == []
     assert give(follower, pulse(0, LATER), LIMITS.silent_s) == [ReplaceAll()]
     assert follower.position == (LATER, 0)
@@ -454,6 +458,53 @@ def test_the_same_after_a_wrong_dump() -> None:
 def test_a_source_that_does_not_vouch_is_forgotten_with_its_epoch() -> None:
     follower = after(pulse(0, stale="why"), pulse(0, LATER))
     assert follower.stale == ""
+
+
+# ------------------------------------------------------------------------------------------------- overfull
+
+
+def overfull(*inputs: Input) -> StreamFollower:
+    follower = after(*inputs)
+    follower.on_memory(is_overfull=True)
+    return follower
+
+
+@pytest.mark.parametrize(
+    ("inputs", "stale"),
+    [(NEW, "never_heard"), (LIVE, "overfull"), (BEHIND, "overfull"), (RESYNCING, "resyncing")],
+)
+def test_a_stream_is_overfull_beside_its_state(inputs: Sequence[Input], stale: str) -> None:
+    assert overfull(*inputs).stale == stale
+
+
+def test_while_overfull_a_mismatch_and_lost_parked_blocks_ask_nothing_and_the_rest_is_as_ever() -> None:
+    follower = overfull(*LIVE)
+    assert [give(follower, pulse(3, held=[7])), follower.on_parked_lost(0), give(follower, TICK, 99)] == [[], [], []]
+    assert (counts(follower).digest_mismatches, give(follower, batch(4))) == (0, applied(4))
+    assert give(follower, batch(6)) == [AskDump(1)]
+
+
+def test_what_is_proven_whole_is_not_stale_until_it_is_proven_not_to_be() -> None:
+    follower = overfull(*LIVE)
+    stale = []
+    for told in (pulse(3), pulse(4), pulse(3, held=[7]), pulse(3)):
+        give(follower, told)
+        stale.append(follower.stale)
+    assert stale == ["", "behind", "overfull", "behind"]
+
+
+def test_a_proof_does_not_outlive_what_it_proved() -> None:
+    follower = overfull(*LIVE, pulse(3))
+    follower.on_memory(is_overfull=False)
+    follower.on_memory(is_overfull=True)
+    assert follower.stale == "overfull"
+
+
+def test_room_again_is_one_question() -> None:
+    follower = overfull(*LIVE)
+    assert [follower.on_room(0), follower.on_room(0)] == [[AskDump(1)], []]
+    follower.on_memory(is_overfull=False)
+    assert (give(follower, whole(1, 3, 8)), follower.stale) == ([ReplaceAll(columns(8))], "")
 
 
 # ------------------------------------------------------------------------------------------------- one in flight

@@ -168,8 +168,8 @@ class World:
             match effect:
                 case ApplyEvent(event):
                     fold(self.held, event)
-                case ReplaceAll(blocks):
-                    self.held = {block.sequence_hash for block in blocks}
+                case ReplaceAll(chunks):
+                    self.held = {block.sequence_hash for chunk in chunks for block in chunk.blocks()}
                 case AskDump():
                     self.ask(effect)
 

@@ -9,9 +9,11 @@ from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.recovery import (
     CHUNK_BLOCKS_MAX,
+    BlockColumns,
     DumpChunk,
     DumpRequest,
     HeldBlock,
+    block_columns,
     decode_dump_chunk,
     decode_dump_request,
     dump_chunks,
@@ -84,15 +86,15 @@ def test_a_hash_that_is_no_u64_cannot_be_dumped(block: HeldBlock) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"hashes": b"\1" * 8}, "columns of 16, 8, 2 bytes do not belong together"),
-        ({"parents": b"\1" * 24}, "columns of 24, 16, 2 bytes do not belong together"),
-        ({"tiers": b"\1"}, "columns of 16, 16, 1 bytes do not belong together"),
-        ({"tiers": b""}, "columns of 16, 16, 0 bytes do not belong together"),
-        ({"hashes": b"\1" * 17}, "columns of 16, 17, 2 bytes do not belong together"),
-        ({"tiers": b"\x01\x00"}, "a row names no tier, or an unknown bit"),
-        ({"tiers": b"\x80\x01"}, "a row names no tier, or an unknown bit"),
-        ({"tiers": b"\x11\x01"}, "a row names no tier, or an unknown bit"),
-        ({"tiers": b"\x01\x41"}, "a row names no tier, or an unknown bit"),
+        ({"hashes": b"\1" * 8}, r"columns: found \(16, 8, 2\), allowed 8, 8 and 1 bytes a block"),
+        ({"parents": b"\1" * 24}, r"columns: found \(24, 16, 2\), allowed 8, 8 and 1 bytes a block"),
+        ({"tiers": b"\1"}, r"columns: found \(16, 16, 1\), allowed 8, 8 and 1 bytes a block"),
+        ({"tiers": b""}, r"columns: found \(16, 16, 0\), allowed 8, 8 and 1 bytes a block"),
+        ({"hashes": b"\1" * 17}, r"columns: found \(16, 17, 2\), allowed 8, 8 and 1 bytes a block"),
+        ({"tiers": b"\x01\x00"}, "tiers: found 0, allowed one of bits 0..3 or more, and bit 7"),
+        ({"tiers": b"\x80\x01"}, "tiers: found 128, allowed one of bits 0..3 or more, and bit 7"),
+        ({"tiers": b"\x11\x01"}, "tiers: found 17, allowed one of bits 0..3 or more, and bit 7"),
+        ({"tiers": b"\x01\x41"}, "tiers: found 65, allowed one of bits 0..3 or more, and bit 7"),
         ({"chunk": 1}, "chunk 1 of 1"),
         ({"chunk": -1}, "chunk -1 of 1"),
         ({"of": 0}, "chunk 0 of 0"),
@@ -168,3 +170,56 @@ def test_each_block_comes_once_and_after_its_parent(parents: dict[int, int | Non
 @pytest.mark.parametrize("ring", [{1: 1}, {1: 2, 2: 1}, {1: 2, 2: 3, 3: 1, 4: 1}])
 def test_a_ring_which_only_an_accident_of_hashes_could_make_is_walked_once(ring: dict[int, int | None]) -> None:
     assert sorted(parents_first(ring)) == sorted(ring)
+
+
+# ---------------------------------------------------------------- columns
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 8])
+@pytest.mark.parametrize("chunk_blocks", [1, 3, 7, 8, 9])
+def test_columns_hold_each_block_once_and_in_order(n: int, chunk_blocks: int) -> None:
+    parts = list(block_columns(iter(rows(n)), chunk_blocks))
+    assert [block for part in parts for block in part.blocks()] == rows(n)
+    assert [len(part) for part in parts] == [chunk_blocks] * (n // chunk_blocks) + [n % chunk_blocks] * bool(
+        n % chunk_blocks
+    )
+
+
+@pytest.mark.parametrize("chunk_blocks", [0, -1])
+def test_columns_have_room_for_a_block(chunk_blocks: int) -> None:
+    with pytest.raises(LimitExceeded, match=rf"^chunk_blocks: found {chunk_blocks}, allowed 1 or more$"):
+        block_columns(rows(1), chunk_blocks)
+
+
+def test_the_columns_of_a_chunk_are_its_own() -> None:
+    chunk = DumpChunk(**CHUNK)
+    assert chunk.columns == BlockColumns(chunk.parents, chunk.hashes, chunk.tiers)
+    assert list(chunk.columns.blocks()) == list(chunk.blocks())
+    assert len(chunk.columns) == 2
+
+
+@pytest.mark.parametrize(
+    ("parents", "hashes", "tiers", "found"),
+    [
+        (b"", b"", b"\1", r"columns: found \(0, 0, 1\)"),
+        (bytes(8), bytes(16), b"\1", r"columns: found \(8, 16, 1\)"),
+        (bytes(8), bytes(8), b"\0", "tiers: found 0,"),
+        (bytes(8), bytes(8), b"\x80", "tiers: found 128,"),
+        (bytes(16), bytes(16), b"\x0f\x10", "tiers: found 16,"),
+    ],
+)
+def test_columns_that_contradict_themselves_cannot_be_made(
+    parents: bytes, hashes: bytes, tiers: bytes, found: str
+) -> None:
+    with pytest.raises(LimitExceeded, match=f"^{found}"):
+        BlockColumns(parents, hashes, tiers)
+
+
+@pytest.mark.parametrize("bits", range(256))
+def test_a_row_names_a_tier_and_no_unknown_bit(bits: int) -> None:
+    allowed = bool(bits & 0x0F) and not bits & 0x70
+    try:
+        made = len(BlockColumns(bytes(8), bytes(8), bytes([bits])))
+    except LimitExceeded:
+        made = 0
+    assert made == allowed

@@ -85,7 +85,15 @@ class Plane:
         self.forwarder = HttpForwarder(settings.failures)
         metrics = RequestMetrics(self.registry, self.state)
         number = itertools.count(1)
-        self.data = DataPlane(self.routing, self.forwarder, TEXT, metrics, settings, lambda: f"id-{next(number)}")
+        self.data = DataPlane(
+            self.routing,
+            self.forwarder,
+            TEXT,
+            metrics,
+            settings,
+            lambda: f"id-{next(number)}",
+            index_name="python",
+        )
         self.server = HttpServer(self.data.app(), "127.0.0.1", 0, handler_cancellation=handler_cancellation)
         self._writers: list[asyncio.StreamWriter] = []
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())

@@ -1,6 +1,7 @@
 """What may not be asked of the control plane is a 400 that names it, whatever was written there."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.unit.router.plane import Answered, Plane, running_plane
 
 class NeverThere:
     """An index that never gets to any position."""
+
+    implementation = "native"
 
     async def wait_for(self, _rank: WorkerRank, _epoch: int, _seq: int) -> None:
         """Wait."""
@@ -79,3 +82,9 @@ async def test_a_wait_that_is_no_time_is_named(control: Control, value: str) -> 
 async def test_a_wait_that_is_over_says_so(control: Control, value: str) -> None:
     answered = await control.get(f"/v1/index/position?worker=w0&epoch=1&seq=1&timeout_s={value}")
     assert (answered.status, answered.error["code"]) == (504, "not_reached")
+
+
+@pytest.mark.asyncio
+async def test_version_says_which_index_serves(control: Control) -> None:
+    answered = await control.get("/version")
+    assert (answered.status, json.loads(answered.body)["index"]) == (200, "native")

@@ -1,0 +1,85 @@
+"""What a caller of the index hands in, checked before anything changes: hashes, tiers, and room for depths.
+
+sequence hashes   numbers | a buffer of u64s | bytes, little-endian
+depths            writable int32s: for each query 4 rows, one column a rank
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from typing_extensions import Buffer
+
+from indexer.core.prefix_index import Hashes
+from kv_protocol.codec import unpack_u64
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.events import TIERS, Tier
+from kv_protocol.splitmix import U64_MASK
+
+DEPTH_ROWS = len(TIERS)
+_U64_BYTES, _INT32_BYTES = 8, 4
+_U64S = ("Q", "L")
+_WIRE_U64S = ("B", "<Q", "<L")
+_INT32S = ("i", "l")
+_HASHES = "u64 numbers, or a contiguous buffer of them"
+
+
+def checked_tier(tier: int) -> Tier:
+    """Return the tier; raise `LimitExceeded` where there is none of that number."""
+    if not 0 <= tier < len(TIERS):
+        raise LimitExceeded("tier", tier, f"0..{len(TIERS) - 1}")
+    return TIERS[tier]
+
+
+def checked_hashes(hashes: Hashes) -> Sequence[int]:
+    """Return the numbers, a copy; raise `LimitExceeded` where they are no sequence hashes."""
+    if isinstance(hashes, (list, tuple)):
+        return _checked_numbers(hashes)
+    view = _view(hashes)
+    if view is None:
+        if not isinstance(hashes, Sequence):
+            raise LimitExceeded("sequence_hashes", type(hashes).__name__, _HASHES)
+        return _checked_numbers(hashes)
+    if view.ndim == 1 and view.c_contiguous:
+        if view.format in _WIRE_U64S and view.nbytes % _U64_BYTES == 0:
+            return unpack_u64(view.tobytes())
+        if view.format in _U64S and view.itemsize == _U64_BYTES:
+            return tuple(view.tolist())
+    raise LimitExceeded("sequence_hashes", _found(view), _HASHES)
+
+
+def _view(given: object) -> memoryview | None:
+    try:
+        return memoryview(given)  # type: ignore[arg-type]  # what is no buffer is found out so
+    except TypeError:
+        return None
+
+
+def _found(view: memoryview) -> str:
+    return f"{view.nbytes} bytes of {view.format!r}"
+
+
+def _checked_numbers(hashes: Sequence[int]) -> Sequence[int]:
+    try:
+        return array("Q", hashes)
+    except (OverflowError, TypeError) as error:
+        raise LimitExceeded("sequence_hash", _first_bad(hashes), "u64") from error
+
+
+def _first_bad(hashes: Sequence[object]) -> object:
+    return next((each for each in hashes if not isinstance(each, int) or not 0 <= each <= U64_MASK), hashes)
+
+
+def checked_depths(out: Buffer, queries: int, columns_min: int) -> memoryview:
+    """Return `out` as int32s, as many for each of `queries`; raise `LimitExceeded` where it has no room for them."""
+    view = _view(out)
+    if view is not None and _is_int32s(view):
+        numbers = view.nbytes // _INT32_BYTES
+        if numbers >= queries * DEPTH_ROWS * columns_min and not numbers % max(1, queries * DEPTH_ROWS):
+            return view.cast("B").cast("i")
+    found = type(out).__name__ if view is None else _found(view)
+    allowed = f"writable int32s, {DEPTH_ROWS} rows of {columns_min} columns or more for each of {queries} queries"
+    raise LimitExceeded("out", found, allowed)
+
+
+def _is_int32s(view: memoryview) -> bool:
+    return not view.readonly and view.c_contiguous and view.format in _INT32S and view.itemsize == _INT32_BYTES

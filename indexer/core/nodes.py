@@ -1,0 +1,104 @@
+"""The nodes of the reference index: sequence hash -> parent, number of children, and who holds the block.
+
+A node is there while somebody holds its block, or while it has children. Its parent is a node, or there is none (the
+first block of a sequence), or it is not known: a dump named the block as a parent, and nobody told of it yet.
+
+    told of parent   the node's parent is      afterwards
+    p                not there yet             p, made where it has no node
+    p                not known                 p, unless p is the block itself or behind it: a conflict
+    p                p                         p
+    p                another, or none          as before: a conflict
+"""
+
+from kv_protocol.events import TIERS
+
+
+class Node:
+    """One prefix. `holders` has, for each tier, bit r set where rank r holds the block on it."""
+
+    __slots__ = ("child_count", "holders", "last_stored_s", "parent", "parent_known")
+
+    def __init__(self, parent: int | None, last_stored_s: float, *, parent_known: bool = True) -> None:
+        self.parent = parent
+        self.parent_known = parent_known
+        self.child_count = 0
+        self.holders = [0, 0, 0, 0]
+        self.last_stored_s = last_stored_s
+
+    def holder_bits(self) -> dict[int, int]:
+        """Return who holds the block: rank -> bits of tiers, by rank ascending."""
+        everybody = self.holders[0] | self.holders[1] | self.holders[2] | self.holders[3]
+        return {rank: sum((self.holders[tier] >> rank & 1) << tier for tier in TIERS) for rank in ranks_of(everybody)}
+
+
+class Forest(dict[int, Node]):
+    """Every node by its sequence hash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conflicts_total = 0
+
+    def missing(self, sequence_hash: int, parent: int | None) -> int:
+        """Return how many nodes `link` would make."""
+        if sequence_hash in self and self[sequence_hash].parent_known:
+            return 0
+        return (sequence_hash not in self) + (parent not in (None, sequence_hash) and parent not in self)
+
+    def link(self, sequence_hash: int, parent: int | None, now_s: float) -> Node:
+        """Return the block's node, which is there afterwards, as the table above says."""
+        node = self.get(sequence_hash)
+        if node is None:
+            return self._made(sequence_hash, parent, now_s)
+        node.last_stored_s = max(node.last_stored_s, now_s)
+        if node.parent_known:
+            self.conflicts_total += node.parent != parent
+        elif self._leads_to(parent, sequence_hash):
+            self.conflicts_total += 1
+        else:
+            node.parent, node.parent_known = parent, True
+            self._adopt(parent, now_s)
+        return node
+
+    def _made(self, sequence_hash: int, parent: int | None, now_s: float) -> Node:
+        """Return a new node; nothing is behind it yet, but it may be said to be behind itself."""
+        if parent == sequence_hash:
+            self.conflicts_total += 1
+            made = self[sequence_hash] = Node(None, now_s, parent_known=False)
+        else:
+            made = self[sequence_hash] = Node(parent, now_s)
+            self._adopt(parent, now_s)
+        return made
+
+    def _leads_to(self, at: int | None, sequence_hash: int) -> bool:
+        """Whether the block is on the way back from `at`."""
+        while at is not None and at != sequence_hash:
+            at = self[at].parent if at in self else None
+        return at is not None
+
+    def _adopt(self, parent: int | None, now_s: float) -> None:
+        if parent is not None:
+            if parent not in self:
+                self[parent] = Node(None, now_s, parent_known=False)
+            self[parent].child_count += 1
+
+    def prune(self, sequence_hash: int) -> None:
+        """Forget the node, and those before it, where nobody holds them and nothing is behind them."""
+        at: int | None = sequence_hash
+        while at is not None:
+            node = self[at]
+            if node.child_count or any(node.holders):
+                return
+            del self[at]
+            at = node.parent
+            if at is not None:
+                self[at].child_count -= 1
+
+
+def ranks_of(bits: int) -> list[int]:
+    """Return the numbers of the bits that are set, ascending."""
+    ranks = []
+    while bits:
+        lowest = bits & -bits
+        ranks.append(lowest.bit_length() - 1)
+        bits ^= lowest
+    return ranks

@@ -1,0 +1,160 @@
+#include "block_map.hpp"
+
+namespace kv {
+
+// One segment, which memory is taken for whatever the limit: nothing can be looked up without one.
+void BlockMap::reset() {
+    budget_->used -= bytes();
+    buckets_.release();
+    segments_.clear();
+    directory_.assign(2, 0);
+    shift_ = 63;
+    size_ = 0;
+    ++splits_;
+    buckets_.reserve(kBuckets);
+    segments_.push_back({0, 0, 0});
+    budget_->used += kSegmentBytes;
+}
+
+u32 BlockMap::find_or_insert_further(u64 hash, u32 block) {
+    Spot place = spot(hash);
+    const u32 found = find(hash, place);
+    if (found != kNone) {
+        return found;
+    }
+    while (segments_[place.bucket / kBuckets].count >= kSplitAt) {
+        if (!split(static_cast<u32>(place.bucket / kBuckets))) {
+            if (segments_[place.bucket / kBuckets].count >= kFull) {
+                return kNone;
+            }
+            break;
+        }
+        place = spot(hash);
+    }
+    insert(place, block);
+    return block;
+}
+
+void BlockMap::insert(const Spot& spot, u32 block) {
+    std::size_t at = spot.bucket;
+    u32 empty = entries_with(buckets_[at], 0);
+    while (empty == 0) {
+        ++buckets_[at].passed;
+        at = following(at);
+        empty = entries_with(buckets_[at], 0);
+    }
+    const u32 entry = static_cast<u32>(__builtin_ctz(empty));
+    buckets_[at].tags[entry] = static_cast<Tag>(spot.tag);
+    buckets_[at].blocks[entry] = block;
+    ++segments_[spot.bucket / kBuckets].count;
+    ++size_;
+}
+
+bool BlockMap::add_segment(u32 depth, u32 prefix) {
+    if (!budget_->fits_much(kSegmentBytes)) {
+        return false;
+    }
+    buckets_.reserve((segments_.size() + 1) * kBuckets);
+    segments_.push_back({0, depth, prefix});
+    budget_->used += kSegmentBytes;
+    return true;
+}
+
+void BlockMap::double_directory() {
+    std::vector<u32> doubled;
+    doubled.reserve(directory_.size() * 2);
+    for (const u32 segment : directory_) {
+        doubled.push_back(segment);
+        doubled.push_back(segment);
+    }
+    directory_.swap(doubled);
+    --shift_;
+}
+
+bool BlockMap::split(u32 segment) {
+    const u32 depth = segments_[segment].depth;
+    if (depth == kDepthMax || !add_segment(depth + 1, segments_[segment].prefix * 2 + 1)) {
+        return false;
+    }
+    if (depth == 64 - shift_) {
+        double_directory();
+    }
+    const u32 upper = static_cast<u32>(segments_.size() - 1), prefix = segments_[upper].prefix;
+    segments_[segment].depth = depth + 1;
+    segments_[segment].prefix = prefix - 1;
+    const u32 width = 64 - shift_ - (depth + 1);
+    for (u32 at = prefix << width; at < (prefix + 1) << width; ++at) {
+        directory_[at] = upper;
+    }
+    ++splits_;
+    move_entries(segment);
+    return true;
+}
+
+// Blocks of the segment that belong to another one now go there. Their bucket in the old one is known from their new
+// spot, since the directory decides the segment alone.
+void BlockMap::move_entries(u32 segment) {
+    moving_.clear();
+    for (std::size_t at = std::size_t{segment} * kBuckets; at < (std::size_t{segment} + 1) * kBuckets; ++at) {
+        for (u32 entry = 0; entry < kEntries; ++entry) {
+            if (buckets_[at].tags[entry] != 0) {
+                moving_.push_back(buckets_[at].blocks[entry]);
+            }
+        }
+    }
+    for (std::size_t at = 0; at < moving_.size(); ++at) {
+        if (at + 16 < moving_.size()) {
+            __builtin_prefetch(blocks_->hashes() + moving_[at + 16]);
+        }
+        const Spot to = spot(blocks_->hash(moving_[at]));
+        if (to.bucket / kBuckets != segment) {
+            erase({std::size_t{segment} * kBuckets + to.bucket % kBuckets, to.tag}, moving_[at]);
+            insert(to, moving_[at]);
+        }
+    }
+}
+
+void BlockMap::reserve(u64 count) {
+    u32 depth = 0;
+    while (depth < kDepthMax && (u64{kSplitAt} << depth) * 19 / 20 < count) {
+        ++depth;
+    }
+    for (u32 segment = 0; segment < segments_.size(); ++segment) {
+        while (segments_[segment].depth < depth) {
+            if (!split(segment)) {
+                return;
+            }
+        }
+    }
+}
+
+u64 BlockMap::contradictions() const {
+    u64 wrong = 0, entries = 0;
+    std::vector<u32> passed(segments_.size() * kBuckets, 0);
+    for (u32 segment = 0; segment < segments_.size(); ++segment) {
+        u32 count = 0;
+        for (std::size_t at = std::size_t{segment} * kBuckets; at < (std::size_t{segment} + 1) * kBuckets; ++at) {
+            for (u32 entry = 0; entry < kEntries; ++entry) {
+                if (buckets_[at].tags[entry] == 0) {
+                    continue;
+                }
+                ++count;
+                const u64 hash = blocks_->hash(buckets_[at].blocks[entry]);
+                const Spot place = spot(hash);
+                wrong += place.bucket / kBuckets != segment || find(hash, place) != buckets_[at].blocks[entry];
+                for (std::size_t on_way = place.bucket; on_way != at && on_way / kBuckets == segment;
+                     on_way = following(on_way)) {
+                    ++passed[on_way];
+                }
+            }
+        }
+        wrong += count != segments_[segment].count;
+        entries += count;
+    }
+    for (std::size_t at = 0; at < passed.size(); ++at) {
+        wrong += passed[at] != buckets_[at].passed;
+    }
+    return wrong + (entries != size_);
+}
+
+}  // namespace kv

@@ -1,0 +1,105 @@
+// Where blocks live: slots in extents, so that the blocks of a chain lie in a row.
+//
+//     slot     number of a block: its sequence hash, and the run that it belongs to
+//     extent   4 << order slots in a row; blocks in use are its first ones; order 0..10
+//
+// Extents come from superblocks of 4096 slots by the buddy system: an extent's upper half is given back as soon as it is
+// empty, and free neighbours grow together again. Free extents are linked through the hashes of their first two slots.
+#pragma once
+
+#include "buffer.hpp"
+#include "common.hpp"
+
+namespace kv {
+
+class Blocks {
+public:
+    static constexpr u32 kOrders = 11, kPage = 4, kSuperblock = kPage << (kOrders - 1);
+
+    explicit Blocks(Budget& budget) : budget_(&budget) { forget_free(); }
+
+    u64* hashes() { return hashes_.data(); }
+    const u64* hashes() const { return hashes_.data(); }
+    u64 hash(u32 slot) const { return hashes_[slot]; }
+    u32 run(u32 slot) const { return runs_[slot]; }
+    void set_run(u32 slot, u32 run) { runs_[slot] = run; }
+    // The slot is about to be written; it need not be there.
+    void prefetch(u32 slot) const {
+        __builtin_prefetch(hashes_.data() + slot, 1);
+        __builtin_prefetch(runs_.data() + slot, 1);
+        asm volatile("");  // as in BlockMap::prefetch
+    }
+
+    u32 capacity(u32 extent) const { return kPage << page(extent).order; }
+    u32 order(u32 extent) const { return page(extent).order; }
+    u32 used(u32 extent) const { return page(extent).used; }
+    u32 extents() const { return extents_; }
+    u64 bytes() const { return superblocks_ * kSuperblockBytes; }
+    // What any more blocks cost beyond that.
+    u64 bytes_for_more() const {
+        for (const u32 head : free_) {
+            if (head != kNone) {
+                return 0;
+            }
+        }
+        return kSuperblockBytes;
+    }
+
+    // An extent of that order, with no block in use; kNone where there is no memory for it.
+    u32 allocate(u32 order);
+    // `count` more blocks of the extent are in use.
+    void extend(u32 extent, u32 count) { page(extent).used = static_cast<u16>(page(extent).used + count); }
+    // The last `count` blocks of the extent are not; it is given back when it is empty, and shrinks when half so.
+    void shrink(u32 extent, u32 count);
+    void free_if_empty(u32 extent) {
+        if (used(extent) == 0) {
+            shrink(extent, 0);
+        }
+    }
+    // Nothing is allocated, and memory is given back.
+    void reset();
+
+private:
+    struct Page {
+        u16 used;
+        u8 order;
+        u8 is_free;
+    };
+
+public:
+    static constexpr u64 kSuperblockBytes = kSuperblock * (sizeof(u64) + sizeof(u32)) + kSuperblock / kPage * sizeof(Page);
+
+private:
+
+    Page& page(u32 slot) { return pages_[slot / kPage]; }
+    const Page& page(u32 slot) const { return pages_[slot / kPage]; }
+    bool add_superblock();
+    void put(u32 extent, u32 order);
+    void take(u32 extent, u32 order);
+    void free(u32 extent, u32 order);
+    void forget_free() {
+        for (u32& head : free_) {
+            head = kNone;
+        }
+    }
+
+    Budget* budget_;
+    Buffer<u64> hashes_;
+    Buffer<u32> runs_;
+    Buffer<Page> pages_;
+    u32 free_[kOrders];
+    u64 superblocks_ = 0;
+    u32 extents_ = 0;
+};
+
+// The order of the extent that is to take (the first of) `count` blocks, so that at most a quarter is left empty.
+inline u32 order_for(std::size_t count) {
+    u32 order = 0;
+    while (order + 1 < Blocks::kOrders && (std::size_t{Blocks::kPage} << order) < count) {
+        ++order;
+    }
+    const std::size_t capacity = std::size_t{Blocks::kPage} << order;
+    return order > 0 && capacity > count && capacity - count > capacity / 4 ? order - 1 : order;
+}
+
+}  // namespace kv

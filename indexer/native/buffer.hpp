@@ -1,0 +1,142 @@
+// A growing array of plain values in zeroed, aligned memory. Large ones live in pages of their own, which grow without
+// being copied and cost nothing until they are touched; huge pages are asked for, since every access is a random one.
+#pragma once
+
+#include <cassert>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <type_traits>
+#include <utility>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "common.hpp"
+
+namespace kv {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(KV_CHECKED)
+constexpr bool kIsChecked = true;
+#else
+constexpr bool kIsChecked = false;
+#endif
+
+template <class T>
+class Buffer {
+    static_assert(std::is_trivially_copyable<T>::value, "values are moved as bytes");
+
+public:
+    Buffer() = default;
+    Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+    Buffer& operator=(Buffer&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(bytes_, other.bytes_);
+        return *this;
+    }
+    ~Buffer() { release(); }
+
+    T& operator[](std::size_t at) {
+        assert(!kIsChecked || at < bytes_ / sizeof(T));
+        return data_[at];
+    }
+    const T& operator[](std::size_t at) const { return const_cast<Buffer&>(*this)[at]; }
+    T* data() { return data_; }
+    const T* data() const { return data_; }
+
+    // There is room for `count` values; new ones are zero. Throws std::bad_alloc, and then nothing has changed.
+    void reserve(std::size_t count) {
+        if (count * sizeof(T) <= bytes_) {
+            return;
+        }
+        std::size_t bytes = count * sizeof(T);
+        if (!kIsChecked) {
+            bytes = bytes < bytes_ + bytes_ / 2 ? bytes_ + bytes_ / 2 : bytes;
+            const std::size_t unit = bytes < kPaged ? kLine : kHugePage;
+            bytes = (bytes + unit - 1) / unit * unit;
+        }
+        data_ = static_cast<T*>(grow(data_, bytes_, bytes));
+        bytes_ = bytes;
+    }
+
+    void release() {
+        if (data_ != nullptr) {
+            give_back(data_, bytes_);
+        }
+        data_ = nullptr;
+        bytes_ = 0;
+    }
+
+private:
+    static constexpr std::size_t kLine = 64, kHugePage = std::size_t{2} << 20;
+    // Under AddressSanitizer memory is as large as was asked for, and all of it is seen by it.
+    static constexpr std::size_t kPaged = kIsChecked ? ~std::size_t{0} : std::size_t{1} << 20;
+
+    static void* take(std::size_t bytes) {
+        void* made = nullptr;
+        if (posix_memalign(&made, kLine, bytes) != 0) {
+            throw std::bad_alloc();
+        }
+        return std::memset(made, 0, bytes);
+    }
+
+#if defined(__linux__)
+    // `bytes` of address space that begin at a huge page.
+    static void* reserve_pages(std::size_t bytes) {
+        void* made = mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (made == MAP_FAILED) {
+            throw std::bad_alloc();
+        }
+        char* begin = static_cast<char*>(made);
+        const std::size_t skipped = (kHugePage - reinterpret_cast<std::uintptr_t>(made) % kHugePage) % kHugePage;
+        if (skipped != 0) {
+            munmap(begin, skipped);
+        }
+        munmap(begin + skipped + bytes, kHugePage - skipped);
+        return begin + skipped;
+    }
+
+    static void* grow(void* old, std::size_t old_bytes, std::size_t bytes) {
+        if (bytes < kPaged) {
+            return move(old, old_bytes, take(bytes));
+        }
+        void* made = reserve_pages(bytes);
+        void* mapped = old_bytes >= kPaged
+            ? mremap(old, old_bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, made)
+            : mmap(made, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        if (mapped == MAP_FAILED) {
+            munmap(made, bytes);
+            throw std::bad_alloc();
+        }
+        madvise(mapped, bytes, MADV_HUGEPAGE);
+        return old_bytes >= kPaged ? mapped : move(old, old_bytes, mapped);
+    }
+
+    static void give_back(void* data, std::size_t bytes) {
+        if (bytes >= kPaged) {
+            munmap(data, bytes);
+        } else {
+            std::free(data);
+        }
+    }
+#else
+    static void* grow(void* old, std::size_t old_bytes, std::size_t bytes) {
+        return move(old, old_bytes, take(bytes));
+    }
+    static void give_back(void* data, std::size_t) { std::free(data); }
+#endif
+
+    static void* move(void* old, std::size_t old_bytes, void* made) {
+        if (old != nullptr) {
+            std::memcpy(made, old, old_bytes);
+            std::free(old);
+        }
+        return made;
+    }
+
+    T* data_ = nullptr;
+    std::size_t bytes_ = 0;
+};
+
+}  // namespace kv

@@ -1,0 +1,71 @@
+// Words that every part of the native tree uses: numbers of things, the mixing function, errors, and what time and
+// memory it was given. No part knows Python but module.cpp and the files that bind.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace kv {
+
+using u8 = std::uint8_t;
+using u16 = std::uint16_t;
+using u32 = std::uint32_t;
+using u64 = std::uint64_t;
+
+constexpr u32 kNone = 0xFFFF'FFFF;
+constexpr u32 kTiers = 4;
+constexpr u32 kRankMax = 4095;
+constexpr u64 kCapacityMax = 0xFFFF'FFFF;
+
+// splitmix64, as in kv_protocol/splitmix.py.
+inline u64 splitmix64(u64 value) {
+    value += 0x9E3779B97F4A7C15u;
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EBu;
+    return value ^ (value >> 31);
+}
+
+struct Limits {
+    u32 parked_blocks_max = 65'536;
+    double parked_ttl_s = 5.0;
+    u64 memory_bytes_max = 0;  // 0: none
+    u64 seed = 0;              // of the map from hashes to blocks, so that nobody can choose hashes that collide in it
+};
+
+// A rank and one of its tiers: a member of a set of holders.
+struct Holder {
+    u32 rank;
+    u32 tier;
+    u32 code() const { return rank << 2 | tier; }
+};
+
+// Bytes that are not what they should be; nothing was changed because of them.
+struct Malformed : std::runtime_error {
+    Malformed(u64 at, const std::string& why) : std::runtime_error(why), offset(at), reason(why) {}
+    u64 offset;
+    std::string reason;
+};
+
+struct UnknownRank : std::runtime_error {
+    explicit UnknownRank(u32 number) : std::runtime_error("unknown rank"), rank(number) {}
+    u32 rank;
+};
+
+struct IndexFull : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// What all parts of one tree have taken, and may take. Where much is taken, a little is left for what a change of holders
+// may cost besides: a digest, a set, two runs.
+struct Budget {
+    static constexpr u64 kLittle = 8192;
+
+    u64 limit;
+    u64 used = 0;
+    bool fits(u64 bytes) const { return limit == 0 || bytes == 0 || (bytes <= limit && used <= limit - bytes); }
+    bool fits_much(u64 bytes) const { return fits(bytes + kLittle); }
+};
+
+}  // namespace kv

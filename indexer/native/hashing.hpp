@@ -1,0 +1,11 @@
+// Block hashes of prompts, equal to those of kv_protocol/hashing.py, where the system had xxhash's header.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace kv {
+
+// `module` says in HAS_XXHASH whether it can hash; if it can, it has `hash_blocks`.
+void bind_hashing(nanobind::module_& module);
+
+}  // namespace kv

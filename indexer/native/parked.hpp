@@ -1,0 +1,69 @@
+// Stored blocks whose parent nobody ever had: the native twin of indexer/core/parked.py, rule by rule.
+#pragma once
+
+#include <list>
+#include <map>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "common.hpp"
+
+namespace kv {
+
+struct ParkedBlock {
+    u32 rank;
+    u64 hash;
+    u32 tier;
+    bool operator<(const ParkedBlock& other) const {
+        return std::tie(rank, hash, tier) < std::tie(other.rank, other.hash, other.tier);
+    }
+};
+
+class ParkedBlocks {
+public:
+    struct Entry {
+        ParkedBlock block;
+        u64 parent;
+        double since_s;
+    };
+
+    ParkedBlocks(Budget& budget, u32 blocks_max, double ttl_s)
+        : budget_(&budget), blocks_max_(blocks_max), ttl_s_(ttl_s) {}
+
+    bool empty() const { return order_.empty(); }
+    u64 size() const { return order_.size(); }
+    u64 bytes() const { return order_.size() * kEntryBytes; }
+    const std::list<Entry>& oldest_first() const { return order_; }
+    bool awaits(u64 parent) const { return waiting_.count(parent) != 0; }
+
+    // The block waits, from now on; the oldest gives way where there is no room. False: there is no memory for it.
+    bool park(const ParkedBlock& block, u64 parent, double now_s);
+    // The blocks that waited for `parent`, smallest first; they wait no more.
+    std::vector<ParkedBlock> take(u64 parent);
+    bool remove(const ParkedBlock& block);
+    // Nothing of `rank` on `tier` waits, and what was lost there does not matter any more.
+    void forget(u32 rank, u32 tier);
+    // Lose what waited too long; return the ranks that lost blocks since the last call, ascending.
+    std::set<u32> expire(double now_s);
+
+    u64 parked_total = 0;
+    u64 lost_total = 0;
+
+private:
+    // Three nodes of the standard containers, with what their allocator adds: about that.
+    static constexpr u64 kEntryBytes = 256;
+
+    void lose_oldest();
+
+    Budget* budget_;
+    u32 blocks_max_;
+    double ttl_s_;
+    std::list<Entry> order_;
+    std::map<ParkedBlock, std::list<Entry>::iterator> places_;
+    std::unordered_map<u64, std::set<ParkedBlock>> waiting_;
+    std::set<std::pair<u32, u32>> losers_;
+};
+
+}  // namespace kv

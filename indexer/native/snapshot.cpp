@@ -1,0 +1,292 @@
+// The whole state as bytes: the body of a snapshot, in the format of indexer/core/snapshot.py, where the frame around it
+// is made and checked. What is read is believed in nothing: every count is held against the bytes that are left.
+#include <cmath>
+#include <cstring>
+#include <unordered_map>
+
+#include "tree.hpp"
+
+namespace kv {
+
+namespace {
+
+constexpr u8 kHasParent = 1, kParentUnknown = 2;
+constexpr std::size_t kRunHeadBytes = 1 + 8 + 4 + 8 + 4, kParkedBytes = 4 + 1 + 8 + 8;
+constexpr u32 kTierBits = (1u << kTiers) - 1;
+
+template <class T>
+void append(std::string& body, T value) {
+    body.append(reinterpret_cast<const char*>(&value), sizeof value);
+}
+
+}  // namespace
+
+std::string Tree::snapshot() const {
+    std::string body;
+    body.reserve(nodes() * sizeof(u64) + runs_.size() * kRunHeadBytes + 1024);
+    append(body, ranks_.count());
+    for (u32 rank = 0; rank < ranks_.numbers(); ++rank) {
+        if (ranks_.has(rank)) {
+            append(body, rank);
+        }
+    }
+    append(body, sets_.size());
+    std::unordered_map<u32, u32> numbers{{HolderSets::kEmpty, 0}};
+    for (u32 set = 1; set < sets_.numbers(); ++set) {
+        if (sets_.references(set) != 0) {
+            numbers.emplace(set, static_cast<u32>(numbers.size()));
+            const auto holders = members(set);
+            append(body, static_cast<u32>(holders.size()));
+            for (const auto& holder : holders) {
+                append(body, holder.first << 4 | holder.second);
+            }
+        }
+    }
+    append(body, u64{runs_.size()});
+    for (u32 run = next_in_walk(Runs::kRoot); run != Runs::kRoot; run = next_in_walk(run)) {
+        const Run& own = runs_[run];
+        const bool has_parent = own.parent != Runs::kRoot;
+        append(body, has_parent ? kHasParent : own.is_parent_unknown != 0 ? kParentUnknown : u8{0});
+        append(body, has_parent ? blocks_.hash(runs_[own.parent].last()) : u64{0});
+        append(body, numbers.at(own.set));
+        append(body, own.last_stored_s);
+        append(body, own.length);
+        body.append(reinterpret_cast<const char*>(blocks_.hashes() + own.begin), own.length * sizeof(u64));
+    }
+    append(body, static_cast<u32>(parked_.size()));
+    for (const auto& entry : parked_.oldest_first()) {
+        append(body, entry.block.rank);
+        append(body, static_cast<u8>(entry.block.tier));
+        append(body, entry.parent);
+        append(body, entry.block.hash);
+    }
+    return body;
+}
+
+// Builds a fresh tree from a body; whatever it throws, nothing but that tree is lost.
+class SnapshotReader {
+public:
+    SnapshotReader(Tree& tree, const u8* data, std::size_t size, double now_s)
+        : tree_(tree), data_(data), size_(size), now_s_(now_s) {}
+
+    void read() {
+        read_ranks();
+        read_sets();
+        read_runs();
+        read_parked();
+        if (at_ != size_) {
+            throw Malformed(at_, text(size_ - at_) + " bytes after the last parked block");
+        }
+    }
+
+private:
+    static std::string text(u64 number) { return std::to_string(number); }
+
+    void expect(std::size_t bytes, const char* what) const {
+        if (size_ - at_ < bytes) {
+            throw Malformed(at_, text(size_ - at_) + " bytes left, " + what + " need " + text(bytes));
+        }
+    }
+
+    template <class T>
+    T take(const char* what) {
+        expect(sizeof(T), what);
+        T value;
+        std::memcpy(&value, data_ + at_, sizeof value);
+        at_ += sizeof value;
+        return value;
+    }
+
+    template <class T>
+    T take_count(std::size_t bytes_each, const char* what) {
+        const u64 from = at_;
+        const T count = take<T>(what);
+        if (count > (size_ - at_) / bytes_each) {
+            throw Malformed(from, text(count) + " " + what + ", only " + text(size_ - at_) + " bytes follow");
+        }
+        return count;
+    }
+
+    void read_ranks() {
+        const u32 count = take_count<u32>(sizeof(u32), "ranks");
+        for (u32 each = 0, next = 0; each < count; ++each) {
+            const u64 from = at_;
+            const u32 rank = take<u32>("a rank");
+            if (rank > kRankMax || rank < next) {
+                throw Malformed(from, "rank " + text(rank) + ", allowed 0.." + text(kRankMax) + ", ascending");
+            }
+            next = rank + 1;
+            tree_.add_rank(rank, 0);
+        }
+    }
+
+    void read_sets() {
+        const u32 count = take_count<u32>(2 * sizeof(u32), "sets");
+        sets_.assign(1, HolderSets::kEmpty);
+        for (u32 each = 0; each < count; ++each) {
+            const u32 set = read_set();
+            tree_.sets_.acquire(set);
+            sets_.push_back(set);
+        }
+    }
+
+    u32 read_set() {
+        const u64 from = at_;
+        const u32 count = take_count<u32>(sizeof(u32), "members");
+        if (count == 0) {
+            throw Malformed(from, "a set without members");
+        }
+        constexpr u32 width = (kRankMax + 1) / 64;
+        std::vector<u64> words(std::size_t{width} * kTiers, 0);
+        for (u32 each = 0, next = 0; each < count; ++each) {
+            const u64 at = at_;
+            const u32 member = take<u32>("a member"), rank = member >> 4;
+            if ((member & kTierBits) == 0 || rank < next) {
+                throw Malformed(at, "member " + text(member) + ", allowed with a tier, by rank ascending");
+            }
+            check_rank(rank, at);
+            next = rank + 1;
+            for (u32 tier = 0; tier < kTiers; ++tier) {
+                words[tier * width + rank / 64] |= u64{member >> tier & 1} << (rank % 64);
+            }
+        }
+        return tree_.sets_.of_words(words.data(), kTiers, width);
+    }
+
+    void check_rank(u32 rank, u64 at) const {
+        if (!tree_.ranks_.has(rank)) {
+            throw Malformed(at, "rank " + text(rank) + " is not one of the " + text(tree_.ranks()) + " ranks");
+        }
+    }
+
+    void read_runs() {
+        const u64 count = take_count<u64>(kRunHeadBytes + sizeof(u64), "runs");
+        for (u64 each = 0; each < count; ++each) {
+            read_run();
+        }
+        for (std::size_t set = 1; set < sets_.size(); ++set) {
+            tree_.sets_.release(sets_[set]);
+        }
+        for (const auto& end : nobodys_) {
+            const Run& run = tree_.runs_[tree_.runs_.of(end.first)];
+            if (run.last() == end.first && run.child_count == 0) {
+                throw Malformed(end.second, "nobody holds the last block of the run, and nothing is behind it");
+            }
+        }
+    }
+
+    void read_run() {
+        const u64 from = at_;
+        expect(kRunHeadBytes, "the fields of a run");
+        const u8 flags = take<u8>("a run");
+        const u64 parent = take<u64>("a run");
+        const u32 set = take<u32>("a run");
+        const double last_stored_s = take<double>("a run");
+        if (flags > kParentUnknown) {
+            throw Malformed(from, "flags " + text(flags) + ", allowed 0, 1 or 2");
+        }
+        if (flags != kHasParent && parent != 0) {
+            throw Malformed(from + 1, "parent " + text(parent) + " of a run without a known one");
+        }
+        const u32 above = flags == kHasParent ? tree_.find(parent) : kNone;
+        if (flags == kHasParent && above == kNone) {
+            throw Malformed(from + 1, "parent " + text(parent) + " is in no run before");
+        }
+        if (set >= sets_.size()) {
+            throw Malformed(from + 9, "set " + text(set) + ", there are " + text(sets_.size() - 1));
+        }
+        if (!std::isfinite(last_stored_s)) {
+            throw Malformed(from + 13, "last_stored_s is no number");
+        }
+        plant(above, flags == kParentUnknown, sets_[set], last_stored_s);
+        if (set == 0) {
+            nobodys_.emplace_back(last_, from);
+        }
+    }
+
+    void plant(u32 above, bool is_parent_unknown, u32 set, double last_stored_s) {
+        const u64 from = at_;
+        const u32 count = take<u32>("a run");
+        if (count == 0 || count > (size_ - at_) / sizeof(u64)) {
+            throw Malformed(from, "n is " + text(count) + " blocks, allowed 1 or more, " +
+                                      text((size_ - at_) / sizeof(u64)) + " follow");
+        }
+        hashes_.resize(count);
+        std::memcpy(hashes_.data(), data_ + at_, count * sizeof(u64));
+        const Tree::Grown grown = tree_.grow(above, hashes_.data(), count, set, nullptr, last_stored_s);
+        if (grown.count < count) {
+            const u64 hash = hashes_[grown.count];
+            if (tree_.find(hash) == kNone) {
+                throw IndexFull("no memory for the snapshot");
+            }
+            throw Malformed(at_ + grown.count * sizeof(u64), "sequence hash " + text(hash) + " stands twice");
+        }
+        at_ += count * sizeof(u64);
+        last_ = grown.last;
+        if (is_parent_unknown) {
+            tree_.runs_[tree_.runs_.of(tree_.find(hashes_[0]))].is_parent_unknown = 1;
+        }
+        count_held(set);
+    }
+
+    void count_held(u32 set) {
+        for (const auto& holder : tree_.members(set)) {
+            tree_.ranks_.at(holder.first).held += hashes_.size();
+            for (u32 tier = 0; tier < kTiers; ++tier) {
+                if ((holder.second >> tier & 1) != 0) {
+                    Digest& digest = tree_.ranks_.digest({holder.first, tier});
+                    digest.count += hashes_.size();
+                    for (const u64 hash : hashes_) {
+                        digest.add(hash);
+                    }
+                }
+            }
+        }
+    }
+
+    void read_parked() {
+        const u32 count = take_count<u32>(kParkedBytes, "parked blocks");
+        std::set<ParkedBlock> seen;
+        for (u32 each = 0; each < count; ++each) {
+            const u64 from = at_;
+            expect(kParkedBytes, "a parked block");
+            const u32 rank = take<u32>("a parked block");
+            const u8 tier = take<u8>("a parked block");
+            const u64 parent = take<u64>("a parked block"), hash = take<u64>("a parked block");
+            check_rank(rank, from);
+            if (tier >= kTiers) {
+                throw Malformed(from + 4, "tier " + text(tier) + ", allowed 0.." + text(kTiers - 1));
+            }
+            if (tree_.find(parent) != kNone) {
+                throw Malformed(from + 5, "parent " + text(parent) + " of a parked block is in a run");
+            }
+            if (!seen.insert({rank, hash, tier}).second) {
+                throw Malformed(from, "sequence hash " + text(hash) + " is parked twice");
+            }
+            if (!tree_.parked_.park({rank, hash, tier}, parent, now_s_)) {
+                throw IndexFull("no memory for the snapshot");
+            }
+        }
+    }
+
+    Tree& tree_;
+    const u8* data_;
+    std::size_t size_;
+    double now_s_;
+    u64 at_ = 0;
+    u32 last_ = kNone;
+    std::vector<u32> sets_;
+    std::vector<u64> hashes_;
+    std::vector<std::pair<u32, u64>> nobodys_;  // last block of a run that nobody holds, and where it was read
+};
+
+std::unique_ptr<Tree> restored(const Tree& old, const u8* data, std::size_t size, double now_s) {
+    auto made = std::make_unique<Tree>(old.limits_);
+    SnapshotReader(*made, data, size, now_s).read();
+    made->counters_ = old.counters_;
+    made->parked_.parked_total = old.parked_.parked_total;
+    made->parked_.lost_total += old.parked_.lost_total;
+    return made;
+}
+
+}  // namespace kv

@@ -1,0 +1,171 @@
+// The native prefix index: what indexer/core/prefix_index.py promises, over blocks, a map, sets and runs. It knows no
+// Python and takes no lock; its owner does both.
+//
+//     tree.cpp      facts: store, remove, clear, drop       match.cpp   who holds how much of a prefix
+//     batch.cpp     messages of canonical batches           walk.cpp    dumps, and walks for people
+//     snapshot.cpp  the whole state as bytes                check.cpp   what contradicts itself
+#pragma once
+
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "block_map.hpp"
+#include "blocks.hpp"
+#include "common.hpp"
+#include "holder_sets.hpp"
+#include "parked.hpp"
+#include "ranks.hpp"
+#include "runs.hpp"
+
+namespace kv {
+
+// An event of a message that was not, or not wholly, applied.
+struct Refusal {
+    u32 event;
+    u64 offset;
+    std::string reason;
+};
+
+// Rows of a dump, by column; `tiers` bits 0..3: held there, bit 7: has a parent.
+struct Columns {
+    std::string parents, hashes, tiers;
+};
+struct ColumnsView {
+    const u8* parents;
+    const u8* hashes;
+    const u8* tiers;
+    std::size_t rows;
+};
+constexpr u8 kRowHasParent = 0x80;
+
+struct Counters {
+    u64 duplicate_blocks = 0, unknown_removals = 0, parent_conflicts = 0, refused_blocks = 0;
+};
+
+// Blocks in a row with the same holders and no fork, over as many runs as they lie in.
+struct Stretch {
+    u64 hash = 0;
+    bool has_parent = false;
+    u64 parent = 0;
+    u64 blocks = 0, depth_blocks = 0;
+    std::vector<std::pair<u32, u32>> holders;  // rank, bits of tiers
+    u32 children = 0;
+    double last_stored_s = 0;
+};
+enum class PrefixOrder { blocks, holders, last_stored };
+
+class Tree {
+public:
+    explicit Tree(const Limits& limits);
+    Tree(const Tree&) = delete;
+    Tree& operator=(const Tree&) = delete;
+
+    const Limits& limits() const { return limits_; }
+    const Counters& counters() const { return counters_; }
+    const ParkedBlocks& parked() const { return parked_; }
+
+    // facts: UnknownRank where the rank is not known, and then nothing has changed
+    void add_rank(u32 rank, u64 capacity_blocks);
+    std::size_t store(u32 rank, const u64* parent, const u64* hashes, std::size_t count, u32 tier, double now_s);
+    void remove(u32 rank, const u64* hashes, std::size_t count, u32 tier);
+    void clear(u32 rank, u32 tier_bits);
+    void drop(u32 rank);
+    void load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
+    std::vector<Refusal> apply_batch(u32 rank, const u8* data, std::size_t size, double now_s);
+    std::set<u32> expire(double now_s) { return parked_.expire(now_s); }
+
+    // answers
+    u32 match(const u64* hashes, std::size_t count, std::int32_t* out, std::size_t columns) const;
+    void prefetch(const u64* hashes, std::size_t count) const;
+    u32 rank_numbers() const { return ranks_.numbers(); }
+    const Digest* digest(u32 rank, u32 tier) const;
+    bool has_rank(u32 rank) const { return ranks_.has(rank); }
+    std::set<u32> overfull() const;
+    std::vector<Columns> dump(u32 rank, std::size_t chunk_blocks) const;
+    std::vector<u64> children(const u64* hash) const;  // nullptr: of nobody
+    std::vector<std::pair<u32, u32>> holders(u64 hash) const;
+    std::vector<Stretch> prefixes(std::size_t limit, PrefixOrder order) const;
+    std::string snapshot() const;
+    std::vector<std::string> self_check() const;
+
+    // figures
+    u64 nodes() const { return map_.size(); }
+    u64 held_blocks() const;
+    u32 ranks() const { return ranks_.count(); }
+    u64 memory_bytes() const { return budget_.used; }
+    std::vector<std::pair<const char*, u64>> memory() const;
+    std::vector<std::pair<const char*, u64>> structure() const;
+
+private:
+    friend class SnapshotReader;
+    friend std::unique_ptr<Tree> restored(const Tree& old, const u8* data, std::size_t size, double now_s);
+
+    struct Grown {
+        std::size_t count;
+        u32 last;
+    };
+    struct Place {
+        u32 run;  // 0: there is no memory for one
+        bool is_new;
+    };
+
+    // tree.cpp
+    u32 find(u64 hash) const { return map_.find(hash); }
+    u32 find_behind(u32 above, u64 hash) const;
+    std::size_t attach(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s);
+    std::size_t attach_and_wake(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s);
+    void wake(u64 hash, double now_s);
+    std::size_t not_held(const u64* hashes, std::size_t count, Holder holder) const;
+    std::size_t refuse(u32 rank, std::size_t blocks);
+    void link(u32 block, u32 above);
+    u32 tail_at(u32 block);
+    Grown grow(u32 above, const u64* hashes, std::size_t count, u32 set, Digest* digest, double now_s);
+    Place place_behind(u32 above, std::size_t count, u32 set, double now_s);
+    u64 cost_of_change(Holder holder) const;
+    u32 fill(u32 run, const u64* hashes, u32 count, Digest* digest);
+    void hold(u32 run, u32 offset, u32 length, Holder holder, double now_s);
+    void release(u32 run, u32 offset, u32 length, Holder holder);
+    void prune(u32 run);
+    void erase_last(u32 run, u32 count);
+    void clear_tier(Holder holder);
+    void reset_if_empty();
+    struct Row {
+        u32 offset, length;  // of blocks in a run
+    };
+    Row row_at(const u64* hashes, std::size_t left, u32 block) const;
+    void reserve_for(u64 capacity_blocks);
+
+    // load
+    void load_rows(u32 rank, const ColumnsView& rows, double now_s);
+    std::size_t load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s);
+    u32 placeholder(u64 hash, double now_s);
+
+    // walk.cpp
+    u32 next_in_walk(u32 run) const;
+    bool begins_stretch(u32 run) const;
+    u64 depth_of(u32 block) const;
+    Stretch stretch_of(u32 head) const;
+    std::vector<std::pair<u32, u32>> members(u32 set) const;
+
+    const Limits limits_;
+    Budget budget_;
+    Blocks blocks_;
+    BlockMap map_;
+    HolderSets sets_;
+    Runs runs_;
+    Ranks ranks_;
+    ParkedBlocks parked_;
+    Counters counters_;
+    std::vector<u64> aligned_;  // hashes of the event at hand
+};
+
+// A tree with the limits and counters of `old` and the state of a snapshot's body. Throws Malformed or IndexFull.
+std::unique_ptr<Tree> restored(const Tree& old, const u8* data, std::size_t size, double now_s);
+
+// How many of the first `count` hashes are the same.
+std::size_t common_prefix(const u64* left, const u64* right, std::size_t count);
+
+}  // namespace kv

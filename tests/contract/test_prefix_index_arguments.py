@@ -1,0 +1,302 @@
+"""What every prefix index takes, and what it refuses before anything changes."""
+
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from indexer.core.prefix_index import RANK_MAX, PrefixIndex
+from kv_protocol.codec import encode_message, pack_u64
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.events import TIERS, Batch, Stored
+from tests.contract.indexes import GPU, HOST, TTL_S, U64_MAX, MakeIndex, both, chain, held, with_ranks
+
+PATH = [*chain(3), 0, U64_MAX]
+Given = Callable[[list[int]], Any]
+
+FORMS: dict[str, Given] = {
+    "list": list,
+    "tuple": tuple,
+    "bytes": pack_u64,
+    "bytearray": lambda hashes: bytearray(pack_u64(hashes)),
+    "view of bytes": lambda hashes: memoryview(pack_u64(hashes)),
+    "array": lambda hashes: array("Q", hashes),
+    "view of an array": lambda hashes: memoryview(array("Q", hashes)),
+    "part of a view": lambda hashes: memoryview(array("Q", [1, *hashes, 2]))[1:-1],
+    "bytes at an odd address": lambda hashes: memoryview(b"\0" + pack_u64(hashes))[1:],
+}
+
+NO_HASHES: dict[str, Any] = {
+    "7 bytes": b"\1" * 7,
+    "9 bytes": bytearray(9),
+    "u32s": array("I", [1, 2]),
+    "doubles": array("d", [1.0]),
+    "i64s": array("q", [1]),
+    "every second": memoryview(array("Q", [1, 2, 3, 4]))[::2],
+    "a number": 7,
+}
+
+NO_U64: dict[str, Any] = {
+    "negative": [1, -1],
+    "too large": (2, 2**64),
+    "far too large": [2**200],
+    "a fraction": [1.5],
+    "None": [1, None],
+    "text": ["1"],
+    "letters": "abc",
+}
+
+
+def state(index: PrefixIndex) -> tuple[object, ...]:
+    """Return all that a refused call must leave alone."""
+    return index.snapshot(), index.statistics(), index.overfull()
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_hashes_come_as_numbers_or_in_a_buffer(index: PrefixIndex, form: Given) -> None:
+    index.store(0, None, form(PATH), GPU, 0)
+    assert list(held(index, 0)) == PATH
+    assert index.overlaps(form(PATH)) == {0: both(5)}
+    out = array("i", [7] * 12)
+    assert index.match(form(PATH), out) == 5
+    assert list(out) == [5, 0, 0] * 4
+    index.match_many([form(PATH), form(PATH[:2])], many := array("i", [7] * 24))
+    assert list(many) == [5, 0, 0] * 4 + [2, 0, 0] * 4
+    index.remove(0, form(PATH[1:]), GPU)
+    assert index.overlaps(form(PATH)) == {0: both(1)}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_no_hashes_at_all_change_nothing(index: PrefixIndex, form: Given) -> None:
+    before = state(index)
+    index.store(0, None, form([]), GPU, 0)
+    index.store(0, 5, form([]), GPU, 0)
+    index.remove(0, form([]), GPU)
+    assert index.overlaps(form([])) == {}
+    assert index.match(form([]), array("i", [7] * 12)) == 0
+    assert state(index) == before
+
+
+@pytest.mark.parametrize("given", NO_HASHES.values(), ids=NO_HASHES)
+def test_what_is_neither_is_refused(index: PrefixIndex, given: Any) -> None:
+    refuses_hashes(index, given, "^sequence_hashes: found ")
+
+
+@pytest.mark.parametrize("given", NO_U64.values(), ids=NO_U64)
+def test_a_number_that_is_no_u64_is_refused(index: PrefixIndex, given: Any) -> None:
+    refuses_hashes(index, given, "^sequence_hash: found ")
+
+
+def refuses_hashes(index: PrefixIndex, given: Any, match: str) -> None:
+    index.store(0, None, PATH, GPU, 0)
+    before, out = state(index), array("i", [7] * 24)
+    for ask in (
+        lambda: index.store(0, None, given, GPU, 0),
+        lambda: index.store(0, 12345, given, GPU, 0),
+        lambda: index.remove(0, given, GPU),
+        lambda: index.overlaps(given),
+        lambda: index.match(given, out),
+        lambda: index.match_many([PATH, given], out),
+    ):
+        with pytest.raises(LimitExceeded, match=match):
+            ask()
+    assert state(index) == before
+    assert list(out) == [7] * 24
+
+
+@pytest.mark.parametrize("parent", [-1, 2**64, 2**100])
+def test_a_parent_that_is_no_u64_is_refused(index: PrefixIndex, parent: int) -> None:
+    before = state(index)
+    with pytest.raises(LimitExceeded, match=rf"^parent: found {parent}, allowed u64$"):
+        index.store(0, parent, PATH, GPU, 0)
+    assert state(index) == before
+
+
+@pytest.mark.parametrize("tier", [-1, 4, 255])
+def test_a_tier_that_there_is_not_is_refused(index: PrefixIndex, tier: Any) -> None:
+    index.store(0, None, PATH, GPU, 0)
+    before = state(index)
+    for ask in (
+        lambda: index.store(0, None, PATH, tier, 0),
+        lambda: index.remove(0, PATH, tier),
+        lambda: index.clear(0, tier),
+        lambda: index.digest(0, tier),
+        lambda: index.bucket_digests(0, tier),
+    ):
+        with pytest.raises(LimitExceeded, match=rf"^tier: found {tier}, allowed 0\.\.3$"):
+            ask()
+    assert state(index) == before
+
+
+@pytest.mark.parametrize("rank", [-1, RANK_MAX + 1, 2**32, 2**64])
+def test_a_rank_beyond_the_largest_is_refused(index: PrefixIndex, rank: int) -> None:
+    before = state(index)
+    with pytest.raises(LimitExceeded, match=rf"^rank: found {rank}, allowed 0\.\.4095$"):
+        index.register(rank)
+    assert state(index) == before
+
+
+@pytest.mark.parametrize("capacity_blocks", [-1, 2**32, 2**64])
+def test_a_capacity_that_is_no_u32_is_refused(index: PrefixIndex, capacity_blocks: int) -> None:
+    before = state(index)
+    for rank in (0, 7):
+        with pytest.raises(LimitExceeded, match=f"^capacity_blocks: found {capacity_blocks}, allowed "):
+            index.register(rank, capacity_blocks)
+    assert state(index) == before
+
+
+@pytest.mark.parametrize("capacity_blocks", [0, 1, 100_000])
+def test_a_capacity_says_nothing_of_what_is_held(index: PrefixIndex, capacity_blocks: int) -> None:
+    index.register(7, capacity_blocks)
+    index.register(7, 3)
+    index.store(7, None, PATH, HOST, 0)
+    assert index.overlaps(PATH) == {7: (0, 5, 5, 5)}
+    index.drop(7)
+    assert (index.statistics().nodes, index.statistics().ranks) == (0, 3)
+
+
+MESSAGE = encode_message([Batch(1, 1, Stored((1,)))])
+
+
+@pytest.mark.parametrize("rank", [3, RANK_MAX, RANK_MAX + 1, -1])
+def test_an_unknown_rank_is_a_key_error_and_dropping_it_is_nothing(index: PrefixIndex, rank: int) -> None:
+    index.store(0, None, PATH, GPU, 0)
+    before = state(index)
+    for ask in (
+        lambda: index.store(rank, None, PATH, GPU, 0),
+        lambda: index.store(rank, 77, [1], GPU, 0),
+        lambda: index.remove(rank, PATH, GPU),
+        lambda: index.clear(rank),
+        lambda: index.clear(rank, GPU),
+        lambda: index.load(rank, [], 0),
+        lambda: index.apply_batch(rank, MESSAGE, 0),
+        lambda: index.digest(rank, GPU),
+        lambda: index.bucket_digests(rank, GPU),
+        lambda: index.dump(rank),
+    ):
+        with pytest.raises(KeyError):
+            ask()
+    index.drop(rank)
+    assert state(index) == before
+
+
+# ------------------------------------------------------------------------------------------------- depths
+
+
+def test_every_number_of_the_rows_is_written(index: PrefixIndex) -> None:
+    index.store(2, None, PATH, HOST, 0)
+    index.store(0, None, PATH[:2], GPU, 0)
+    for columns in (3, 4, 70):
+        out = array("i", [-7] * 4 * columns)
+        assert index.match(PATH, out) == 5
+        rows = [list(out[tier * columns : (tier + 1) * columns]) for tier in TIERS]
+        rest = [0] * (columns - 3)
+        assert rows == [[2, 0, 0, *rest], [2, 0, 5, *rest], [2, 0, 5, *rest], [2, 0, 5, *rest]]
+    assert index.match([404], out) == 0
+    assert set(out) == {0}
+
+
+def test_the_rows_agree_with_the_depths_whatever_the_ranks(make_index: MakeIndex) -> None:
+    index, path = with_ranks(make_index(), 0), chain(40)
+    for at in range(40):
+        index.register(at * 97)
+        index.store(at * 97, None, path[: at + 1], TIERS[at % 4], 0)
+    columns = 39 * 97 + 1
+    out = array("i", [5] * 4 * columns)
+    assert index.match(path, out) == 40
+    found = {
+        rank: tuple(out[tier * columns + rank] for tier in TIERS) for rank in range(columns) if out[3 * columns + rank]
+    }
+    assert found == index.overlaps(path)
+    assert len(found) == 40
+
+
+def test_rows_may_lie_in_two_dimensions(index: PrefixIndex) -> None:
+    index.store(1, None, PATH, GPU, 0)
+    out = array("i", [7] * 12)
+    assert index.match(PATH, memoryview(out).cast("B").cast("i", shape=[4, 3])) == 5
+    assert list(out) == [0, 5, 0] * 4
+
+
+def test_an_index_without_ranks_needs_no_columns(make_index: MakeIndex) -> None:
+    index = make_index()
+    assert index.match(PATH, array("i")) == 0
+    index.match_many([PATH, PATH], array("i"))
+
+
+NO_ROWS: dict[str, Any] = {
+    "read-only": bytes(48),
+    "a column too few": array("i", [7] * 8),
+    "rows that are not equal": array("i", [7] * 13),
+    "u64s": array("Q", [7] * 12),
+    "floats": array("f", [7] * 12),
+    "bytes": bytearray(b"\7" * 48),
+    "every second": memoryview(array("i", [7] * 24))[::2],
+    "a list": [7] * 12,
+}
+
+
+@pytest.mark.parametrize("out", NO_ROWS.values(), ids=NO_ROWS)
+def test_a_buffer_that_cannot_hold_the_depths_is_refused(index: PrefixIndex, out: Any) -> None:
+    index.store(0, None, PATH, GPU, 0)
+    before = list(out)
+    with pytest.raises(LimitExceeded, match=r"^out: found "):
+        index.match(PATH, out)
+    with pytest.raises(LimitExceeded, match=r"^out: found "):
+        index.match_many([PATH], out)
+    assert list(out) == before
+
+
+@pytest.mark.parametrize("numbers", [0, 12, 16, 23, 25, 28])
+def test_a_buffer_without_equal_rows_for_each_of_many_queries_is_refused(index: PrefixIndex, numbers: int) -> None:
+    with pytest.raises(LimitExceeded, match=r"^out: found "):
+        index.match_many([PATH, PATH], array("i", [7] * numbers))
+
+
+def test_no_queries_write_nothing(index: PrefixIndex) -> None:
+    out = array("i", [7] * 12)
+    index.match_many([], out)
+    assert list(out) == [7] * 12
+
+
+def test_what_many_queries_are_told_is_what_each_is_told(index: PrefixIndex) -> None:
+    index.store(0, None, PATH, GPU, 0)
+    index.store(2, None, PATH[:3], HOST, 0)
+    queries = [PATH[:length] for length in range(6)] + [[404], PATH[1:], [*PATH[:2], 404]]
+    many = array("i", [9] * 16 * len(queries))
+    index.match_many(queries, many)
+    for at, query in enumerate(queries):
+        index.match(query, one := array("i", [8] * 16))
+        assert many[16 * at : 16 * (at + 1)] == one, query
+
+
+def test_digests_of_buckets_add_up_to_the_whole(index: PrefixIndex) -> None:
+    index.store(0, None, chain(600), GPU, 0)
+    index.remove(0, chain(600)[:50], GPU)
+    buckets = index.bucket_digests(0, GPU)
+    assert len(buckets) == 256
+    assert all(0 <= bucket <= U64_MAX for bucket in buckets)
+    assert sum(buckets) % 2**64 == index.digest(0, GPU).digest
+    assert index.bucket_digests(0, HOST) == (0,) * 256
+    index.clear(0)
+    assert index.bucket_digests(0, GPU) == (0,) * 256
+
+
+@pytest.mark.parametrize("limit", [-1, -(2**70)])
+def test_a_limit_below_nothing_is_refused(index: PrefixIndex, limit: int) -> None:
+    with pytest.raises(LimitExceeded, match=f"^limit: found {limit}, allowed "):
+        index.prefixes(limit)
+
+
+@pytest.mark.parametrize("order_by", ["", "hash", "Blocks"])
+def test_an_order_that_there_is_not_is_refused(index: PrefixIndex, order_by: Any) -> None:
+    with pytest.raises(LimitExceeded, match=f"^order_by: found '{order_by}', allowed blocks, holders, last_stored$"):
+        index.prefixes(1, order_by)
+
+
+def test_parked_time_is_the_callers(make_index: MakeIndex) -> None:
+    index = with_ranks(make_index(parked_ttl_s=TTL_S))
+    index.store(0, 7, [8], GPU, -1e6)
+    assert index.expire(-1e6 + TTL_S / 2) == set()
+    assert index.expire(-1e6 + TTL_S) == {0}

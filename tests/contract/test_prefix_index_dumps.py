@@ -1,0 +1,232 @@
+"""What every prefix index dumps, loads and proves."""
+
+from collections.abc import Iterator
+from itertools import permutations
+
+import pytest
+
+from indexer.core.prefix_index import PrefixIndex
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.events import TIERS
+from kv_protocol.recovery import BlockColumns, HeldBlock, block_columns
+from kv_protocol.splitmix import splitmix64
+from tests.contract.indexes import (
+    GPU,
+    MakeIndex,
+    both,
+    chain,
+    dumped,
+    forest,
+    held,
+    is_parents_first,
+    is_proven,
+    load,
+    with_ranks,
+)
+
+# ------------------------------------------------------------------------------------------------- dump, load
+
+
+def test_a_dump_names_each_held_block_once_and_parents_first(index: PrefixIndex) -> None:
+    forest(index)
+    blocks = dumped(index, 0)
+    assert len(blocks) == len(held(index, 0)) == index.statistics().held_blocks == 11
+    assert is_parents_first(blocks)
+    assert dumped(index, 1) == []
+
+
+def test_a_loaded_dump_is_the_same_set(index: PrefixIndex, make_index: MakeIndex) -> None:
+    paths, copy = forest(index), with_ranks(make_index())
+    copy.store(2, None, chain(2, seed=9), GPU, 0)
+    copy.load(1, index.dump(0), 0)
+    assert held(copy, 1) == held(index, 0)
+    assert [copy.digest(1, tier) for tier in TIERS] == [index.digest(0, tier) for tier in TIERS]
+    assert [copy.overlaps(path).get(1) for path in paths] == [index.overlaps(path).get(0) for path in paths]
+    assert is_parents_first(dumped(copy, 1))
+    copy.drop(1)
+    assert copy.statistics().nodes == 2
+
+
+def test_a_load_replaces_all_that_was_held_or_parked(index: PrefixIndex) -> None:
+    path, other = chain(3), chain(3, seed=2)
+    index.store(0, None, path, GPU, 0)
+    index.store(0, other[0], other[1:], GPU, 0)
+    load(index, 0, [HeldBlock(path[0], None, 0b10), HeldBlock(other[0], None, 1)])
+    assert held(index, 0) == {path[0]: (None, 2), other[0]: (None, 1)}
+    assert index.overlaps(path) == {0: (0, 1, 1, 1)}
+    assert is_proven(index, 0)
+    load(index, 0, [])
+    assert (held(index, 0), index.statistics().nodes) == ({}, 0)
+
+
+def test_a_dump_is_believed_about_blocks_whose_parent_is_not_held(index: PrefixIndex) -> None:
+    path = chain(4)
+    rows = [HeldBlock(path[1], path[0], 1), HeldBlock(path[3], path[2], 1)]
+    load(index, 0, rows)
+    assert held(index, 0) == {path[1]: (path[0], 1), path[3]: (path[2], 1)}
+    assert index.statistics().parked_blocks == 0
+    assert (index.overlaps(path), index.digest(0, GPU).block_count) == ({}, 2)
+    index.store(0, path[1], [path[2]], GPU, 0)  # the unheld parents are known: nothing is parked
+    index.store(0, None, [path[0]], GPU, 0)
+    assert index.overlaps(path) == {0: both(4)}
+    assert index.statistics().parent_conflicts_total == 0
+    assert held(index, 0) == {block: (path[at - 1] if at else None, 1) for at, block in enumerate(path)}
+
+
+def test_an_unheld_parent_is_forgotten_with_its_last_child(index: PrefixIndex) -> None:
+    path = chain(4)
+    load(index, 0, [HeldBlock(path[1], path[0], 1)])
+    load(index, 1, [HeldBlock(path[3], path[2], 1)])
+    index.store(2, path[0], chain(2, seed=2), GPU, 0)  # beside path[1], under the unheld path[0]
+    assert index.statistics().nodes == 6
+    index.clear(0)
+    index.clear(1)
+    assert index.statistics().nodes == 3
+    index.clear(2)
+    assert index.statistics().nodes == 0
+    index.store(0, path[0], path[1:2], GPU, 0)
+    assert index.statistics().parked_blocks == 1, "nobody ever had the parent again"
+
+
+# ------------------------------------------------------------------------------------------------- memory, proof
+
+
+@pytest.mark.parametrize("order", list(permutations(range(5))), ids=str)
+def test_nothing_is_left_when_all_is_removed_in_whatever_order(index: PrefixIndex, order: tuple[int, ...]) -> None:
+    path, twig = chain(4), chain(1, seed=2)
+    index.store(0, None, path, GPU, 0)
+    index.store(0, path[1], twig, GPU, 0)
+    for at in order:
+        index.remove(0, [(path + twig)[at]], GPU)
+        assert is_proven(index, 0)
+    now = index.statistics()
+    assert (now.nodes, now.held_blocks, now.unknown_removals_total) == (0, 0, 0)
+
+
+def test_the_digest_is_that_of_the_set_at_any_time(index: PrefixIndex) -> None:
+    path = chain(6)
+    for step in range(400):
+        rank, tier, at = (splitmix64(step * 3 + part) % size for part, size in enumerate((3, 4, 6)))
+        match splitmix64(step) >> 33 & 3:
+            case 0 | 1:
+                index.store(rank, path[at - 1] if at else None, path[at : at + 1 + step % 3], TIERS[tier], step)
+            case 2:
+                index.remove(rank, path[at : at + 1 + step % 3], TIERS[tier])
+            case _ if step % 5 == 0:
+                index.clear(rank, TIERS[tier])
+        assert all(is_proven(index, each) for each in range(3)), step
+    assert index.statistics().held_blocks > 0
+
+
+def test_a_chain_of_any_length_needs_no_deep_stack(index: PrefixIndex) -> None:
+    path = chain(20_000)
+    for at in range(5_000, 10_000):  # last ones first: each is parked until the root comes
+        index.store(0, path[at - 1], path[at : at + 1], GPU, 0)
+    index.store(0, path[9_999], path[10_000:], GPU, 0)
+    index.store(0, None, path[:5_000], GPU, 0)
+    assert index.overlaps(path) == {0: both(20_000)}
+    index.load(1, index.dump(0), 0)
+    index.drop(0)
+    assert index.overlaps(path) == {1: both(20_000)}
+    index.remove(1, path, GPU)
+    assert (index.statistics().nodes, index.statistics().parked_blocks) == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------------- chunks
+
+
+@pytest.mark.parametrize("chunk_blocks", [1, 3, 10, 11, 12, 1000])
+def test_a_dump_comes_in_chunks(index: PrefixIndex, chunk_blocks: int) -> None:
+    forest(index)
+    chunks = list(index.dump(0, chunk_blocks))
+    assert all(isinstance(columns, BlockColumns) for columns in chunks)
+    assert [len(columns) for columns in chunks[:-1]] == [chunk_blocks] * (len(chunks) - 1)
+    assert 1 <= len(chunks[-1]) <= chunk_blocks
+    blocks = [block for columns in chunks for block in columns.blocks()]
+    assert is_parents_first(blocks)
+    assert {block.sequence_hash: block for block in blocks} == {each.sequence_hash: each for each in dumped(index, 0)}
+    index.load(1, chunks, 0)
+    assert held(index, 1) == held(index, 0)
+
+
+def test_the_dump_of_nothing_is_no_chunk(index: PrefixIndex) -> None:
+    assert list(index.dump(0)) == []
+
+
+@pytest.mark.parametrize("chunk_blocks", [0, -1])
+def test_a_chunk_without_room_is_refused(index: PrefixIndex, chunk_blocks: int) -> None:
+    forest(index)
+    with pytest.raises(LimitExceeded, match=f"^chunk_blocks: found {chunk_blocks}, allowed "):
+        index.dump(0, chunk_blocks)
+
+
+def test_a_load_whose_chunks_turn_out_bad_leaves_all_as_before(index: PrefixIndex) -> None:
+    forest(index)
+    before = index.snapshot(), index.statistics()
+
+    def chunks() -> Iterator[BlockColumns]:
+        yield from block_columns([HeldBlock(5, None, 1)])
+        yield BlockColumns(b"", b"", b"\1")
+
+    with pytest.raises(LimitExceeded, match=r"^columns: found \(0, 0, 1\)"):
+        index.load(0, chunks(), 0)
+    assert (index.snapshot(), index.statistics()) == before
+
+
+@pytest.mark.parametrize("bits", range(1, 16))
+def test_a_row_is_held_on_each_of_its_tiers(index: PrefixIndex, bits: int) -> None:
+    load(index, 0, [HeldBlock(5, None, bits), HeldBlock(6, 5, 16 - bits)])
+    assert held(index, 0) == {5: (None, bits), 6: (5, 16 - bits)}
+    assert is_proven(index, 0)
+
+
+def test_a_row_told_twice_is_held_once(index: PrefixIndex) -> None:
+    load(index, 0, [HeldBlock(5, None, 3), HeldBlock(5, None, 1), HeldBlock(6, 5, 1), HeldBlock(5, 6, 4)])
+    assert held(index, 0) == {5: (None, 7), 6: (5, 1)}
+    now = index.statistics()
+    assert (now.duplicate_blocks_total, now.parent_conflicts_total) == (1, 1)
+
+
+# ------------------------------------------------------------------------------------------------- circles
+
+
+def test_a_row_that_names_itself_as_its_parent_has_an_unknown_one(index: PrefixIndex) -> None:
+    load(index, 0, [HeldBlock(5, 5, 1), HeldBlock(6, 5, 1)])
+    assert held(index, 0) == {5: (None, 1), 6: (5, 1)}
+    assert index.statistics().parent_conflicts_total == 1
+    assert index.self_check() == []
+    index.store(0, None, [4, 5], GPU, 0)
+    assert held(index, 0)[5] == (4, 1)
+    assert index.statistics().parent_conflicts_total == 1
+    index.clear(0)
+    assert index.statistics().nodes == 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 50])
+def test_rows_that_close_a_circle_are_cut_where_it_closes(index: PrefixIndex, length: int) -> None:
+    ring = chain(length + 1)
+    rows = [HeldBlock(ring[at + 1], ring[at], 1) for at in range(length)] + [HeldBlock(ring[0], ring[-1], 1)]
+    load(index, 0, rows)
+    assert held(index, 0) == {block: (ring[at - 1] if at else None, 1) for at, block in enumerate(ring)}
+    assert index.statistics().parent_conflicts_total == 1
+    assert index.self_check() == []
+    index.store(1, ring[-1], ring[:1], GPU, 0)
+    assert index.statistics().parent_conflicts_total == 2
+    assert index.overlaps(ring) == {0: both(length + 1), 1: both(1)}
+    index.store(1, None, ring[:1], GPU, 0)  # now its place is known
+    index.store(1, ring[-1], ring[:1], GPU, 0)
+    assert index.statistics().parent_conflicts_total == 3
+    index.drop(0)
+    index.drop(1)
+    assert set(index.structure().values()) == {0}
+
+
+def test_a_stored_circle_is_cut_too(index: PrefixIndex) -> None:
+    load(index, 0, [HeldBlock(2, 1, 1)])
+    index.store(0, 2, [3, 1], GPU, 0)
+    assert held(index, 0) == {2: (1, 1), 3: (2, 1), 1: (None, 1)}
+    assert index.statistics().parent_conflicts_total == 1
+    index.store(0, None, [9, 1], GPU, 0)
+    assert held(index, 0)[1] == (9, 1)
+    assert index.overlaps([9, 1, 2, 3]) == {0: both(4)}
+    assert index.self_check() == []

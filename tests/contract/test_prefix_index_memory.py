@@ -1,0 +1,216 @@
+"""What every prefix index does where memory is bounded, and what it says of the memory that it uses."""
+
+from array import array
+
+import pytest
+
+from indexer.core.prefix_index import RANK_MAX, IndexFull, PrefixIndex
+from kv_protocol.codec import encode_message
+from kv_protocol.events import Batch, Stored
+from tests.contract.indexes import GPU, HOST, MakeIndex, both, chain, dumped, held, with_ranks
+
+PATH = chain(40_000)
+HASHES = array("Q", PATH)
+
+
+def used(index: PrefixIndex) -> int:
+    memory = sum(index.memory().values())
+    assert index.statistics().memory_bytes == memory
+    return memory
+
+
+@pytest.fixture
+def tight(make_index: MakeIndex) -> PrefixIndex:
+    """Return an index with two ranks that has room for some of PATH, not for all."""
+    roomy = with_ranks(make_index(), 2)
+    roomy.store(0, None, HASHES[:10_000], GPU, 0)
+    return with_ranks(make_index(memory_bytes_max=used(roomy)), 2)
+
+
+def fill(index: PrefixIndex, rank: int = 0) -> int:
+    """Store more than there is room for; return how many blocks there was room for."""
+    index.store(rank, None, HASHES, GPU, 0)
+    stored = index.digest(rank, GPU).block_count
+    assert 1_000 < stored < 40_000
+    return stored
+
+
+def test_memory_grows_with_what_is_held_and_is_told_by_part(index: PrefixIndex) -> None:
+    seen = [used(index)]
+    for at in range(0, 40_000, 10_000):
+        index.store(0, HASHES[at - 1] if at else None, HASHES[at : at + 10_000], GPU, 0)
+        seen.append(used(index))
+    assert seen == sorted(seen)
+    assert seen[-1] >= seen[0] + 40_000 * 8
+    index.clear(0)
+    index.store(0, None, HASHES, GPU, 0)
+    assert used(index) <= seen[-1], "what was given up is used again"
+    assert all(size >= 0 for size in index.memory().values())
+
+
+def test_without_a_limit_nothing_is_refused(index: PrefixIndex) -> None:
+    index.store(0, None, HASHES, GPU, 0)
+    assert index.statistics().refused_blocks_total == 0
+    assert index.overfull() == set()
+
+
+def test_beyond_the_limit_new_blocks_are_refused_and_their_rank_is_overfull(tight: PrefixIndex) -> None:
+    limit = used(tight)
+    stored = fill(tight)
+    assert tight.statistics().refused_blocks_total == 40_000 - stored
+    assert tight.overfull() == {0}
+    assert tight.overlaps(HASHES) == {0: both(stored)}, "what there was room for is held from the first block on"
+    assert tight.statistics().parked_blocks == 0
+    assert used(tight) > limit
+    assert tight.self_check() == []
+
+
+def test_the_limit_is_never_passed(make_index: MakeIndex) -> None:
+    for memory_bytes_max in (300_000, 1_000_000, 2_000_000):
+        index = make_index(memory_bytes_max=memory_bytes_max)
+        index.register(0)
+        for at in range(0, 40_000, 500):
+            index.store(0, HASHES[at - 1] if at else None, HASHES[at : at + 500], GPU, 0)
+            assert used(index) <= memory_bytes_max
+        index.store(0, 7, chain(5_000, seed=5), GPU, 0)
+        index.store(0, None, chain(5_000, seed=6), HOST, 0)
+        assert used(index) <= memory_bytes_max
+        assert index.overfull() == {0}
+
+
+def test_what_is_held_already_is_no_new_block(tight: PrefixIndex) -> None:
+    stored = fill(tight)
+    refused = tight.statistics().refused_blocks_total
+    tight.store(0, None, HASHES[:stored], GPU, 0)
+    assert tight.statistics().refused_blocks_total == refused
+    assert tight.statistics().duplicate_blocks_total == stored
+
+
+def test_removals_are_done_though_memory_is_used_up(tight: PrefixIndex) -> None:
+    stored = fill(tight)
+    tight.remove(0, HASHES[stored // 2 : stored], GPU)
+    assert tight.overlaps(HASHES) == {0: both(stored // 2)}
+    for at in range(0, stored // 2, 2):
+        tight.remove(0, HASHES[at : at + 1], GPU)
+    assert tight.digest(0, GPU).block_count == stored // 4
+    assert tight.statistics().unknown_removals_total == 0
+    assert tight.self_check() == []
+    assert tight.overfull() == {0}, "the rank still lacks what was refused"
+
+
+@pytest.mark.parametrize("end", ["clear", "drop", "load", "restore"])
+def test_a_rank_that_begins_anew_is_not_overfull(tight: PrefixIndex, make_index: MakeIndex, end: str) -> None:
+    fill(tight)
+    match end:
+        case "clear":
+            tight.clear(0)
+        case "drop":
+            tight.drop(0)
+        case "load":
+            tight.load(0, tight.dump(0, 500), 0)
+        case "restore":
+            tight.restore(with_ranks(make_index(), 1).snapshot(), 0)
+    assert tight.overfull() == set()
+
+
+def test_a_clear_of_one_tier_leaves_the_rank_overfull(tight: PrefixIndex) -> None:
+    fill(tight)
+    tight.clear(0, GPU)
+    assert tight.overfull() == {0}
+    tight.clear(0)
+    assert tight.overfull() == set()
+
+
+def test_there_is_room_again_when_another_rank_is_gone(tight: PrefixIndex) -> None:
+    stored = fill(tight, rank=1)
+    tight.store(0, None, chain(20_000, seed=4), GPU, 0)
+    assert tight.overfull() == {0, 1}
+    tight.drop(1)
+    tight.clear(0)
+    tight.store(0, None, HASHES[: stored // 2], GPU, 0)
+    assert tight.overlaps(HASHES) == {0: both(stored // 2)}
+    assert tight.overfull() == set()
+
+
+def test_a_dump_that_does_not_fit_leaves_the_rank_overfull(tight: PrefixIndex, make_index: MakeIndex) -> None:
+    whole = with_ranks(make_index(), 1)
+    whole.store(0, None, HASHES, GPU, 0)
+    tight.load(1, whole.dump(0), 0)
+    assert tight.overfull() == {1}
+    stored = tight.digest(1, GPU).block_count
+    assert 1_000 < stored < 40_000
+    assert tight.statistics().refused_blocks_total == 40_000 - stored
+    assert {row.sequence_hash for row in dumped(tight, 1)} <= set(PATH)
+    assert tight.self_check() == []
+    tight.load(1, [], 0)
+    assert (tight.overfull(), held(tight, 1)) == (set(), {})
+
+
+def test_an_event_without_memory_is_told(tight: PrefixIndex) -> None:
+    fill(tight)
+    before = tight.statistics().refused_blocks_total
+    path = chain(30_000, seed=3)
+    message = encode_message([Batch(1, 1, Stored(tuple(PATH[:5]))), Batch(1, 2, Stored(tuple(path)))])
+    (refusal,) = tight.apply_batch(0, message, 0)
+    refused = tight.statistics().refused_blocks_total - before
+    assert 0 < refused <= 30_000
+    assert refusal == (1, 2 + 52 + 40, f"no memory for {refused} of 30000 blocks")
+
+
+def test_a_new_rank_is_refused_when_memory_is_used_up(make_index: MakeIndex) -> None:
+    limit = used(with_ranks(make_index(), 10)) + 100_000
+    index = make_index(memory_bytes_max=limit)
+    with pytest.raises(IndexFull):
+        with_ranks(index, RANK_MAX + 1)
+    ranks = index.statistics().ranks
+    assert 10 <= ranks <= RANK_MAX
+    assert used(index) <= limit
+    index.register(0)  # is known
+    for rank in range(ranks):
+        index.drop(rank)
+    index.register(RANK_MAX)
+    assert index.statistics().ranks == 1
+
+
+def test_a_snapshot_that_does_not_fit_changes_nothing(tight: PrefixIndex, make_index: MakeIndex) -> None:
+    whole = with_ranks(make_index(), 1)
+    whole.store(0, None, HASHES, GPU, 0)
+    tight.store(0, None, HASHES[:1_000], GPU, 0)
+    before = tight.snapshot(), tight.statistics()
+    with pytest.raises(IndexFull):
+        tight.restore(whole.snapshot(), 0)
+    assert (tight.snapshot(), tight.statistics()) == before
+    assert tight.overlaps(HASHES) == {0: both(1_000)}
+
+
+def test_a_snapshot_that_fits_is_restored_under_a_limit(tight: PrefixIndex, make_index: MakeIndex) -> None:
+    part = with_ranks(make_index(), 1)
+    part.store(0, None, HASHES[:1_000], GPU, 0)
+    tight.restore(part.snapshot(), 0)
+    assert tight.overlaps(HASHES) == {0: both(1_000)}
+
+
+def test_a_parked_block_whose_turn_comes_is_held_or_refused(tight: PrefixIndex) -> None:
+    path = chain(100, seed=7)
+    tight.store(1, path[0], path[1:], GPU, 0)
+    stored = fill(tight)
+    tight.remove(0, HASHES[stored // 2 : stored], GPU)
+    refused = tight.statistics().refused_blocks_total
+    tight.store(0, None, path[:1], GPU, 0)
+    now = tight.statistics()
+    refused = now.refused_blocks_total - refused
+    assert tight.overlaps(path) == {0: both(1)}
+    assert len(held(tight, 1)) + now.parked_blocks + refused == 99
+    assert (1 in tight.overfull()) == (refused > 0)
+    assert tight.self_check() == []
+
+
+def test_structure_is_nothing_when_nothing_is_held_or_parked(index: PrefixIndex) -> None:
+    assert set(index.structure().values()) == {0}
+    index.store(0, None, PATH[:100], GPU, 0)
+    index.store(1, None, PATH[:50], HOST, 0)
+    index.store(2, 5, [6], GPU, 0)
+    assert all(index.structure().values())
+    for rank in range(3):
+        index.clear(rank)
+    assert set(index.structure().values()) == {0}

@@ -1,0 +1,227 @@
+"""What every prefix index does with messages of canonical batches, good and bad: the words are the codec's."""
+
+from collections.abc import Callable
+
+import pytest
+
+from indexer.core.prefix_index import PrefixIndex, Refusal
+from kv_protocol.codec import (
+    BLOCKS_PER_EVENT_MAX,
+    MESSAGE_BYTES_MAX,
+    decode_frame,
+    decode_message,
+    encode_message,
+    split_message,
+)
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
+from tests.contract.indexes import DISK, EXTERNAL, GPU, HOST, U64_MAX, MakeIndex, both, chain, held, is_proven
+
+PATH = chain(5)
+EVENTS: list[Event] = [
+    Stored(tuple(PATH[:3])),
+    Stored(tuple(PATH[3:]), PATH[2], 3, HOST),
+    Removed((PATH[4], PATH[1]), HOST),
+    Removed((PATH[2],)),
+    Stored((PATH[2],), PATH[1], 2, DISK),
+    Cleared(EXTERNAL),
+]
+BATCHES = [Batch(9, 1 + at, event, 5, 6) for at, event in enumerate(EVENTS)]
+VALID = encode_message(BATCHES)
+OFFSETS = [frame.offset for frame in split_message(VALID)]
+VERSION, KIND, TIER, FLAGS, SEQ, PARENT, START, N = 0, 1, 2, 3, 12, 36, 44, 48
+"""Where a head's fields begin."""
+
+
+def changed(batch: int, field: int, value: int, width: int = 1) -> bytes:
+    """Return the valid message with a field of one batch replaced."""
+    at = OFFSETS[batch] + field
+    return VALID[:at] + value.to_bytes(width, "little") + VALID[at + width :]
+
+
+def told(index: PrefixIndex, events: list[Event], rank: int = 0) -> None:
+    """Tell an index of events one by one."""
+    for event in events:
+        match event:
+            case Stored(hashes, parent, _, tier):
+                index.store(rank, parent, hashes, tier, 0)
+            case Removed(hashes, tier):
+                index.remove(rank, hashes, tier)
+            case Cleared(tier):
+                index.clear(rank, tier)
+
+
+@pytest.mark.parametrize("form", [bytes, bytearray, memoryview], ids=lambda form: form.__name__)
+def test_a_message_does_what_its_events_do(
+    index: PrefixIndex, make_index: MakeIndex, form: Callable[[bytes], bytes]
+) -> None:
+    twin = make_index()
+    twin.register(0)
+    told(twin, EVENTS)
+    assert index.apply_batch(0, form(VALID), 0) == []
+    assert held(index, 0) == held(twin, 0)
+    assert index.overlaps(PATH) == twin.overlaps(PATH) == {0: (2, 2, 4, 4)}
+    assert is_proven(index, 0)
+    assert index.statistics().unknown_removals_total == twin.statistics().unknown_removals_total == 1
+
+
+def test_a_message_may_lie_at_any_address(index: PrefixIndex) -> None:
+    for shift in range(9):
+        index.clear(0)
+        assert index.apply_batch(0, memoryview(bytes(shift) + VALID)[shift:], 0) == []
+        assert index.overlaps(PATH) == {0: (2, 2, 4, 4)}
+
+
+def test_time_is_that_of_the_message(index: PrefixIndex) -> None:
+    index.apply_batch(0, encode_message([Batch(1, 1, Stored((8,), 7, 1))]), 100.0)
+    assert index.expire(104.9) == set()
+    assert index.expire(105.0) == {0}
+
+
+def test_hashes_of_zero_and_the_largest_number_are_applied(index: PrefixIndex) -> None:
+    message = encode_message([Batch(1, 1, Stored((0, U64_MAX))), Batch(1, 2, Stored((5,), 0, 1))])
+    assert index.apply_batch(0, message, 0) == []
+    assert held(index, 0) == {0: (None, 1), U64_MAX: (0, 1), 5: (0, 1)}
+
+
+def test_the_largest_message_is_applied(index: PrefixIndex) -> None:
+    path = chain(BLOCKS_PER_EVENT_MAX)
+    assert index.apply_batch(0, encode_message([Batch(1, 1, Stored(tuple(path)))]), 0) == []
+    assert index.overlaps(path) == {0: both(BLOCKS_PER_EVENT_MAX)}
+    assert index.apply_batch(0, encode_message([Batch(1, 2, Removed(tuple(reversed(path))))]), 0) == []
+    assert index.statistics().nodes == 0
+
+
+FRAMING: dict[str, bytes] = {
+    "nothing": b"",
+    "half a count": b"\1",
+    "count 0": b"\0\0" + VALID[2:],
+    "count too small": b"\5\0" + VALID[2:],
+    "count too large": b"\7\0" + VALID[2:],
+    "count far too large": b"\xff\xff" + VALID[2:],
+    "a byte more": VALID + b"\0",
+    "version 0": changed(0, VERSION, 0),
+    "version 2 at the end": changed(5, VERSION, 2),
+    "n one too large at the end": changed(5, N, 1, 4),
+    "n absurd": changed(1, N, 2**32 - 1, 4),
+    "n wraps in 32 bits": changed(0, N, 2**29, 4),
+    "too long": VALID + bytes(MESSAGE_BYTES_MAX),
+    "bad framing after a bad event": changed(0, TIER, 9) + b"\0",
+}
+
+
+@pytest.mark.parametrize("message", FRAMING.values(), ids=FRAMING)
+def test_what_cannot_be_cut_into_batches_changes_nothing(index: PrefixIndex, message: bytes) -> None:
+    refuses(index, message)
+
+
+@pytest.mark.parametrize("length", range(len(VALID)))
+def test_a_truncated_message_changes_nothing(index: PrefixIndex, length: int) -> None:
+    refuses(index, VALID[:length])
+
+
+def refuses(index: PrefixIndex, message: bytes) -> None:
+    index.store(0, None, PATH[:2], GPU, 0)
+    before = index.snapshot(), index.statistics()
+    with pytest.raises(MalformedMessage) as expected:
+        split_message(message)
+    with pytest.raises(MalformedMessage) as refused:
+        index.apply_batch(0, message, 0)
+    assert (refused.value.offset, refused.value.reason) == (expected.value.offset, expected.value.reason)
+    assert (index.snapshot(), index.statistics()) == before
+
+
+BAD_EVENTS: dict[str, tuple[int, bytes]] = {
+    "tier 4": (0, changed(0, TIER, 4)),
+    "tier 255": (2, changed(2, TIER, 255)),
+    "flags 2": (0, changed(0, FLAGS, 2)),
+    "flags 0x81": (1, changed(1, FLAGS, 0x81)),
+    "flags 0xff": (4, changed(4, FLAGS, 0xFF)),
+    "tier and flags": (1, changed(1, TIER, 0xFF04, 2)),
+    "kind 3": (0, changed(0, KIND, 3)),
+    "kind 255": (5, changed(5, KIND, 255)),
+    "cleared with blocks": (0, changed(0, KIND, 2)),
+    "removed with a parent": (1, changed(1, KIND, 1)),
+    "cleared with a parent": (5, changed(5, FLAGS, 1)),
+    "removed with a start": (2, changed(2, START, 7, 4)),
+    "stored without blocks": (5, changed(5, KIND, 0)),
+    "removed without blocks": (5, changed(5, KIND, 1)),
+    "a parent at position 0": (1, changed(1, START, 0, 4)),
+    "no parent at position 3": (1, changed(1, FLAGS, 0)),
+    "positions beyond u32": (1, changed(1, START, 2**32 - 1, 4)),
+    "seq 0": (0, changed(0, SEQ, 0, 8)),
+    "seq 0 of a cleared": (5, changed(5, SEQ, 0, 8)),
+    "kind 3 with a parent and a start": (1, changed(1, KIND, 3)),
+    "seq 0 and a start": (1, changed(1, SEQ, 0, 8)[: OFFSETS[1] + START] + b"\0" * 4 + VALID[OFFSETS[1] + N :]),
+}
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD_EVENTS.values(), ids=BAD_EVENTS)
+def test_a_bad_event_is_refused_by_itself_and_the_others_are_applied(
+    index: PrefixIndex, make_index: MakeIndex, bad: int, message: bytes
+) -> None:
+    twin = make_index()
+    twin.register(0)
+    told(twin, [event for number, event in enumerate(EVENTS) if number != bad])
+    with pytest.raises(MalformedMessage) as expected:
+        decode_frame(split_message(message)[bad])
+    refusals = index.apply_batch(0, message, 0)
+    assert refusals == [Refusal(bad, expected.value.offset, expected.value.reason)]
+    assert held(index, 0) == held(twin, 0)
+    assert index.statistics().parked_blocks == twin.statistics().parked_blocks
+    assert is_proven(index, 0)
+
+
+def test_positions_up_to_the_last_of_u32_are_fine(index: PrefixIndex) -> None:
+    index.store(0, None, PATH[:3], GPU, 0)
+    assert index.apply_batch(0, changed(1, START, 2**32 - 2, 4), 0) == []
+
+
+def test_every_bad_event_is_told_in_order(index: PrefixIndex) -> None:
+    message = bytearray(VALID)
+    for batch in (0, 2, 5):
+        message[OFFSETS[batch] + TIER] = 7
+    refusals = index.apply_batch(0, message, 0)
+    assert refusals == [Refusal(at, OFFSETS[at] + 2, "tier 7, allowed 0..3") for at in (0, 2, 5)]
+    assert index.apply_batch(0, VALID, 0) == []
+    assert [type(each) for each in refusals] == [Refusal] * 3
+
+
+@pytest.mark.parametrize("field", range(52))
+def test_any_byte_of_a_head_may_be_anything(make_index: MakeIndex, field: int) -> None:
+    for batch, value in ((0, 0), (1, 1), (2, 2), (3, 0xFF), (4, 0x80), (5, 3)):
+        message = changed(batch, field, value)
+        index, twin = make_index(), make_index()
+        for each in (index, twin):
+            each.register(0)
+        events = decoded(message)
+        if isinstance(events, MalformedMessage):
+            assert told_of(index, message) == (events.offset, events.reason), (batch, value)
+        else:
+            assert told_of(index, message) is None, (batch, value)
+            told(twin, events)
+            assert held(index, 0) == held(twin, 0), (batch, value)
+
+
+def decoded(message: bytes) -> list[Event] | MalformedMessage:
+    try:
+        return [batch.event for batch in decode_message(message)]
+    except MalformedMessage as error:
+        return error
+
+
+def told_of(index: PrefixIndex, message: bytes) -> tuple[int, str] | None:
+    """Return where and why the message, or one event of it, was refused."""
+    try:
+        refusals = index.apply_batch(0, message, 0)
+    except MalformedMessage as error:
+        return error.offset, error.reason
+    assert len(refusals) <= 1
+    return refusals[0][1:] if refusals else None
+
+
+def test_a_tier_is_cleared_and_no_other(index: PrefixIndex) -> None:
+    for tier in Tier:
+        index.store(0, None, PATH, tier, 0)
+    assert index.apply_batch(0, encode_message([Batch(1, 1, Cleared(HOST))]), 0) == []
+    assert held(index, 0)[PATH[0]] == (None, 0b1101)

@@ -1,0 +1,358 @@
+"""What every prefix index writes into a snapshot, and restores from any implementation's."""
+
+import struct
+
+import msgspec
+import pytest
+from xxhash import xxh3_64_intdigest
+
+from indexer.core.prefix_index import PrefixIndex, Stretch
+from indexer.core.snapshot import HEAD_BYTES, seal, unseal
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import TIERS
+from kv_protocol.recovery import HeldBlock
+from tests.contract.indexes import (
+    DISK,
+    EXTERNAL,
+    GPU,
+    IMPLEMENTATIONS,
+    TTL_S,
+    U64_MAX,
+    MakeIndex,
+    both,
+    chain,
+    forest,
+    held,
+    is_proven,
+    load,
+    with_ranks,
+)
+
+READERS = pytest.mark.parametrize(
+    "make_reader", IMPLEMENTATIONS.values(), ids=[f"to {name}" for name in IMPLEMENTATIONS]
+)
+
+
+def fill(index: PrefixIndex) -> list[list[int]]:
+    """Hold a bit of everything; return the paths."""
+    paths = forest(index)
+    index.store(1, None, paths[0], GPU, 3)
+    load(index, 2, [HeldBlock(U64_MAX, 77, 9), HeldBlock(0, U64_MAX, 2)], 4)
+    index.store(1, 1234, [5, 6, 7], EXTERNAL, 5)
+    index.store(2, 99, [5], DISK, 6)
+    index.register(4095)
+    return [*paths, [77, U64_MAX, 0]]
+
+
+def known(index: PrefixIndex) -> list[object]:
+    """Return what an index says of all that `fill` told it."""
+    now, blocks = index.statistics(), sorted(held(index, 0) | held(index, 2))
+    return [
+        [held(index, rank) for rank in (0, 1, 2, 4095)],
+        [index.bucket_digests(rank, tier) for rank in (0, 1, 2, 4095) for tier in TIERS],
+        [index.children(block) for block in (None, 77, *blocks)],
+        [index.holders(block) for block in (77, *blocks)],
+        (now.ranks, now.nodes, now.held_blocks, now.parked_blocks),
+    ]
+
+
+@READERS
+def test_a_restored_index_knows_all_that_was_known(
+    index: PrefixIndex, make_index: MakeIndex, make_reader: MakeIndex
+) -> None:
+    paths = fill(index)
+    reader = with_ranks(make_reader(), 9)
+    reader.store(7, None, chain(3, seed=8), GPU, 0)
+    reader.restore(index.snapshot(), 10)
+    assert known(reader) == known(index)
+    assert [reader.overlaps(path) for path in paths] == [index.overlaps(path) for path in paths]
+    assert reader.self_check() == []
+    assert reader.prefixes(100) == index.prefixes(100)
+    with pytest.raises(KeyError):
+        reader.digest(7, GPU)
+    again = make_index()
+    again.restore(reader.snapshot(), 11)
+    assert known(again) == known(index)
+
+
+@READERS
+def test_parked_blocks_wait_from_the_restore_on(index: PrefixIndex, make_reader: MakeIndex) -> None:
+    fill(index)
+    reader = make_reader(parked_ttl_s=TTL_S)
+    reader.restore(index.snapshot(), 100)
+    assert reader.expire(100 + TTL_S - 0.1) == set()
+    reader.store(4095, None, [1234], GPU, 101)
+    assert held(reader, 1).items() >= {5: (1234, 8), 6: (5, 8), 7: (6, 8)}.items()
+    assert reader.expire(100 + TTL_S) == {2}
+    assert reader.statistics().parked_lost_blocks_total == 1
+
+
+@READERS
+def test_a_restored_index_lives_on(index: PrefixIndex, make_reader: MakeIndex) -> None:
+    paths = fill(index)
+    reader = make_reader()
+    reader.restore(index.snapshot(), 0)
+    for each in (index, reader):
+        each.store(0, None, paths[0], GPU, 20)
+        each.store(2, None, [77], GPU, 20)
+        each.remove(1, paths[0][1:3], GPU)
+    assert known(reader) == known(index)
+    for rank in (0, 1, 2, 4095):
+        reader.drop(rank)
+    assert set(reader.structure().values()) == {0}
+    assert reader.self_check() == []
+
+
+def test_an_empty_index_is_restored_as_empty(index: PrefixIndex, make_index: MakeIndex) -> None:
+    snapshot = make_index().snapshot()
+    fill(index)
+    index.restore(snapshot, 0)
+    assert (index.statistics().ranks, index.statistics().nodes, index.statistics().parked_blocks) == (0, 0, 0)
+    assert set(index.structure().values()) == {0}
+
+
+def test_counters_are_not_restored(index: PrefixIndex) -> None:
+    empty = index.snapshot()
+    index.store(0, None, [1, 1], GPU, 0)
+    index.store(0, 5, [6], GPU, 0)
+    index.remove(0, [9], GPU)
+    before = index.statistics()
+    index.restore(empty, 0)
+    after = index.statistics()
+    for name in ("duplicate_blocks_total", "unknown_removals_total", "parked_blocks_total", "parent_conflicts_total"):
+        assert getattr(after, name) == getattr(before, name) == 1
+
+
+def test_what_was_lost_before_a_restore_is_forgotten(make_index: MakeIndex) -> None:
+    index = with_ranks(make_index(parked_blocks_max=0))
+    index.store(0, 5, [6], GPU, 0)
+    index.restore(index.snapshot(), 0)
+    assert index.expire(1e9) == set()
+
+
+def test_a_snapshot_comes_in_any_buffer(index: PrefixIndex) -> None:
+    index.store(0, None, chain(3), GPU, 0)
+    snapshot = index.snapshot()
+    assert isinstance(snapshot, bytes)
+    for form in (bytes, bytearray, memoryview):
+        index.clear(0)
+        index.restore(form(snapshot), 0)
+        assert index.overlaps(chain(3)) == {0: both(3)}
+
+
+# ------------------------------------------------------------------------------------------------- damage
+
+
+def refuses(index: PrefixIndex, data: bytes, offset: int | None = None) -> None:
+    before = index.snapshot(), index.statistics()
+    with pytest.raises(MalformedMessage) as refused:
+        index.restore(data, 0)
+    assert 0 <= refused.value.offset <= max(len(data), HEAD_BYTES)
+    assert refused.value.reason
+    assert offset is None or refused.value.offset == offset
+    assert (index.snapshot(), index.statistics()) == before
+
+
+@pytest.fixture
+def full(index: PrefixIndex) -> PrefixIndex:
+    fill(index)
+    return index
+
+
+def test_every_truncation_is_refused_and_changes_nothing(full: PrefixIndex) -> None:
+    data = full.snapshot()
+    for length in range(len(data)):
+        refuses(full, data[:length])
+
+
+def test_every_truncation_of_the_body_is_refused_and_changes_nothing(full: PrefixIndex) -> None:
+    body = bytes(unseal(full.snapshot()))
+    for length in range(len(body)):
+        refuses(full, seal(body[:length]))
+
+
+def test_a_flipped_bit_is_refused_wherever_it_is(full: PrefixIndex) -> None:
+    data = full.snapshot()
+    for at in range(len(data)):
+        refuses(full, data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"\xff" * 8])
+def test_bytes_left_over_are_refused(full: PrefixIndex, tail: bytes) -> None:
+    data = full.snapshot()
+    refuses(full, data + tail, 16)
+    refuses(full, seal(bytes(unseal(data)) + tail), len(data))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "offset"),
+    [
+        (0, b"KVROUTEX", 0),
+        (8, struct.pack("<I", 0), 8),
+        (8, struct.pack("<I", 2), 8),
+        (12, struct.pack("<I", 1), 12),
+        (16, struct.pack("<Q", 2**63), 16),
+        (16, struct.pack("<Q", 0), 16),
+        (24, struct.pack("<Q", 0), 24),
+    ],
+)
+def test_a_head_that_may_not_be_is_refused_where_it_stands(
+    full: PrefixIndex, at: int, value: bytes, offset: int
+) -> None:
+    data = full.snapshot()
+    refuses(full, data[:at] + value + data[at + len(value) :], offset)
+
+
+# ------------------------------------------------------------------------------------------------- lies
+
+
+def run(
+    *hashes: int,
+    parent: int = 0,
+    flags: int = 0,
+    holders: int = 1,
+    last_stored_s: float = 0.0,
+    n: int | None = None,
+) -> bytes:
+    count = len(hashes) if n is None else n
+    return struct.pack(f"<BQIdI{len(hashes)}Q", flags, parent, holders, last_stored_s, count, *hashes)
+
+
+def body(
+    ranks: tuple[int, ...] = (0, 3),
+    sets: tuple[tuple[int, ...], ...] = ((0 << 4 | 1,), (0 << 4 | 3, 3 << 4 | 8)),
+    runs: tuple[bytes, ...] = (run(1, 2), run(3, parent=2, flags=1, holders=2)),
+    parked: tuple[tuple[int, int, int, int], ...] = ((3, 2, 70, 71),),
+    *,
+    counts: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None),
+) -> bytes:
+    """Return a body, valid unless told otherwise; `counts` replace the true ones."""
+    said = [
+        len(each) if count is None else count for each, count in zip((ranks, sets, runs, parked), counts, strict=True)
+    ]
+    parts = [struct.pack("<I", said[0]), *(struct.pack("<I", rank) for rank in ranks), struct.pack("<I", said[1])]
+    parts += [struct.pack(f"<I{len(each)}I", len(each), *each) for each in sets]
+    parts += [struct.pack("<Q", said[2]), *runs, struct.pack("<I", said[3])]
+    parts += [struct.pack("<IBQQ", *each) for each in parked]
+    return b"".join(parts)
+
+
+def test_a_snapshot_made_by_hand_is_restored(index: PrefixIndex) -> None:
+    index.restore(seal(body()), 0)
+    assert held(index, 0) == {1: (None, 1), 2: (1, 1), 3: (2, 3)}
+    assert held(index, 3) == {3: (2, 8)}
+    assert index.statistics().parked_blocks == 1
+    assert index.self_check() == []
+    assert is_proven(index, 3)
+
+
+def test_runs_may_be_cut_and_sets_be_said_twice_or_for_nothing(index: PrefixIndex) -> None:
+    sets = ((1,), (1,), (3 << 4 | 15,))
+    runs = (run(1, 2, 3), run(4, parent=3, flags=1, holders=2), run(5, parent=2, flags=1))
+    index.restore(seal(body(sets=sets, runs=runs)), 0)
+    assert held(index, 0) == {1: (None, 1), 2: (1, 1), 3: (2, 1), 4: (3, 1), 5: (2, 1)}
+    assert index.children(2) == [3, 5]
+    assert index.self_check() == []
+    index.drop(0)
+    index.drop(3)
+    assert set(index.structure().values()) == {0}
+
+
+LIES: dict[str, bytes] = {
+    "no ranks, though held": body(ranks=()),
+    "a rank twice": body(ranks=(0, 0, 3)),
+    "ranks descending": body(ranks=(3, 0)),
+    "a rank too large": body(ranks=(0, 3, 4096)),
+    "ranks without end": body(counts=(2**32 - 1, None, None, None)),
+    "a set of nobody": body(sets=((1,), ())),
+    "a member without a tier": body(sets=((0,), (1,))),
+    "a member twice": body(sets=((1, 2), (1,))),
+    "members descending": body(sets=((3 << 4 | 1, 1), (1,))),
+    "a member of an unknown rank": body(sets=((1,), (2 << 4 | 1,))),
+    "a member of a rank too large": body(sets=((1,), (2**28 - 1 << 4 | 1,))),
+    "sets without end": body(counts=(None, 2**32 - 1, None, None)),
+    "runs without end": body(counts=(None, None, 2**64 - 1, None)),
+    "runs whose bytes wrap": body(counts=(None, None, 2**61, None)),
+    "a run too few": body(counts=(None, None, 1, None)),
+    "a hash twice in a run": body(runs=(run(1, 1),)),
+    "a hash in two runs": body(runs=(run(1, 2), run(2))),
+    "a child before its parent": body(runs=(run(3, parent=2, flags=1), run(1, 2))),
+    "a block that is its own parent": body(runs=(run(3, parent=3, flags=1),)),
+    "a parent that is behind it": body(runs=(run(3, 4, parent=4, flags=1),)),
+    "a parent that is nowhere": body(runs=(run(1), run(3, parent=9, flags=1))),
+    "a parent without its flag": body(runs=(run(1), run(3, parent=1))),
+    "an unknown parent with a name": body(runs=(run(1), run(3, parent=1, flags=2))),
+    "a parent known and unknown": body(runs=(run(1), run(3, parent=1, flags=3))),
+    "an unknown flag": body(runs=(run(1, flags=4),)),
+    "a set that there is not": body(runs=(run(1, holders=3),)),
+    "a set far off": body(runs=(run(1, holders=2**32 - 1),)),
+    "stored at no time": body(runs=(run(1, last_stored_s=float("nan")),)),
+    "stored never": body(runs=(run(1, last_stored_s=float("inf")),)),
+    "a run without blocks": body(runs=(run(), run(1))),
+    "blocks without end": body(runs=(run(1, n=2**32 - 1),)),
+    "a block too many": body(runs=(run(1, n=2),), parked=()),
+    "nobody's block at the end": body(runs=(run(1), run(2, holders=0))),
+    "nobody's block behind nobody's": body(runs=(run(1, holders=0), run(2, holders=0, parent=1, flags=1))),
+    "nobody's block before a fork above it": body(runs=(run(1, 2, holders=0), run(3, parent=1, flags=1))),
+    "a parked block of an unknown rank": body(parked=((2, 0, 70, 71),)),
+    "a parked block of a rank too large": body(parked=((2**32 - 1, 0, 70, 71),)),
+    "a parked block on no tier": body(parked=((3, 4, 70, 71),)),
+    "a parked block twice": body(parked=((3, 2, 70, 71), (3, 2, 72, 71))),
+    "a parked block whose parent is there": body(parked=((3, 2, 3, 71),)),
+    "parked blocks without end": body(counts=(None, None, None, 2**32 - 1)),
+    "a parked block too few": body(counts=(None, None, None, 0)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_a_body_that_cannot_be_is_refused_and_changes_nothing(full: PrefixIndex, lie: bytes) -> None:
+    refuses(full, seal(lie))
+
+
+@pytest.mark.parametrize(
+    ("lie", "offset"),
+    [
+        (body(ranks=(0, 3, 4096)), HEAD_BYTES + 4 + 8),
+        (body(sets=((1,), ())), HEAD_BYTES + 12 + 4 + 8),
+        (body(runs=(run(1, 1),)), HEAD_BYTES + 12 + 24 + 8 + 25 + 8),
+        (body(runs=(run(1, flags=4),)), HEAD_BYTES + 12 + 24 + 8),
+        (body(runs=(run(1, n=2**32 - 1),)), HEAD_BYTES + 12 + 24 + 8 + 21),
+    ],
+)
+def test_a_lie_is_named_where_it_stands(full: PrefixIndex, lie: bytes, offset: int) -> None:
+    refuses(full, seal(lie), offset)
+
+
+@pytest.mark.parametrize("change", [1, 0x80, 0xFF, 0x7F])
+def test_any_byte_of_a_sealed_body_may_be_anything(full: PrefixIndex, make_index: MakeIndex, change: int) -> None:
+    valid = bytes(unseal(full.snapshot()))
+    for at in range(len(valid)):
+        data = seal(valid[:at] + bytes([valid[at] ^ change]) + valid[at + 1 :])
+        index, twin = make_index(), make_index()
+        refused = refusal_of(index, data)
+        if refused is not None:
+            assert HEAD_BYTES <= refused.offset <= len(data), (at, refused)
+            assert index.statistics().nodes == index.statistics().ranks == 0, at
+        else:
+            assert index.self_check() == [], at
+            twin.restore(index.snapshot(), 0)
+            assert untimed(twin) == untimed(index), at
+
+
+def untimed(index: PrefixIndex) -> list[Stretch]:
+    """Return the stretches without their times, which may be those of longer ones."""
+    return [msgspec.structs.replace(each, last_stored_s=0) for each in index.prefixes(1000)]
+
+
+def refusal_of(index: PrefixIndex, data: bytes) -> MalformedMessage | None:
+    try:
+        index.restore(data, 0)
+    except MalformedMessage as error:
+        return error
+    return None
+
+
+def test_the_checksum_is_xxh3_of_the_body(index: PrefixIndex) -> None:
+    data = index.snapshot()
+    assert data[:8] == b"KVROUTER"
+    assert struct.unpack_from("<IIQQ", data, 8) == (1, 0, len(data) - 32, xxh3_64_intdigest(data[32:]))

@@ -1,0 +1,148 @@
+"""What every prefix index shows to people: children, holders, and its longest, widest or freshest stretches."""
+
+from typing import get_args
+
+import pytest
+
+from indexer.core.prefix_index import PrefixIndex, PrefixOrder, Stretch
+from kv_protocol.recovery import HeldBlock
+from tests.contract.indexes import GPU, HOST, U64_MAX, MakeIndex, chain, forest, load, with_ranks
+
+
+def stretch(blocks: list[int], **rest: object) -> Stretch:
+    """Return the stretch of `blocks`, which begins a sequence and has no children unless told otherwise."""
+    fields = {"parent": None, "depth_blocks": len(blocks), "holders": {0: 1}, "children": 0, "last_stored_s": 0.0}
+    return Stretch(sequence_hash=blocks[-1], blocks=len(blocks), **fields | rest)  # type: ignore[arg-type]
+
+
+def test_an_empty_index_shows_nothing(index: PrefixIndex) -> None:
+    assert (index.children(None), index.children(5), index.holders(5), index.prefixes(9)) == ([], [], {}, [])
+
+
+def test_children_come_in_order_whoever_holds_them(index: PrefixIndex) -> None:
+    index.store(0, None, [50, 40], GPU, 0)
+    for rank, block in ((1, 70), (0, U64_MAX), (2, 0), (2, 60)):
+        index.store(rank, 50, [block], HOST, 0)
+    assert index.children(None) == [50]
+    assert index.children(50) == [0, 40, 60, 70, U64_MAX]
+    assert index.children(40) == index.children(999) == []
+    index.remove(2, [60, 0], HOST)
+    assert index.children(50) == [40, 70, U64_MAX]
+
+
+def test_a_block_without_a_known_parent_is_nobodys_child(index: PrefixIndex) -> None:
+    load(index, 0, [HeldBlock(8, 7, 1), HeldBlock(3, None, 1)])
+    assert (index.children(None), index.children(7)) == ([3, 7], [8])
+    index.store(1, 3, [7], GPU, 0)
+    assert (index.children(None), index.children(3)) == ([3], [7])
+
+
+def test_holders_are_named_with_their_tiers(index: PrefixIndex) -> None:
+    path = chain(3)
+    index.store(0, None, path, GPU, 0)
+    index.store(2, None, path[:2], HOST, 0)
+    index.store(0, None, path[:1], HOST, 0)
+    assert [index.holders(block) for block in path] == [{0: 3, 2: 2}, {0: 1, 2: 2}, {0: 1}]
+    index.remove(0, path[1:2], GPU)
+    index.drop(2)
+    assert [index.holders(block) for block in path] == [{0: 3}, {}, {0: 1}]
+    index.store(0, 999, [998], GPU, 0)
+    assert index.holders(998) == {}, "what is parked is not held"
+
+
+def test_a_chain_is_one_stretch_however_it_was_told(make_index: MakeIndex) -> None:
+    path = chain(300)
+    for events in ([300], [1] * 300, [64] * 4 + [44], [7] * 42 + [6]):
+        index, at = with_ranks(make_index()), 0
+        for blocks in events:
+            index.store(0, path[at - 1] if at else None, path[at : at + blocks], GPU, 5.0)
+            at += blocks
+        assert index.prefixes(10) == [stretch(path, last_stored_s=5.0)]
+
+
+def test_a_stretch_ends_where_holders_change_and_at_forks(index: PrefixIndex) -> None:
+    path, left, right = chain(9), [71, 72], [81]
+    index.store(0, None, path, GPU, 0)
+    index.store(1, None, path[:4], GPU, 0)
+    index.store(0, path[6], left, GPU, 0)
+    index.store(0, path[6], right, GPU, 0)
+    assert sorted(index.prefixes(10), key=lambda each: each.depth_blocks) == sorted(
+        [
+            stretch(path[:4], holders={0: 1, 1: 1}, children=1),
+            stretch(path[4:7], parent=path[3], depth_blocks=7, children=3),
+            stretch(right, parent=path[6], depth_blocks=8),
+            stretch(left, parent=path[6], depth_blocks=9),
+            stretch(path[7:], parent=path[6], depth_blocks=9),
+        ],
+        key=lambda each: each.depth_blocks,
+    )
+
+
+def test_what_was_cut_grows_together_again(index: PrefixIndex) -> None:
+    path = chain(12)
+    index.store(0, None, path, GPU, 0)
+    index.store(1, None, path[:5], HOST, 0)
+    index.store(0, path[8], [5, 6], GPU, 0)
+    index.remove(0, path[2:4], GPU)
+    assert len(index.prefixes(99)) > 4
+    index.store(0, path[1], path[2:4], GPU, 0)
+    index.clear(1)
+    index.remove(0, [6, 5], GPU)
+    assert index.prefixes(99) == [stretch(path)]
+
+
+def test_a_stretch_that_nobody_holds_is_shown_while_something_is_behind_it(index: PrefixIndex) -> None:
+    load(index, 0, [HeldBlock(8, 7, 1)], 3.0)
+    assert index.prefixes(9, "holders") == [
+        stretch([8], parent=7, depth_blocks=2, last_stored_s=3.0),
+        stretch([7], holders={}, children=1, last_stored_s=index.prefixes(9, "holders")[1].last_stored_s),
+    ]
+
+
+def most(each: Stretch, order_by: PrefixOrder) -> float:
+    return {"blocks": each.blocks, "holders": len(each.holders), "last_stored": each.last_stored_s}[order_by]
+
+
+@pytest.mark.parametrize("order_by", get_args(PrefixOrder))
+def test_the_first_are_the_first_of_all(index: PrefixIndex, order_by: PrefixOrder) -> None:
+    forest(index)
+    for at in range(40):
+        index.store(at % 3, None, chain(1 + at % 7, seed=100 + at), GPU, at % 5)
+    everything = index.prefixes(1000, order_by)
+    assert everything == sorted(everything, key=lambda each: (-most(each, order_by), each.sequence_hash))
+    for limit in (0, 1, 2, 17, len(everything), 10_000):
+        assert index.prefixes(limit, order_by) == everything[:limit]
+    assert sum(each.blocks for each in everything) == index.statistics().nodes
+    assert sum(each.blocks * len(each.holders) for each in everything) == index.statistics().held_blocks
+
+
+def test_blocks_are_what_is_asked_for_unless_told_otherwise(index: PrefixIndex) -> None:
+    forest(index)
+    assert index.prefixes(3) == index.prefixes(3, "blocks")
+
+
+def test_a_stretch_bears_the_time_of_its_last_store(index: PrefixIndex) -> None:
+    path = chain(6)
+    index.store(0, None, path[:3], GPU, 10.0)
+    index.store(0, path[2], path[3:], GPU, 20.0)
+    index.store(1, None, [1, 2], GPU, 15.0)
+    assert [(each.sequence_hash, each.last_stored_s) for each in index.prefixes(9, "last_stored")] == [
+        (path[5], 20.0),
+        (2, 15.0),
+    ]
+
+
+def test_an_older_time_told_later_does_not_make_a_stretch_older(index: PrefixIndex) -> None:
+    index.store(0, None, [1, 2], GPU, 10.0)
+    index.store(0, 2, [3], GPU, 5.0)
+    index.store(1, None, [1, 2, 3], GPU, 4.0)
+    assert [each.last_stored_s for each in index.prefixes(9)] == [10.0]
+
+
+def test_walking_changes_nothing(index: PrefixIndex) -> None:
+    forest(index)
+    before = index.snapshot()
+    index.prefixes(99)
+    index.children(None)
+    index.holders(chain(1)[0])
+    assert index.snapshot() == before

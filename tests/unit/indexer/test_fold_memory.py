@@ -1,0 +1,313 @@
+"""An index without memory for all: who is overfull is stale until there is room, who is new is refused until then."""
+
+from collections.abc import Iterable
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from indexer.core.fold import (
+    BatchArrived,
+    ChunkArrived,
+    Fact,
+    HeartbeatArrived,
+    IndexFold,
+    MessageArrived,
+    Question,
+    WorkerGone,
+)
+from indexer.core.follower import FollowerLimits
+from indexer.core.messages import read_message
+from indexer.core.places import REFUSED_NAMED_MAX
+from indexer.core.prefix_index import IndexStatistics
+from indexer.core.reference import ReferenceIndex
+from indexer.core.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
+from kv_protocol import codec
+from kv_protocol.digest import SetDigest
+from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
+from kv_protocol.fleet import Heartbeat
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import DumpRequest, HeldBlock, dump_chunks
+from kv_protocol.splitmix import splitmix64
+from tests.contract.indexes import IMPLEMENTATIONS
+from tests.unit.indexer.life import Life
+
+A0, B0, C0 = WorkerRank("a", 0), WorkerRank("b", 0), WorkerRank("c", 0)
+EPOCH = 11
+BLOCK_BYTES = NODE_BYTES + HOLDING_BYTES
+BLOCKS_MAX = 1000
+MEMORY_BYTES = 2 * RANK_BYTES + BLOCKS_MAX * BLOCK_BYTES
+PARKED_TTL_S = 4.0
+
+
+def chain(name: int, blocks: int) -> tuple[int, ...]:
+    return tuple(splitmix64(name * 1_000_000 + at) for at in range(blocks))
+
+
+A, B = chain(1, 900), chain(2, 900)
+
+
+class Eager(ReferenceIndex):
+    """Refuses blocks while what it says to use is half of what it was allowed."""
+
+    def statistics(self) -> IndexStatistics:
+        found = super().statistics()
+        return msgspec.structs.replace(found, memory_bytes=found.memory_bytes // 2)
+
+
+def make_fold(kind: type[ReferenceIndex] = ReferenceIndex) -> IndexFold:
+    index = kind(memory_bytes_max=MEMORY_BYTES, parked_ttl_s=PARKED_TTL_S)
+    return IndexFold(index, FollowerLimits(behind_s=2.0, answer_s=2.0), gone_s=1e9, memory_bytes_max=MEMORY_BYTES)
+
+
+def batch(rank: WorkerRank, seq: int, event: Event) -> BatchArrived:
+    return BatchArrived(rank, Batch(EPOCH, seq, event))
+
+
+def stored(blocks: tuple[int, ...], first: int = 0) -> Stored:
+    return Stored(blocks[first:], blocks[first - 1] if first else None, first)
+
+
+def pulse(rank: WorkerRank, last_seq: int, *held: int) -> HeartbeatArrived:
+    tiers = (SetDigest(held).of_tier(Tier.GPU),)
+    return HeartbeatArrived(rank, Heartbeat(instance="i", epoch=EPOCH, last_seq=last_seq, tiers=tiers))
+
+
+def dump(rank: WorkerRank, request_id: int, last_seq: int, held: Iterable[int]) -> ChunkArrived:
+    rows, parent = [], None
+    for block in held:
+        rows.append(HeldBlock(block, parent, 1))
+        parent = block
+    (chunk,) = dump_chunks(request_id, EPOCH, last_seq, rows)
+    return ChunkArrived(rank, chunk)
+
+
+def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
+    return [question for fact in facts for question in fold.apply(fact, now_s)]
+
+
+def asks(rank: WorkerRank, request_id: int = 1) -> Question:
+    return Question(rank, DumpRequest(request_id))
+
+
+def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
+    return [view.stale for view in fold.overlap((), ranks)]
+
+
+def crowded(kind: type[ReferenceIndex] = ReferenceIndex) -> IndexFold:
+    """Return a fold in which rank a has its 900 blocks, and rank b 100 of its 900."""
+    fold = make_fold(kind)
+    assert told(fold, batch(A0, 1, stored(A)), batch(B0, 1, stored(B))) == []
+    fold.tick(0.0)
+    return fold
+
+
+# ------------------------------------------------------------------------------------------------- overfull
+
+
+def test_a_rank_whose_blocks_do_not_fit_is_overfull_and_no_other() -> None:
+    fold = crowded()
+    assert stale(fold, A0, B0) == ["", "overfull"]
+    now = fold.statistics()
+    assert (now.overfull_ranks, now.index.refused_blocks_total) == (1, 800)
+    assert (now.streams[B0].stale, now.streams[B0].cursor) == ("overfull", 1)
+    assert fold.overlap(B, [B0])[0].overlap_blocks == (100,) * 4, "what fitted is there"
+
+
+def test_it_is_followed_on_batch_by_batch_and_in_messages() -> None:
+    fold = crowded()
+    told(fold, batch(B0, 2, Removed(B[90:100])))
+    message = codec.encode_message([Batch(EPOCH, 3, Removed(B[80:90])), Batch(EPOCH, 4, stored(B, 80))])
+    assert told(fold, MessageArrived(B0, read_message(message))) == []
+    assert fold.tick(0.0) == []
+    view = fold.overlap(B, [B0])[0]
+    assert (view.overlap_blocks[0], view.seq, view.stale) == (100, 4, "overfull")
+    assert fold.statistics().refused_bytes_total == 0
+
+
+def test_its_digest_is_not_that_of_its_source_and_nobody_is_asked_for_what_would_not_fit() -> None:
+    fold = make_fold()
+    told(fold, batch(A0, 1, stored(A)), batch(B0, 1, stored(B)))
+    assert told(fold, pulse(B0, 1, *B)) == [], "known before the next tick"
+    assert stale(fold, B0) == ["overfull"]
+    for now_s in (0.25, 0.5, 60.0):
+        assert told(fold, pulse(B0, 1, *B), now_s=now_s) == []
+        assert fold.tick(now_s) == []
+    assert fold.statistics().streams[B0].counts.digest_mismatches == 0
+
+
+def test_what_is_parked_behind_refused_blocks_and_lost_is_asked_of_nobody() -> None:
+    fold = crowded()
+    told(fold, batch(A0, 2, Removed(A[880:])), batch(B0, 2, Stored((77,), B[-1], 900)))
+    assert fold.statistics().index.parked_blocks == 1
+    assert [fold.tick(now_s) for now_s in (0.25, PARKED_TTL_S, PARKED_TTL_S + 1)] == [[], [], []]
+    assert fold.statistics().index.parked_lost_blocks_total == 1
+
+
+def test_a_gap_of_it_is_asked_about_all_the_same() -> None:
+    fold = crowded()
+    assert told(fold, batch(B0, 3, Cleared())) == [asks(B0)]
+    assert stale(fold, B0) == ["resyncing"]
+    assert told(fold, dump(B0, 1, 2, B)) == []
+    assert (stale(fold, B0), fold.overlap((), [B0])[0].seq) == (["overfull"], 3), "the clear was kept and applied"
+
+
+# ------------------------------------------------------------------------------------------------- healing
+
+
+class KeepsMemory(ReferenceIndex):
+    """Gives no memory back, but to blocks to come."""
+
+    def statistics(self) -> IndexStatistics:
+        return msgspec.structs.replace(super().statistics(), memory_bytes=MEMORY_BYTES)
+
+
+class KeepsNodes(ReferenceIndex):
+    """Counts nodes that are gone."""
+
+    def statistics(self) -> IndexStatistics:
+        return msgspec.structs.replace(super().statistics(), nodes=BLOCKS_MAX)
+
+
+@pytest.mark.parametrize("kind", [ReferenceIndex, KeepsMemory, KeepsNodes])
+def test_once_memory_or_nodes_have_fallen_by_a_tenth_a_dump_is_asked_and_heals(kind: type[ReferenceIndex]) -> None:
+    fold = crowded(kind)
+    told(fold, batch(A0, 2, Removed(A[-BLOCKS_MAX // 10 :])))
+    assert fold.tick(1.0) == []
+    told(fold, batch(A0, 3, Cleared()))
+    assert fold.tick(2.0) == [asks(B0)]
+    assert fold.tick(2.1) == [], "one question is in flight"
+    assert told(fold, dump(B0, 1, 1, B), now_s=2.2) == []
+    assert stale(fold, A0, B0) == ["", ""]
+    assert told(fold, pulse(B0, 1, *B), now_s=2.3) == []
+    assert fold.overlap(B, [B0])[0].overlap_blocks == (900,) * 4
+    assert (fold.tick(2.5), fold.statistics().overfull_ranks) == ([], 0)
+
+
+@pytest.mark.parametrize("kind", [ReferenceIndex, KeepsMemory, KeepsNodes, Eager])
+def test_a_dump_that_does_not_fit_is_asked_for_again_only_after_another_fall(kind: type[ReferenceIndex]) -> None:
+    fold = crowded(kind)
+    questions = []
+    for step in range(1, 400):  # a dump is answered at once; memory falls by a block of rank a a step
+        now_s = step / 4
+        told(fold, batch(A0, 1 + step, Removed((A[-step],))), now_s=now_s)
+        for question in fold.tick(now_s):
+            questions.append(step)
+            assert told(fold, dump(B0, question.request.request_id, 1, B), now_s=now_s) == []
+        told(fold, pulse(B0, 1, *B), now_s=now_s)
+    assert stale(fold, B0) == ["overfull"]
+    assert 1 <= len(questions) <= 5, questions
+
+
+def test_while_memory_stands_still_a_dump_that_did_not_fit_is_not_asked_for_again() -> None:
+    fold = crowded()
+    told(fold, batch(A0, 2, Removed(A[-BLOCKS_MAX // 10 - 1 :])))
+    assert fold.tick(1.0) == [asks(B0)]
+    assert told(fold, dump(B0, 1, 1, B), now_s=1.1) == []
+    assert stale(fold, B0) == ["overfull"]
+    for step in range(400):
+        told(fold, pulse(B0, 1, *B), now_s=2 + step / 4)
+        assert fold.tick(2 + step / 4) == []
+
+
+def test_a_rank_that_holds_no_more_than_fitted_is_not_stale_once_that_is_proven() -> None:
+    fold = crowded()
+    told(fold, batch(B0, 2, Removed(B[100:])))
+    assert (fold.tick(1.0), stale(fold, B0)) == ([], ["overfull"])
+    assert told(fold, pulse(B0, 2, *B[:100]), now_s=1.0) == []
+    assert (fold.tick(1.25), stale(fold, B0)) == ([], [""])
+    told(fold, batch(B0, 3, stored(B, 100)))
+    assert told(fold, pulse(B0, 3, *B), now_s=2.0) == []
+    assert (fold.tick(2.25), stale(fold, B0)) == ([], ["overfull"])
+
+
+def test_a_restart_makes_an_overfull_rank_an_empty_one() -> None:
+    fold = crowded()
+    told(fold, pulse(B0, 1, *B))
+    later = HeartbeatArrived(B0, Heartbeat(instance="i", epoch=EPOCH + 1, last_seq=0))
+    assert (told(fold, later), stale(fold, B0)) == ([], [""])
+    assert fold.statistics().overfull_ranks == 0
+
+
+def test_who_gets_the_place_of_an_overfull_rank_is_not_overfull() -> None:
+    fold = crowded()
+    told(fold, WorkerGone("b"))
+    told(fold, pulse(C0, 0))
+    assert stale(fold, C0) == [""]
+    assert fold.statistics().overfull_ranks == 0
+
+
+class Crowd(NamedTuple):
+    """An index with too little memory for ranks a and b, and enough for c, which holds few more than `small_blocks`."""
+
+    memory_bytes_max: int
+    blocks_max: int
+    small_blocks: int
+
+    def turn(self, life: Life, step: int) -> list[Batch]:
+        """Return what the rank's consolidator says: work up to step 100, the end of a and b, silence."""
+        if step < 100:
+            return life.clear() if life.rank == C0 and len(life.held) > self.small_blocks else [life.batch()]
+        return life.clear() if step == 100 and life.rank != C0 else []
+
+
+CROWDS = {
+    "python": Crowd(3 * RANK_BYTES + 40 * BLOCK_BYTES, blocks_max=4, small_blocks=8),
+    "native": Crowd(1_000_000, blocks_max=2000, small_blocks=1500),
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kind", IMPLEMENTATIONS)
+def test_whatever_was_refused_all_is_known_soon_after_there_is_room(kind: str, seed: int) -> None:
+    crowd, random = CROWDS[kind], Random(seed)
+    index = IMPLEMENTATIONS[kind](memory_bytes_max=crowd.memory_bytes_max, parked_ttl_s=PARKED_TTL_S)
+    fold = IndexFold(index, memory_bytes_max=crowd.memory_bytes_max)
+    lives = {rank: Life(rank, random, blocks_max=crowd.blocks_max) for rank in (A0, B0, C0)}
+    was_overfull: set[WorkerRank] = set()
+    for step in range(120):
+        now_s = step / 4
+        questions: list[Question] = []
+        for rank, life in lives.items():
+            if batches := crowd.turn(life, step):
+                questions += fold.apply(MessageArrived(rank, read_message(codec.encode_message(batches))), now_s)
+            if step % 4 == 0:
+                questions += fold.apply(life.beat(), now_s)
+        for question in [*questions, *fold.tick(now_s)]:
+            for chunk in lives[question.rank].answer(question):
+                assert fold.apply(chunk, now_s) == [], f"seed {seed}"
+        was_overfull |= {rank for rank in lives if stale(fold, rank) == ["overfull"]}
+    assert C0 in was_overfull, f"seed {seed}: there was room for all"
+    assert stale(fold, *lives) == ["", "", ""], f"seed {seed}"
+    assert {rank: set(fold.held(rank)) for rank in lives} == {rank: set(life.rows()) for rank, life in lives.items()}
+
+
+# ------------------------------------------------------------------------------------------------- refused
+
+
+def test_a_new_rank_for_which_there_is_no_memory_is_refused_by_name_and_admitted_when_there_is() -> None:
+    fold = crowded()
+    assert told(fold, pulse(C0, 1, 5), batch(C0, 1, Stored((5,)))) == []
+    assert stale(fold, C0) == ["never_heard"]
+    assert (fold.statistics().refused_ranks_total, list(fold.refused_ranks())) == (2, [C0])
+    assert str(MEMORY_BYTES) in fold.refused_ranks()[C0]
+    told(fold, batch(A0, 2, Removed(A)))
+    assert fold.refused_ranks() != {}, "admitted when it is heard again"
+    told(fold, pulse(C0, 1, 5))
+    assert (stale(fold, C0), fold.refused_ranks()) == (["behind"], {})
+    assert told(fold, batch(C0, 1, Stored((5,))), pulse(C0, 1, 5)) == []
+    assert stale(fold, C0) == [""]
+
+
+def test_a_refused_rank_whose_worker_left_is_named_no_more() -> None:
+    fold = crowded()
+    told(fold, pulse(C0, 0), pulse(WorkerRank("d", 0), 0), WorkerGone("c"))
+    assert list(fold.refused_ranks()) == [WorkerRank("d", 0)]
+
+
+def test_refused_ranks_without_end_cost_a_bounded_number_of_names() -> None:
+    fold = crowded()
+    told(fold, *(pulse(WorkerRank(f"s{each}", 0), 0) for each in range(REFUSED_NAMED_MAX + 50)))
+    assert len(fold.refused_ranks()) == REFUSED_NAMED_MAX
+    assert fold.statistics().refused_ranks_total == REFUSED_NAMED_MAX + 50

@@ -1,0 +1,276 @@
+"""Whole messages and single batches are two ways of saying one thing: the fold that comes of them is the same."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from typing_extensions import Buffer
+
+from indexer.core.fold import (
+    BatchArrived,
+    BytesRefused,
+    ChunkArrived,
+    Fact,
+    IndexFold,
+    MessageArrived,
+    Question,
+)
+from indexer.core.follower import FollowerLimits, StreamFollower
+from indexer.core.messages import Span, read_message
+from indexer.core.prefix_index import Refusal
+from indexer.core.reference import ReferenceIndex
+from kv_protocol import codec
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import Batch, Stored
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import DumpRequest, HeldBlock, dump_chunks
+from kv_protocol.splitmix import splitmix64
+from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
+from tests.unit.indexer.life import Life
+
+A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
+LIMITS = FollowerLimits(behind_s=2.0, answer_s=2.0, kept_max=16)
+PATH = tuple(splitmix64(at) for at in range(8))
+SEEDS = range(20)
+
+
+def arrived(*batches: Batch, rank: WorkerRank = A0) -> MessageArrived:
+    return MessageArrived(rank, read_message(codec.encode_message(batches)))
+
+
+def path(seq: int, first: int, last: int, epoch: int = 7) -> Batch:
+    return Batch(epoch, seq, Stored(PATH[first:last], PATH[first - 1] if first else None, first))
+
+
+class Recording(ReferenceIndex):
+    """Knows how many messages it was given whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages = 0
+
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+        self.messages += 1
+        return super().apply_batch(rank, message, now_s)
+
+
+def told(fold: IndexFold, *facts: Fact) -> list[Question]:
+    return [question for fact in facts for question in fold.apply(fact, 0.0)]
+
+
+def depth(fold: IndexFold, rank: WorkerRank = A0) -> int:
+    return fold.overlap(PATH, [rank])[0].overlap_blocks[0]
+
+
+# ------------------------------------------------------------------------------------------------- which way
+
+
+def test_a_message_that_continues_its_stream_goes_to_the_index_as_it_is() -> None:
+    fold = IndexFold(index := Recording())
+    told(fold, arrived(path(1, 0, 1)))
+    assert (index.messages, depth(fold)) == (0, 1), "the first of a rank proves nothing yet"
+    told(fold, arrived(path(2, 1, 3)), arrived(path(3, 3, 5), path(4, 5, 8)))
+    assert (index.messages, depth(fold)) == (2, 8)
+    now = fold.statistics().streams[A0]
+    assert (now.cursor, now.counts.applied, now.stale) == (4, 4, "")
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        [path(2, 1, 2)],
+        [path(2, 1, 2), path(3, 2, 4)],
+        [path(5, 4, 5)],
+        [path(3, 2, 3), path(5, 4, 5)],
+        [path(3, 2, 3, epoch=8)],
+        [path(3, 2, 3), path(4, 3, 4, epoch=8)],
+    ],
+    ids=["known", "partly known", "a gap", "a gap within", "another epoch", "another epoch within"],
+)
+def test_any_other_message_goes_batch_by_batch(batches: list[Batch]) -> None:
+    whole, single = IndexFold(index := Recording()), IndexFold(Recording())
+    for fold in (whole, single):
+        told(fold, *(BatchArrived(A0, path(seq, seq - 1, seq)) for seq in (1, 2)))
+    questions = told(whole, arrived(*batches))
+    assert index.messages == 0
+    assert questions == told(single, *(BatchArrived(A0, batch) for batch in batches))
+    assert whole.statistics() == single.statistics()
+
+
+def test_a_message_during_a_resync_is_kept_and_applied_after_it() -> None:
+    fold = IndexFold(index := Recording())
+    told(fold, arrived(path(1, 0, 1)), BytesRefused(A0), arrived(path(2, 1, 2), path(3, 2, 4)))
+    assert (index.messages, depth(fold)) == (0, 1)
+    (chunk,) = dump_chunks(1, 7, 1, [HeldBlock(PATH[0], None, 1)])
+    told(fold, ChunkArrived(A0, chunk))
+    assert (depth(fold), fold.overlap((), [A0])[0].seq) == (4, 3)
+
+
+# ------------------------------------------------------------------------------------------------- refusals
+
+
+class Refusing(ReferenceIndex):
+    """Finds fault with messages that have none."""
+
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+        return [*super().apply_batch(rank, message, now_s), Refusal(0, 2, "for no reason")]
+
+
+class Unreadable(ReferenceIndex):
+    """Cannot cut messages that can be cut."""
+
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+        del rank, message, now_s
+        raise MalformedMessage(0, "for no reason")
+
+
+@pytest.mark.parametrize("kind", [Refusing, Unreadable])
+def test_what_the_index_refuses_is_as_bytes_that_cannot_be_read(kind: Callable[[], ReferenceIndex]) -> None:
+    fold = IndexFold(kind())
+    told(fold, arrived(path(1, 0, 1)))
+    assert told(fold, arrived(path(2, 1, 2))) == [Question(A0, DumpRequest(1))]
+    view = fold.overlap((), [A0])[0]
+    assert (view.seq, view.stale, fold.statistics().refused_bytes_total) == (1, "resyncing", 1)
+    (chunk,) = dump_chunks(1, 7, 2, [HeldBlock(PATH[0], None, 1), HeldBlock(PATH[1], PATH[0], 1)])
+    assert told(fold, ChunkArrived(A0, chunk)) == []
+    assert (depth(fold), fold.overlap((), [A0])[0].stale) == (2, "")
+
+
+# ------------------------------------------------------------------------------------------------- the same fold
+
+
+class TwoWays:
+    """The same facts told to two folds, to one of them in whole messages; after each they must be alike."""
+
+    def __init__(self, whole: IndexFold, single: IndexFold) -> None:
+        self.whole, self.single = whole, single
+        self.questions: list[Question] = []
+
+    def tell(self, fact: Fact, now_s: float) -> None:
+        self.compare(self.whole.apply(fact, now_s), self.single.apply(fact, now_s))
+
+    def message(self, rank: WorkerRank, data: bytes, now_s: float) -> None:
+        try:
+            one = self.whole.apply(MessageArrived(rank, read_message(data)), now_s)
+            other = [
+                question
+                for batch in codec.decode_message(data)
+                for question in self.single.apply(BatchArrived(rank, batch), now_s)
+            ]
+        except MalformedMessage:
+            self.tell(BytesRefused(rank), now_s)
+            return
+        self.compare(one, other)
+
+    def tick(self, now_s: float) -> None:
+        self.compare(self.whole.tick(now_s), self.single.tick(now_s))
+        for rank in self.whole.ranks():
+            assert set(self.whole.held(rank)) == set(self.single.held(rank))
+
+    def compare(self, one: list[Question], other: list[Question]) -> None:
+        assert one == other
+        assert self.whole.statistics() == self.single.statistics()
+        for rank in self.whole.ranks():
+            assert self.whole.overlap((), [rank]) == self.single.overlap((), [rank])
+        self.questions += one
+
+
+def play(seed: int, ways: TwoWays) -> None:
+    random = Random(seed)
+    lives = {rank: Life(rank, random) for rank in (A0, B0)}
+    sent: list[tuple[WorkerRank, bytes]] = []
+    for step in range(120):
+        now_s = step / 4
+        for life in lives.values():
+            if random.random() < 0.06:
+                life.begin(life.epoch + 1)
+            data = codec.encode_message([life.batch() for _ in range(random.randint(1, 3))])
+            sent.append((life.rank, data))
+            if step % 8 == 0:  # a pulse that overtakes what it tells of
+                ways.tell(life.beat(), now_s)
+            for rank, each in deliveries(random, sent):
+                ways.message(rank, each, now_s)
+            if step % 8 == 4:
+                ways.tell(life.beat(), now_s)
+        for question in [question for question in ways.questions if random.random() < 0.7]:
+            for chunk in lives[question.rank].answer(question):
+                ways.tell(chunk, now_s)
+        ways.questions.clear()
+        ways.tick(now_s)
+
+
+def deliveries(random: Random, sent: list[tuple[WorkerRank, bytes]]) -> list[tuple[WorkerRank, bytes]]:
+    """Return what comes of the newest message: itself as a rule; nothing, a part, or also a former one."""
+    rank, data = sent[-1]
+    fault = random.random()
+    if fault < 0.06:
+        return []
+    if fault < 0.09:
+        return [(rank, data[: random.randrange(len(data))])]
+    if fault < 0.15:
+        return [random.choice(sent[-12:]), (rank, data)]
+    return [(rank, data)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("make_index", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+def test_whole_messages_and_single_batches_make_the_same_fold(
+    make_index: MakeIndex, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_applied, spans = StreamFollower.on_applied, list[Span]()
+
+    def recorded(follower: StreamFollower, span: Span) -> None:
+        spans.append(span)
+        on_applied(follower, span)
+
+    monkeypatch.setattr(StreamFollower, "on_applied", recorded)
+    play(seed, TwoWays(IndexFold(make_index(), LIMITS), IndexFold(make_index(), LIMITS)))
+    assert len(spans) > 20, f"seed {seed}: few messages went the short way"
+
+
+class TakesAnyEpoch(StreamFollower):
+    """Planted bug: what continues the seqs is taken for this epoch's."""
+
+    def continues(self, span: Span) -> bool:
+        return super().continues(span._replace(epoch=self._epoch))
+
+
+class TakesWhatOverlaps(StreamFollower):
+    """Planted bug: a message that begins at or before the cursor continues the stream."""
+
+    def continues(self, span: Span) -> bool:
+        return super().continues(span) or (self.position[0] == span.epoch and span.first_seq <= self._cursor)
+
+
+class CountsOne(StreamFollower):
+    """Planted bug: a message is one batch."""
+
+    def on_applied(self, span: Span) -> None:
+        super().on_applied(span._replace(last_seq=span.first_seq))
+
+
+class IsNeverThere(StreamFollower):
+    """Planted bug: what was awaited is not noticed when it comes in a message."""
+
+    def on_applied(self, span: Span) -> None:
+        awaited = self._awaited
+        super().on_applied(span)
+        self._awaited = awaited
+
+
+@pytest.mark.parametrize("planted", [TakesAnyEpoch, TakesWhatOverlaps, CountsOne, IsNeverThere])
+def test_the_comparison_fails_on_a_planted_bug(monkeypatch: pytest.MonkeyPatch, planted: type[StreamFollower]) -> None:
+    def play_all() -> None:
+        for seed in range(100):
+            with monkeypatch.context() as context:
+                context.setattr("indexer.core.fold.StreamFollower", planted)
+                whole = IndexFold(ReferenceIndex(), LIMITS)
+                for rank in (A0, B0):
+                    whole.apply(BytesRefused(rank), 0.0)
+            single = IndexFold(ReferenceIndex(), LIMITS)
+            for rank in (A0, B0):
+                single.apply(BytesRefused(rank), 0.0)
+            play(seed, TwoWays(whole, single))
+
+    with pytest.raises(AssertionError):
+        play_all()

@@ -1,0 +1,126 @@
+"""Hashes of whole prompts: the extension's, and those of the `xxhash` package where the extension has none."""
+
+import json
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from indexer import native
+from kv_protocol.codec import pack_u64, unpack_u64
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.hashing import hash_seed, pack_tokens, sequence_hashes
+from kv_protocol.ids import BLOCK_SIZE_MAX
+
+VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "golden" / "hash_vectors.json").read_bytes())[
+    "sequence_hash_vectors"
+]
+TOKEN_MAX = 2**32 - 1
+LONG = 100_000
+"""Tokens of a prompt during which the extension lets other threads run."""
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are asked every question."""
+    core = native.load()
+    if request.param == "python":
+        monkeypatch.setattr(native, "load", lambda: None)
+    elif core is None or not core.HAS_XXHASH:
+        pytest.skip("the extension was built without xxhash's header")
+
+
+def test_the_extension_gives_its_hashes_only_where_it_has_xxhash() -> None:
+    core = native.load()
+    assert core is None or hasattr(core, "hash_blocks") == core.HAS_XXHASH
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
+def test_the_hashes_equal_the_peers(vector: dict[str, Any]) -> None:
+    seed = hash_seed(vector["lora_name"], vector["cache_namespace"])
+    found = native.hash_blocks(vector["tokens"], vector["kv_block_size"], seed)
+    assert list(unpack_u64(found)) == vector["sequence_hashes_u64"]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_hashes_of_any_prompt_are_the_protocols(seed: int) -> None:
+    draw = Random(seed)
+    block_size = draw.choice([1, 2, 3, 16, 31, 32, 64, 128, BLOCK_SIZE_MAX])
+    tokens = [draw.randint(0, TOKEN_MAX) for _ in range(draw.choice([0, 1, block_size, draw.randrange(600)]))]
+    salt, is_eagle = draw.choice([None, "a", "salt"]), draw.random() < 0.5
+    expected = sequence_hashes(tokens, block_size, cache_salt=salt, is_eagle=is_eagle)
+    found = native.hash_blocks(tokens, block_size, hash_seed(cache_salt=salt), is_eagle=is_eagle)
+    assert list(unpack_u64(found)) == expected, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    "buffer_of",
+    [
+        pack_tokens,
+        lambda tokens: bytearray(pack_tokens(tokens)),
+        lambda tokens: memoryview(pack_tokens(tokens)),
+        lambda tokens: memoryview(b"x" + pack_tokens(tokens))[1:],
+        lambda tokens: array("I", tokens),
+        lambda tokens: memoryview(array("I", tokens)),
+        tuple,
+        lambda _: range(LONG),
+    ],
+    ids=["bytes", "bytearray", "view", "odd address", "array", "view of array", "tuple", "range"],
+)
+def test_a_prompt_may_come_in_any_form(buffer_of: Callable[[list[int]], Any]) -> None:
+    tokens = list(range(LONG))
+    assert native.hash_blocks(buffer_of(tokens), 16) == pack_u64(sequence_hashes(tokens, 16))
+
+
+@pytest.mark.parametrize("is_eagle", [False, True])
+def test_only_full_windows_have_a_hash(is_eagle: bool) -> None:
+    full = 3 * 16 + is_eagle
+    counts = [len(native.hash_blocks(range(tokens), 16, is_eagle=is_eagle)) // 8 for tokens in (0, full - 1, full)]
+    assert counts == [0, 2, 3]
+
+
+@pytest.mark.parametrize("block_size", [0, -1, BLOCK_SIZE_MAX + 1, 2**63, 2**64])
+def test_a_block_has_a_size(block_size: int) -> None:
+    with pytest.raises(LimitExceeded, match="block_size"):
+        native.hash_blocks([1, 2, 3], block_size)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_is_a_u64(seed: int) -> None:
+    with pytest.raises(LimitExceeded, match="seed"):
+        native.hash_blocks([1, 2, 3], 1, seed)
+
+
+@pytest.mark.parametrize("tokens", [[-1], [2**32], [1.5], ["a"], [None]])
+def test_a_token_is_a_u32(tokens: list[Any]) -> None:
+    with pytest.raises(LimitExceeded, match="token id"):
+        native.hash_blocks(tokens, 1)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [b"123", array("i", [1]), array("Q", [1]), array("d", [1.0]), memoryview(array("I", range(8)))[::2]],
+    ids=["cut", "signed", "wide", "real", "with holes"],
+)
+def test_a_buffer_is_contiguous_u32s(tokens: Any) -> None:
+    with pytest.raises(LimitExceeded, match="tokens"):
+        native.hash_blocks(tokens, 1)
+
+
+def test_several_threads_may_hash_at_once() -> None:
+    prompts = [array("I", range(first, first + LONG)) for first in range(4)]
+    found: list[bytes] = [b""] * len(prompts)
+
+    def hash_one(at: int) -> None:
+        found[at] = native.hash_blocks(prompts[at], 16)
+
+    threads = [Thread(target=hash_one, args=(at,)) for at in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [pack_u64(sequence_hashes(prompt, 16)) for prompt in prompts]
