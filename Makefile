@@ -7,7 +7,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci lint types imports unit simulation format native bootstrap lock clean
+.PHONY: help demo test ci lint types imports unit simulation sanitize format native bootstrap lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -18,7 +18,7 @@ demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (K
 
 test: native lint types imports unit  ## lint, types, import contracts, tests (<= 8 minutes on 2 cores)
 
-ci: test simulation  ## make test, then the slower suites
+ci: test simulation sanitize fuzz-smoke  ## make test, then the slower suites
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -36,6 +36,9 @@ unit: $(READY)
 simulation: $(READY)  ## many more seeds of the deterministic simulation
 	$(BIN)/python -m pytest -m slow
 
+sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@indexer/native/sanitize/run
+
 native: $(READY)  ## fail when the C++ extension did not build
 	@$(BIN)/python -m indexer.native
 
@@ -49,10 +52,13 @@ bootstrap:
 	  || { echo "Python >= 3.11 is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 ..."; exit 1; }
 	@command -v c++ >/dev/null || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq g++; } \
 	  || echo "no C++ compiler, and none could be installed: the index will run in Python"
+	@test -e $(READY) || echo '#include <xxhash.h>' | c++ -fsyntax-only -x c++ - 2>/dev/null \
+	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq libxxhash-dev; } \
+	  || echo "no xxhash.h, and it could not be installed: prompts will be hashed through the xxhash package"
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv; }
 
-$(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt indexer/native/module.cpp | bootstrap
+$(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcard indexer/native/*.cpp indexer/native/*.hpp) | bootstrap
 	@echo "setting up $(VENV) (about a minute) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade -c constraints.txt pip
@@ -64,3 +70,5 @@ lock: $(READY)  ## write constraints.txt anew from what is installed
 
 clean:  ## remove what make made
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+include indexer/native/fuzz/fuzz.mk

@@ -1,0 +1,38 @@
+"""`python -m indexer.native.fuzz seeds DIRECTORY`: write the inputs from which the fuzzers start, a directory for each.
+
+`python -m indexer.native.fuzz compare DIRECTORY ...`: do inputs in such directories to the native and the Python index;
+exit status 1, and the names of the inputs, where the two do not agree.
+"""
+
+import sys
+from pathlib import Path
+
+from indexer.native.fuzz.seeds import FUZZERS, write
+
+
+def _compare(fuzzer: str, paths: list[Path]) -> int:
+    from indexer.core.reference import ReferenceIndex
+    from indexer.native.fuzz.agreement import differences
+    from indexer.native.index import NativeIndex
+
+    bad = 0
+    for path in paths:
+        if found := differences(fuzzer, path.read_bytes(), ReferenceIndex, NativeIndex):
+            print(f"{path}: native and Python index differ in {', '.join(found)}")
+            bad += 1
+    print(f"{fuzzer}: native and Python index agree on {len(paths) - bad} of {len(paths)} inputs")
+    return bad
+
+
+def main(command: str, directories: list[Path]) -> int:
+    """Return the exit status of a command."""
+    if command == "seeds":
+        for directory in directories:
+            write(directory)
+        return 0
+    paths = {fuzzer: [path for each in directories for path in sorted((each / fuzzer).iterdir())] for fuzzer in FUZZERS}
+    return int(sum(_compare(fuzzer, paths[fuzzer]) for fuzzer in FUZZERS) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], [Path(each) for each in sys.argv[2:]]))

@@ -1,0 +1,48 @@
+"""The inputs of the fuzzers, done to two implementations, which must answer alike and know the same at the end.
+
+libFuzzer keeps the inputs that lead to new places of the native tree, so few of them visit most of it.
+"""
+
+import msgspec
+
+from indexer.core.prefix_index import PrefixIndex
+from indexer.core.snapshot import read_body, unseal
+from indexer.native.fuzz.programs import MakeIndex, Outcome, Program, restored
+from kv_protocol.events import TIERS
+from kv_protocol.recovery import HeldBlock
+
+_STRETCHES = 1_000
+
+
+def _known(index: PrefixIndex) -> dict[str, Outcome]:
+    """Return all on which implementations agree; not when blocks were stored, which a stretch may exaggerate."""
+    saved = read_body(unseal(index.snapshot()))
+    return {
+        "ranks": saved.ranks,
+        "digests": [index.digest(rank, tier) for rank in saved.ranks for tier in TIERS],
+        "dumps": [_dumped(index, rank) for rank in saved.ranks],
+        "parked blocks": saved.parked,
+        "stretches": [msgspec.structs.replace(each, last_stored_s=0.0) for each in index.prefixes(_STRETCHES)],
+        "roots": index.children(None),
+        "statistics": msgspec.structs.replace(index.statistics(), memory_bytes=0),
+        "self-check": index.self_check(),
+    }
+
+
+def _dumped(index: PrefixIndex, rank: int) -> dict[int, HeldBlock]:
+    return {block.sequence_hash: block for columns in index.dump(rank) for block in columns.blocks()}
+
+
+def _did(fuzzer: str, make_index: MakeIndex, data: bytes) -> dict[str, Outcome]:
+    if fuzzer == "restore":
+        index, outcomes = restored(make_index, data)
+    else:
+        program = Program(make_index, data)
+        outcomes, index = program.run(), program.index
+    return {"outcomes": outcomes, **_known(index)}
+
+
+def differences(fuzzer: str, data: bytes, one: MakeIndex, other: MakeIndex) -> list[str]:
+    """Return in what two implementations differ after an input of `fuzzer`: nothing, or a bug of one of them."""
+    did, did_other = _did(fuzzer, one, data), _did(fuzzer, other, data)
+    return [what for what in did if did[what] != did_other[what]]

@@ -1,0 +1,128 @@
+// What the fuzzers share: reading an input as a program of small operations, and what must always be true of a tree.
+//
+// An input is read from its first byte to its last, and zeros follow: `fuzz/__main__.py` writes inputs in the same form.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../tree.hpp"
+#include "state.hpp"
+
+namespace fuzz {
+
+class Input {
+public:
+    Input(const std::uint8_t* data, std::size_t size) : at_(data), end_(data + size) {}
+
+    bool is_empty() const { return at_ == end_; }
+    std::uint8_t byte() { return is_empty() ? std::uint8_t{0} : *at_++; }
+    std::uint32_t word() {
+        const std::uint32_t low = byte();
+        return low | static_cast<std::uint32_t>(byte()) << 8;
+    }
+    // At most `size` bytes, in memory of exactly their size, so that a read beyond them is seen.
+    std::vector<std::uint8_t> bytes(std::size_t size) {
+        const std::size_t left = static_cast<std::size_t>(end_ - at_);
+        const std::uint8_t* begin = at_;
+        at_ += size < left ? size : left;
+        return std::vector<std::uint8_t>(begin, at_);
+    }
+    std::vector<std::uint8_t> rest() { return bytes(static_cast<std::size_t>(end_ - at_)); }
+
+private:
+    const std::uint8_t* at_;
+    const std::uint8_t* end_;
+};
+
+// Stop, as libFuzzer and sanitizers do, unless it is as it must be.
+inline void expect(bool is_so, const char* what) {
+    if (!is_so) {
+        std::fprintf(stderr, "NOT SO: %s\n", what);
+        std::abort();
+    }
+}
+
+inline void expect_sound(const kv::Tree& tree) {
+    const std::vector<std::string> problems = tree.self_check();
+    for (const std::string& problem : problems) {
+        std::fprintf(stderr, "self_check: %s\n", problem.c_str());
+    }
+    expect(problems.empty(), "a tree does not contradict itself");
+}
+
+// Bytes of blocks and ranks: what is refused for want of memory.
+inline std::uint64_t refusable_bytes(const kv::Tree& tree) {
+    std::uint64_t bytes = 0;
+    for (const auto& [part, used] : tree.memory()) {
+        const std::string name = part;
+        bytes += name == "blocks" || name == "map" || name == "ranks" ? used : 0;
+    }
+    return bytes;
+}
+
+// They keep to the limit, or to what an empty tree takes. What cutting runs costs, a removal too, comes on top.
+inline void expect_bounded(const kv::Tree& tree) {
+    static const std::uint64_t empty = refusable_bytes(kv::Tree(kv::Limits{}));
+    const std::uint64_t limit = tree.limits().memory_bytes_max;
+    expect(limit == 0 || refusable_bytes(tree) <= std::max(limit, empty), "a tree keeps to its memory");
+}
+
+inline std::unique_ptr<kv::Tree> restored(const kv::Tree& old, const std::string& body, double now_s) {
+    return kv::restored(old, reinterpret_cast<const std::uint8_t*>(body.data()), body.size(), now_s);
+}
+
+// Who holds how much of `hashes`, every walk for people, and every dump: no more is asked than that they end.
+inline void look(const kv::Tree& tree, const std::vector<std::uint64_t>& hashes) {
+    const std::size_t columns = std::max(tree.rank_numbers(), 1u);
+    std::vector<std::int32_t> depths(kv::kTiers * columns);
+    tree.prefetch(hashes.data(), hashes.size());
+    tree.match(hashes.data(), hashes.size(), depths.data(), columns);
+    tree.children(nullptr);
+    for (const std::uint64_t hash : hashes) {
+        tree.children(&hash);
+        tree.holders(hash);
+    }
+    for (const auto order : {kv::PrefixOrder::blocks, kv::PrefixOrder::holders, kv::PrefixOrder::last_stored}) {
+        tree.prefixes(3, order);
+    }
+    for (std::uint32_t rank = 0; rank < tree.rank_numbers(); ++rank) {
+        if (tree.has_rank(rank)) {
+            tree.dump(rank, 5);
+        }
+    }
+}
+
+// A snapshot says all: a tree made of it knows the same, unless there is no memory for both.
+inline void expect_restorable(const kv::Tree& tree, double now_s) {
+    const std::string snapshot = tree.snapshot();
+    try {
+        const std::unique_ptr<kv::Tree> copy = restored(tree, snapshot, now_s);
+        expect_sound(*copy);
+        expect(state_of(copy->snapshot()) == state_of(snapshot), "a restored tree knows what its snapshot says");
+    } catch (const kv::IndexFull&) {
+        expect(tree.limits().memory_bytes_max != 0, "only what is bounded is full");
+    }
+}
+
+// Nothing is left of a tree without ranks.
+inline void expect_drained(kv::Tree& tree) {
+    for (std::uint32_t rank = tree.rank_numbers(); rank-- > 0;) {
+        tree.drop(rank);
+    }
+    static const std::string empty = kv::Tree(kv::Limits{}).snapshot();
+    expect_sound(tree);
+    expect(tree.snapshot() == empty, "the snapshot of a drained tree is a new one's");
+    for (const auto& [part, count] : tree.structure()) {
+        expect(count == 0, part);
+    }
+}
+
+}  // namespace fuzz

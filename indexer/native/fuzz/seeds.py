@@ -1,0 +1,92 @@
+"""The inputs from which the fuzzers start.
+
+    apply_batch   limits u8, then operations; here: messages as they come (op 0), and random programs
+    restore       limits u8, then the body of a snapshot
+
+What they are made of are the events of ranks that work on few prompts, with holes, restarts and unknown parents.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+from indexer.core.reference import ReferenceIndex
+from indexer.core.snapshot import unseal
+from kv_protocol.codec import encode_message
+from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored
+from kv_protocol.splitmix import splitmix64
+
+FUZZERS = ("apply_batch", "restore")
+_INPUTS = 60
+_RANKS = 4
+_WRONG_PARENT_OF = 6
+"""One store in so many names a parent that is not its own, and is not known."""
+_PROMPTS = 5
+_CHAIN_BLOCKS = 24
+_PIECE_BLOCKS_MAX = 8
+_MESSAGE, _OPERATIONS = 0, 16
+_TTL_S = 5.0
+
+
+def _event(draw: Random) -> Event:
+    """Return an event on a piece of one of few chains, of which each leaves the one before at a block."""
+    prompt = draw.randrange(_PROMPTS)
+    chain = [splitmix64(at if at < 4 * prompt else 100 * prompt + at) for at in range(_CHAIN_BLOCKS)]
+    start = draw.choice([0, 0, draw.randrange(_CHAIN_BLOCKS)])
+    piece = tuple(chain[start : start + draw.randint(1, _PIECE_BLOCKS_MAX)])
+    tier = draw.choice((TIERS[0], *TIERS))
+    kind = draw.choices((Stored, Removed, Cleared), (14, 5, 1))[0]
+    if kind is Cleared:
+        return Cleared(tier)
+    if kind is Removed:
+        return Removed(piece, tier)
+    parent = chain[start - 1] if draw.randrange(_WRONG_PARENT_OF) else splitmix64(10_000 + draw.randrange(_PROMPTS))
+    return Stored(piece, parent if start else None, start, tier)
+
+
+def _messages(draw: Random) -> Iterator[tuple[int, bytes]]:
+    """Yield messages and the ranks that they come from."""
+    for seq in range(1, draw.randint(2, 9)):
+        batches = [Batch(1, seq, _event(draw)) for _ in range(draw.randint(1, 2))]
+        yield draw.randrange(_RANKS), encode_message(batches)
+
+
+def _apply_batch_input(draw: Random) -> bytes:
+    program = bytearray([draw.choice([0, 2, 3, draw.randrange(16)])])
+    for rank in range(_RANKS):
+        program += bytes([11, rank, 1])
+    for rank, message in _messages(draw):
+        program += bytes([_MESSAGE, rank]) + len(message).to_bytes(2, "little") + message
+        if draw.choice((True, False)):
+            program += bytes([draw.randrange(1, _OPERATIONS), draw.randrange(_RANKS)]) + draw.randbytes(6)
+    return bytes(program)
+
+
+def _program_input(draw: Random) -> bytes:
+    return bytes([draw.randrange(16)]) + draw.randbytes(draw.choice([40, 200, 600]))
+
+
+def _restore_input(draw: Random) -> bytes:
+    index = ReferenceIndex(parked_ttl_s=_TTL_S)
+    for rank in range(_RANKS):
+        index.register(rank)
+    for rank, message in _messages(draw):
+        index.apply_batch(rank, message, 0.0)
+    return bytes([draw.randrange(4)]) + bytes(unseal(index.snapshot()))
+
+
+_MAKERS = {"apply_batch": (_apply_batch_input, _program_input), "restore": (_restore_input,)}
+
+
+def inputs(fuzzer: str) -> list[bytes]:
+    """Return the inputs of one fuzzer, the same ones every time."""
+    makers = _MAKERS[fuzzer]
+    return [makers[seed % len(makers)](Random(seed)) for seed in range(_INPUTS)]  # noqa: S311 - no secrets
+
+
+def write(directory: Path) -> None:
+    """`directory` has a directory of inputs for each fuzzer."""
+    for fuzzer in FUZZERS:
+        (directory / fuzzer).mkdir(parents=True, exist_ok=True)
+        for seed, data in enumerate(inputs(fuzzer)):
+            (directory / fuzzer / f"{seed:03}").write_bytes(data)
