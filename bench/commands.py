@@ -2,6 +2,7 @@
 
 import click
 
+from bench.index import index
 from bench.trace_command import trace
 
-COMMANDS: dict[str, click.Command] = {"trace": trace}
+COMMANDS: dict[str, click.Command] = {"index": index, "trace": trace}

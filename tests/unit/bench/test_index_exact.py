@@ -1,0 +1,141 @@
+"""What the index bench says of answers: right ones pass, planted bugs are seen."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from bench.index_exact import SCENARIOS, Told, orderly_event, scenario, storm
+from bench.index_plan import STORMS
+from bench.index_schedule import ScheduleShape, write_schedule
+from bench.index_subjects import Ours
+from bench.index_trace_cells import TraceAnswersCell
+from indexer.core.reference import ReferenceIndex
+from kv_protocol.events import Tier
+from tests.unit.bench.traces import random_trace
+
+
+class ForgetsRemovals(ReferenceIndex):
+    def remove(self, rank: int, sequence_hashes: Sequence[int], tier: Tier) -> None:  # type: ignore[override]
+        pass
+
+
+class RemovesWhatComesBehind(ReferenceIndex):
+    def remove(self, rank: int, sequence_hashes: Sequence[int], tier: Tier) -> None:  # type: ignore[override]
+        for each in sequence_hashes:
+            self.remove(rank, [child for child in self.children(each) if rank in self.holders(child)], tier)
+            super().remove(rank, [each], tier)
+
+
+class ParksNothing(ReferenceIndex):
+    def store(  # type: ignore[override]
+        self, rank: int, parent: int | None, sequence_hashes: Sequence[int], tier: Tier, now_s: float
+    ) -> None:
+        if parent is None or self.holders(parent) or self.children(parent):
+            super().store(rank, parent, sequence_hashes, tier, now_s)
+
+
+class CountsStores(ReferenceIndex):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: Counter[tuple[int, int]] = Counter()
+
+    def store(  # type: ignore[override]
+        self, rank: int, parent: int | None, sequence_hashes: Sequence[int], tier: Tier, now_s: float
+    ) -> None:
+        self.stored.update((rank, each) for each in sequence_hashes)
+        super().store(rank, parent, sequence_hashes, tier, now_s)
+
+    def remove(self, rank: int, sequence_hashes: Sequence[int], tier: Tier) -> None:  # type: ignore[override]
+        self.stored.subtract((rank, each) for each in sequence_hashes)
+        super().remove(rank, [each for each in sequence_hashes if self.stored[rank, each] <= 0], tier)
+
+
+class StopsAtAnUnknownBlock(ReferenceIndex):
+    def remove(self, rank: int, sequence_hashes: Sequence[int], tier: Tier) -> None:  # type: ignore[override]
+        for each in sequence_hashes:
+            if rank not in self.holders(each):
+                return
+            super().remove(rank, [each], tier)
+
+
+class CountsOneTooMany(ReferenceIndex):
+    def overlaps(self, sequence_hashes: Sequence[int]) -> dict[int, tuple[int, int, int, int]]:  # type: ignore[override]
+        found = super().overlaps(sequence_hashes)
+        return {rank: (*depths[:3], min(depths[3] + 1, len(sequence_hashes))) for rank, depths in found.items()}
+
+
+PLANTED = (
+    ForgetsRemovals,
+    RemovesWhatComesBehind,
+    ParksNothing,
+    CountsStores,
+    StopsAtAnUnknownBlock,
+    CountsOneTooMany,
+)
+
+
+def subject(make: Callable[[], ReferenceIndex] = ReferenceIndex, shape: str = "lists") -> Ours:
+    of = Ours("python", shape)
+    of._make = make
+    return of
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize("shape", ["lists", "buffers", "messages"])
+def test_the_reference_answers_every_scenario_right(name: str, shape: str) -> None:
+    assert scenario(subject(shape=shape), name) == {"depth": SCENARIOS[name].depth, "errors": 0}
+
+
+@pytest.mark.parametrize("kind", STORMS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_reference_answers_storms_right(kind: str, seed: int) -> None:
+    assert storm(subject(), seed, kind) == {"answers": 1500, "wrong": 0, "errors": 0}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_bug_fails_a_scenario(planted: type[ReferenceIndex]) -> None:
+    of = subject(planted)
+    assert any(scenario(of, name)["depth"] != right.depth for name, right in SCENARIOS.items())
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_bug_fails_the_disorderly_storm(planted: type[ReferenceIndex]) -> None:
+    assert storm(subject(planted), 1, "disorderly")["wrong"] > 0
+
+
+def test_an_event_that_is_not_accepted_is_counted() -> None:
+    class Raises(ReferenceIndex):
+        def remove(self, rank: int, sequence_hashes: Sequence[int], tier: Tier) -> None:  # type: ignore[override]
+            raise KeyError(rank, sequence_hashes, tier)
+
+    assert scenario(subject(Raises), "removed twice, refilled") == {"depth": 5, "errors": 2}
+
+
+@pytest.mark.parametrize(
+    ("told", "orderly"),
+    [
+        (Told("store", [3, 4], 2), Told("store", [3, 4], 2)),
+        (Told("store", [5, 6], 4), Told("store", [4, 5], 3)),
+        (Told("store", [1], None), Told("store", [1], None)),
+        (Told("remove", [5, 3, 4, 2]), Told("remove", [3, 2])),
+        (Told("remove", [5]), Told("store", [4], 3)),
+    ],
+)
+def test_an_orderly_event_stores_behind_what_is_held_and_removes_what_is_held(told: Told, orderly: Told) -> None:
+    assert orderly_event(told, [1, 2, 3, 4, 5, 6], {1, 2, 3}) == orderly
+
+
+@pytest.mark.parametrize("planted", [ReferenceIndex, ForgetsRemovals, CountsOneTooMany])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_answers_of_a_schedule_are_right_without_a_planted_bug(
+    tmp_path: Path, planted: type[ReferenceIndex], seed: int
+) -> None:
+    shape = ScheduleShape(ranks=3, cache_tokens=3840, block_size=128)
+    file = tmp_path / "schedule"
+    count = write_schedule(file, random_trace(seed, requests=120), shape)
+    cell = TraceAnswersCell(subject(planted), file=str(file), ranks=shape.ranks, cache_blocks=shape.cache_blocks)
+    found = cell.round(0)
+    assert found["answers"] == count, seed
+    assert (found["wrong"] == 0) == (planted is ReferenceIndex), seed

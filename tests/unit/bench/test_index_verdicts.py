@@ -1,0 +1,183 @@
+"""What the index bench makes of its figures: medians, verdicts, tables, Markdown, JSON."""
+
+import json
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from bench.index_child import WORK
+from bench.index_exact import SCENARIOS
+from bench.index_plan import GROUPS, SEATS, Cell, Plan, cells
+from bench.index_report import Facts, as_json, as_markdown, show
+from bench.index_results import CPU, WALL, Results
+from bench.index_tables import NONE, number, tables, times
+from bench.index_verdicts import verdicts
+
+PLAN = Plan(schedule="file", is_huge=True)
+FACTS = Facts("a machine", "abc", "native", "ai-dynamo-runtime 1", 1, 3, 1.0, "none")
+TIMED = {
+    "match": ("match",),
+    "cold match": ("match",),
+    "trace": ("trace",),
+    "bulk": ("build", "match", "stored"),
+    "hash": ("hash",),
+    "no event": ("told",),
+}
+NUMBERS = {
+    "memory": ("resident", "told"),
+    "bulk": ("resident", "told"),
+    "limit": ("limit",),
+    "trace answers": ("answers",),
+}
+
+
+def found(cell: Cell, cost: float, wrong: int) -> dict[str, Any]:
+    """Return what a round of a cell finds where everything costs `cost`."""
+    told: dict[str, Any] = {name: [cost * 10, cost * 20, 10] for name in TIMED.get(cell.work, ())}
+    told |= dict.fromkeys(NUMBERS.get(cell.work, ()), cost)
+    if cell.work == "events":
+        sizes = [size for size, _ in cell.parameters["sizes"]]
+        told |= {f"{name} {size}": [cost * 10, cost * 20, 10] for size in sizes for name in ("stored", "removed")}
+    if cell.work == "exact":
+        scenario = SCENARIOS.get(cell.name)
+        told |= {"errors": wrong} | ({"depth": scenario.depth + wrong} if scenario else {"wrong": wrong, "answers": 9})
+    return told | ({"wrong": wrong} if cell.work == "trace answers" else {})
+
+
+def results(ours: float, peer: float, *, wrong: int = 0, limit: float = 1.0, without: str = "") -> Results:
+    """Return results of every cell: what we cost, what the peer costs, how many answers of ours are wrong."""
+    made = Results()
+    for cell in cells(PLAN):
+        for seat in cell.seats:
+            if SEATS[seat].process == without:
+                continue
+            is_peer = SEATS[seat].process == "peer"
+            told = found(cell, peer if is_peer else ours, 7 if is_peer else wrong)
+            made.add(cell, seat, {"limit": limit} | told)
+    return made
+
+
+def said(made: Results) -> dict[str, bool | None]:
+    return {verdict.target: verdict.holds for verdict in verdicts(made)}
+
+
+def test_a_figure_is_the_median_of_rounds_by_operation() -> None:
+    made = Results()
+    cell = Cell("group", "name", "work", {}, (), 3)
+    for cpu_ns, plain in ((30, 1), (10, 5), (20, 2)):
+        made.add(cell, "us", {"time": [cpu_ns, 10 * cpu_ns, 10], "plain": plain})
+    assert made.figure("group", "name", "us", "time") == 2.0
+    assert made.figure("group", "name", "us", "plain") == 2.0
+    assert made.total("group", "name", "us", "time", CPU) == 20
+    assert made.total("group", "name", "us", "time", WALL) == 200
+    assert made.count("group", "name", "us", "plain") == 8
+    assert made.sections("group", "name") == ["time", "plain"]
+    for seat, section in (("us", "other"), ("other", "time")):
+        assert made.figure("group", "name", seat, section) is None
+        assert made.ratio("group", "name", "time", ("us", seat)) == (1.0 if seat == "us" else None)
+
+
+def test_everything_is_reached_by_an_index_that_is_good_enough() -> None:
+    assert set(said(results(ours=1, peer=25)).values()) == {True}
+
+
+def test_everything_is_missed_by_an_index_that_is_not() -> None:
+    holds = {target for target, each in said(results(ours=9, peer=9, wrong=1)).items() if each}
+    assert holds == {"control: the same index twice", "control: no match is faster than comparing its bytes"}
+
+
+def test_a_match_that_beats_the_comparison_of_its_bytes_is_told() -> None:
+    assert said(results(ours=1, peer=25, limit=1.01))["control: no match is faster than comparing its bytes"] is False
+
+
+def test_one_wrong_answer_is_a_miss() -> None:
+    assert said(results(ours=1, peer=25, wrong=1))["exact: wrong answers"] is False
+    assert said(results(ours=1, peer=25, wrong=-1))["exact: wrong answers"] is False
+
+
+@pytest.mark.parametrize(
+    ("peer", "reached"),
+    [(12, {"staircase", "stored 64"}), (10, {"trace replay, buffers"}), (8, {"removed 64"}), (6, {"lists and dicts"})],
+)
+def test_a_target_is_reached_from_its_very_figure_on(peer: int, reached: set[str]) -> None:
+    exactly, less = said(results(ours=1, peer=peer)), said(results(ours=1, peer=peer - 0.01))
+    for target in reached:
+        (name,) = (each for each in exactly if target in each and not each.startswith("match, lists"))
+        assert (exactly[name], less[name]) == (True, False)
+
+
+def test_without_the_peer_nothing_is_said_of_it() -> None:
+    alone = said(results(ours=1, peer=25, without="peer"))
+    assert {target for target, each in alone.items() if each is None} == {
+        target for target in alone if "the peer's" in target
+    }
+    assert all(each is not False for each in alone.values())
+
+
+def test_the_floor_stands_beside_the_ratio() -> None:
+    (verdict,) = (each for each in verdicts(results(ours=1, peer=25)) if "staircase" in each.target)
+    assert [each.cell for each in verdict.judged] == ["staircase of 512, the peer's floor 100% of its time"]
+
+
+def test_tables_have_every_cell_once() -> None:
+    made = {table.title: table for table in tables(results(ours=1, peer=25))}
+    assert len(made) == 9
+    for table in made.values():
+        assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
+    assert len(made["match, CPU us"].rows) == 3 * 3 + 2
+    assert len(made["events, CPU ns a block"].rows) == 2 * 8 + 4
+    assert made["trace replay"].rows[0] == ("buffers", "1e-08", "2e-08", "1,000", "25x", "1", "0")
+
+
+def test_nothing_measured_makes_no_table_and_no_verdict() -> None:
+    assert tables(Results()) == []
+    assert set(said(Results()).values()) == {None}
+
+
+def test_figures_have_three_digits_that_count() -> None:
+    assert [number(each) for each in (None, 0.01234, 1.006, 99.94, 1234.5)] == [NONE, "0.0123", "1.01", "99.9", "1,234"]
+    assert (number(1500, 1e3), times(0.5), times(None)) == ("1.5", "0.5x", NONE)
+
+
+def test_markdown_has_all_tables_and_the_targets() -> None:
+    made = results(ours=1, peer=25)
+    text = as_markdown(FACTS, made)
+    assert text.startswith("a machine; all on core 1\ncommit abc; index: native; peer: ai-dynamo-runtime 1\n")
+    titles = [line for line in text.splitlines() if line.startswith("### ")]
+    assert len(titles) == len(tables(made)) + 1
+    for verdict in verdicts(made):
+        assert f"| {verdict.target} |" in text
+    assert "| exact: wrong answers | <= 0 | 0 in all of 25 cells | reached |" in text
+    assert "MISSED" not in text
+    assert "MISSED" in as_markdown(FACTS, results(ours=9, peer=9))
+
+
+def test_json_has_every_round_and_every_verdict() -> None:
+    made = results(ours=1, peer=25)
+    told = json.loads(as_json(FACTS, made))
+    assert (told["machine"], told["commit"]) == ("a machine", "abc")
+    assert len(told["cells"]) == len(made.rounds)
+    assert [each["target"] for each in told["verdicts"]] == list(said(made))
+    assert {each["holds"] for each in told["verdicts"]} == {True}
+
+
+def test_what_was_lost_is_printed_with_its_cells() -> None:
+    printed = StringIO()
+    show(Console(file=printed, width=150), results(ours=9, peer=9, wrong=1))
+    text = printed.getvalue()
+    assert "MISSED        stored 64, buffers: the peer's time over ours >= 12x" in text
+    assert "lost: large index: 1x" in text
+    assert "lost: hole (messages): 1" in text
+
+
+def test_every_group_has_cells_and_every_cell_a_kind_of_work() -> None:
+    assert {cell.group for cell in cells(PLAN)} == set(GROUPS)
+    assert {cell.work for cell in cells(PLAN)} <= {*WORK, "limit", "hash"}
+    assert [cell.group for cell in cells(PLAN, ("hash",))] == ["hash"]
+
+
+def test_names_of_cells_are_their_own() -> None:
+    names = [(cell.group, cell.name) for cell in cells(PLAN)]
+    assert len(names) == len(set(names))
