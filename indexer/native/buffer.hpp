@@ -17,7 +17,12 @@
 
 namespace kv {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(KV_CHECKED)
+#if defined(__has_feature)  // as clang says it; GCC defines a macro
+#define KV_HAS_FEATURE(name) __has_feature(name)
+#else
+#define KV_HAS_FEATURE(name) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || KV_HAS_FEATURE(address_sanitizer)
 constexpr bool kIsChecked = true;
 #else
 constexpr bool kIsChecked = false;
