@@ -234,17 +234,17 @@ public:
     }
 
 private:
-    // The tree while nobody else uses it.
+    // The tree while nobody else uses it; which one it is, is known only then.
     class Locked {
     public:
-        Locked(Tree& tree, std::mutex& mutex) : tree_(&tree), lock_(mutex) {}
+        explicit Locked(PyTree& owner) : lock_(owner.mutex_), tree_(owner.tree_.get()) {}
         Tree* operator->() const { return tree_; }
 
     private:
-        Tree* tree_;
         std::unique_lock<std::mutex> lock_;
+        Tree* tree_;
     };
-    Locked locked() { return Locked(*tree_, mutex_); }
+    Locked locked() { return Locked(*this); }
 
     static const u8* bytes_of(const nb::bytes& bytes) { return reinterpret_cast<const u8*>(bytes.c_str()); }
     static nb::bytes to_bytes(const std::string& text) { return nb::bytes(text.data(), text.size()); }
