@@ -128,6 +128,15 @@ Refusal checked_event(const Head& head, u32 event, u64 at) {
 
 }  // namespace
 
+// The first places that an event will look at in the map are fetched while the one before it is applied.
+void Tree::prefetch_event(const u8* frame) const {
+    const Head head(frame);
+    if (head.count != 0) {
+        const u64 hashes[2] = {read<u64>(frame + kHeadBytes), head.parent};
+        prefetch(hashes, head.has_parent() ? 2 : 1);
+    }
+}
+
 std::vector<Refusal> Tree::apply_batch(u32 rank, const u8* data, std::size_t size, double now_s) {
     ranks_.at(rank);
     const u32 count = checked_count(data, size);
@@ -149,6 +158,10 @@ std::vector<Refusal> Tree::apply_batch(u32 rank, const u8* data, std::size_t siz
     for (u32 event = 0; event < count; ++event) {
         const Head head(data + at);
         Refusal refusal = checked_event(head, event, at);
+        const std::size_t next = at + kHeadBytes + head.count * sizeof(u64);
+        if (event + 1 < count) {
+            prefetch_event(data + next);
+        }
         if (refusal.reason.empty()) {
             aligned_.resize(head.count);
             if (head.count != 0) {
@@ -161,7 +174,7 @@ std::vector<Refusal> Tree::apply_batch(u32 rank, const u8* data, std::size_t siz
         if (!refusal.reason.empty()) {
             refusals.push_back(std::move(refusal));
         }
-        at += kHeadBytes + head.count * sizeof(u64);
+        at = next;
     }
     return refusals;
 }

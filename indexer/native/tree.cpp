@@ -96,10 +96,10 @@ std::set<u32> Tree::overfull() const {
 // Returns how many of the blocks there was no memory for.
 std::size_t Tree::store(u32 rank, const u64* parent, const u64* hashes, std::size_t count, u32 tier, double now_s) {
     ranks_.at(rank);
-    prefetch(hashes, std::min<std::size_t>(count, 1));
     u32 above = kNone;
     std::size_t at = 0;
     if (parent != nullptr) {
+        prefetch(hashes, std::min<std::size_t>(count, 1));
         u64 missing = *parent;
         above = find(missing);
         while (above == kNone && at < count) {
@@ -166,35 +166,58 @@ void Tree::wake(u64 hash, double now_s) {
 std::size_t Tree::attach(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s) {
     std::size_t at = 0;
     while (at < count) {
-        const u32 block = find_behind(above, hashes[at]);
-        const bool is_held = block != kNone && sets_.contains(runs_[runs_.of(block)].set, holder);
-        if (!is_held && !budget_.fits(cost_of_change(holder))) {
+        u32 block = has_room_behind(above) ? kNone : find_behind(above, hashes[at]);
+        if (block == kNone) {
+            const Grown grown = grow_for(holder, above, hashes + at, count - at, now_s);
+            if (grown.count != 0) {
+                at += grown.count;
+                above = grown.last;
+                continue;
+            }
+            block = find(hashes[at]);
+        }
+        if (block == kNone || !is_affordable(block, holder)) {
             break;
         }
-        if (block == kNone) {
-            const u32 set = sets_.with(HolderSets::kEmpty, holder);
-            sets_.acquire(set);
-            Digest& digest = ranks_.digest(holder);
-            const Grown grown = grow(above, hashes + at, count - at, set, &digest, now_s);
-            sets_.release(set);
-            digest.count += grown.count;
-            ranks_.at(holder.rank).held += grown.count;
-            if (grown.count == 0) {
-                break;
-            }
-            at += grown.count;
-            above = grown.last;
-        } else {
-            link(block, above);
-            const u32 run = runs_.of(block), offset = block - runs_[run].begin;
-            const std::size_t most = std::min<std::size_t>(count - at, runs_[run].length - offset);
-            const u32 length = static_cast<u32>(common_prefix(hashes + at, blocks_.hashes() + block, most));
-            hold(run, offset, length, holder, now_s);
-            above = block + length - 1;
-            at += length;
-        }
+        link(block, above);
+        const u32 run = runs_.of(block), offset = block - runs_[run].begin;
+        const std::size_t most = std::min<std::size_t>(count - at, runs_[run].length - offset);
+        const u32 length = static_cast<u32>(common_prefix(hashes + at, blocks_.hashes() + block, most));
+        hold(run, offset, length, holder, now_s);
+        above = block + length - 1;
+        at += length;
     }
     return at;
+}
+
+// Whether nothing is behind `above` yet, and its extent has room: then what comes there is most likely new.
+bool Tree::has_room_behind(u32 above) const {
+    if (above == kNone) {
+        return false;
+    }
+    const Run& run = runs_[runs_.of(above)];
+    return run.last() == above && run.child_count == 0 && blocks_.used(run.extent) < blocks_.capacity(run.extent);
+}
+
+// Whether there is memory for one more holder of the block, where it is not held by him already.
+bool Tree::is_affordable(u32 block, Holder holder) const {
+    return budget_.limit == 0 || sets_.contains(runs_[runs_.of(block)].set, holder) ||
+        budget_.fits(cost_of_change(holder));
+}
+
+// New blocks that one rank holds on one tier.
+Tree::Grown Tree::grow_for(Holder holder, u32 above, const u64* hashes, std::size_t count, double now_s) {
+    if (!budget_.fits(cost_of_change(holder))) {
+        return {0, above};
+    }
+    const u32 set = sets_.with(HolderSets::kEmpty, holder);
+    sets_.acquire(set);
+    Digest& digest = ranks_.digest(holder);
+    const Grown grown = grow(above, hashes, count, set, &digest, now_s);
+    sets_.release(set);
+    digest.count += grown.count;
+    ranks_.at(holder.rank).held += grown.count;
+    return grown;
 }
 
 // The block of that hash, most likely the next one behind `above`.

@@ -115,6 +115,9 @@ private:
     // tree.cpp
     u32 find(u64 hash) const { return map_.find(hash); }
     u32 find_behind(u32 above, u64 hash) const;
+    bool has_room_behind(u32 above) const;
+    bool is_affordable(u32 block, Holder holder) const;
+    Grown grow_for(Holder holder, u32 above, const u64* hashes, std::size_t count, double now_s);
     std::size_t attach(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s);
     std::size_t attach_and_wake(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s);
     void wake(u64 hash, double now_s);
@@ -137,6 +140,9 @@ private:
     };
     Row row_at(const u64* hashes, std::size_t left, u32 block) const;
     void reserve_for(u64 capacity_blocks);
+
+    // batch.cpp
+    void prefetch_event(const u8* frame) const;
 
     // load
     void load_rows(u32 rank, const ColumnsView& rows, double now_s);
