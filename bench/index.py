@@ -68,8 +68,9 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
 
     Each index runs in a process of its own, all pinned to one core, in turns; CPU times, medians of rounds. The peer is
     the radix tree of ai-dynamo-runtime, through Python; it is no dependency: name an interpreter that has it. Its floor
-    is the same call on an empty tree. At the end stands what the targets ask for, reached or missed. The exit status
-    says whether the bench ran.
+    is the same call on an empty tree. Ranks are registered with their capacity, as the service does, but for memory and
+    where a row says so. At the end stands what the targets ask for at scale 1, reached or missed. The exit status says
+    whether the bench ran.
     """
     with TemporaryDirectory() as directory:
         plan, told = _plan(flags, Path(directory) / "schedule")
@@ -147,7 +148,7 @@ def _write(flags: dict[str, Any], facts: Facts, results: Results) -> None:
         return
     if flags["json_file"] is not None:
         flags["json_file"].write_bytes(as_json(facts, results))
-    show(Console() if Console().is_terminal else Console(width=_WIDTH), results)
+    show(Console() if Console().is_terminal else Console(width=_WIDTH), facts, results)
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ FILL_SEED = 1
 """Rounds have other seeds."""
 _RMW_OPERATIONS = 1 << 18
 _WARM_UP_CHAINS = 32
-_WARM_UP_SEED = 1 << 32
+WARM_UP_SEED = 1 << 32
 """Added to a round's own: what warms up is not what is measured."""
 Found = dict[str, Timing | float]
 
 
-class Cell(Protocol):
-    """Work that can be measured again and again."""
+class Work(Protocol):
+    """What is measured, again and again."""
 
     def round(self, seed: int) -> Found:
         """Return what one round found."""
@@ -55,7 +55,7 @@ class EventCell:
         found: Found = {}
         for event_blocks, round_blocks in self._sizes:
             chains = range(round_blocks // CHAIN_BLOCKS)
-            self._events(seed + _WARM_UP_SEED, event_blocks, chains[:_WARM_UP_CHAINS])
+            self._events(seed + WARM_UP_SEED, event_blocks, chains[:_WARM_UP_CHAINS])
             stored, removed = self._events(seed, event_blocks, chains)
             found |= {f"stored {event_blocks}": stored, f"removed {event_blocks}": removed}
         return found | random_rmw_ns(sum(self._of.memory().values()), _RMW_OPERATIONS, seed)

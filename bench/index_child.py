@@ -18,12 +18,12 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any, TextIO
 
-from bench.index_cells import Cell, ColdMatchCell, EventCell, ExactCell, HashCell, LimitCell, MatchCell, NoEventCell
+from bench.index_cells import ColdMatchCell, EventCell, ExactCell, HashCell, LimitCell, MatchCell, NoEventCell, Work
 from bench.index_size_cells import BulkCell, MemoryCell
 from bench.index_subjects import PEER_PACKAGE, subject
 from bench.index_trace_cells import TraceAnswersCell, TraceCell
 
-WORK: dict[str, Callable[..., Cell]] = {
+WORK: dict[str, Callable[..., Work]] = {
     "events": EventCell,
     "match": MatchCell,
     "no event": NoEventCell,
@@ -51,12 +51,12 @@ def main() -> None:
         return
     _say(answers, {"version": version})
     gc.disable()
-    cells: dict[str, Cell] = {}
+    cells: dict[str, Work] = {}
     for line in sys.stdin:
         _say(answers, _answer(name, cells, json.loads(line)))
 
 
-def _answer(name: str, cells: dict[str, Cell], asked: dict[str, Any]) -> dict[str, Any]:
+def _answer(name: str, cells: dict[str, Work], asked: dict[str, Any]) -> dict[str, Any]:
     try:
         if "round" in asked:
             gc.collect()
@@ -70,7 +70,7 @@ def _answer(name: str, cells: dict[str, Cell], asked: dict[str, Any]) -> dict[st
     return {}
 
 
-def make(name: str, asked: dict[str, Any]) -> Cell:
+def make(name: str, asked: dict[str, Any]) -> Work:
     """Return the cell that is asked for, of the subject `name`."""
     if asked["work"] == "limit":
         return LimitCell(**asked["parameters"])

@@ -48,6 +48,6 @@ def resident_bytes() -> int:
 def _core() -> Any:  # noqa: ANN401 - the extension has no types here, and may be an earlier one
     try:
         core = import_module("indexer.native._core")
-    except ModuleNotFoundError:
+    except ImportError:  # not built, or damaged
         return None
     return core if hasattr(core, "random_rmw_ns") else None

@@ -25,6 +25,13 @@ MEMORY_HOLDERS = (1, 4, 16)
 TOKENS, BLOCK_SIZE = 8192, 64
 STORMS = ("orderly", "disorderly")
 HUGE_BLOCKS = 100_000_000
+LARGE_BLOCKS = 1 << 21
+CAPACITY_RATIO = 1.25
+"""Of the capacity that the ranks of a bulk cell register to the blocks that are stored there."""
+UNSIZED = "without a capacity"
+"""Ends the name of a cell whose ranks register none, so that the index grows under what is stored."""
+UNSIZED_ROUNDS = 3
+"""Each costs a process; what memory costs when it is touched first varies from one to the next."""
 
 
 class Seat(NamedTuple):
@@ -90,8 +97,8 @@ def _events(plan: Plan) -> Iterator[Cell]:
         return Cell("events", name, "events", parameters, (*OURS, "peer"), plan.rounds)
 
     yield cell("small index", 1 << 14, [(size, 1 << 14) for size in EVENT_BLOCKS])
-    yield cell("large index", 1 << 21, [(1, 1 << 14), (8, 1 << 16), (64, 1 << 18), (512, 1 << 19)])
-    yield cell("large index, leaf first", 1 << 21, [(64, 1 << 18), (512, 1 << 18)], is_leaf_first=True)
+    yield cell("large index", LARGE_BLOCKS, [(1, 1 << 14), (8, 1 << 16), (64, 1 << 18), (512, 1 << 19)])
+    yield cell("large index, leaf first", LARGE_BLOCKS, [(64, 1 << 18), (512, 1 << 18)], is_leaf_first=True)
 
 
 def _match(plan: Plan) -> Iterator[Cell]:
@@ -104,7 +111,7 @@ def _match(plan: Plan) -> Iterator[Cell]:
 
 
 def _cold(plan: Plan) -> Iterator[Cell]:
-    parameters = {"index_blocks": plan.blocks(1 << 21), "calls": plan.calls(1000)}
+    parameters = {"index_blocks": plan.blocks(LARGE_BLOCKS), "calls": plan.calls(1000)}
     yield Cell(
         "cold", f"depth {CHAIN_BLOCKS}, cold", "cold match", parameters, ("buffers", "lists", "peer"), plan.rounds
     )
@@ -128,13 +135,22 @@ def _bulk(plan: Plan) -> Iterator[Cell]:
     if not plan.is_native:  # the Python index takes 10 times the memory, and minutes
         return
 
-    def cell(blocks: int, seats: tuple[str, ...]) -> Cell:
-        parameters = {"blocks": blocks, "calls": plan.calls(4000), "round_blocks": plan.blocks(1 << 19)}
+    more = plan.blocks(1 << 19)
+
+    def told(blocks: int, capacity_blocks: int) -> dict[str, int]:
+        more_told = {"round_blocks": more, "calls": plan.calls(4000)}
+        return {"blocks": blocks, "capacity_blocks": capacity_blocks} | more_told
+
+    def sized(blocks: int, seats: tuple[str, ...]) -> Cell:
+        parameters = told(blocks, int(CAPACITY_RATIO * (blocks + more)))
         return Cell("bulk", f"{blocks:,} blocks", "bulk", parameters, seats, 1, is_alone=True)
 
-    yield cell(plan.blocks(10_000_000), ("buffers", "peer"))
+    large = plan.blocks(LARGE_BLOCKS)
+    name = f"{large:,} blocks, {UNSIZED}"
+    yield Cell("bulk", name, "bulk", told(large, 0), ("buffers",), UNSIZED_ROUNDS, is_alone=True)
+    yield sized(plan.blocks(10_000_000), ("buffers", "peer"))
     if plan.is_huge:
-        yield cell(HUGE_BLOCKS, ("buffers",))
+        yield sized(HUGE_BLOCKS, ("buffers",))
 
 
 def _exact(plan: Plan) -> Iterator[Cell]:

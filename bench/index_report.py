@@ -16,6 +16,8 @@ from bench.report import machine_line
 
 _CPU_INFO = Path("/proc/cpuinfo")
 _ROOT = Path(__file__).parents[1]
+_SCALE_JUDGED = 1.0
+_NOT_JUDGED = "targets are for scale 1"
 _SAID = {True: "reached", False: "MISSED", None: "not measured"}
 
 
@@ -36,6 +38,7 @@ class Facts(NamedTuple):
         yield f"{self.machine}; all on core {self.core}" if self.core >= 0 else f"{self.machine}; not pinned to a core"
         yield f"commit {self.commit}; index: {self.implementation}; peer: {self.peer}"
         yield f"medians of {self.rounds} rounds, scale {self.scale:g}; trace: {self.trace}"
+        yield "ranks are registered with their capacity, as the service does, but for memory and where a row says so"
 
 
 def machine() -> str:
@@ -57,19 +60,21 @@ def commit() -> str:
         return "unknown"
 
 
-def show(console: Console, results: Results) -> None:
-    """Print the tables and the verdicts."""
+def show(console: Console, facts: Facts, results: Results) -> None:
+    """Print the tables, and the verdicts where the targets are for this scale."""
     for table in tables(results):
         console.print(_rich(table))
-    for verdict in verdicts(results):
+    if not _is_judged(facts):
+        console.print(_NOT_JUDGED)
+    for verdict in _judged(facts, results):
         for line in _lines(verdict):
             console.print(line, highlight=False, soft_wrap=True)
 
 
 def as_markdown(facts: Facts, results: Results) -> str:
-    """Return the tables and the verdicts as Markdown, to be put below a heading of the second level."""
-    parts = [*facts.lines(), "", *(_markdown(table) for table in tables(results)), _markdown(_verdict_table(results))]
-    return "\n".join(parts)
+    """Return what is shown as Markdown, to be put below a heading of the second level."""
+    last = _markdown(_verdict_table(results)) if _is_judged(facts) else f"{_NOT_JUDGED}\n"
+    return "\n".join([*facts.lines(), "", *(_markdown(table) for table in tables(results)), last])
 
 
 def as_json(facts: Facts, results: Results) -> bytes:
@@ -81,9 +86,17 @@ def as_json(facts: Facts, results: Results) -> bytes:
                 {"group": group, "cell": cell, "seat": seat, "rounds": rounds}
                 for (group, cell, seat), rounds in results.rounds.items()
             ],
-            "verdicts": [verdict._asdict() | {"holds": verdict.holds} for verdict in verdicts(results)],
+            "verdicts": [verdict._asdict() | {"holds": verdict.holds} for verdict in _judged(facts, results)],
         }
     )
+
+
+def _is_judged(facts: Facts) -> bool:
+    return facts.scale == _SCALE_JUDGED
+
+
+def _judged(facts: Facts, results: Results) -> list[Verdict]:
+    return verdicts(results) if _is_judged(facts) else []
 
 
 def _rich(table: Table) -> RichTable:

@@ -1,6 +1,6 @@
 """How much memory blocks take, and an index of very many. Standard library alone. Each runs in a process of its own."""
 
-from bench.index_cells import RANKS, Found, cold_matches, fill
+from bench.index_cells import RANKS, WARM_UP_SEED, Found, cold_matches, fill, run
 from bench.index_clock import timed
 from bench.index_data import CHAIN_BLOCKS, SIDE_BY_SIDE, Stored, events
 from bench.index_limits import random_rmw_ns, resident_bytes
@@ -35,11 +35,16 @@ class MemoryCell:
 
 
 class BulkCell:
-    """A large index is built, asked, and gets some more."""
+    """A large index is built, asked, and gets some more; its ranks register `capacity_blocks` in all.
 
-    def __init__(self, of: Subject, *, blocks: int, calls: int, round_blocks: int) -> None:
+    Where they do, as many other blocks are stored and removed again before: memory that is touched for the first time
+    may cost more than storing does. Where they register none, growth is what is looked for.
+    """
+
+    def __init__(self, of: Subject, *, blocks: int, capacity_blocks: int, calls: int, round_blocks: int) -> None:
         self._of = of
         self._chains = range(blocks // CHAIN_BLOCKS)
+        self._capacity_blocks = capacity_blocks
         self._calls = min(calls, len(self._chains))
         self._more = range(round_blocks // CHAIN_BLOCKS)
 
@@ -48,12 +53,19 @@ class BulkCell:
         of, chains = self._of, self._chains
         blocks = len(chains) * CHAIN_BLOCKS
         before_bytes = resident_bytes()
-        of.fresh(RANKS, -(-blocks // RANKS))
+        of.fresh(RANKS, -(-self._capacity_blocks // RANKS))
         found: Found = {"build": fill(of, chains)}
         found["resident"] = (resident_bytes() - before_bytes) / blocks if before_bytes else 0.0
         index_bytes = sum(of.memory().values())
         found["told"] = index_bytes / blocks
         found["match"] = cold_matches(of, chains, self._calls, seed)
+        if self._capacity_blocks:
+            self._store_and_remove(seed + WARM_UP_SEED)
         more = of.bind([of.store(event) for event in events(seed, self._more, CHAIN_BLOCKS, RANKS)])
         found["stored"] = timed(more, len(more) * CHAIN_BLOCKS)
         return found | random_rmw_ns(index_bytes, len(more) * CHAIN_BLOCKS, seed)
+
+    def _store_and_remove(self, seed: int) -> None:
+        told = list(events(seed, self._more, CHAIN_BLOCKS, RANKS))
+        run(self._of, [self._of.store(event) for event in told])
+        run(self._of, [self._of.remove(event.rank, event.hashes) for event in told])

@@ -14,7 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
-from bench.index_data import Stored, last, numbers
+from bench.index_data import Stored, numbers
 
 PEER_PACKAGE = "ai-dynamo-runtime"
 _TO_LOCAL = 0x9E37_79B9_7F4A_7C15
@@ -165,12 +165,3 @@ def _peer_event(rank: int, data: str) -> Step:
 def subject(name: str, shape: str) -> Subject:
     """Return what `name` names: native, python or peer, fed with `shape`."""
     return Peer() if name == "peer" else Ours(name, shape)
-
-
-def chain_steps(of: Subject, rank: int, hashes: bytes, event_blocks: int) -> list[Step]:
-    """Return the steps that store a whole sequence, in events of so many blocks."""
-    return [
-        of.store(Stored(rank, last(hashes[: 8 * start]) if start else None, start, part))
-        for start in range(0, len(hashes) // 8, event_blocks)
-        if (part := hashes[8 * start : 8 * (start + event_blocks)])
-    ]

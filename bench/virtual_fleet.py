@@ -20,7 +20,8 @@ from bench.trace import TraceRequest
 from bench.trace_tokens import TraceHashes
 from bench.virtual_engine import EPOCH, FORESEEN_MAX, VirtualEngine
 from bench.virtual_worker import MODEL, TEXT, describe, instance_of, registered
-from indexer.core.fold import BatchArrived, HeartbeatArrived, IndexFold
+from indexer.core.facts import BatchArrived, HeartbeatArrived
+from indexer.core.fold import IndexFold
 from indexer.core.reference import ReferenceIndex
 from kv_protocol.events import Batch
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat

@@ -7,7 +7,7 @@ index.overlap(sequence_hashes, ranks)         one moment's truth, no await
 from collections.abc import Iterator, Sequence
 
 from indexer.core.fold import FoldStatistics, IndexFold, RankView
-from indexer.core.follower import FollowerLimits
+from indexer.core.follower import FollowerLimits, is_blind
 from indexer.core.prefix_index import PrefixOrder
 from indexer.core.prefix_views import PrefixView, StretchView
 from indexer.feed import IndexFeed
@@ -22,7 +22,7 @@ from kv_runtime.event_log import EventLog, StreamSpec
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
 
-__all__ = ["EmbeddedIndex", "FoldStatistics", "RankView", "ensure_streams"]
+__all__ = ["EmbeddedIndex", "FoldStatistics", "RankView", "ensure_streams", "is_blind"]
 
 _FLEET_BYTES_MAX = 64 << 20
 
@@ -75,8 +75,12 @@ class EmbeddedIndex:
         return self._fold.held(rank)
 
     def ranks(self) -> list[WorkerRank]:
-        """Return all ranks that are heard of."""
+        """Return all ranks that are heard of and have a place in the index."""
         return self._fold.ranks()
+
+    def refused_ranks(self) -> dict[WorkerRank, str]:
+        """Return the ranks for which the index has no room, as far as they are named, and why."""
+        return self._fold.refused_ranks()
 
     def prefixes(self, limit: int, order_by: PrefixOrder) -> list[StretchView]:
         """Return the first `limit` stretches of prefixes by what is asked, most first."""

@@ -8,29 +8,30 @@ import asyncio
 
 import structlog
 
-from indexer.core.fold import (
+from indexer.core.facts import (
     BytesRefused,
     ChunkArrived,
     Fact,
     HeartbeatArrived,
-    IndexFold,
     LogFound,
     LogLost,
     MessageArrived,
     Question,
+    WorkerCame,
     WorkerGone,
 )
+from indexer.core.fold import IndexFold
 from indexer.core.messages import read_message
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.fleet import WorkerLeft
+from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
 
 TICK_S = 0.25
-_NOT_APPLIED = ("never_heard", "resyncing", "behind")
+_NOT_APPLIED = ("never_heard", "refused", "resyncing", "behind")
 
 _log = structlog.get_logger("indexer")
 
@@ -45,7 +46,9 @@ class IndexFeed:
         self._moved = asyncio.Condition()
         self._was_connected = True
         self._told_refused: set[WorkerRank] = set()
+        self._told_overfull: set[WorkerRank] = set()
         self.refused_messages_total = 0
+        """Messages that could not be read and are no fact of any rank; the others are counted by the fold."""
         self.stream_seq = 0
         """Place in KV_EVENTS of the last message applied."""
         self.freshness_s: dict[WorkerRank, float] = {}
@@ -64,6 +67,7 @@ class IndexFeed:
             await self._watch_connection()
             await self._ask(self._fold.tick(self._clock.now()))
             self._tell_of_refused()
+            self._tell_of_overfull()
             self._forget_gone()
             await until(stop, self._clock.sleep(TICK_S))
 
@@ -94,6 +98,14 @@ class IndexFeed:
             _log.info("rank_not_refused_any_more", rank=str(rank))
         self._told_refused = set(refused)
 
+    def _tell_of_overfull(self) -> None:
+        overfull = self._fold.overfull_ranks()
+        for rank in sorted(overfull - self._told_overfull):
+            _log.warning("rank_overfull", rank=str(rank))
+        for rank in sorted(self._told_overfull - overfull):
+            _log.info("rank_not_overfull_any_more", rank=str(rank))
+        self._told_overfull = overfull
+
     def _forget_gone(self) -> None:
         known = set(self._fold.ranks())
         for memory in (self._slug_of, self.freshness_s):
@@ -106,10 +118,12 @@ class IndexFeed:
         try:
             read = read_message(message.data)
         except MalformedMessage as error:
-            self._refuse(message, error)
+            _log.warning("message_refused", subject=message.subject, reason=str(error))
             await self._apply(BytesRefused(rank))
             return
         await self._apply(MessageArrived(rank, read))
+        for refused, reason in self._fold.take_refusals():
+            _log.warning("message_refused_by_index", rank=str(refused), reason=reason)
         self.stream_seq = message.stream_seq
         if read.engine_time_ns:
             self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
@@ -140,7 +154,9 @@ class IndexFeed:
         except MalformedMessage as error:
             self._refuse(message, error)
             return
-        if isinstance(event, WorkerLeft):
+        if isinstance(event, WorkerRegistered):
+            await self._apply(WorkerCame(event.worker_id, event.total_kv_blocks))
+        elif isinstance(event, WorkerLeft):
             await self._apply(WorkerGone(event.worker_id, event.instance))
 
     def _rank_of(self, message: LogMessage) -> WorkerRank | None:

@@ -1,11 +1,12 @@
 """The stand-alone index over HTTP, on its control plane.
 
 POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    who holds how much
-GET  /v1/ranks            every rank's place in the log, what it holds, and what is wrong with it
+GET  /v1/ranks            every rank's place in the log, what it holds, and what is wrong with it; who is refused
 GET  /v1/ranks/{worker}/{dp_rank}/blocks    what one rank holds, parents first
 GET  /v1/prefixes?limit=&order_by=          stretches with the same holders, most blocks, holders or last_stored first
 GET  /v1/prefixes/{sequence_hash}?limit=    who holds one block, and what lies behind it
-GET  /health, /live, /ready, /version, /metrics
+GET  /ready               503 while a rank is refused, or stale but for being overfull
+GET  /health, /live, /version, /metrics
 
 Sequence hashes are JSON numbers up to 2^64 - 1: who reads them needs a parser that keeps 64 bits.
 """
@@ -19,7 +20,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from indexer.core.prefix_index import PrefixOrder
-from indexer.embedded import EmbeddedIndex
+from indexer.embedded import EmbeddedIndex, is_blind
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
@@ -103,7 +104,8 @@ class IndexApi:
                         **msgspec.structs.asdict(stream),
                     }
                     for rank, stream in statistics.streams.items()
-                ]
+                ],
+                "refused": self._refused(),
             }
         )
 
@@ -141,7 +143,12 @@ class IndexApi:
 
     async def _ready(self, _: web.Request) -> web.Response:
         stale = {str(rank): stream.stale for rank, stream in self._index.statistics().streams.items() if stream.stale}
-        return json_response({"ready": not stale, "stale": stale}, status=503 if stale else 200)
+        refused = self._refused()
+        ready = not refused and not any(map(is_blind, stale.values()))
+        return json_response({"ready": ready, "stale": stale, "refused": refused}, status=200 if ready else 503)
+
+    def _refused(self) -> dict[str, str]:
+        return {str(rank): reason for rank, reason in self._index.refused_ranks().items()}
 
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"version": version("kv-router"), "index": self._index.implementation})

@@ -48,7 +48,11 @@ def _size_families(statistics: FoldStatistics) -> Iterator[Family]:
     yield gauge("index_ranks", "Ranks in the index", (), [((), float(index.ranks))])
     yield gauge("index_nodes", "Distinct prefixes in the index", (), [((), float(index.nodes))])
     yield gauge("index_parked_blocks", "Blocks that wait for their parent", (), [((), float(index.parked_blocks))])
-    yield gauge("index_overfull", "Ranks of which blocks were refused", (), [((), float(statistics.overfull_ranks))])
+    for name, meaning, ranks in (
+        ("index_overfull_ranks", "Ranks of which blocks were refused", statistics.overfull_ranks),
+        ("index_refused_ranks", "Ranks for which there is no room, as far as named", statistics.refused_ranks),
+    ):
+        yield gauge(name, meaning, (), [((), float(ranks))])
     parts = [((part,), float(used)) for part, used in statistics.memory_bytes.items()]
     yield gauge("index_memory_bytes", "Memory in use; the sum of the parts is what the limit bounds", ("part",), parts)
     things = [((thing,), float(count)) for thing, count in statistics.structure.items()]
@@ -57,13 +61,14 @@ def _size_families(statistics: FoldStatistics) -> Iterator[Family]:
 
 def _count_families(statistics: FoldStatistics, feed: IndexFeed) -> Iterator[Family]:
     index = statistics.index
+    refused_messages = statistics.refused_messages_total + feed.refused_messages_total
     for name, meaning, count in (
         ("index_duplicate_blocks", "Stores of what was held already", index.duplicate_blocks_total),
         ("index_unknown_removals", "Removals of what was not held", index.unknown_removals_total),
         ("index_parked_lost_blocks", "Parked blocks given up; their rank was resynced", index.parked_lost_blocks_total),
         ("index_parent_conflicts", "Blocks that came with another parent than before", index.parent_conflicts_total),
         ("index_refused_blocks", "Blocks refused for want of memory", index.refused_blocks_total),
-        ("index_refused_messages", "Messages that could not be read", feed.refused_messages_total),
-        ("index_refused_ranks", "Facts of ranks for which there was no room", statistics.refused_ranks_total),
+        ("index_refused_messages", "Messages that could not be read", refused_messages),
+        ("index_refused_rank_facts", "Facts of ranks without room", statistics.refused_rank_facts_total),
     ):
         yield counter(name, meaning, (), [((), float(count))])

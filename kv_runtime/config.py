@@ -12,12 +12,14 @@ from typing import Any, Literal, TypeVar, get_origin
 
 import click
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from kv_runtime.http import is_loopback
 
 ENV_PREFIX = "KVROUTER_"
 _NESTED = "__"
+_INDEX_BYTES_MIN = 1 << 20
+"""With less an index has room for hardly any rank."""
 
 
 class ConfigurationError(Exception):
@@ -88,7 +90,7 @@ class IndexSection(Section):
         4 << 30,
         ge=0,
         le=1 << 44,
-        description="bytes that the index may take, 0: no limit; beyond it ranks are stale or refused",
+        description="bytes that the index may take, 1 MiB or more; 0: no limit; beyond it ranks are stale or refused",
     )
     parked_blocks_max: int = Field(
         65_536, ge=0, le=10_000_000, description="blocks that may wait for an unknown parent; more costs memory"
@@ -98,6 +100,13 @@ class IndexSection(Section):
         2.0, gt=0, le=60, description="how long a stream may be behind its heartbeat before it is resynced"
     )
     answer_s: float = Field(2.0, gt=0, le=60, description="how long a dump may pause before it is asked again")
+
+    @field_validator("memory_bytes_max")
+    @classmethod
+    def _room_for_a_rank(cls, memory_bytes_max: int) -> int:
+        if 0 < memory_bytes_max < _INDEX_BYTES_MIN:
+            raise ValueError(f"0 (no limit) or {_INDEX_BYTES_MIN} and more are allowed")
+        return memory_bytes_max
 
 
 class TelemetrySection(Section):

@@ -128,7 +128,8 @@ class ControlPlane:
             }
             for rank, stream in statistics.streams.items()
         ]
-        return json_response({"index": statistics.index, "ranks": ranks})
+        refused = {str(rank): reason for rank, reason in self._index.refused_ranks().items()}
+        return json_response({"index": statistics.index, "ranks": ranks, "refused": refused})
 
     async def _position(self, request: web.Request) -> web.Response:
         numbers = {}

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from indexer.embedded import RankView
+from indexer.embedded import RankView, is_blind
 from kv_protocol.decision import Decision
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import BreakerChanged, Decided, LedgerApplied, OutcomeKnown
@@ -168,12 +168,16 @@ class Routing:
         self.state.apply(BreakerChanged(now_s=now_s, worker_id=worker_id, reason=reason, open_until_s=now_s + open_s))
 
     def unready(self) -> list[str]:
-        """Return why requests would be refused or routed blindly now; nothing when all is well."""
+        """Return why requests would be refused or routed blindly now; nothing when all is well.
+
+        An overfull rank is served by what fitted in the index: a full index is no reason to take no requests.
+        """
         now_s, fleet = self.clock.now(), self.state.fleet
         fit = [worker for worker in fleet.workers() if not fleet.unfit(worker, now_s)]
         ranks = [rank for worker in fit for rank in worker.registration.ranks]
-        stale = zip(ranks, self._index.overlap((), ranks), strict=True)
-        return ([] if fit else ["no worker is fit"]) + [f"{rank}: {view.stale}" for rank, view in stale if view.stale]
+        views = zip(ranks, self._index.overlap((), ranks), strict=True)
+        blind = [f"{rank}: {view.stale}" for rank, view in views if is_blind(view.stale)]
+        return blind if fit else ["no worker is fit"]
 
     def _overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[Overlap]:
         views = self._index.overlap(sequence_hashes, ranks)

@@ -1,26 +1,45 @@
-"""What a caller of the index hands in, checked before anything changes: hashes, tiers, and room for depths.
+"""What a caller of the index hands in, checked before anything changes: buffers of hashes and depths, and numbers.
 
 sequence hashes   numbers | a buffer of u64s | bytes, little-endian
 depths            writable int32s: for each query 4 rows, one column a rank
 """
 
+import math
 from array import array
 from collections.abc import Sequence
+from typing import TypeGuard, get_args
 
 from typing_extensions import Buffer
 
-from indexer.core.prefix_index import Hashes
+from indexer.core.prefix_index import RANK_MAX, Hashes, PrefixOrder
 from kv_protocol.codec import unpack_u64
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.events import TIERS, Tier
+from kv_protocol.events import TIERS, U32_LIMIT, Tier
 from kv_protocol.splitmix import U64_MASK
 
 DEPTH_ROWS = len(TIERS)
+ORDERS: tuple[PrefixOrder, ...] = get_args(PrefixOrder)
 _U64_BYTES, _INT32_BYTES = 8, 4
 _U64S = ("Q", "L")
 _WIRE_U64S = ("B", "<Q", "<L")
 _INT32S = ("i", "l")
 _HASHES = "u64 numbers, or a contiguous buffer of them"
+
+# ------------------------------------------------------------------------------------------------- numbers
+
+
+def checked_rank(rank: int) -> int:
+    """Return the rank, which may be registered; raise `LimitExceeded` where it may not."""
+    if not 0 <= rank <= RANK_MAX:
+        raise LimitExceeded("rank", rank, f"0..{RANK_MAX}")
+    return rank
+
+
+def checked_capacity(capacity_blocks: int) -> int:
+    """Return the capacity, in blocks; raise `LimitExceeded` where it is no u32."""
+    if not 0 <= capacity_blocks < U32_LIMIT:
+        raise LimitExceeded("capacity_blocks", capacity_blocks, f"0..{U32_LIMIT - 1}")
+    return capacity_blocks
 
 
 def checked_tier(tier: int) -> Tier:
@@ -28,6 +47,38 @@ def checked_tier(tier: int) -> Tier:
     if not 0 <= tier < len(TIERS):
         raise LimitExceeded("tier", tier, f"0..{len(TIERS) - 1}")
     return TIERS[tier]
+
+
+def checked_now(now_s: float) -> float:
+    """Return the time, in seconds; raise `LimitExceeded` where it is not finite."""
+    if not math.isfinite(now_s):
+        raise LimitExceeded("now_s", now_s, "a finite number")
+    return now_s
+
+
+def checked_hash(field: str, sequence_hash: object) -> int:
+    """Return the hash; raise `LimitExceeded`, which names `field`, where it is no u64."""
+    if not _is_u64(sequence_hash):
+        raise LimitExceeded(field, sequence_hash, "u64")
+    return sequence_hash
+
+
+def checked_limit(limit: int) -> int:
+    """Return how many are wanted, at most as many as a u64 counts; raise `LimitExceeded` for fewer than none."""
+    if limit < 0:
+        raise LimitExceeded("limit", limit, "0 or more")
+    return min(limit, U64_MASK)
+
+
+def checked_order(order_by: str) -> PrefixOrder:
+    """Return the order; raise `LimitExceeded` where there is none of that name."""
+    for order in ORDERS:
+        if order == order_by:
+            return order
+    raise LimitExceeded("order_by", order_by, ", ".join(ORDERS))
+
+
+# ------------------------------------------------------------------------------------------------- buffers
 
 
 def checked_hashes(hashes: Hashes) -> Sequence[int]:
@@ -66,7 +117,11 @@ def _checked_numbers(hashes: Sequence[int]) -> Sequence[int]:
 
 
 def _first_bad(hashes: Sequence[object]) -> object:
-    return next((each for each in hashes if not isinstance(each, int) or not 0 <= each <= U64_MASK), hashes)
+    return next((each for each in hashes if not _is_u64(each)), hashes)
+
+
+def _is_u64(number: object) -> TypeGuard[int]:
+    return isinstance(number, int) and 0 <= number <= U64_MASK
 
 
 def checked_depths(out: Buffer, queries: int, columns_min: int) -> memoryview:

@@ -8,15 +8,31 @@ awake: a tick that comes late has heard nobody, and says nothing of the workers.
 
 A message that continues its stream goes to the index as it is (`messages.py`), any other batch by batch; what is known
 afterwards is the same. A rank for some of whose blocks the index had no memory is stale until it has (`room.py`). A new
-rank for which there is none is refused, and admitted when it is heard again and there is.
+rank for which there is none is refused, and admitted when it is heard again and there is; one that is not heard again
+for `gone_s` is not spoken of any more.
 """
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
 import msgspec
 
+from indexer.core.facts import (
+    BatchArrived,
+    BytesRefused,
+    ChunkArrived,
+    Fact,
+    HeartbeatArrived,
+    LogFound,
+    LogLost,
+    MessageArrived,
+    Question,
+    RankFact,
+    WorkerCame,
+    WorkerGone,
+)
 from indexer.core.follower import (
     ApplyEvent,
     AskDump,
@@ -28,79 +44,20 @@ from indexer.core.follower import (
 )
 from indexer.core.messages import Message
 from indexer.core.places import Places
-from indexer.core.prefix_index import Depths, IndexStatistics, PrefixIndex, PrefixOrder
+from indexer.core.prefix_index import NO_MEMORY, Depths, IndexStatistics, PrefixIndex, PrefixOrder
 from indexer.core.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
 from indexer.core.room import Room
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.events import TIERS, Batch, Cleared, Event, Stored
-from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX, Heartbeat
+from kv_protocol.events import TIERS, Cleared, Event, Stored
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import DumpChunk, DumpRequest, HeldBlock
+from kv_protocol.recovery import DumpRequest, HeldBlock
 
 AWAKE_S = 1.0
 """Ticks come faster than that while the process is awake."""
+REFUSALS_KEPT_MAX = 16
 _COLUMNS_MIN = 64
-
-
-class BatchArrived(msgspec.Struct, frozen=True):
-    """A batch of a rank's stream."""
-
-    rank: WorkerRank
-    batch: Batch
-
-
-class MessageArrived(msgspec.Struct, frozen=True):
-    """A message of a rank's stream: batches that were published together."""
-
-    rank: WorkerRank
-    message: Message
-
-
-class HeartbeatArrived(msgspec.Struct, frozen=True):
-    """A rank's pulse."""
-
-    rank: WorkerRank
-    heartbeat: Heartbeat
-
-
-class ChunkArrived(msgspec.Struct, frozen=True):
-    """A part of a rank's dump."""
-
-    rank: WorkerRank
-    chunk: DumpChunk
-
-
-class BytesRefused(msgspec.Struct, frozen=True):
-    """Something of a rank's stream could not be read."""
-
-    rank: WorkerRank
-
-
-class WorkerGone(msgspec.Struct, frozen=True):
-    """A worker left: this life of it, or whichever it is where none is named."""
-
-    worker_id: str
-    instance: str = ""
-
-
-class LogLost(msgspec.Struct, frozen=True):
-    """The log cannot be heard: silence says nothing of the workers."""
-
-
-class LogFound(msgspec.Struct, frozen=True):
-    """The log can be heard again."""
-
-
-RankFact = BatchArrived | MessageArrived | HeartbeatArrived | ChunkArrived | BytesRefused
-Fact = RankFact | WorkerGone | LogLost | LogFound
-
-
-class Question(msgspec.Struct, frozen=True):
-    """A dump that the shell is to ask of a rank's consolidator."""
-
-    rank: WorkerRank
-    request: DumpRequest
 
 
 class RankView(msgspec.Struct, frozen=True, gc=False):
@@ -121,8 +78,12 @@ class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
     streams: dict[WorkerRank, FollowerStatistics]
     blocks: dict[WorkerRank, tuple[int, ...]]
     overfull_ranks: int
-    refused_ranks_total: int
-    refused_bytes_total: int
+    refused_ranks: int
+    """Named ones that have no place in the index now."""
+    refused_rank_facts_total: int
+    """Facts of ranks that had none."""
+    refused_messages_total: int
+    """Messages of a rank's stream that could not be read, or that the index could not."""
 
 
 class _RankState:
@@ -136,6 +97,7 @@ class _RankState:
 
 
 _NEVER_HEARD = RankView((0, 0, 0, 0), 0, 0, "never_heard")
+_REFUSED = RankView((0, 0, 0, 0), 0, 0, "refused")
 
 
 class IndexFold:
@@ -162,24 +124,26 @@ class IndexFold:
         self._depths = _depth_table(_COLUMNS_MIN)
         self._log_heard = True
         self._ticked_at_s: float | None = None
-        self._refused_bytes = 0
+        self._refused_messages = 0
+        self._refusals: deque[tuple[WorkerRank, str]] = deque(maxlen=REFUSALS_KEPT_MAX)
 
     def apply(self, fact: Fact, now_s: float) -> list[Question]:
         """Fold one fact in; return what is to be asked because of it."""
         match fact:
+            case WorkerCame(worker_id, capacity_blocks):
+                self._places.set_capacity(worker_id, capacity_blocks)
             case WorkerGone(worker_id, instance):
                 self._on_gone(worker_id, instance)
-                return []
             case LogLost():
                 self._log_heard = False
-                return []
             case LogFound():
                 self._log_heard = True
+                self._places.hear_refused(now_s)
                 for state in self._ranks.values():
                     state.heard_at_s = now_s
-                return []
             case _:
                 return self._apply_to_rank(fact, now_s)
+        return []
 
     def _on_gone(self, worker_id: str, instance: str) -> None:
         for rank, state in list(self._ranks.items()):
@@ -188,13 +152,14 @@ class IndexFold:
         self._places.forget_worker(worker_id)
 
     def _apply_to_rank(self, fact: RankFact, now_s: float) -> list[Question]:
+        self._refused_messages += isinstance(fact, BytesRefused)
         state = self._ranks.get(fact.rank) or self._admit(fact.rank, now_s)
         if state is None:
             return []
         follower = state.follower
         match fact:
             case MessageArrived(_, message):
-                effects = self._on_message(state, message, now_s)
+                effects = self._on_message(fact.rank, state, message, now_s)
             case BatchArrived(_, batch):
                 effects = follower.on_batch(batch, now_s)
             case HeartbeatArrived(_, heartbeat):
@@ -206,28 +171,32 @@ class IndexFold:
                 state.heard_at_s = now_s
                 effects = follower.on_chunk(chunk, now_s)
             case BytesRefused():
-                self._refused_bytes += 1
                 effects = follower.on_refused(now_s)
         return self._perform(fact.rank, state, effects, now_s)
 
-    def _on_message(self, state: _RankState, message: Message, now_s: float) -> list[Effect]:
+    def _on_message(self, rank: WorkerRank, state: _RankState, message: Message, now_s: float) -> list[Effect]:
         follower, span = state.follower, message.span
         if span is None or not follower.continues(span):
             batches = codec.decode_message(message.data)
             return [effect for batch in batches for effect in follower.on_batch(batch, now_s)]
-        if self._is_applied(state.slot, message.data, now_s):
+        reason = self._refusal(state.slot, message.data, now_s)
+        if not reason:
             follower.on_applied(span)
             return []
-        self._refused_bytes += 1
+        self._refused_messages += 1
+        self._refusals.append((rank, reason))
         return follower.on_refused(now_s)
 
-    def _is_applied(self, slot: int, data: bytes, now_s: float) -> bool:
-        """Whether the index took the message, as far as it had memory."""
+    def _refusal(self, slot: int, data: bytes, now_s: float) -> str:
+        """The index took the message as far as it had memory; return why it did not: empty where it did."""
         try:
             refusals = self._index.apply_batch(slot, data, now_s)
-        except MalformedMessage:
-            return False
-        return not refusals or self._room.is_overfull(slot)
+        except MalformedMessage as error:
+            return str(error)
+        if refusals:
+            self._room.is_overfull(slot)  # how full it was is noted now, not at the next tick
+        others = [each for each in refusals if not each.reason.startswith(NO_MEMORY)]
+        return f"event {others[0].event}, byte {others[0].offset}: {others[0].reason}" if others else ""
 
     def tick(self, now_s: float) -> list[Question]:
         """Let time pass: forget ranks that fell silent, ask again what was not answered, or what there is room for."""
@@ -235,6 +204,7 @@ class IndexFold:
         if self._log_heard:
             for rank in [rank for rank, state in self._ranks.items() if now_s - state.heard_at_s >= self._gone_s]:
                 self._forget(rank)
+            self._places.forget_silent(now_s - self._gone_s)
         overfull = self._room.look()
         for state in self._ranks.values():
             state.follower.on_memory(is_overfull=state.slot in overfull)
@@ -257,11 +227,12 @@ class IndexFold:
         stall_s = now_s - (self._ticked_at_s or now_s) - AWAKE_S
         self._ticked_at_s = now_s
         if stall_s > 0:
+            self._places.hear_refused(now_s)
             for state in self._ranks.values():
                 state.heard_at_s += stall_s
 
     def _admit(self, rank: WorkerRank, now_s: float) -> _RankState | None:
-        slot = self._places.take(rank)
+        slot = self._places.take(rank, now_s)
         if slot is None:
             return None
         while slot >= self._columns:
@@ -297,13 +268,13 @@ class IndexFold:
             self._index.remove(slot, event.sequence_hashes, event.tier)
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Return the view of each of `ranks`, in their order; of one never heard of, a stale and empty one."""
+        """Return the view of each of `ranks`, in their order; of one that has no place, a stale and empty one."""
         depths, columns, views = self._depths, self._columns, []
         self._index.match(sequence_hashes, depths)
         for rank in ranks:
             state = self._ranks.get(rank)
             if state is None:
-                views.append(_NEVER_HEARD)
+                views.append(_REFUSED if self._places.is_refused(rank) else _NEVER_HEARD)
                 continue
             at = state.slot
             overlap = depths[at], depths[at + columns], depths[at + 2 * columns], depths[at + 3 * columns]
@@ -317,6 +288,16 @@ class IndexFold:
     def refused_ranks(self) -> dict[WorkerRank, str]:
         """Return the ranks that were refused and not admitted since, as far as they are named, and why."""
         return self._places.refused()
+
+    def overfull_ranks(self) -> set[WorkerRank]:
+        """Return the ranks that were found to be overfull and have not been found not to be since."""
+        return {self._places.rank_of(slot) for slot in self._room.noted()}
+
+    def take_refusals(self) -> list[tuple[WorkerRank, str]]:
+        """Return the newest messages that the index itself refused since this was last asked: whose, and why."""
+        taken = list(self._refusals)
+        self._refusals.clear()
+        return taken
 
     def held(self, rank: WorkerRank) -> list[HeldBlock]:
         """Return what `rank` holds, parents first; nothing for an unknown rank."""
@@ -343,8 +324,9 @@ class IndexFold:
                 for rank, state in self._ranks.items()
             },
             overfull_ranks=len(self._index.overfull()),
-            refused_ranks_total=self._places.refused_total,
-            refused_bytes_total=self._refused_bytes,
+            refused_ranks=len(self._places.refused()),
+            refused_rank_facts_total=self._places.refused_total,
+            refused_messages_total=self._refused_messages,
         )
 
 

@@ -46,7 +46,13 @@ from kv_protocol.recovery import BlockColumns, DumpChunk
 
 RETIRED_EPOCHS_MAX = 16
 
-StaleReason = Literal["never_heard", "resyncing", "overfull", "source", "behind", ""]
+StaleReason = Literal["never_heard", "refused", "resyncing", "overfull", "source", "behind", ""]
+"""Of a rank without a stream it is `refused`, where the index had no place for it, or `never_heard`."""
+
+
+def is_blind(stale: str) -> bool:
+    """Return whether a rank so stale is routed to blindly; of an overfull one, what fitted is known."""
+    return stale not in ("", "overfull")
 
 
 class Phase(Enum):

@@ -17,7 +17,10 @@ A sequence hash identifies a block and its whole past, so one node stands for on
   block is believed; another one, or one that would close a circle, is counted and not believed.
 * Tiers: depth t of a match is the longest prefix whose every block lies on one of the tiers 0..t.
 * Memory is bounded: where a store would need more, its new blocks are refused and its rank is *overfull* until it is
-  cleared, dropped or loaded without a refusal; a new rank is refused. Removals are always done.
+  cleared, dropped or loaded without a refusal, or the index restored; a new rank is refused. Removals are always done:
+  where they break up what was stored in a row they may pass the limit, by 60 bytes a block at most.
+* A time (`now_s`) is finite: where it is not, `store`, `load`, `apply_batch` and `restore` raise `LimitExceeded`, and
+  all is as before.
 
 Not thread-safe unless an implementation says so. No method keeps what it was given.
 """
@@ -33,7 +36,10 @@ from kv_protocol.events import Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 
 RANK_MAX = 4095
-"""The largest number of a rank; one more ranks than one index serves."""
+"""The largest number of a rank; an index serves one rank more than that."""
+
+NO_MEMORY = "no memory for"
+"""How the reason of a refusal begins where there was no memory for some of the blocks; no other does."""
 
 Hashes = Sequence[int] | Buffer
 """Sequence hashes in chain order: numbers, or u64s in a contiguous buffer (bytes: little-endian)."""
@@ -75,7 +81,11 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IndexStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What the index holds and has refused so far, in blocks unless named otherwise."""
+    """What the index holds now, and what it was told and has refused so far (`_total`); in blocks, but for two.
+
+    `ranks` counts ranks. `nodes` counts each block once, held or not; `held_blocks` counts it once for each rank that
+    holds it, on whatever tiers. `memory_bytes` is what the limit bounds, the sum of `memory()`. Parked is not held.
+    """
 
     ranks: int
     nodes: int
@@ -141,7 +151,11 @@ class PrefixIndex(Protocol):
         """
 
     def match_many(self, queries: Sequence[Hashes], out: Buffer) -> None:
-        """`out` holds, one after another, what `match` writes for each query."""
+        """`out` holds, one after another, what `match` writes for each query.
+
+        Raises:
+            LimitExceeded: `out` is not so, or a query is none; `out` may hold some of the answers.
+        """
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:
         """Return the digest of what `rank` holds on `tier`."""
@@ -156,7 +170,7 @@ class PrefixIndex(Protocol):
         """Return all that is known of all ranks, parked blocks too; counters are not. See `snapshot.py`."""
 
     def restore(self, data: Buffer, now_s: float) -> None:
-        """The index knows what a snapshot says, and nothing else; parked blocks wait from now.
+        """The index knows what a snapshot says, and nothing else; parked blocks wait from now, and nobody is overfull.
 
         Raises:
             MalformedMessage: `data` is no snapshot of a known version, or was damaged; all is as before.

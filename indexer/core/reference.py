@@ -9,17 +9,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
 
-from indexer.core.buffers import DEPTH_ROWS, checked_depths, checked_hashes, checked_tier
-from indexer.core.nodes import ranks_of
-from indexer.core.prefix_index import (
-    RANK_MAX,
-    Depths,
-    Hashes,
-    IndexStatistics,
-    PrefixOrder,
-    Refusal,
-    Stretch,
+from indexer.core.buffers import (
+    DEPTH_ROWS,
+    checked_capacity,
+    checked_depths,
+    checked_hash,
+    checked_hashes,
+    checked_limit,
+    checked_now,
+    checked_order,
+    checked_rank,
+    checked_tier,
 )
+from indexer.core.nodes import ranks_of
+from indexer.core.prefix_index import NO_MEMORY, Depths, Hashes, IndexStatistics, PrefixOrder, Refusal, Stretch
 from indexer.core.reference_check import contradictions
 from indexer.core.reference_snapshot import saved
 from indexer.core.reference_tree import ReferenceTree
@@ -27,9 +30,8 @@ from indexer.core.snapshot import read_body, seal, unseal, write_body
 from indexer.core.walking import children_of, stretches
 from kv_protocol.codec import decode_frame, split_message
 from kv_protocol.digest import TierDigest
-from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.events import TIERS, U32_LIMIT, Event, Removed, Stored, Tier
-from kv_protocol.ids import checked_u64
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, HeldBlock, block_columns, parents_first
 
 
@@ -45,19 +47,16 @@ class ReferenceIndex(ReferenceTree):
 
     def register(self, rank: int, capacity_blocks: int = 0) -> None:
         """`rank` is known, and holds nothing unless it was known before; room is made when it is needed."""
-        if not 0 <= rank <= RANK_MAX:
-            raise LimitExceeded("rank", rank, f"0..{RANK_MAX}")
-        if not 0 <= capacity_blocks < U32_LIMIT:
-            raise LimitExceeded("capacity_blocks", capacity_blocks, f"0..{U32_LIMIT - 1}")
-        if rank not in self._ranks:
+        checked_capacity(capacity_blocks)
+        if checked_rank(rank) not in self._ranks:
             self._admit(rank)
 
     def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> None:
         """`rank` holds these blocks on `tier`; each is parked while its parent is unknown."""
         self._check_known(rank)
         if parent is not None:
-            checked_u64("parent", parent)
-        self._store(rank, parent, checked_hashes(sequence_hashes), checked_tier(tier), now_s)
+            checked_hash("parent", parent)
+        self._store(rank, parent, checked_hashes(sequence_hashes), checked_tier(tier), checked_now(now_s))
 
     def remove(self, rank: int, sequence_hashes: Hashes, tier: Tier) -> None:
         """`rank` does not hold these blocks on `tier` any more, whatever their order."""
@@ -81,6 +80,7 @@ class ReferenceIndex(ReferenceTree):
     def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> None:
         """`rank` holds exactly the blocks of `chunks`, which come parents first; where a chunk is bad, as before."""
         self._check_known(rank)
+        checked_now(now_s)
         rows = [block for columns in chunks for block in columns.blocks()]
         self.clear(rank)
         self._refuse(
@@ -90,6 +90,7 @@ class ReferenceIndex(ReferenceTree):
     def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
         """The events of a message of canonical batches are applied; return those that were not, and why."""
         self._check_known(rank)
+        checked_now(now_s)
         refusals: list[Refusal] = []
         for number, frame in enumerate(split_message(message)):
             try:
@@ -98,7 +99,7 @@ class ReferenceIndex(ReferenceTree):
                 refusals.append(Refusal(number, error.offset, error.reason))
                 continue
             if refused:
-                reason = f"no memory for {refused} of {len(frame.hashes) // 8} blocks"
+                reason = f"{NO_MEMORY} {refused} of {len(frame.hashes) // 8} blocks"
                 refusals.append(Refusal(number, frame.offset, reason))
         return refusals
 
@@ -189,20 +190,20 @@ class ReferenceIndex(ReferenceTree):
 
     def restore(self, data: Buffer, now_s: float) -> None:
         """The index knows what a snapshot says, and nothing else; parked blocks wait from now."""
-        self._become(read_body(unseal(data)), now_s)
+        self._become(read_body(unseal(data)), checked_now(now_s))
 
     def children(self, sequence_hash: int | None) -> list[int]:
         """Return the blocks behind a block (None: those without a known parent), ascending; of an unknown one, none."""
-        return children_of(self._nodes, sequence_hash)
+        return children_of(self._nodes, None if sequence_hash is None else checked_hash("sequence_hash", sequence_hash))
 
     def holders(self, sequence_hash: int) -> dict[int, int]:
         """Return who holds a block: rank -> bits of tiers; nobody holds an unknown one."""
-        node = self._nodes.get(sequence_hash)
+        node = self._nodes.get(checked_hash("sequence_hash", sequence_hash))
         return {} if node is None else node.holder_bits()
 
     def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
         """Return the first `limit` stretches by what is asked, most first; among equals, the smallest hash first."""
-        return stretches(self._nodes, limit, order_by)
+        return stretches(self._nodes, checked_limit(limit), checked_order(order_by))
 
     def overfull(self) -> set[int]:
         """Return the ranks of which blocks were refused for want of memory."""

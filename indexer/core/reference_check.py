@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from indexer.core.holding import RankHolding
 from indexer.core.nodes import Forest
 from indexer.core.parked import ParkedBlocks
-from indexer.core.walking import runs
+from indexer.core.walking import walk
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS
 
@@ -43,7 +43,7 @@ def _in_nodes(forest: Forest) -> Iterator[str]:
             yield f"node {sequence_hash}: counts {node.child_count} children, has {children[sequence_hash]}"
         if not children[sequence_hash] and not any(node.holders):
             yield f"node {sequence_hash}: nobody holds it, and nothing is behind it"
-    if (walked := sum(len(run.hashes) for run in runs(forest))) != len(forest):
+    if (walked := sum(len(stretch.hashes) for stretch in walk(forest))) != len(forest):
         yield f"{len(forest)} nodes, of which {walked} are reached from a first block: there is a circle"
 
 

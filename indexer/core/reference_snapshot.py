@@ -6,7 +6,7 @@ from indexer.core.holding import RankHolding
 from indexer.core.nodes import Forest, Node
 from indexer.core.parked import ParkedBlocks
 from indexer.core.snapshot import SavedParked, SavedRun, Snapshot
-from indexer.core.walking import runs
+from indexer.core.walking import walk
 from kv_protocol.events import TIERS
 
 
@@ -14,7 +14,7 @@ def saved(forest: Forest, ranks: Iterable[int], parked: ParkedBlocks) -> Snapsho
     """Return what a snapshot is to say."""
     return Snapshot(
         sorted(ranks),
-        [_saved_run(forest, run.hashes) for run in runs(forest)],
+        [_saved_run(forest, stretch.hashes) for stretch in walk(forest)],
         [SavedParked(block.rank, block.tier, parent, block.sequence_hash) for block, parent in parked.waiting()],
     )
 

@@ -42,6 +42,10 @@ class Room:
             self._note(slot)
         return found
 
+    def noted(self) -> set[int]:
+        """Return the ranks that were found to be overfull, without looking again."""
+        return set(self._full_at)
+
     def is_overfull(self, slot: int) -> bool:
         """Take note of whether one rank is overfull, and return it; what is known to be is not looked at again."""
         if slot not in self._full_at and slot in self._index.overfull():

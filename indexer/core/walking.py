@@ -2,21 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from heapq import nsmallest
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from indexer.core.nodes import Forest
 from indexer.core.prefix_index import PrefixOrder, Stretch
-from kv_protocol.errors import LimitExceeded
 
-_ORDERS: dict[str, Callable[[Stretch], float]] = {
+_MOST: dict[PrefixOrder, Callable[[Stretch], float]] = {
     "blocks": lambda stretch: stretch.blocks,
     "holders": lambda stretch: len(stretch.holders),
     "last_stored": lambda stretch: stretch.last_stored_s,
 }
 
 
-class Run(NamedTuple):
-    """Blocks in a row, as long as can be, with the same holders and no fork; `depth_blocks` up to its end."""
+class WalkedStretch(NamedTuple):
+    """The blocks of a `Stretch`, in chain order, and how many blocks there are up to its end."""
 
     hashes: list[int]
     depth_blocks: int
@@ -27,43 +26,39 @@ def children_of(forest: Forest, sequence_hash: int | None) -> list[int]:
     return sorted(block for block, node in forest.items() if node.parent == sequence_hash)
 
 
-def runs(forest: Forest) -> Iterator[Run]:
-    """Yield every node once, in runs, each after the run that holds its parent."""
+def walk(forest: Forest) -> Iterator[WalkedStretch]:
+    """Yield every node once, in stretches, each after the one that its parent is in."""
     behind: dict[int | None, list[int]] = {}
     for block, node in forest.items():
         behind.setdefault(node.parent, []).append(block)
     pending = [(block, 0) for block in behind.get(None, ())]
     while pending:
         first, depth_blocks = pending.pop()
-        run, after = [first], behind.get(first, [])
+        hashes, after = [first], behind.get(first, [])
         while len(after) == 1 and forest[after[0]].holders == forest[first].holders:
-            run.append(after[0])
-            after = behind.get(run[-1], [])
-        depth_blocks += len(run)
-        yield Run(run, depth_blocks)
+            hashes.append(after[0])
+            after = behind.get(hashes[-1], [])
+        depth_blocks += len(hashes)
+        yield WalkedStretch(hashes, depth_blocks)
         pending += [(block, depth_blocks) for block in after]
 
 
 def stretches(forest: Forest, limit: int, order_by: PrefixOrder) -> list[Stretch]:
-    """Return the first `limit` runs by what is asked, most first; among equals, the smallest last hash first."""
-    if limit < 0:
-        raise LimitExceeded("limit", limit, "0 or more")
-    if order_by not in _ORDERS:
-        raise LimitExceeded("order_by", order_by, ", ".join(get_args(PrefixOrder)))
-    most = _ORDERS[order_by]
+    """Return the first `limit` stretches by what is asked, most first; among equals, the smallest hash first."""
+    most = _MOST[order_by]
     return nsmallest(
-        limit, (_stretch(forest, run) for run in runs(forest)), lambda each: (-most(each), each.sequence_hash)
+        limit, (_stretch(forest, each) for each in walk(forest)), lambda each: (-most(each), each.sequence_hash)
     )
 
 
-def _stretch(forest: Forest, run: Run) -> Stretch:
-    last = forest[run.hashes[-1]]
+def _stretch(forest: Forest, walked: WalkedStretch) -> Stretch:
+    last = forest[walked.hashes[-1]]
     return Stretch(
-        sequence_hash=run.hashes[-1],
-        parent=forest[run.hashes[0]].parent,
-        blocks=len(run.hashes),
-        depth_blocks=run.depth_blocks,
+        sequence_hash=walked.hashes[-1],
+        parent=forest[walked.hashes[0]].parent,
+        blocks=len(walked.hashes),
+        depth_blocks=walked.depth_blocks,
         holders=last.holder_bits(),
         children=last.child_count,
-        last_stored_s=max(forest[block].last_stored_s for block in run.hashes),
+        last_stored_s=max(forest[block].last_stored_s for block in walked.hashes),
     )

@@ -1,4 +1,7 @@
-"""The C++ core of the index, where it could be built; `load` says whether it was."""
+"""The C++ core of the index, where it could be built; `load` says whether it is there.
+
+An extension that is there but cannot be loaded (damaged, or built for another machine) counts as not there.
+"""
 
 import importlib
 import sys
@@ -22,20 +25,22 @@ class NativeCore(Protocol):
     HAS_XXHASH: bool
     """Whether it was built with xxhash's header; `hash_blocks` is there only then."""
 
-    def set_digest(self, hashes: bytes) -> int:
-        """Return the digest (u64) of a set of sequence hashes, given as little-endian u64s."""
-
     def hash_blocks(self, tokens: Buffer, block_size: int, seed: int, is_eagle: bool) -> bytes:  # noqa: FBT001
         """Return the sequence hashes (little-endian u64s) of the full blocks of `tokens` (u32s)."""
 
 
 @cache
 def load() -> NativeCore | None:
-    """Return the extension, or None where it was not built."""
+    """Return the extension, or None where it is not there."""
     try:
-        return importlib.import_module("indexer.native._core")
-    except ModuleNotFoundError:
+        return extension()
+    except ImportError:
         return None
+
+
+def extension() -> NativeCore:
+    """Return the extension; raise `ImportError`, which says why, where it is not there."""
+    return importlib.import_module("indexer.native._core")
 
 
 def hash_blocks(

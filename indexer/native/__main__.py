@@ -1,16 +1,17 @@
-"""`python -m indexer.native`: say whether the extension was built, and how; exit status 1 where it was not."""
+"""`python -m indexer.native`: say whether the extension is there, and how built; exit status 1 where it is not."""
 
 import sys
 
-from indexer.native import load
+from indexer.native import extension
 
 _MISSING = """\
 **********************************************************************
-*  The C++ extension did not build. Everything runs, in Python.      *
+*  The C++ extension is not there. Everything runs, in Python.       *
 *  To see why: .venv/bin/pip install -v --no-deps -e .               *
 **********************************************************************"""
 
-core = load()
-if core is None:
-    sys.exit(_MISSING)
+try:
+    core = extension()
+except ImportError as error:
+    sys.exit(f"{_MISSING}\n{error}")
 print(f"C++ extension: built, {'with' if core.HAS_XXHASH else 'without'} xxhash")

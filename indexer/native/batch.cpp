@@ -31,8 +31,6 @@ struct Head {
     bool has_parent() const { return (flags & kHasParent) != 0; }
 };
 
-std::string text(u64 number) { return std::to_string(number); }
-
 std::string hex(u8 number) {
     const char* digits = "0123456789abcdef";
     std::string found = "0x";

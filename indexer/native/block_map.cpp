@@ -6,14 +6,14 @@ namespace kv {
 void BlockMap::reset() {
     budget_->used -= bytes();
     buckets_.release();
-    segments_.clear();
-    directory_.assign(2, 0);
+    std::vector<Segment>().swap(segments_);
+    std::vector<u32>(2, 0).swap(directory_);
     shift_ = 63;
     size_ = 0;
     ++splits_;
     buckets_.reserve(kBuckets);
     segments_.push_back({0, 0, 0});
-    budget_->used += kSegmentBytes;
+    budget_->used += bytes();
 }
 
 u32 BlockMap::find_or_insert_further(u64 hash, u32 block) {
@@ -50,36 +50,46 @@ void BlockMap::insert(const Spot& spot, u32 block) {
     ++size_;
 }
 
-bool BlockMap::add_segment(u32 depth, u32 prefix) {
-    if (!budget_->fits_much(kSegmentBytes)) {
+// All memory that a split needs is there afterwards, or there is none for it.
+bool BlockMap::can_split(bool doubles) {
+    if (!budget_->fits_much(kSegmentBytes + (doubles ? directory_.size() * sizeof(u32) : 0))) {
         return false;
     }
-    buckets_.reserve((segments_.size() + 1) * kBuckets);
-    segments_.push_back({0, depth, prefix});
-    budget_->used += kSegmentBytes;
+    try {
+        buckets_.reserve((segments_.size() + 1) * kBuckets);
+        if (segments_.size() == segments_.capacity()) {
+            segments_.reserve(2 * segments_.size());
+        }
+        moving_.reserve(std::size_t{kEntries} * kBuckets);
+        directory_.reserve(directory_.size() * 2);
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
     return true;
 }
 
 void BlockMap::double_directory() {
-    std::vector<u32> doubled;
-    doubled.reserve(directory_.size() * 2);
-    for (const u32 segment : directory_) {
-        doubled.push_back(segment);
-        doubled.push_back(segment);
+    const std::size_t size = directory_.size();
+    directory_.resize(size * 2);
+    for (std::size_t at = size; at-- > 0;) {
+        directory_[2 * at] = directory_[2 * at + 1] = directory_[at];
     }
-    directory_.swap(doubled);
     --shift_;
+    budget_->used += size * sizeof(u32);
 }
 
 bool BlockMap::split(u32 segment) {
     const u32 depth = segments_[segment].depth;
-    if (depth == kDepthMax || !add_segment(depth + 1, segments_[segment].prefix * 2 + 1)) {
+    const bool doubles = depth == 64 - shift_;
+    if (depth == kDepthMax || !can_split(doubles)) {
         return false;
     }
-    if (depth == 64 - shift_) {
+    if (doubles) {
         double_directory();
     }
-    const u32 upper = static_cast<u32>(segments_.size() - 1), prefix = segments_[upper].prefix;
+    const u32 upper = static_cast<u32>(segments_.size()), prefix = segments_[segment].prefix * 2 + 1;
+    segments_.push_back({0, depth + 1, prefix});
+    budget_->used += kSegmentBytes;
     segments_[segment].depth = depth + 1;
     segments_[segment].prefix = prefix - 1;
     const u32 width = 64 - shift_ - (depth + 1);

@@ -7,8 +7,8 @@ u32 Blocks::allocate(u32 order) {
     while (found < kOrders && free_[found] == kNone) {
         ++found;
     }
-    if (found == kOrders) {
-        if (!add_superblock()) {
+    if (found >= kOrders - 1) {
+        if (!open_superblock()) {
             return kNone;
         }
         found = kOrders - 1;
@@ -44,20 +44,34 @@ void Blocks::reset() {
     pages_.release();
     forget_free();
     budget_->used -= bytes();
-    superblocks_ = 0;
+    superblocks_ = free_superblocks_ = 0;
     extents_ = 0;
+}
+
+// There is a free superblock, and it counts as used.
+bool Blocks::open_superblock() {
+    if (!budget_->fits_much(kSuperblockBytes) || (free_superblocks_ == 0 && !add_superblock())) {
+        return false;
+    }
+    --free_superblocks_;
+    budget_->used += kSuperblockBytes;
+    return true;
 }
 
 bool Blocks::add_superblock() {
     const u64 slots = (superblocks_ + 1) * kSuperblock;
-    if (!budget_->fits_much(kSuperblockBytes) || slots > kNone) {
+    if (slots > kNone) {
         return false;
     }
-    hashes_.reserve(slots);
-    runs_.reserve(slots);
-    pages_.reserve(slots / kPage);
-    budget_->used += kSuperblockBytes;
+    try {
+        hashes_.reserve(slots);
+        runs_.reserve(slots);
+        pages_.reserve(slots / kPage);
+    } catch (const std::bad_alloc&) {
+        return false;
+    }
     put(static_cast<u32>(superblocks_++ * kSuperblock), kOrders - 1);
+    ++free_superblocks_;
     return true;
 }
 
@@ -96,6 +110,10 @@ void Blocks::free(u32 extent, u32 order) {
         ++order;
     }
     put(extent, order);
+    if (order == kOrders - 1) {
+        ++free_superblocks_;
+        budget_->used -= kSuperblockBytes;
+    }
 }
 
 }  // namespace kv

@@ -34,11 +34,13 @@ public:
     u32 order(u32 extent) const { return page(extent).order; }
     u32 used(u32 extent) const { return page(extent).used; }
     u32 extents() const { return extents_; }
-    u64 bytes() const { return superblocks_ * kSuperblockBytes; }
+    // Of superblocks that are in use. One that is wholly free is kept for blocks to come, and does not count.
+    u64 bytes() const { return (superblocks_ - free_superblocks_) * kSuperblockBytes; }
+    u64 kept_bytes() const { return superblocks_ * kSuperblockBytes; }
     // What any more blocks cost beyond that.
     u64 bytes_for_more() const {
-        for (const u32 head : free_) {
-            if (head != kNone) {
+        for (u32 order = 0; order + 1 < kOrders; ++order) {
+            if (free_[order] != kNone) {
                 return 0;
             }
         }
@@ -65,14 +67,12 @@ private:
         u8 order;
         u8 is_free;
     };
-
-public:
     static constexpr u64 kSuperblockBytes = kSuperblock * (sizeof(u64) + sizeof(u32)) + kSuperblock / kPage * sizeof(Page);
 
-private:
 
     Page& page(u32 slot) { return pages_[slot / kPage]; }
     const Page& page(u32 slot) const { return pages_[slot / kPage]; }
+    bool open_superblock();
     bool add_superblock();
     void put(u32 extent, u32 order);
     void take(u32 extent, u32 order);
@@ -88,7 +88,7 @@ private:
     Buffer<u32> runs_;
     Buffer<Page> pages_;
     u32 free_[kOrders];
-    u64 superblocks_ = 0;
+    u64 superblocks_ = 0, free_superblocks_ = 0;
     u32 extents_ = 0;
 };
 

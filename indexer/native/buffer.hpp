@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cassert>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <type_traits>
@@ -79,11 +78,7 @@ private:
     static constexpr std::size_t kPaged = kIsChecked ? ~std::size_t{0} : std::size_t{1} << 20;
 
     static void* take(std::size_t bytes) {
-        void* made = nullptr;
-        if (posix_memalign(&made, kLine, bytes) != 0) {
-            throw std::bad_alloc();
-        }
-        return std::memset(made, 0, bytes);
+        return std::memset(::operator new(bytes, std::align_val_t{kLine}), 0, bytes);
     }
 
 #if defined(__linux__)
@@ -122,20 +117,20 @@ private:
         if (bytes >= kPaged) {
             munmap(data, bytes);
         } else {
-            std::free(data);
+            ::operator delete(data, std::align_val_t{kLine});
         }
     }
 #else
     static void* grow(void* old, std::size_t old_bytes, std::size_t bytes) {
         return move(old, old_bytes, take(bytes));
     }
-    static void give_back(void* data, std::size_t) { std::free(data); }
+    static void give_back(void* data, std::size_t) { ::operator delete(data, std::align_val_t{kLine}); }
 #endif
 
     static void* move(void* old, std::size_t old_bytes, void* made) {
         if (old != nullptr) {
             std::memcpy(made, old, old_bytes);
-            std::free(old);
+            ::operator delete(old, std::align_val_t{kLine});
         }
         return made;
     }

@@ -16,8 +16,11 @@ using u64 = std::uint64_t;
 
 constexpr u32 kNone = 0xFFFF'FFFF;
 constexpr u32 kTiers = 4;
+constexpr u32 kAllTiers = (1u << kTiers) - 1;  // as bits
 constexpr u32 kRankMax = 4095;
-constexpr u64 kCapacityMax = 0xFFFF'FFFF;
+constexpr u32 kRankWords = (kRankMax + 1) / 64;  // of a bit for each rank
+
+inline std::string text(u64 number) { return std::to_string(number); }
 
 // splitmix64, as in kv_protocol/splitmix.py.
 inline u64 splitmix64(u64 value) {

@@ -24,7 +24,7 @@ void HolderSets::reset() {
 
 u32 HolderSets::transition(u32 set, Holder holder, bool comes) {
     const u64 question = u64{set} << 15 | u64{holder.code()} << 1 | u64{comes};
-    Answer& answer = answers_[(question * 0x9E3779B97F4A7C15u) >> 52];
+    Answer& answer = answers_[(question * 0x9E3779B97F4A7C15u) >> (64 - kAnswerBits)];
     if (answer.question == question && answer.from_generation == sets_[set].generation &&
         answer.to_generation == sets_[answer.to].generation) {
         return answer.to;

@@ -78,7 +78,7 @@ private:
         u32 to_generation = 0;
         u32 to = 0;
     };
-    static constexpr u32 kAnswers = 1u << 12, kWordsMax = (kRankMax + 1) / 64 * kTiers;
+    static constexpr u32 kAnswerBits = 12, kAnswers = 1u << kAnswerBits, kWordsMax = kRankWords * kTiers;
 
     u32 transition(u32 set, Holder holder, bool comes);
     u32 compute(u32 set, Holder holder, bool comes);

@@ -5,17 +5,16 @@ let other threads of Python run.
 """
 
 from collections.abc import Iterator
-from typing import get_args
 
 from typing_extensions import Buffer
 
 from indexer.core import snapshot
-from indexer.core.prefix_index import RANK_MAX, IndexStatistics, PrefixOrder, Refusal, Stretch
+from indexer.core.buffers import ORDERS, checked_capacity, checked_limit, checked_order, checked_rank
+from indexer.core.prefix_index import IndexStatistics, PrefixOrder, Refusal, Stretch
 from indexer.native._core import Tree
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.events import U32_LIMIT, Tier
-from kv_protocol.ids import checked_u64
+from kv_protocol.events import Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 
 
@@ -37,50 +36,41 @@ class NativeIndex(Tree):
         super().__init__(parked_blocks_max, parked_ttl_s, memory_bytes_max, seed)
 
     def register(self, rank: int, capacity_blocks: int = 0) -> None:
-        """`rank` is known, and the map has room for the capacities of all ranks, up to a quarter of the memory."""
-        if not 0 <= rank <= RANK_MAX:
-            raise LimitExceeded("rank", rank, f"0..{RANK_MAX}")
-        if not 0 <= capacity_blocks < U32_LIMIT:
-            raise LimitExceeded("capacity_blocks", capacity_blocks, f"0..{U32_LIMIT - 1}")
-        self.add_rank(rank, capacity_blocks)
+        """`rank` is known; the map is made large for all capacities, up to 2^27 blocks and a quarter of the memory."""
+        self._add_rank(checked_rank(rank), checked_capacity(capacity_blocks))
 
     def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
         """The events of a message are applied; return those that were not, and why."""
-        refused = self.apply_batch_raw(rank, message, now_s)
+        refused = self._apply_batch(rank, message, now_s)
         return [Refusal(*each) for each in refused] if refused else []
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:
         """Return the digest of what `rank` holds on `tier`."""
-        return TierDigest(tier, *self.digest_of(rank, tier))
+        return TierDigest(tier, *self._digest(rank, tier))
 
     def dump(self, rank: int, chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
         """Return what `rank` holds now, parents first, in chunks."""
         if chunk_blocks < 1:
             raise LimitExceeded("chunk_blocks", chunk_blocks, "1 or more")
-        return iter([BlockColumns(*columns) for columns in self.dump_columns(rank, chunk_blocks)])
+        return iter([BlockColumns(*columns) for columns in self._dump(rank, chunk_blocks)])
 
     def snapshot(self) -> bytes:
         """Return all that is known of all ranks, parked blocks too."""
-        return snapshot.seal(self.snapshot_body())
+        return snapshot.seal(self._snapshot())
 
     def restore(self, data: Buffer, now_s: float) -> None:
         """The index knows what a snapshot says, and nothing else."""
         body = snapshot.unseal(data)
         try:
-            self.restore_body(bytes(body), now_s)
+            self._restore(bytes(body), now_s)
         except MalformedMessage as error:
             raise MalformedMessage(snapshot.HEAD_BYTES + error.offset, error.reason) from None
 
     def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
         """Return the first `limit` stretches by what is asked, most first."""
-        if limit < 0:
-            raise LimitExceeded("limit", limit, "0 or more")
-        orders = get_args(PrefixOrder)
-        if order_by not in orders:
-            raise LimitExceeded("order_by", order_by, ", ".join(orders))
-        found = self.stretches(checked_u64("limit", limit), orders.index(order_by))
+        found = self._stretches(checked_limit(limit), ORDERS.index(checked_order(order_by)))
         return [Stretch(**dict(zip(Stretch.__struct_fields__, row, strict=True))) for row in found]
 
     def statistics(self) -> IndexStatistics:
         """Return what the index holds and has refused."""
-        return IndexStatistics(**dict(zip(IndexStatistics.__struct_fields__, self.figures(), strict=True)))
+        return IndexStatistics(**dict(zip(IndexStatistics.__struct_fields__, self._figures(), strict=True)))

@@ -11,8 +11,6 @@ namespace kv {
 
 namespace {
 
-constexpr u32 kWordsMax = (kRankMax + 1) / 64;
-
 // Ranks that held every block so far, by row; and the depths of those that did not.
 class Survivors {
 public:
@@ -108,7 +106,7 @@ private:
     u32 first_ = 0;  // words before it have nobody alive, as long as rows are not kept apart
     u32 width_ = 0;
     u32 rows_ = 0;
-    u64 alive_[kTiers][kWordsMax];
+    u64 alive_[kTiers][kRankWords];
 };
 
 }  // namespace

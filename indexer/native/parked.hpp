@@ -53,7 +53,7 @@ public:
 
 private:
     // Three nodes of the standard containers, with what their allocator adds: about that.
-    static constexpr u64 kEntryBytes = 256;
+    static constexpr u64 kEntryBytes = 320;
 
     void lose_oldest();
 

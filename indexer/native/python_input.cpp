@@ -1,5 +1,6 @@
 #include "python_input.hpp"
 
+#include <cmath>
 #include <cstring>
 
 namespace kv {
@@ -57,6 +58,7 @@ nb::object checks(const char* name) { return nb::module_::import_("indexer.core.
 void HashesIn::read(nb::handle given) {
     PyObject* object = given.ptr();
     if (PyBytes_CheckExact(object) && PyBytes_GET_SIZE(object) % static_cast<Py_ssize_t>(sizeof(u64)) == 0) {
+        owner_ = nb::borrow(given);
         refer_to(PyBytes_AS_STRING(object), static_cast<std::size_t>(PyBytes_GET_SIZE(object)));
     } else if (PyList_CheckExact(object) || PyTuple_CheckExact(object)) {
         read_items(given);
@@ -71,8 +73,8 @@ void HashesIn::read_items(nb::handle items) {
     copy_.resize(count);
     for (std::size_t at = 0; at < count; ++at) {
         if (!u64_of(item[at], copy_[at])) {
-            checks("checked_hashes")(items);
-            throw nb::type_error("sequence_hashes: not read");
+            read_items(nb::steal(PySequence_Tuple(checks("checked_hashes")(items).ptr())));  // plain numbers, or an error
+            return;
         }
     }
     data_ = copy_.data();
@@ -130,13 +132,20 @@ DepthsOut::DepthsOut(nb::handle out, std::size_t queries, std::size_t columns_mi
     throw nb::type_error("out: not aligned to its numbers");
 }
 
+bool is_rank(nb::handle rank, u32& found) {
+    u64 number = 0;
+    const bool is_one = u64_of(rank.ptr(), number) && number <= kRankMax;
+    found = is_one ? static_cast<u32>(number) : 0;
+    return is_one;
+}
+
 u32 rank_in(nb::handle rank) {
-    u64 found = 0;
-    if (!u64_of(rank.ptr(), found) || found > kRankMax) {
+    u32 found = 0;
+    if (!is_rank(rank, found)) {
         PyErr_SetObject(PyExc_KeyError, rank.ptr());
         throw nb::python_error();
     }
-    return static_cast<u32>(found);
+    return found;
 }
 
 u32 tier_in(nb::handle tier) {
@@ -153,6 +162,9 @@ double seconds_in(nb::handle now_s) {
     if (found == -1.0 && PyErr_Occurred() != nullptr) {
         throw nb::python_error();
     }
+    if (!std::isfinite(found)) {
+        checks("checked_now")(now_s);
+    }
     return found;
 }
 
@@ -160,11 +172,17 @@ bool optional_hash_in(nb::handle hash, const char* field, u64& found) {
     if (hash.is_none()) {
         return false;
     }
+    found = hash_in(hash, field);
+    return true;
+}
+
+u64 hash_in(nb::handle hash, const char* field) {
+    u64 found = 0;
     if (!u64_of(hash.ptr(), found)) {
-        nb::module_::import_("kv_protocol.ids").attr("checked_u64")(field, hash);
+        checks("checked_hash")(field, hash);
         throw nb::type_error("not a u64");
     }
-    return true;
+    return found;
 }
 
 }  // namespace kv

@@ -19,7 +19,11 @@ public:
     HashesIn(const HashesIn&) = delete;
     HashesIn& operator=(const HashesIn&) = delete;
     HashesIn(HashesIn&& other) noexcept
-        : data_(other.data_), count_(other.count_), view_(other.view_), copy_(std::move(other.copy_)) {
+        : data_(other.data_),
+          count_(other.count_),
+          view_(other.view_),
+          owner_(std::move(other.owner_)),
+          copy_(std::move(other.copy_)) {
         other.view_.obj = nullptr;
     }
     ~HashesIn() {
@@ -40,6 +44,7 @@ private:
     const u64* data_ = nullptr;
     std::size_t count_ = 0;
     Py_buffer view_{};
+    nb::object owner_;
     std::vector<u64> copy_;
 };
 
@@ -62,8 +67,11 @@ private:
 
 u32 rank_in(nb::handle rank);  // KeyError where no rank can have that number
 u32 tier_in(nb::handle tier);
-double seconds_in(nb::handle now_s);
+double seconds_in(nb::handle now_s);  // LimitExceeded where it is not finite
 // False: None was given.
 bool optional_hash_in(nb::handle hash, const char* field, u64& found);
+u64 hash_in(nb::handle hash, const char* field);
+// Whether it is the number of a rank that could be.
+bool is_rank(nb::handle rank, u32& found);
 
 }  // namespace kv

@@ -46,7 +46,6 @@ public:
     const Run& operator[](u32 run) const { return runs_[run]; }
     // The run of a block, which is in one.
     u32 of(u32 block) const { return blocks_->run(block); }
-    bool is_last(u32 block) const { return runs_[of(block)].last() == block; }
 
     u32 size() const { return live_; }
     // One more than the largest number of a run.

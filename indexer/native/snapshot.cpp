@@ -12,7 +12,6 @@ namespace {
 
 constexpr u8 kHasParent = 1, kParentUnknown = 2;
 constexpr std::size_t kRunHeadBytes = 1 + 8 + 4 + 8 + 4, kParkedBytes = 4 + 1 + 8 + 8;
-constexpr u32 kTierBits = (1u << kTiers) - 1;
 
 template <class T>
 void append(std::string& body, T value) {
@@ -80,8 +79,6 @@ public:
     }
 
 private:
-    static std::string text(u64 number) { return std::to_string(number); }
-
     void expect(std::size_t bytes, const char* what) const {
         if (size_ - at_ < bytes) {
             throw Malformed(at_, text(size_ - at_) + " bytes left, " + what + " need " + text(bytes));
@@ -136,21 +133,20 @@ private:
         if (count == 0) {
             throw Malformed(from, "a set without members");
         }
-        constexpr u32 width = (kRankMax + 1) / 64;
-        std::vector<u64> words(std::size_t{width} * kTiers, 0);
+        std::vector<u64> words(std::size_t{kRankWords} * kTiers, 0);
         for (u32 each = 0, next = 0; each < count; ++each) {
             const u64 at = at_;
             const u32 member = take<u32>("a member"), rank = member >> 4;
-            if ((member & kTierBits) == 0 || rank < next) {
+            if ((member & kAllTiers) == 0 || rank < next) {
                 throw Malformed(at, "member " + text(member) + ", allowed with a tier, by rank ascending");
             }
             check_rank(rank, at);
             next = rank + 1;
             for (u32 tier = 0; tier < kTiers; ++tier) {
-                words[tier * width + rank / 64] |= u64{member >> tier & 1} << (rank % 64);
+                words[tier * kRankWords + rank / 64] |= u64{member >> tier & 1} << (rank % 64);
             }
         }
-        return tree_.sets_.of_words(words.data(), kTiers, width);
+        return tree_.sets_.of_words(words.data(), kTiers, kRankWords);
     }
 
     void check_rank(u32 rank, u64 at) const {

@@ -1,14 +1,17 @@
 // The native prefix index: what indexer/core/prefix_index.py promises, over blocks, a map, sets and runs. It knows no
 // Python and takes no lock; its owner does both.
 //
-//     tree.cpp      facts: store, remove, clear, drop       match.cpp   who holds how much of a prefix
-//     batch.cpp     messages of canonical batches           walk.cpp    dumps, and walks for people
-//     snapshot.cpp  the whole state as bytes                check.cpp   what contradicts itself
+//     tree.cpp      ranks, and the tree as a whole          match.cpp   who holds how much of a prefix
+//     store.cpp     stores                                  walk.cpp    dumps, and walks for people
+//     remove.cpp    removals and clears                     check.cpp   what contradicts itself
+//     load.cpp      dumps coming in                         snapshot.cpp    the whole state as bytes
+//     batch.cpp     messages of canonical batches
 #pragma once
 
 #include <memory>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -78,7 +81,9 @@ public:
     std::set<u32> expire(double now_s) { return parked_.expire(now_s); }
 
     // answers
+    // writes 4 rows of `columns` depths; how many blocks somebody reaches on some tier
     u32 match(const u64* hashes, std::size_t count, std::int32_t* out, std::size_t columns) const;
+    // their places in the map are about to be looked at
     void prefetch(const u64* hashes, std::size_t count) const;
     u32 rank_numbers() const { return ranks_.numbers(); }
     const Digest* digest(u32 rank, u32 tier) const;
@@ -107,52 +112,56 @@ private:
         std::size_t count;
         u32 last;
     };
-    struct Place {
+    struct Growth {
         u32 run;  // 0: there is no memory for one
         bool is_new;
     };
+    struct Piece {
+        u32 offset, length;  // of a run
+    };
+
+    u32 find(u64 hash) const { return map_.find(hash); }
 
     // tree.cpp
-    u32 find(u64 hash) const { return map_.find(hash); }
-    u32 find_behind(u32 above, u64 hash) const;
-    bool has_room_behind(u32 above) const;
-    bool is_affordable(u32 block, Holder holder) const;
-    Grown grow_for(Holder holder, u32 above, const u64* hashes, std::size_t count, double now_s);
-    std::size_t attach(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s);
+    void reserve_for(u64 capacity_blocks);
+    std::size_t refuse(u32 rank, std::size_t blocks);
+    void reset_if_empty();
+
+    // store.cpp
     std::size_t attach_and_wake(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s);
     void wake(u64 hash, double now_s);
+    std::size_t attach(u32 above, const u64* hashes, std::size_t count, Holder holder, double now_s);
+    u32 find_behind(u32 above, u64 hash) const;
     std::size_t not_held(const u64* hashes, std::size_t count, Holder holder) const;
-    std::size_t refuse(u32 rank, std::size_t blocks);
+    bool has_room_behind(u32 above) const;
+    bool is_affordable(u32 block, Holder holder) const;
+    u64 cost_of_change(Holder holder) const;
+    void hold(u32 run, u32 offset, u32 length, Holder holder, double now_s);
     void link(u32 block, u32 above);
     u32 tail_at(u32 block);
+    Grown grow_for(Holder holder, u32 above, const u64* hashes, std::size_t count, double now_s);
     Grown grow(u32 above, const u64* hashes, std::size_t count, u32 set, Digest* digest, double now_s);
-    Place place_behind(u32 above, std::size_t count, u32 set, double now_s);
-    u64 cost_of_change(Holder holder) const;
+    Growth growth_behind(u32 above, std::size_t count, u32 set, double now_s);
     u32 fill(u32 run, const u64* hashes, u32 count, Digest* digest);
-    void hold(u32 run, u32 offset, u32 length, Holder holder, double now_s);
+
+    // remove.cpp
+    Piece piece_at(const u64* hashes, std::size_t left, u32 block) const;
     void release(u32 run, u32 offset, u32 length, Holder holder);
     void prune(u32 run);
     void erase_last(u32 run, u32 count);
     void clear_tier(Holder holder);
-    void reset_if_empty();
-    struct Row {
-        u32 offset, length;  // of blocks in a run
-    };
-    Row row_at(const u64* hashes, std::size_t left, u32 block) const;
-    void reserve_for(u64 capacity_blocks);
 
     // batch.cpp
     void prefetch_event(const u8* frame) const;
 
-    // load
-    void load_rows(u32 rank, const ColumnsView& rows, double now_s);
+    // load.cpp
     std::size_t load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s);
     u32 placeholder(u64 hash, double now_s);
 
     // walk.cpp
     u32 next_in_walk(u32 run) const;
     bool begins_stretch(u32 run) const;
-    u64 depth_of(u32 block) const;
+    u64 depth_at_end(u32 run, std::unordered_map<u32, u64>& known) const;
     Stretch stretch_of(u32 head) const;
     std::vector<std::pair<u32, u32>> members(u32 set) const;
 

@@ -89,16 +89,19 @@ bool Tree::begins_stretch(u32 run) const {
     return parent == Runs::kRoot || runs_[parent].child_count != 1 || runs_[parent].set != runs_[run].set;
 }
 
-u64 Tree::depth_of(u32 block) const {
-    u64 depth = 0;
-    while (true) {
-        const Run& run = runs_[runs_.of(block)];
-        depth += block - run.begin + 1;
-        if (run.parent == Runs::kRoot) {
-            return depth;
-        }
-        block = runs_[run.parent].last();
+// The blocks up to the end of the run. `known` has what earlier calls found, so that many stretches of one trunk are cheap.
+u64 Tree::depth_at_end(u32 run, std::unordered_map<u32, u64>& known) const {
+    std::vector<u32> way;
+    while (run != Runs::kRoot && known.count(run) == 0) {
+        way.push_back(run);
+        run = runs_[run].parent;
     }
+    u64 depth = run == Runs::kRoot ? 0 : known.at(run);
+    for (auto at = way.rbegin(); at != way.rend(); ++at) {
+        depth += runs_[*at].length;
+        known.emplace(*at, depth);
+    }
+    return depth;
 }
 
 // The stretch that begins with the run, without what only those that are shown need.
@@ -147,12 +150,13 @@ std::vector<Stretch> Tree::prefixes(std::size_t limit, PrefixOrder order) const 
     }
     std::sort_heap(first.begin(), first.end());
     std::vector<Stretch> found;
+    std::unordered_map<u32, u64> depths;
     for (const Candidate& candidate : first) {
         Stretch stretch = stretch_of(candidate.head);
         const u32 parent = runs_[candidate.head].parent;
         stretch.has_parent = parent != Runs::kRoot;
         stretch.parent = stretch.has_parent ? blocks_.hash(runs_[parent].last()) : 0;
-        stretch.depth_blocks = depth_of(find(stretch.hash));
+        stretch.depth_blocks = depth_at_end(runs_.of(find(stretch.hash)), depths);
         stretch.holders = members(runs_[candidate.head].set);
         found.push_back(std::move(stretch));
     }

@@ -31,6 +31,9 @@ Depths = tuple[int, int, int, int]
 Overlap = tuple[Depths, int, int, str]
 """Of one rank: overlap blocks by tier, epoch, seq, and why they may be wrong (empty: they are exact)."""
 
+_NOTHING_KNOWN = {"never_heard": "no KV events heard", "refused": "no room in the index"}
+"""Why nothing is known of a rank, in the words of an explanation."""
+
 
 class RouterState:
     """Fleet, ledger and history of one router."""
@@ -141,6 +144,6 @@ class RouterState:
 def _trust(disparity: str, stale: str) -> tuple[TrustState, str]:
     if disparity:
         return "FALLBACK", disparity
-    if stale == "never_heard":
-        return "FALLBACK", "no KV events heard"
+    if stale in _NOTHING_KNOWN:
+        return "FALLBACK", _NOTHING_KNOWN[stale]
     return ("DEGRADED", stale) if stale else ("EXACT", "")

@@ -1,13 +1,14 @@
 """What every prefix index does where memory is bounded, and what it says of the memory that it uses."""
 
 from array import array
+from random import Random
 
 import pytest
 
 from indexer.core.prefix_index import RANK_MAX, IndexFull, PrefixIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Stored
-from tests.contract.indexes import GPU, HOST, MakeIndex, both, chain, dumped, held, with_ranks
+from tests.contract.indexes import EXTERNAL, GPU, HOST, MakeIndex, both, chain, dumped, held, with_ranks
 
 PATH = chain(40_000)
 HASHES = array("Q", PATH)
@@ -113,6 +114,17 @@ def test_a_rank_that_begins_anew_is_not_overfull(tight: PrefixIndex, make_index:
     assert tight.overfull() == set()
 
 
+def test_a_restore_of_what_there_was_room_for_leaves_nobody_overfull(tight: PrefixIndex) -> None:
+    stored = fill(tight)
+    tight.store(1, None, chain(20_000, seed=4), GPU, 0)
+    tight.remove(0, HASHES[stored // 2 : stored], GPU)
+    assert tight.overfull() == {0, 1}
+    tight.restore(tight.snapshot(), 0)
+    assert tight.overfull() == set()
+    assert tight.overlaps(HASHES) == {0: both(stored // 2)}
+    assert tight.self_check() == []
+
+
 def test_a_clear_of_one_tier_leaves_the_rank_overfull(tight: PrefixIndex) -> None:
     fill(tight)
     tight.clear(0, GPU)
@@ -144,6 +156,17 @@ def test_a_dump_that_does_not_fit_leaves_the_rank_overfull(tight: PrefixIndex, m
     assert tight.self_check() == []
     tight.load(1, [], 0)
     assert (tight.overfull(), held(tight, 1)) == (set(), {})
+
+
+def test_a_row_of_several_tiers_is_refused_once(tight: PrefixIndex, make_index: MakeIndex) -> None:
+    whole = with_ranks(make_index(), 1)
+    for tier in (GPU, HOST, EXTERNAL):
+        whole.store(0, None, HASHES, tier, 0)
+    tight.load(1, whole.dump(0), 0)
+    rows = dumped(tight, 1)
+    assert {row.tiers for row in rows} == {(GPU, HOST, EXTERNAL)}
+    assert tight.overfull() == {1}
+    assert tight.statistics().refused_blocks_total == 40_000 - len(rows)
 
 
 def test_an_event_without_memory_is_told(tight: PrefixIndex) -> None:
@@ -203,6 +226,30 @@ def test_a_parked_block_whose_turn_comes_is_held_or_refused(tight: PrefixIndex) 
     assert len(held(tight, 1)) + now.parked_blocks + refused == 99
     assert (1 in tight.overfull()) == (refused > 0)
     assert tight.self_check() == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_come_and_go_in_any_order_need_no_more_memory_than_those_that_stay(
+    index: PrefixIndex, seed: int
+) -> None:
+    random, live, seen = Random(seed), list[tuple[int, int]](), [0]
+    for operation in range(20_000):
+        if len(live) < 1_500:
+            rank, blocks = random.randrange(3), [random.getrandbits(64) for _ in range(random.choice([1, 2, 16]))]
+            parent = random.choice(live)[1] if live and random.random() < 0.8 else None
+            index.store(rank, parent, blocks, GPU, 0)
+            live += ((rank, block) for block in blocks)
+        else:
+            for _ in range(random.choice([1, 2, 16])):
+                at = random.randrange(len(live))
+                live[at], live[-1] = live[-1], live[at]
+                rank, block = live.pop()
+                index.remove(rank, [block], GPU)
+        if operation % 1_000 == 999:
+            seen.append(used(index))
+    assert index.statistics().held_blocks == len(live), f"seed {seed}"
+    assert max(seen) <= 1.5 * max(seen[:3]), f"seed {seed}: {seen}"
+    assert index.self_check() == [], f"seed {seed}"
 
 
 def test_structure_is_nothing_when_nothing_is_held_or_parked(index: PrefixIndex) -> None:

@@ -20,11 +20,12 @@ from structlog.testing import capture_logs
 
 from bench.processes import Process
 from indexer.core.fold import RankView
-from indexer.core.reference_tree import RANK_BYTES
+from indexer.core.prefix_index import Refusal
+from indexer.core.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.feed import TICK_S
 from indexer.http import IndexApi
-from kv_protocol import subjects
+from kv_protocol import fleet, subjects
 from kv_protocol.events import Tier
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock, ManualClock, SystemClock
@@ -33,12 +34,19 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http import HttpServer
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, new_registry
+from router.control_plane import ControlPlane
 from tests.integration.broker import Broker, eventually
 from tests.integration.scripted_rank import MODEL, ScriptedRank
+from tests.unit.router.samples import registered
 
 NATS = NatsSection(events_max_bytes=1 << 24)
 WAIT_S = 10.0
 NOTHING = (0, 0, 0, 0)
+NOTHING_ROUTED: Any = None
+"""For a control plane that is asked of its index alone."""
+SMALL = IndexSection(implementation="python", memory_bytes_max=1 << 20)
+SMALL_BLOCKS = (SMALL.memory_bytes_max - RANK_BYTES) // (NODE_BYTES + HOLDING_BYTES)
+"""As many blocks as there is room for, of one rank."""
 
 
 def gpu(blocks: int) -> tuple[int, int, int, int]:
@@ -395,23 +403,24 @@ async def test_a_rank_for_which_there_is_no_memory_is_named_once_and_admitted_wh
     broker: Broker,
     log: EventLog,
 ) -> None:
-    settings = IndexSection(implementation="python", memory_bytes_max=RANK_BYTES + 10_000)
     first, second = ScriptedRank(log, "w0"), ScriptedRank(log, "w1")
     with capture_logs() as lines:
-        async with running_index(broker.url, settings=settings) as index:
-            await first.store(1)
+        async with running_index(broker.url, settings=SMALL) as index:
+            await first.store(*range(SMALL_BLOCKS))
             await index.until_at(first)
             await second.store(1)
             await second.beat()
-            await eventually(lambda: "index_refused_ranks_total 2.0" in index.metrics())
+            await eventually(lambda: "index_refused_rank_facts_total 2.0" in index.metrics())
             await index.pass_time(1.0)
             assert [line["rank"] for line in lines if line["event"] == "rank_refused"] == ["w1/0"]
-            assert index.view(second.rank).stale == "never_heard"
+            assert "kvrouter_index_refused_ranks 1.0" in index.metrics()
+            assert index.view(second.rank).stale == "refused"
             await first.leave()
             await eventually(lambda: not index.index.ranks())
             await second.beat()
             await index.until_stale(second.rank, "behind")
             await index.pass_time(TICK_S)
+            assert "kvrouter_index_refused_ranks 0.0" in index.metrics()
     assert [line["rank"] for line in lines if line["event"] == "rank_not_refused_any_more"] == ["w1/0"]
     assert len([line for line in lines if line["event"] == "rank_refused"]) == 1
 
@@ -420,19 +429,77 @@ async def test_a_rank_for_which_there_is_no_memory_is_named_once_and_admitted_wh
 async def test_a_rank_with_more_blocks_than_memory_is_overfull_where_people_look(
     broker: Broker, scripted: ScriptedRank
 ) -> None:
-    settings = IndexSection(implementation="python", memory_bytes_max=RANK_BYTES + 10_000)
-    async with running_index(broker.url, settings=settings) as index:
-        await scripted.store(*range(1, 100))
-        await scripted.beat()
-        await index.until_stale(scripted.rank, "overfull")
-        await index.pass_time(TICK_S)
-        assert "kvrouter_index_overfull 1.0" in index.metrics()
-        assert 'kvrouter_stream_stale{dp_rank="0",worker="w0"} 1.0' in index.metrics()
-        assert scripted.dumps_asked == 0
+    with capture_logs() as lines:
+        async with running_index(broker.url, settings=SMALL) as index:
+            await scripted.store(*range(2 * SMALL_BLOCKS))
+            await index.until_at(scripted)
+            await scripted.beat()
+            await index.until_stale(scripted.rank, "overfull")
+            await index.pass_time(1.0)
+            assert "kvrouter_index_overfull_ranks 1.0" in index.metrics()
+            assert 'kvrouter_stream_stale{dp_rank="0",worker="w0"} 1.0' in index.metrics()
+            assert scripted.dumps_asked == 0
+            await index.until_at(scripted)
+            await scripted.clear()
+            await scripted.beat()
+            await index.until_stale(scripted.rank, "")
+            await index.pass_time(1.0)
+    told = [(line["event"], line["log_level"], line["rank"]) for line in lines if "overfull" in line["event"]]
+    assert told == [("rank_overfull", "warning", "w0/0"), ("rank_not_overfull_any_more", "info", "w0/0")]
+
+
+@pytest.mark.asyncio
+async def test_a_full_index_is_ready_until_a_rank_is_refused_and_says_which(broker: Broker, log: EventLog) -> None:
+    first, second = ScriptedRank(log, "w0"), ScriptedRank(log, "w1")
+    async with (
+        running_index(broker.url, settings=SMALL) as index,
+        serving(IndexApi(index.index).app(new_registry(), token="")) as api,
+        serving(ControlPlane(NOTHING_ROUTED, index.index, log).app(new_registry(), token="")) as router,
+    ):
+        await first.store(*range(2 * SMALL_BLOCKS))
+        await index.until_at(first)
+        await first.beat()
+        await index.until_stale(first.rank, "overfull")
+        assert await api.get("/ready") == (200, {"ready": True, "stale": {"w0/0": "overfull"}, "refused": {}})
+        await second.beat()
+        await index.until_stale(second.rank, "refused")
+        status, body = await api.get("/ready")
+        assert (status, body["ready"], list(body["refused"])) == (503, False, ["w1/0"])
+        assert str(SMALL.memory_bytes_max) in body["refused"]["w1/0"]
+        assert (await api.get("/v1/ranks"))[1]["refused"] == body["refused"]
+        assert (await router.get("/v1/index"))[1]["refused"] == body["refused"]
+
+
+@pytest.mark.asyncio
+async def test_a_message_that_the_index_refuses_is_counted_and_named_once(
+    index: Index, scripted: ScriptedRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> list[Refusal]:
+        return [Refusal(0, 2, "for no reason")]
+
+    with capture_logs() as lines:
+        await scripted.store(1)
         await index.until_at(scripted)
-        await scripted.clear()
-        await scripted.beat()
-        await index.until_stale(scripted.rank, "")
+        monkeypatch.setattr(type(index.index._fold._index), "apply_batch", refuse)
+        await scripted.store(2, parent=1)
+        await eventually(lambda: index.happened("resyncs", scripted.rank) == 1)
+    assert index.view(scripted.rank, 1, 2).overlap_blocks == gpu(2)
+    assert "kvrouter_index_refused_messages_total 1.0" in index.metrics()
+    told = [(line["rank"], line["reason"]) for line in lines if line["event"] == "message_refused_by_index"]
+    assert told == [("w0/0", "event 0, byte 2: for no reason")]
+
+
+@pytest.mark.asyncio
+async def test_the_index_makes_room_for_what_a_worker_says_it_can_hold(
+    broker: Broker, scripted: ScriptedRank, log: EventLog
+) -> None:
+    async with running_index(broker.url, settings=IndexSection(implementation="native")) as index:
+        await scripted.store(1)
+        await index.until_at(scripted)
+        before = index.index.statistics().index.memory_bytes
+        description = registered(scripted.rank.worker_id, total_kv_blocks=1_000_000)
+        await log.publish(subjects.fleet(MODEL, scripted.rank.worker_id), fleet.encode(description))
+        await eventually(lambda: index.index.statistics().index.memory_bytes > 2 * before)
 
 
 # ---------------------------------------------------------------- the log goes and comes
@@ -553,7 +620,12 @@ class Api(NamedTuple):
 
 @pytest_asyncio.fixture
 async def api(index: Index) -> AsyncIterator[Api]:
-    app: web.Application = IndexApi(index.index).app(new_registry(), token="")
+    async with serving(IndexApi(index.index).app(new_registry(), token="")) as api:
+        yield api
+
+
+@asynccontextmanager
+async def serving(app: web.Application) -> AsyncIterator[Api]:
     server, stop = HttpServer(app, "127.0.0.1", 0), asyncio.Event()
     await server.start()
     async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
@@ -726,11 +798,11 @@ async def test_a_bad_question_for_prefixes_is_named(
 async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
     index: Index, scripted: ScriptedRank, api: Api
 ) -> None:
-    assert await api.get("/ready") == (200, {"ready": True, "stale": {}})
+    assert await api.get("/ready") == (200, {"ready": True, "stale": {}, "refused": {}})
     await scripted.store(1)
     await scripted.beat(stale="why")
     await index.until_stale(scripted.rank, "source")
-    assert await api.get("/ready") == (503, {"ready": False, "stale": {"w0/0": "source"}})
+    assert await api.get("/ready") == (503, {"ready": False, "stale": {"w0/0": "source"}, "refused": {}})
     assert await api.get("/health") == (200, {"status": "ok"})
 
 

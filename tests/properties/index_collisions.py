@@ -57,18 +57,8 @@ class Collisions:
         """Take steps, compare after each, and drain everything in the end."""
         for rank in RANKS:
             self._each("register", rank)
-        steps = {
-            "_store": 12,
-            "_remove": 7,
-            "_load": 2,
-            "_message": 5,
-            "_clear": 1,
-            "_drop": 1,
-            "_expire": 1,
-            "_restore": 1,
-        }
         for number in range(60):
-            step = self._random.choices(list(steps), list(steps.values()))[0]
+            step = self._random.choices(list(STEPS), list(STEPS.values()))[0]
             self.step_name = f"{number} {step}"
             getattr(self, step)()
             self._compare()

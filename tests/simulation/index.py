@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from indexer.core.fold import BytesRefused, ChunkArrived, Fact, HeartbeatArrived, IndexFold, MessageArrived, Question
+from indexer.core.facts import BytesRefused, ChunkArrived, Fact, HeartbeatArrived, MessageArrived, Question
+from indexer.core.fold import IndexFold
 from indexer.core.follower import FollowerLimits
 from indexer.core.messages import read_message
 from indexer.core.reference import ReferenceIndex

@@ -60,7 +60,7 @@ def assert_calm(world: World) -> None:
     for statistics in index_statistics([world]):
         for rank, stream in statistics.streams.items():
             assert stream.counts == FollowerCounts(applied=stream.cursor), rank
-        assert statistics.refused_bytes_total == statistics.index.parked_blocks_total == 0
+        assert statistics.refused_messages_total == statistics.index.parked_blocks_total == 0
 
 
 def test_without_faults_every_batch_is_applied_once_and_nothing_is_asked() -> None:
@@ -85,7 +85,7 @@ def test_everything_that_is_meant_to_go_wrong_goes_wrong() -> None:
     for name in ("gaps_total", "lost_total", "duplicates_total"):
         seen[f"hop_a_{name}"] += sum(getattr(agent.cursor, name) for agent in agents)
     wanted = {
-        *("duplicates", "gaps", "resyncs", "restarts", "other_epoch", "kept_lost", "refused_bytes_total"),
+        *("duplicates", "gaps", "resyncs", "restarts", "other_epoch", "kept_lost", "refused_messages_total"),
         *("deduplicated", "unknown_parent", "unknown_removal", "cleared_events", "dropped_batches_total"),
         *("partial_blocks_dropped", "event_id_gaps"),
         *("hop_a_gaps_total", "hop_a_lost_total", "hop_a_duplicates_total"),

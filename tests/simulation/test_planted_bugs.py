@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 import pytest
 
-from indexer.core.fold import IndexFold, Question
+from indexer.core.facts import Question
+from indexer.core.fold import IndexFold
 from indexer.core.follower import ApplyEvent, Effect, Phase, StreamFollower
 from indexer.core.reference import ReferenceIndex
 from kv_protocol.digest import TierDigest

@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 from typing import get_args
 
-from indexer.core.fold import LogFound, LogLost, Question, WorkerGone
+from indexer.core.facts import LogFound, LogLost, Question, WorkerGone
 from kv_protocol import recovery
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.hashing import sequence_hashes

@@ -1,21 +1,16 @@
-"""The extension is built, and computes what its Python twin computes."""
+"""The extension is built, and serves."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from indexer.native import load
-from kv_protocol.codec import pack_u64
-from kv_protocol.digest import SetDigest
-
-hashes = st.sets(st.integers(0, 2**64 - 1), max_size=50)
+from indexer.native import extension, load
+from indexer.native.index import NativeIndex
+from kv_protocol.events import Tier
 
 
-def test_it_is_built() -> None:
-    assert load() is not None
+def test_it_is_there() -> None:
+    assert load() is extension()
 
 
-@given(hashes)
-def test_its_digest_is_the_protocols(members: set[int]) -> None:
-    core = load()
-    assert core is not None
-    assert core.set_digest(pack_u64(list(members))) == SetDigest(members).total
+def test_its_index_serves() -> None:
+    index = NativeIndex()
+    index.register(3)
+    index.store(3, None, (1, 2), Tier.GPU, 0.0)
+    assert index.overlaps((1, 2, 9)) == {3: (2, 2, 2, 2)}

@@ -21,7 +21,8 @@ std::uint64_t hash_of(std::uint8_t number) {
 kv::Limits limits_of(std::uint8_t choice) {
     kv::Limits limits;
     constexpr std::uint32_t parked[] = {0, 1, 5, 65'536};
-    constexpr std::uint64_t memory[] = {0, 1, 300'000, 2'000'000};
+    static const std::uint64_t empty = kv::Tree(kv::Limits{}).memory_bytes();
+    const std::uint64_t memory[] = {0, 1, empty + 65'000, 300'000};  // the third: some blocks, and little beside them
     limits.parked_blocks_max = parked[choice & 3];
     limits.memory_bytes_max = memory[choice >> 2 & 3];
     limits.seed = choice;
@@ -46,7 +47,7 @@ public:
     void run() {
         for (int steps = 1; !input_.is_empty(); ++steps) {
             step();
-            expect_bounded(*tree_);
+            expect_bounded(*tree_, has_removed_);
             if (steps % 16 == 0) {
                 expect_sound(*tree_);
             }
@@ -70,12 +71,12 @@ private:
 
     void take(std::uint8_t op, std::uint32_t rank) {
         switch (op % 16) {
-        case 0: apply(rank, input_.bytes(input_.word())); break;
+        case 0: has_removed_ = true; apply(rank, input_.bytes(input_.word())); break;  // most likely no message at all
         case 1: case 2: case 3: apply(rank, message()); break;
         case 4: case 5: case 6: store(rank); break;
         case 7: case 8: remove(rank); break;
         case 9: drop(rank); break;
-        case 10: tree_->clear(rank, input_.byte() & 15u); break;
+        case 10: has_removed_ = true; tree_->clear(rank, input_.byte() & 15u); break;
         case 11: add(rank, input_.byte() % 4 == 0 ? input_.word() : 0); break;
         case 12: restore(); break;
         case 13: now_s_ += input_.byte() / 16.0; tree_->expire(now_s_); break;
@@ -105,6 +106,7 @@ private:
         for (std::uint8_t at = 0; at < batches; ++at) {
             const std::uint8_t form = input_.byte();  // kind 2 bits, tier 3 bits, parent 1 bit
             const std::uint8_t kind = form & 3, has_parent = form >> 5 & 1;
+            has_removed_ |= kind != 0;
             const std::vector<std::uint64_t> blocks = hashes(kind == 2 ? 0 : input_.byte() % 32);
             put(made, 1, 1);
             put(made, kind, 1);
@@ -156,6 +158,7 @@ private:
     }
 
     void remove(std::uint32_t rank) {
+        has_removed_ = true;
         const std::uint8_t form = input_.byte();
         const std::vector<std::uint64_t> blocks = hashes(form >> 2);
         tree_->remove(rank, blocks.data(), blocks.size(), form & 3u);
@@ -171,6 +174,7 @@ private:
     }
 
     void drop(std::uint32_t rank) {
+        has_removed_ = true;
         tree_->drop(rank);
         ranks_.erase(rank);
     }
@@ -179,6 +183,7 @@ private:
         const std::string before = tree_->snapshot();
         try {
             tree_ = restored(*tree_, before, now_s_);
+            has_removed_ = false;
         } catch (const kv::IndexFull&) {
             expect(limits_.memory_bytes_max != 0, "only what is bounded is full");
         }
@@ -189,6 +194,7 @@ private:
     kv::Limits limits_;
     std::unique_ptr<kv::Tree> tree_;
     std::set<std::uint32_t> ranks_;
+    bool has_removed_ = false;  // since the tree was made
     double now_s_ = 0;
 };
 

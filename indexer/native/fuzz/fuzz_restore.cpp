@@ -57,7 +57,7 @@ std::unique_ptr<kv::Tree> restored_or_refused(kv::Tree& old, const std::vector<s
 
 void expect_good(kv::Tree& tree) {
     expect_sound(tree);
-    expect_bounded(tree);
+    expect_bounded(tree, false);
     look(tree, {kv::splitmix64(0), kv::splitmix64(1), kv::splitmix64(2)});
     expect_restorable(tree, 1);
     expect_drained(tree);

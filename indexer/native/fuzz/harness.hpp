@@ -58,8 +58,8 @@ inline void expect_sound(const kv::Tree& tree) {
     expect(problems.empty(), "a tree does not contradict itself");
 }
 
-// Bytes of blocks and ranks: what is refused for want of memory.
-inline std::uint64_t refusable_bytes(const kv::Tree& tree) {
+// Bytes of blocks and ranks: what no removal takes. What cutting runs costs, which a removal may do, comes on top.
+inline std::uint64_t uncut_bytes(const kv::Tree& tree) {
     std::uint64_t bytes = 0;
     for (const auto& [part, used] : tree.memory()) {
         const std::string name = part;
@@ -68,11 +68,12 @@ inline std::uint64_t refusable_bytes(const kv::Tree& tree) {
     return bytes;
 }
 
-// They keep to the limit, or to what an empty tree takes. What cutting runs costs, a removal too, comes on top.
-inline void expect_bounded(const kv::Tree& tree) {
-    static const std::uint64_t empty = refusable_bytes(kv::Tree(kv::Limits{}));
+// All keeps to the limit, or to what an empty tree takes; `has_removed`: all but what removals may have taken.
+inline void expect_bounded(const kv::Tree& tree, bool has_removed) {
+    static const std::uint64_t empty = kv::Tree(kv::Limits{}).memory_bytes();
     const std::uint64_t limit = tree.limits().memory_bytes_max;
-    expect(limit == 0 || refusable_bytes(tree) <= std::max(limit, empty), "a tree keeps to its memory");
+    const std::uint64_t used = has_removed ? uncut_bytes(tree) : tree.memory_bytes();
+    expect(limit == 0 || used <= std::max(limit, empty), "a tree keeps to its memory");
 }
 
 inline std::unique_ptr<kv::Tree> restored(const kv::Tree& old, const std::string& body, double now_s) {

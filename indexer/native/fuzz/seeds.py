@@ -1,6 +1,7 @@
 """The inputs from which the fuzzers start.
 
-    apply_batch   limits u8, then operations; here: messages as they come (op 0), and random programs
+    apply_batch   limits u8, then operations; here: messages as they come (op 0), random programs, and stores without a
+                  removal until little memory is used up
     restore       limits u8, then the body of a snapshot
 
 What they are made of are the events of ranks that work on few prompts, with holes, restarts and unknown parents.
@@ -24,7 +25,9 @@ _WRONG_PARENT_OF = 6
 _PROMPTS = 5
 _CHAIN_BLOCKS = 24
 _PIECE_BLOCKS_MAX = 8
-_MESSAGE, _OPERATIONS = 0, 16
+_MESSAGE, _STORE, _OPERATIONS = 0, 4, 16
+_LITTLE_MEMORY = 2 << 2
+_STORED_BLOCKS_MAX = 31
 _TTL_S = 5.0
 
 
@@ -66,6 +69,15 @@ def _program_input(draw: Random) -> bytes:
     return bytes([draw.randrange(16)]) + draw.randbytes(draw.choice([40, 200, 600]))
 
 
+def _filling_input(draw: Random) -> bytes:
+    program = bytearray([_LITTLE_MEMORY | draw.randrange(4)])
+    for first in range(0, 8 * _STORED_BLOCKS_MAX, _STORED_BLOCKS_MAX):
+        program += bytes([_STORE, 0, _STORED_BLOCKS_MAX << 3, first])
+    for _ in range(draw.choice([20, 200])):
+        program += bytes([_STORE, draw.randrange(2), 1 << 3 | draw.randrange(len(TIERS)) << 1, draw.randrange(255)])
+    return bytes(program)
+
+
 def _restore_input(draw: Random) -> bytes:
     index = ReferenceIndex(parked_ttl_s=_TTL_S)
     for rank in range(_RANKS):
@@ -75,7 +87,7 @@ def _restore_input(draw: Random) -> bytes:
     return bytes([draw.randrange(4)]) + bytes(unseal(index.snapshot()))
 
 
-_MAKERS = {"apply_batch": (_apply_batch_input, _program_input), "restore": (_restore_input,)}
+_MAKERS = {"apply_batch": (_apply_batch_input, _program_input, _filling_input), "restore": (_restore_input,)}
 
 
 def inputs(fuzzer: str) -> list[bytes]:

@@ -14,7 +14,7 @@ from bench.index_cells import FILL_SEED
 from bench.index_child import WORK, make
 from bench.index_data import Request, Stored, chain, pack, write_requests
 from bench.index_run import BenchFailed, Process, SubjectAbsent
-from bench.index_subjects import Peer, subject
+from bench.index_subjects import Peer, Step, subject
 from router.__main__ import main
 
 TINY = ("--implementation", "python", "--peer-python", "no-such-python", "--quick", "--core", "-1")
@@ -45,8 +45,9 @@ def test_a_missing_trace_is_said_and_the_rest_is_measured(tmp_path: Path) -> Non
     ran = typed(*TINY, "--only", "trace,machine", "--trace", str(tmp_path / "none"), "--markdown", str(file))
     assert ran.exit_code == 0, ran.output
     assert f"trace: skipped ({tmp_path / 'none'}: No such file or directory)" in ran.stdout
+    assert "ranks are registered with their capacity, as the service does" in ran.stdout
     assert "empty call" in ran.stdout
-    assert "not measured  trace replay, buffers" in ran.stdout
+    assert ran.stdout.splitlines()[-1] == "targets are for scale 1"
     assert "| empty call |" in file.read_text()
 
 
@@ -90,7 +91,7 @@ def small(file: Path) -> dict[str, dict[str, object]]:
         "trace": trace,
         "trace answers": trace,
         "memory": {"blocks": blocks, "holders": 2},
-        "bulk": {"blocks": blocks, "calls": 2, "round_blocks": 512},
+        "bulk": {"blocks": blocks, "capacity_blocks": 2 * blocks, "calls": 2, "round_blocks": 512},
         "exact": {"name": "hole"},
         "hash": {"tokens": 64, "block_size": 16, "calls": 10},
         "limit": {"kind": "empty call", "size_bytes": 0, "operations": 10},
@@ -172,3 +173,30 @@ def test_the_peer_is_told_the_same_in_its_own_form(told_to_peer: list[tuple[int,
         (3, {"event_id": 1, "data": {"removed": {"block_hashes": [2]}}}),
     ]
     assert peer.depths(pack([1, 2])) == {3: 2}
+
+
+@pytest.mark.parametrize(("capacity_blocks", "warm_up_events"), [(0, 0), (4000, 2)])
+def test_a_bulk_cell_warms_up_where_it_has_a_capacity_and_keeps_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, capacity_blocks: int, warm_up_events: int
+) -> None:
+    told: list[tuple[int, int]] = []
+    removed: list[bytes] = []
+    of = subject("python", "buffers")
+    fresh, remove = of.fresh, of.remove
+
+    def told_fresh(ranks: int, capacity: int) -> None:
+        told.append((ranks, capacity))
+        fresh(ranks, capacity)
+
+    def told_remove(rank: int, hashes: bytes) -> Step:
+        removed.append(hashes)
+        return remove(rank, hashes)
+
+    monkeypatch.setattr(of, "fresh", told_fresh)
+    monkeypatch.setattr(of, "remove", told_remove)
+    WORK["bulk"](of, blocks=1024, capacity_blocks=capacity_blocks, calls=2, round_blocks=1024).round(7)
+    assert told == [(16, capacity_blocks // 16)]
+    assert len(removed) == warm_up_events
+    assert not {chain(7, 0), chain(7, 1), chain(FILL_SEED, 0)} & set(removed)
+    assert of.depths(chain(7, 1)) == {1: 512}
+    assert of._index.statistics().held_blocks == 2048  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from bench.index_child import WORK
 from bench.index_exact import SCENARIOS
-from bench.index_plan import GROUPS, SEATS, Cell, Plan, cells
+from bench.index_plan import GROUPS, SEATS, UNSIZED, Cell, Plan, cells
 from bench.index_report import Facts, as_json, as_markdown, show
 from bench.index_results import CPU, WALL, Results
 from bench.index_tables import NONE, number, tables, times
@@ -92,9 +92,31 @@ def test_a_match_that_beats_the_comparison_of_its_bytes_is_told() -> None:
     assert said(results(ours=1, peer=25, limit=1.01))["control: no match is faster than comparing its bytes"] is False
 
 
+def test_growth_is_measured_and_not_judged() -> None:
+    made = results(ours=1, peer=25)
+    (cell,) = (each for each in cells(PLAN) if each.name.endswith(UNSIZED))
+    made.rounds[cell.group, cell.name, "buffers"] = [{"limit": 1} | found(cell, 100, 0)]
+    assert said(made) == said(results(ours=1, peer=25))
+    (row,) = (row for table in tables(made) for row in table.rows if row[0] == cell.name)
+    assert row == (cell.name, "buffers", "1e-06", "100", "100", "100", "0.1", "100", "1")
+
+
+def test_a_bulk_cell_has_a_capacity_beyond_all_that_is_stored_or_says_that_it_has_none() -> None:
+    for cell in cells(PLAN, ("bulk",)):
+        stored = cell.parameters["blocks"] + cell.parameters["round_blocks"]
+        expected = 0 if cell.name.endswith(UNSIZED) else int(1.25 * stored)
+        assert cell.parameters["capacity_blocks"] == expected, cell.name
+
+
 def test_one_wrong_answer_is_a_miss() -> None:
     assert said(results(ours=1, peer=25, wrong=1))["exact: wrong answers"] is False
     assert said(results(ours=1, peer=25, wrong=-1))["exact: wrong answers"] is False
+
+
+def test_one_wrong_answer_in_one_round_of_a_storm_is_a_miss() -> None:
+    made = results(ours=1, peer=25)
+    made.rounds["exact", "orderly", "buffers"] = [{"wrong": wrong, "answers": 9} for wrong in (0, 1, 0)]
+    assert said(made)["exact: wrong answers"] is False
 
 
 @pytest.mark.parametrize(
@@ -165,11 +187,30 @@ def test_json_has_every_round_and_every_verdict() -> None:
 
 def test_what_was_lost_is_printed_with_its_cells() -> None:
     printed = StringIO()
-    show(Console(file=printed, width=150), results(ours=9, peer=9, wrong=1))
+    show(Console(file=printed, width=150), FACTS, results(ours=9, peer=9, wrong=1))
     text = printed.getvalue()
     assert "MISSED        stored 64, buffers: the peer's time over ours >= 12x" in text
     assert "lost: large index: 1x" in text
     assert "lost: hole (messages): 1" in text
+
+
+def test_what_was_not_measured_is_printed_as_such() -> None:
+    printed = StringIO()
+    show(Console(file=printed, width=150), FACTS, results(ours=1, peer=25, without="peer"))
+    assert "not measured  trace replay, buffers: the peer's time over ours >= 10x" in printed.getvalue()
+
+
+@pytest.mark.parametrize("scale", [0.02, 2.0])
+def test_at_another_scale_nothing_is_judged(scale: float) -> None:
+    facts, made = FACTS._replace(scale=scale), results(ours=9, peer=9, wrong=1)
+    printed = StringIO()
+    show(Console(file=printed, width=150), facts, made)
+    for text in (printed.getvalue(), as_markdown(facts, made)):
+        assert text.splitlines()[-1] == "targets are for scale 1"
+        assert text.count("targets are for scale 1") == 1
+        assert "MISSED" not in text
+    assert json.loads(as_json(facts, made))["verdicts"] == []
+    assert "targets are for scale 1" not in as_markdown(FACTS, made)
 
 
 def test_every_group_has_cells_and_every_cell_a_kind_of_work() -> None:

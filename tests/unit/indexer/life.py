@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from random import Random
 
-from indexer.core.fold import ChunkArrived, HeartbeatArrived, Question
+from indexer.core.facts import ChunkArrived, HeartbeatArrived, Question
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat

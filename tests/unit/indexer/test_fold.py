@@ -4,19 +4,18 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
-from indexer.core.fold import (
+from indexer.core.facts import (
     BatchArrived,
     BytesRefused,
     ChunkArrived,
     Fact,
     HeartbeatArrived,
-    IndexFold,
     LogFound,
     LogLost,
     Question,
-    RankView,
     WorkerGone,
 )
+from indexer.core.fold import IndexFold, RankView
 from indexer.core.follower import FollowerCounts, FollowerLimits
 from indexer.core.places import RANKS_MAX
 from indexer.core.reference import ReferenceIndex
@@ -190,7 +189,7 @@ def test_bytes_that_could_not_be_read_make_the_rank_stale_and_ask(fold: IndexFol
     assert told(fold, BytesRefused(A0)) == [asks(A0)]
     assert [view.stale for view in fold.overlap(PATH, [A0, B0])] == ["resyncing", ""]
     assert told(fold, BytesRefused(A0), BytesRefused(B0)) == [asks(B0)]
-    assert fold.statistics().refused_bytes_total == 3
+    assert fold.statistics().refused_messages_total == 3
     told(fold, dump(A0, 1, 1))
     assert told(fold, BytesRefused(A0)) == [asks(A0, 2)]
 
@@ -403,8 +402,8 @@ def test_ranks_beyond_the_bound_are_refused_and_counted_until_there_is_room(fold
     ranks = [WorkerRank(f"w{at}", 0) for at in range(RANKS_MAX)]
     told(fold, *(pulse(rank, 0) for rank in ranks))
     assert told(fold, pulse(A0, 0), batch(A0, 2, path()), BytesRefused(A0)) == []
-    assert (len(fold.ranks()), fold.statistics().refused_ranks_total) == (RANKS_MAX, 3)
-    assert fold.overlap(PATH, [A0]) == [NOBODY]
+    assert (len(fold.ranks()), fold.statistics().refused_rank_facts_total) == (RANKS_MAX, 3)
+    assert fold.overlap(PATH, [A0]) == [RankView((0, 0, 0, 0), 0, 0, "refused")]
     told(fold, batch(ranks[-1], 1, path()))
     assert depths(fold, ranks[-1], ranks[0]) == [(6, 6, 6, 6), (0, 0, 0, 0)]
     told(fold, WorkerGone("w7"), batch(A0, 1, path(0, 2)))
@@ -428,7 +427,7 @@ def test_statistics_tell_of_the_index_of_each_stream_and_of_each_tier(fold: Inde
     assert (now.index.ranks, now.index.nodes, now.index.held_blocks) == (2, 6, 6)
     assert (now.streams[A0].epoch, now.streams[A0].cursor, now.streams[A0].stale) == (EPOCH, 2, "")
     assert (now.streams[B0].stale, now.streams[B0].counts) == ("resyncing", FollowerCounts(gaps=1))
-    assert (now.refused_ranks_total, now.refused_bytes_total) == (0, 1)
+    assert (now.refused_rank_facts_total, now.refused_messages_total) == (0, 1)
     told(fold, batch(A0, 3, Cleared()))
     assert now.blocks[A0] == (6, 0, 2, 0), "statistics are of their moment"
     assert now.streams[A0].counts.applied == 2

@@ -7,16 +7,19 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from indexer.core.fold import (
+from indexer.core.facts import (
     BatchArrived,
+    BytesRefused,
     ChunkArrived,
     Fact,
     HeartbeatArrived,
-    IndexFold,
+    LogFound,
+    LogLost,
     MessageArrived,
     Question,
     WorkerGone,
 )
+from indexer.core.fold import IndexFold
 from indexer.core.follower import FollowerLimits
 from indexer.core.messages import read_message
 from indexer.core.places import REFUSED_NAMED_MAX
@@ -56,9 +59,9 @@ class Eager(ReferenceIndex):
         return msgspec.structs.replace(found, memory_bytes=found.memory_bytes // 2)
 
 
-def make_fold(kind: type[ReferenceIndex] = ReferenceIndex) -> IndexFold:
+def make_fold(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:
     index = kind(memory_bytes_max=MEMORY_BYTES, parked_ttl_s=PARKED_TTL_S)
-    return IndexFold(index, FollowerLimits(behind_s=2.0, answer_s=2.0), gone_s=1e9, memory_bytes_max=MEMORY_BYTES)
+    return IndexFold(index, FollowerLimits(behind_s=2.0, answer_s=2.0), gone_s=gone_s, memory_bytes_max=MEMORY_BYTES)
 
 
 def batch(rank: WorkerRank, seq: int, event: Event) -> BatchArrived:
@@ -95,9 +98,9 @@ def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
     return [view.stale for view in fold.overlap((), ranks)]
 
 
-def crowded(kind: type[ReferenceIndex] = ReferenceIndex) -> IndexFold:
+def crowded(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:
     """Return a fold in which rank a has its 900 blocks, and rank b 100 of its 900."""
-    fold = make_fold(kind)
+    fold = make_fold(kind, gone_s=gone_s)
     assert told(fold, batch(A0, 1, stored(A)), batch(B0, 1, stored(B))) == []
     fold.tick(0.0)
     return fold
@@ -110,7 +113,7 @@ def test_a_rank_whose_blocks_do_not_fit_is_overfull_and_no_other() -> None:
     fold = crowded()
     assert stale(fold, A0, B0) == ["", "overfull"]
     now = fold.statistics()
-    assert (now.overfull_ranks, now.index.refused_blocks_total) == (1, 800)
+    assert (now.overfull_ranks, now.index.refused_blocks_total, fold.overfull_ranks()) == (1, 800, {B0})
     assert (now.streams[B0].stale, now.streams[B0].cursor) == ("overfull", 1)
     assert fold.overlap(B, [B0])[0].overlap_blocks == (100,) * 4, "what fitted is there"
 
@@ -123,7 +126,7 @@ def test_it_is_followed_on_batch_by_batch_and_in_messages() -> None:
     assert fold.tick(0.0) == []
     view = fold.overlap(B, [B0])[0]
     assert (view.overlap_blocks[0], view.seq, view.stale) == (100, 4, "overfull")
-    assert fold.statistics().refused_bytes_total == 0
+    assert fold.statistics().refused_messages_total == 0
 
 
 def test_its_digest_is_not_that_of_its_source_and_nobody_is_asked_for_what_would_not_fit() -> None:
@@ -182,7 +185,7 @@ def test_once_memory_or_nodes_have_fallen_by_a_tenth_a_dump_is_asked_and_heals(k
     assert stale(fold, A0, B0) == ["", ""]
     assert told(fold, pulse(B0, 1, *B), now_s=2.3) == []
     assert fold.overlap(B, [B0])[0].overlap_blocks == (900,) * 4
-    assert (fold.tick(2.5), fold.statistics().overfull_ranks) == ([], 0)
+    assert (fold.tick(2.5), fold.statistics().overfull_ranks, fold.overfull_ranks()) == ([], 0, set())
 
 
 @pytest.mark.parametrize("kind", [ReferenceIndex, KeepsMemory, KeepsNodes, Eager])
@@ -289,8 +292,8 @@ def test_whatever_was_refused_all_is_known_soon_after_there_is_room(kind: str, s
 def test_a_new_rank_for_which_there_is_no_memory_is_refused_by_name_and_admitted_when_there_is() -> None:
     fold = crowded()
     assert told(fold, pulse(C0, 1, 5), batch(C0, 1, Stored((5,)))) == []
-    assert stale(fold, C0) == ["never_heard"]
-    assert (fold.statistics().refused_ranks_total, list(fold.refused_ranks())) == (2, [C0])
+    assert stale(fold, C0, WorkerRank("never", 0)) == ["refused", "never_heard"]
+    assert (fold.statistics().refused_rank_facts_total, list(fold.refused_ranks())) == (2, [C0])
     assert str(MEMORY_BYTES) in fold.refused_ranks()[C0]
     told(fold, batch(A0, 2, Removed(A)))
     assert fold.refused_ranks() != {}, "admitted when it is heard again"
@@ -306,8 +309,41 @@ def test_a_refused_rank_whose_worker_left_is_named_no_more() -> None:
     assert list(fold.refused_ranks()) == [WorkerRank("d", 0)]
 
 
+def test_bytes_of_a_refused_rank_that_could_not_be_read_are_counted_as_such() -> None:
+    fold = crowded()
+    told(fold, BytesRefused(C0))
+    assert (fold.statistics().refused_messages_total, fold.statistics().refused_rank_facts_total) == (1, 1)
+
+
+def beaten(fold: IndexFold, since_s: float, until_s: float, *facts: Fact) -> bool:
+    """Let ranks a and b live on, facts come at the beginning, and ticks four times a second; is c named at the end."""
+    told(fold, *facts, now_s=since_s)
+    for quarter in range(round(since_s * 4), round(until_s * 4)):
+        told(fold, pulse(A0, 1, *A), pulse(B0, 1, *B), now_s=quarter / 4)
+        fold.tick(quarter / 4)
+    return C0 in fold.refused_ranks()
+
+
+def test_a_refused_rank_that_is_not_heard_again_is_named_no_more() -> None:
+    fold = crowded(gone_s=5.0)
+    assert beaten(fold, 0.0, 3.0, pulse(C0, 0))
+    assert beaten(fold, 3.0, 7.0, pulse(C0, 0)), "it was heard again at 3 s"
+    assert beaten(fold, 7.0, 8.0)
+    assert not beaten(fold, 8.0, 8.5)
+    assert stale(fold, C0) == ["never_heard"]
+
+
+def test_while_the_log_is_away_or_the_process_asleep_the_silence_of_a_refused_rank_says_nothing() -> None:
+    fold = crowded(gone_s=5.0)
+    assert beaten(fold, 0.0, 1.0, pulse(C0, 0), LogLost())
+    assert beaten(fold, 1.0, 20.0)
+    assert beaten(fold, 20.0, 24.5, LogFound())
+    assert beaten(fold, 124.5, 129.0)
+    assert not beaten(fold, 129.0, 130.0)
+
+
 def test_refused_ranks_without_end_cost_a_bounded_number_of_names() -> None:
     fold = crowded()
     told(fold, *(pulse(WorkerRank(f"s{each}", 0), 0) for each in range(REFUSED_NAMED_MAX + 50)))
     assert len(fold.refused_ranks()) == REFUSED_NAMED_MAX
-    assert fold.statistics().refused_ranks_total == REFUSED_NAMED_MAX + 50
+    assert fold.statistics().refused_rank_facts_total == REFUSED_NAMED_MAX + 50

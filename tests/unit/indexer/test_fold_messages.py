@@ -6,18 +6,11 @@ from random import Random
 import pytest
 from typing_extensions import Buffer
 
-from indexer.core.fold import (
-    BatchArrived,
-    BytesRefused,
-    ChunkArrived,
-    Fact,
-    IndexFold,
-    MessageArrived,
-    Question,
-)
+from indexer.core.facts import BatchArrived, BytesRefused, ChunkArrived, Fact, MessageArrived, Question
+from indexer.core.fold import REFUSALS_KEPT_MAX, IndexFold
 from indexer.core.follower import FollowerLimits, StreamFollower
 from indexer.core.messages import Span, read_message
-from indexer.core.prefix_index import Refusal
+from indexer.core.prefix_index import NO_MEMORY, Refusal
 from indexer.core.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
@@ -130,10 +123,46 @@ def test_what_the_index_refuses_is_as_bytes_that_cannot_be_read(kind: Callable[[
     told(fold, arrived(path(1, 0, 1)))
     assert told(fold, arrived(path(2, 1, 2))) == [Question(A0, DumpRequest(1))]
     view = fold.overlap((), [A0])[0]
-    assert (view.seq, view.stale, fold.statistics().refused_bytes_total) == (1, "resyncing", 1)
+    assert (view.seq, view.stale, fold.statistics().refused_messages_total) == (1, "resyncing", 1)
+    ((rank, reason),) = fold.take_refusals()
+    assert (rank, "for no reason" in reason, fold.take_refusals()) == (A0, True, [])
     (chunk,) = dump_chunks(1, 7, 2, [HeldBlock(PATH[0], None, 1), HeldBlock(PATH[1], PATH[0], 1)])
     assert told(fold, ChunkArrived(A0, chunk)) == []
     assert (depth(fold), fold.overlap((), [A0])[0].stale) == (2, "")
+
+
+class Short(ReferenceIndex):
+    """Has no memory for a block of any message, and may find another fault, too."""
+
+    def __init__(self, *faults: Refusal) -> None:
+        super().__init__()
+        self._faults = faults
+
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+        return [*super().apply_batch(rank, message, now_s), Refusal(0, 2, f"{NO_MEMORY} 1 of 1 blocks"), *self._faults]
+
+    def overfull(self) -> set[int]:
+        return {0}
+
+
+def test_want_of_memory_is_no_fault_of_a_message_and_hides_none() -> None:
+    fold = IndexFold(Short())
+    told(fold, arrived(path(1, 0, 1)))
+    assert (told(fold, arrived(path(2, 1, 2))), fold.take_refusals(), fold.overfull_ranks()) == ([], [], {A0})
+    fold = IndexFold(Short(Refusal(3, 88, "parent among the blocks")))
+    told(fold, arrived(path(1, 0, 1)), arrived(path(2, 1, 2)))
+    assert fold.take_refusals() == [(A0, "event 3, byte 88: parent among the blocks")]
+
+
+def test_refusals_that_nobody_takes_are_kept_in_a_bounded_number() -> None:
+    fold = IndexFold(Refusing())
+    told(fold, arrived(path(1, 0, 1)))
+    for number in range(1, 50):
+        assert told(fold, arrived(path(1 + number, 0, 1))) == [Question(A0, DumpRequest(number))]
+        (chunk,) = dump_chunks(number, 7, 1 + number, [])
+        told(fold, ChunkArrived(A0, chunk))
+    assert fold.statistics().refused_messages_total == 49
+    assert len(fold.take_refusals()) == REFUSALS_KEPT_MAX
 
 
 # ------------------------------------------------------------------------------------------------- the same fold

@@ -1,7 +1,7 @@
 """The stream's state machine: each row of its table, and what the way may do to batches, heartbeats and answers."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,9 @@ from indexer.core.follower import (
     FollowerCounts,
     FollowerLimits,
     ReplaceAll,
+    StaleReason,
     StreamFollower,
+    is_blind,
 )
 from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.events import TIERS, Batch, Stored, Tier
@@ -538,3 +540,8 @@ def test_a_second_question_waits_for_an_answer_a_restart_or_answer_s(script: lis
         assert (
             follower.position[0] != before[0] or follower.position[1] >= before[1] or ReplaceAll in map(type, effects)
         )
+
+
+@pytest.mark.parametrize("stale", get_args(StaleReason))
+def test_routed_to_blindly_is_who_is_stale_but_for_want_of_memory(stale: StaleReason) -> None:
+    assert is_blind(stale) == (stale not in ("", "overfull"))

@@ -1,6 +1,12 @@
 """Which index serves is what configuration says; without the extension, `auto` is the one in Python, and says so."""
 
+import runpy
 import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import pytest
@@ -9,18 +15,43 @@ from structlog.testing import capture_logs
 from indexer.core.prefix_index import PrefixIndex
 from indexer.core.reference import ReferenceIndex
 from indexer.implementations import make_index
-from indexer.native import load
+from indexer.native import hash_blocks, load
+from kv_protocol.codec import pack_u64
 from kv_protocol.events import Tier
+from kv_protocol.hashing import chain, local_block_hashes
 from kv_runtime.config import ConfigurationError, IndexSection
 
 BUILT = hasattr(load(), "Tree")
+CORE = "indexer.native._core"
 
 
-@pytest.fixture
-def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let nobody find the extension."""
+class Damage:
+    """Finds the extension in a file that is none."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the file for the extension, and nothing for others."""
+        del path, target
+        return spec_from_file_location(name, self._file) if name == CORE else None
+
+
+@pytest.fixture(params=["missing", "damaged"])
+def unbuilt(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Let nobody find the extension, or find one that cannot be loaded."""
     monkeypatch.delitem(sys.modules, "indexer.native.index", raising=False)
-    monkeypatch.setitem(sys.modules, "indexer.native._core", None)
+    if request.param == "missing":
+        monkeypatch.setitem(sys.modules, CORE, None)  # which says: not to be found
+    else:
+        monkeypatch.delitem(sys.modules, CORE, raising=False)
+        (tmp_path / "_core.so").write_bytes(b"\x7fELF, and no more")
+        monkeypatch.setattr(sys, "meta_path", [Damage(tmp_path / "_core.so"), *sys.meta_path])
+    load.cache_clear()
+    yield
+    load.cache_clear()
 
 
 def holds(index: PrefixIndex) -> bool:
@@ -49,7 +80,7 @@ def test_auto_without_the_extension_is_python_and_one_warning_that_says_why() ->
         name, index = make_index(IndexSection())
     assert (name, type(index)) == ("python", ReferenceIndex)
     assert [(line["event"], line["log_level"]) for line in lines] == [("native_index_missing", "warning")]
-    assert "indexer.native._core" in lines[0]["reason"]
+    assert "_core" in lines[0]["reason"]
     assert "pip install" in lines[0]["hint"]
 
 
@@ -60,6 +91,19 @@ def test_native_without_the_extension_is_an_error_of_configuration_that_says_wha
     ) as found:
         make_index(IndexSection(implementation="native"))
     assert "pip install" in found.value.problems[0]
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_without_the_extension_blocks_are_hashed_all_the_same() -> None:
+    assert load() is None
+    assert hash_blocks([1, 2, 3, 4], 2) == pack_u64(chain(local_block_hashes([1, 2, 3, 4], 2)))
+
+
+@pytest.mark.usefixtures("unbuilt")
+def test_without_the_extension_its_command_says_why_and_fails() -> None:
+    with pytest.raises(SystemExit, match=r"not there(.|\n)*_core") as found:
+        runpy.run_module("indexer.native.__main__", run_name="__main__")
+    assert isinstance(found.value.code, str), "which is status 1"
 
 
 @pytest.mark.parametrize("implementation", ["python", *(["native"] if BUILT else [])])

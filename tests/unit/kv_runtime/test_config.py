@@ -13,6 +13,7 @@ from pydantic import Field, SecretStr, ValidationError
 from kv_runtime.config import (
     ConfigurationError,
     ControlSection,
+    IndexSection,
     NatsSection,
     Section,
     Settings,
@@ -307,3 +308,23 @@ def test_a_process_s_own_defaults_stand_beside_what_is_given_of_their_section(tm
     assert load_settings(AgentTree, flags={"control.port": 9}).control.port == 9
     with pytest.raises(ConfigurationError, match="control: "):
         load_settings(AgentTree, assignments=["control=5"])
+
+
+# ---------------------------------------------------------------- what an index may be
+
+
+@pytest.mark.parametrize("memory_bytes_max", [0, 1 << 20, 1 << 44])
+def test_an_index_has_no_limit_or_room_for_some_ranks(memory_bytes_max: int) -> None:
+    assert IndexSection(memory_bytes_max=memory_bytes_max).memory_bytes_max == memory_bytes_max
+
+
+@pytest.mark.parametrize("memory_bytes_max", [1, (1 << 20) - 1])
+def test_an_index_without_room_for_any_rank_is_named_with_what_is_allowed(memory_bytes_max: int) -> None:
+    class IndexTree(Settings):
+        index: IndexSection = IndexSection()
+
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(IndexTree, assignments=[f"index.memory_bytes_max={memory_bytes_max}"])
+    (problem,) = raised.value.problems
+    assert problem.startswith(f"index.memory_bytes_max: found {memory_bytes_max}, ")
+    assert problem.endswith("0 (no limit) or 1048576 and more are allowed")

@@ -22,25 +22,25 @@ LEASE_S = 8.0
 class FakeIndex:
     """Every rank holds `depth` blocks."""
 
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
+    def __init__(self, depth: int, stale: str = "") -> None:
+        self._depth, self._stale = depth, stale
 
     def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Return the same for every rank, no more than was asked for."""
         depth = min(self._depth, len(hashes))
-        return [RankView((depth, depth, depth, depth), 1, 1, "") for _ in ranks]
+        return [RankView((depth, depth, depth, depth), 1, 1, self._stale) for _ in ranks]
 
 
 class Bench:
     """A `Routing`, its clock and its state."""
 
-    def __init__(self, *workers: WorkerRegistered, holds: int = 0, seed: int = 1) -> None:
+    def __init__(self, *workers: WorkerRegistered, holds: int = 0, seed: int = 1, stale: str = "") -> None:
         self.clock = ManualClock(now_s=100.0)
         self.state = state(LEASE_S)
         for each in workers or (registered(),):
             self.state.apply(FleetApplied(now_s=100.0, event=each))
             self.state.apply(WorkerHeard(now_s=100.0, worker_id=each.worker_id, instance=each.instance))
-        index = cast("EmbeddedIndex", FakeIndex(holds))
+        index = cast("EmbeddedIndex", FakeIndex(holds, stale))
         self.routing = Routing(self.state, index, self.clock, Policy(), seed=seed, lease_s=LEASE_S, decisions_max=100)
 
     def take(self, request: RouteRequest) -> Lease:
@@ -166,3 +166,12 @@ async def test_a_breaker_is_open_for_its_time() -> None:
     assert bench.routing.unready() == ["no worker is fit"]
     await bench.clock.advance(3.0)
     assert bench.routing.unready() == []
+
+
+@pytest.mark.parametrize("stale", ["never_heard", "refused", "resyncing", "source", "behind"])
+def test_a_rank_that_is_routed_to_blindly_makes_the_router_unready(stale: str) -> None:
+    assert Bench(stale=stale).routing.unready() == [f"w0/0: {stale}"]
+
+
+def test_a_full_index_does_not_make_the_router_unready() -> None:
+    assert Bench(stale="overfull").routing.unready() == []

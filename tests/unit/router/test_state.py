@@ -120,6 +120,8 @@ def test_history_is_what_was_routed_and_decays() -> None:
         ("behind", "DEGRADED", "behind"),
         ("resyncing", "DEGRADED", "resyncing"),
         ("never_heard", "FALLBACK", "no KV events heard"),
+        ("refused", "FALLBACK", "no room in the index"),
+        ("overfull", "DEGRADED", "overfull"),
     ],
 )
 def test_trust_follows_the_stream(stale: str, trust: str, reason: str) -> None:

@@ -1,0 +1,78 @@
+// Dumps coming in: a rank holds exactly what the rows say, and a parent that nobody told of becomes a block that nobody
+// holds and whose own parent is not known.
+#include <algorithm>
+#include <cstring>
+
+#include "tree.hpp"
+
+namespace kv {
+
+void Tree::load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s) {
+    clear(rank, kAllTiers);
+    for (const ColumnsView& rows : chunks) {
+        for (std::size_t at = 0; at < rows.rows;) {
+            at += load_chain(rank, rows, at, now_s);
+        }
+    }
+}
+
+namespace {
+
+u64 word_at(const u8* column, std::size_t row) {
+    u64 word;
+    std::memcpy(&word, column + row * sizeof word, sizeof word);
+    return word;
+}
+
+}  // namespace
+
+// Hold the rows that follow each other from `at` on; return how many they are.
+std::size_t Tree::load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s) {
+    const u32 bits = rows.tiers[at] & (kAllTiers);
+    const bool has_parent = (rows.tiers[at] & kRowHasParent) != 0;
+    const u64 parent = word_at(rows.parents, at);
+    u32 above = has_parent ? find(parent) : kNone;
+    const bool is_new_parent = has_parent && above == kNone;
+    if (is_new_parent) {
+        above = placeholder(parent, now_s);
+        if (above == kNone) {
+            refuse(rank, 1);
+            return 1;
+        }
+    }
+    std::size_t length = 1;
+    aligned_.assign(1, word_at(rows.hashes, at));
+    while (!(is_new_parent && !parked_.empty()) && at + length < rows.rows &&
+           rows.tiers[at + length] == (bits | kRowHasParent) && word_at(rows.parents, at + length) == aligned_.back()) {
+        aligned_.push_back(word_at(rows.hashes, at + length++));
+    }
+    const Counters before = counters_;
+    Counters after = before;
+    for (u32 tier = 0; tier < kTiers; ++tier) {
+        if ((bits >> tier & 1) != 0) {
+            counters_.parent_conflicts = before.parent_conflicts;
+            counters_.refused_blocks = before.refused_blocks;
+            attach_and_wake(above, aligned_.data(), length, {rank, tier}, now_s);
+            after.parent_conflicts = std::max(after.parent_conflicts, counters_.parent_conflicts);
+            after.refused_blocks = std::max(after.refused_blocks, counters_.refused_blocks);
+        }
+    }
+    counters_.parent_conflicts = after.parent_conflicts;  // a row is one thing told, on whatever tiers
+    counters_.refused_blocks = after.refused_blocks;
+    if (is_new_parent) {
+        wake(parent, now_s);
+        prune(runs_.of(above));
+    }
+    return length;
+}
+
+// A block that nobody holds, whose parent is not known.
+u32 Tree::placeholder(u64 hash, double now_s) {
+    const Grown made = grow(kNone, &hash, 1, HolderSets::kEmpty, nullptr, now_s);
+    if (made.count != 0) {
+        runs_[runs_.of(made.last)].is_parent_unknown = 1;
+    }
+    return made.last;
+}
+
+}  // namespace kv

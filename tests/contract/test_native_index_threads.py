@@ -1,0 +1,222 @@
+"""The native index may be used from several threads: whatever they do at once, all of them end, and nothing is broken.
+
+The threads are a process's of their own: one that holds the interpreter's lock, and waits for a lock whose owner waits
+for the interpreter's, would stop whoever looks on as well.
+"""
+
+import os
+import re
+import sys
+from array import array
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from random import Random
+from threading import Lock, Thread
+from typing import Any, NoReturn
+
+import pytest
+
+from indexer.core.prefix_index import Hashes
+from indexer.native.index import NativeIndex
+from kv_protocol.codec import encode_message
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.events import Batch, Event, Removed, Stored
+from tests.contract.indexes import GPU, TTL_S, chain
+
+THREADS = 5
+OPERATIONS = 2_000
+RANKS = 6
+PATHS = [chain(200, seed=seed) for seed in range(1, 4)]
+END_S = 60.0
+"""Far more than it takes: who is not at an end by then waits for ever."""
+
+MakeNative = Callable[[], NativeIndex]
+
+
+class Visitor:
+    """One thread's work: operations in an order that its seed decides."""
+
+    def __init__(self, index: NativeIndex, seed: int) -> None:
+        self._index, self._random, self._seed = index, Random(seed), seed
+        self.problems: list[str] = []
+
+    def run(self) -> None:
+        """Do them all; whatever is raised that may not be is a problem."""
+        every: list[Callable[[], object]] = [
+            self._apply, self._apply, self._store, self._load, self._match, self._match_many, self._match_without_room,
+            self._match_no_hashes, self._overlaps, self._dump, self._keep, self._drop, self._look, self._expire,
+        ]  # fmt: skip
+        for number in range(OPERATIONS):
+            ask = self._random.choice(every)
+            try:
+                ask()
+            except KeyError:
+                continue  # the rank was dropped by another thread
+            except Exception as error:  # noqa: BLE001 - told to the process that watches
+                self.problems.append(f"seed {self._seed}, {number} {ask.__name__}: {error!r}")
+
+    def _rank(self) -> int:
+        return self._random.randrange(RANKS)
+
+    def _path(self) -> list[int]:
+        return self._random.choice(PATHS)[: self._random.choice([1, 30, 200])]
+
+    def _apply(self) -> None:
+        path = self._path()
+        events: list[Event] = [Stored(tuple(path)), Removed(tuple(path[len(path) // 2 :])), Stored((7,), 404, 9)]
+        message = bytearray(encode_message([Batch(1, at, event) for at, event in enumerate(events, 1)]))
+        assert self._index.apply_batch(self._rank(), message, 0) == []
+
+    def _store(self) -> None:
+        self._index.store(self._rank(), None, self._path(), GPU, 0)
+
+    def _load(self) -> None:
+        self._index.load(self._rank(), self._index.dump(self._rank(), 50), 0)
+
+    def _match(self) -> None:
+        path, out = self._path(), array("i", [-1] * 4 * RANKS)
+        assert 0 <= self._index.match(path, out) <= len(path)
+        assert min(out) >= 0
+
+    def _match_many(self) -> None:
+        self._index.match_many([array("Q", self._path()) for _ in range(3)], array("i", [-1] * 12 * RANKS))
+
+    def _match_without_room(self) -> None:
+        with pytest.raises(LimitExceeded, match=r"^out: "):
+            self._index.match(self._path(), array("d", [0.0] * 4 * RANKS))
+
+    def _match_no_hashes(self) -> None:
+        given: Hashes = [1, -1]
+        for ask in (
+            lambda: self._index.overlaps(given),
+            lambda: self._index.match(given, array("i", [0] * 4 * RANKS)),
+            lambda: self._index.store(self._rank(), None, given, GPU, 0),
+            lambda: self._index.holders(-1),
+        ):
+            with pytest.raises(LimitExceeded, match=r"^sequence_hash: "):
+                ask()
+
+    def _overlaps(self) -> None:
+        path = self._path()
+        assert all(0 < depths[0] <= depths[3] <= len(path) for depths in self._index.overlaps(path).values())
+
+    def _dump(self) -> None:
+        rank = self._rank()
+        assert all(len(columns) <= 64 for columns in self._index.dump(rank, 64))
+        assert self._index.digest(rank, GPU).tier == GPU
+        assert len(self._index.bucket_digests(rank, GPU)) == 256
+
+    def _keep(self) -> None:
+        snapshot = bytearray(self._index.snapshot())
+        if self._random.random() < 0.5:
+            self._index.restore(snapshot, 0)
+
+    def _drop(self) -> None:
+        rank = self._rank()
+        if self._random.random() < 0.3:
+            self._index.drop(rank)
+        self._index.register(rank, self._random.choice([0, 1_000]))
+
+    def _look(self) -> None:
+        assert len(self._index.prefixes(3, "last_stored")) <= 3
+        assert len(self._index.holders(PATHS[0][0])) <= RANKS
+        firsts = self._index.children(None)
+        assert firsts == sorted(firsts)
+        assert self._index.statistics().ranks <= RANKS
+        assert sum(self._index.memory().values()) > 0
+        assert self._index.overfull() == set()
+        assert min(self._index.structure().values()) >= 0
+
+    def _expire(self) -> None:
+        self._index.expire(self._random.choice([0, TTL_S]))
+
+
+def visit(make: MakeNative, seed: int, told: Connection) -> None:
+    """Let the threads loose on one index, and tell what went wrong."""
+    sys.setswitchinterval(1e-6)  # this process's alone
+    index = make()
+    for rank in range(RANKS):
+        index.register(rank)
+    visitors = [Visitor(index, THREADS * seed + at) for at in range(THREADS)]
+    threads = [Thread(target=visitor.run) for visitor in visitors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    told.send([problem for visitor in visitors for problem in visitor.problems] + index.self_check())
+
+
+def problems(make: MakeNative, seed: int, end_s: float = END_S) -> list[str]:
+    """Return what `visit` tells, in a process of its own."""
+    context = get_context("spawn")
+    listener, told = context.Pipe(duplex=False)
+    process = context.Process(target=visit, args=(make, seed, told))
+    process.start()
+    told.close()  # so that the end of the process is heard
+    try:
+        return listener.recv() if listener.poll(end_s) else ["never ends"]
+    except EOFError:
+        process.join()
+        return [f"ends with exit code {process.exitcode}"]
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_threads_that_use_one_index_at_once_all_end_and_leave_it_whole(seed: int) -> None:
+    assert problems(NativeIndex, seed) == [], f"seed {seed}"
+
+
+# ------------------------------------------------------------------------------------------------- planted bugs
+
+
+class NeverLetsGo(NativeIndex):
+    """Keeps its lock when it refuses something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = Lock()
+
+    def match(self, sequence_hashes: Hashes, out: Any) -> int:
+        self._lock.acquire()
+        found = super().match(sequence_hashes, out)
+        self._lock.release()
+        return found
+
+
+class SaysMoreThanWasAsked(NativeIndex):
+    """Matches one block too many."""
+
+    def match(self, sequence_hashes: Hashes, out: Any) -> int:
+        return super().match(sequence_hashes, out) + 200
+
+
+class ContradictsItself(NativeIndex):
+    """Is not whole in the end."""
+
+    def self_check(self) -> list[str]:
+        return [*super().self_check(), "planted"]
+
+
+class Crashes(NativeIndex):
+    """Takes the process with it."""
+
+    def overlaps(self, sequence_hashes: Hashes) -> NoReturn:
+        del sequence_hashes
+        os._exit(11)
+
+
+@pytest.mark.parametrize(
+    ("bug", "expected"),
+    [
+        (NeverLetsGo, "^never ends$"),
+        (SaysMoreThanWasAsked, "^seed 1, [0-9]+ _match: AssertionError"),
+        (ContradictsItself, "^planted$"),
+        (Crashes, "^ends with exit code 11$"),
+    ],
+)
+def test_a_wrong_index_is_found_by_threads(bug: MakeNative, expected: str) -> None:
+    found = problems(bug, seed=0, end_s=3.0 if bug is NeverLetsGo else END_S)
+    assert any(re.search(expected, problem) for problem in found), found
