@@ -1,6 +1,8 @@
 """One of four workers is killed under load: what is lost, what is not, and what is believed of it when it is back."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -66,7 +68,7 @@ async def test_a_killed_worker_loses_only_its_running_requests_and_returns_empty
             for number in range(CLIENTS):
                 group.create_task(talk(session, number))
             while len(seen) < 2 * CLIENTS or not running.get(VICTIM):
-                running = await running_requests(client)
+                running = await running_requests(client) if len(seen) < 2 * CLIENTS else await frozen(fleet, client)
             killed_at_s = time.monotonic()
             await fleet.kill(VICTIM)
         failed = [one for one in seen if one.errors or one.status != 200 or not one.done]
@@ -80,6 +82,15 @@ async def test_a_killed_worker_loses_only_its_running_requests_and_returns_empty
         assert len(late) == CLIENTS * REQUESTS_AFTER_THE_KILL
         assert all(one.worker != VICTIM for one in late), "not chosen again, not even within the first two seconds"
         await returns_empty(fleet, client)
+
+
+async def frozen(fleet: Fleet, client: Client) -> dict[str, int]:
+    """Return who runs how many requests while the victim stands still: it goes on where it has none."""
+    os.kill(fleet.workers[VICTIM].pid, signal.SIGSTOP)
+    running = await running_requests(client)
+    if not running.get(VICTIM):
+        os.kill(fleet.workers[VICTIM].pid, signal.SIGCONT)
+    return running
 
 
 async def running_requests(client: Client) -> dict[str, int]:
