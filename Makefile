@@ -54,7 +54,7 @@ bootstrap:
 	  || echo "no C++ compiler, and none could be installed: the index will run in Python"
 	@test -e $(READY) || echo '#include <xxhash.h>' | c++ -fsyntax-only -x c++ - 2>/dev/null \
 	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq libxxhash-dev; } \
-	  || echo "no xxhash.h, and it could not be installed: prompts will be hashed through the xxhash package"
+	  || echo "no xxhash.h, and it could not be installed: the extension cannot hash prompts, the xxhash package does"
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq python3-venv; }
 
