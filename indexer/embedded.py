@@ -2,6 +2,7 @@
 
 index = EmbeddedIndex(settings, log, clock);  await index.start();  parts = [..., *index.parts(stage)]
 index.overlap(sequence_hashes, ranks)         one moment's truth, no await
+hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, natively where that was built
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from indexer.core.prefix_views import PrefixView, StretchView
 from indexer.feed import IndexFeed
 from indexer.implementations import make_index
 from indexer.metrics import index_families
+from indexer.native import hash_blocks
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
@@ -22,7 +24,7 @@ from kv_runtime.event_log import EventLog, StreamSpec
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
 
-__all__ = ["EmbeddedIndex", "FoldStatistics", "RankView", "ensure_streams", "is_blind"]
+__all__ = ["EmbeddedIndex", "FoldStatistics", "RankView", "ensure_streams", "hash_blocks", "is_blind"]
 
 _FLEET_BYTES_MAX = 64 << 20
 

@@ -13,24 +13,22 @@ Sequence hashes are JSON numbers up to 2^64 - 1: who reads them needs a parser t
 
 import re
 from importlib.metadata import version
-from typing import get_args
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from indexer.core.prefix_index import PrefixOrder
+from indexer.core.buffers import ORDERS, checked_order
 from indexer.embedded import EmbeddedIndex, is_blind
-from kv_protocol.errors import UNDECODABLE
+from kv_protocol.errors import UNDECODABLE, LimitExceeded
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.splitmix import U64_MASK
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
 
 BODY_BYTES_MAX = 16 << 20
 _LIST_DEFAULT, _LIST_MAX = 50, 1000
 _DECIMAL = re.compile(r"[0-9]{1,20}")
-_U64_MAX = (1 << 64) - 1
-_ORDERS: tuple[PrefixOrder, ...] = get_args(PrefixOrder)
 
 
 class OverlapQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -118,20 +116,20 @@ class IndexApi:
         return json_response({"blocks": [block._asdict() for block in self._index.held(known[asked])]})
 
     async def _prefixes(self, request: web.Request) -> web.Response:
-        limit, order_by = _limit_of(request), request.query.get("order_by", _ORDERS[0])
+        limit = _limit_of(request)
         if limit is None:
             return _bad_limit(request)
-        for order in _ORDERS:
-            if order == order_by:
-                return json_response({"prefixes": self._index.prefixes(limit, order)})
-        message = f"order_by: found {order_by!r}, allowed {', '.join(_ORDERS)}"
-        return error_response(400, message, "invalid_request_error", param="order_by")
+        try:
+            order_by = checked_order(request.query.get("order_by", ORDERS[0]))
+        except LimitExceeded as error:
+            return error_response(400, str(error), "invalid_request_error", param=error.field)
+        return json_response({"prefixes": self._index.prefixes(limit, order_by)})
 
     async def _prefix(self, request: web.Request) -> web.Response:
         asked, limit = request.match_info["sequence_hash"], _limit_of(request)
         if limit is None:
             return _bad_limit(request)
-        is_hash = _DECIMAL.fullmatch(asked) and int(asked) <= _U64_MAX
+        is_hash = _DECIMAL.fullmatch(asked) and int(asked) <= U64_MASK
         found = self._index.prefix(int(asked), limit) if is_hash else None
         if found is None:
             message = f"sequence_hash: found {asked!r}, allowed a block that the index knows, as a decimal number"

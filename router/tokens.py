@@ -3,7 +3,9 @@
 import base64
 from typing import NamedTuple
 
-from kv_protocol.hashing import Hashing, pack_tokens, sequence_hashes
+from indexer.embedded import hash_blocks
+from kv_protocol.codec import unpack_u64
+from kv_protocol.hashing import Hashing, hash_seed, pack_tokens
 from kv_protocol.openai import ChatRequest, Request, RequestInvalid
 from kv_runtime.text import Text
 
@@ -26,8 +28,9 @@ def prompt_of(request: Request, text: Text, hashing: Hashing) -> Prompt:
         ids = text.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
     if not ids:
         raise RequestInvalid("messages" if isinstance(request, ChatRequest) else "prompt", "0 tokens", "one or more")
-    hashes = sequence_hashes(ids, hashing.block_size, cache_salt=request.cache_salt, is_eagle=hashing.is_eagle)
-    return Prompt(ids, hashing, tuple(hashes))
+    seed = hash_seed(cache_salt=request.cache_salt)
+    hashes = hash_blocks(ids, hashing.block_size, seed, is_eagle=hashing.is_eagle)
+    return Prompt(ids, hashing, unpack_u64(hashes))
 
 
 def with_prompt_ids(body: bytes, ids: list[int]) -> bytes:

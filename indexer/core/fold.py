@@ -44,7 +44,7 @@ from indexer.core.follower import (
 )
 from indexer.core.messages import Message
 from indexer.core.places import Places
-from indexer.core.prefix_index import NO_MEMORY, Depths, IndexStatistics, PrefixIndex, PrefixOrder
+from indexer.core.prefix_index import Depths, IndexStatistics, PrefixIndex, PrefixOrder
 from indexer.core.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
 from indexer.core.room import Room
 from kv_protocol import codec
@@ -195,7 +195,7 @@ class IndexFold:
             return str(error)
         if refusals:
             self._room.is_overfull(slot)  # how full it was is noted now, not at the next tick
-        others = [each for each in refusals if not each.reason.startswith(NO_MEMORY)]
+        others = [each for each in refusals if not each.refused_blocks]
         return f"event {others[0].event}, byte {others[0].offset}: {others[0].reason}" if others else ""
 
     def tick(self, now_s: float) -> list[Question]:

@@ -38,9 +38,6 @@ from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns
 RANK_MAX = 4095
 """The largest number of a rank; an index serves one rank more than that."""
 
-NO_MEMORY = "no memory for"
-"""How the reason of a refusal begins where there was no memory for some of the blocks; no other does."""
-
 Hashes = Sequence[int] | Buffer
 """Sequence hashes in chain order: numbers, or u64s in a contiguous buffer (bytes: little-endian)."""
 
@@ -55,11 +52,15 @@ class IndexFull(Exception):
 
 
 class Refusal(NamedTuple):
-    """An event of a message that was not (wholly) applied: its place among the events, the byte, and why."""
+    """An event of a message that was not (wholly) applied: its place among the events, the byte, and why.
+
+    `refused_blocks` counts those of its blocks for which there was no memory; 0: it was refused for another reason.
+    """
 
     event: int
     offset: int
     reason: str
+    refused_blocks: int = 0
 
 
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):

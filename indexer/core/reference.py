@@ -22,7 +22,7 @@ from indexer.core.buffers import (
     checked_tier,
 )
 from indexer.core.nodes import ranks_of
-from indexer.core.prefix_index import NO_MEMORY, Depths, Hashes, IndexStatistics, PrefixOrder, Refusal, Stretch
+from indexer.core.prefix_index import Depths, Hashes, IndexStatistics, PrefixOrder, Refusal, Stretch
 from indexer.core.reference_check import contradictions
 from indexer.core.reference_snapshot import saved
 from indexer.core.reference_tree import ReferenceTree
@@ -99,8 +99,8 @@ class ReferenceIndex(ReferenceTree):
                 refusals.append(Refusal(number, error.offset, error.reason))
                 continue
             if refused:
-                reason = f"{NO_MEMORY} {refused} of {len(frame.hashes) // 8} blocks"
-                refusals.append(Refusal(number, frame.offset, reason))
+                reason = f"no memory for {refused} of {len(frame.hashes) // 8} blocks"
+                refusals.append(Refusal(number, frame.offset, reason, refused))
         return refusals
 
     def _apply(self, rank: int, event: Event, now_s: float) -> int:

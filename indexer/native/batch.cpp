@@ -121,7 +121,7 @@ Refusal checked_event(const Head& head, u32 event, u64 at) {
     if (reason.empty() && head.seq == 0) {
         reason = "seq: found 0, allowed 1 or more";
     }
-    return {event, at, reason};
+    return {event, at, std::move(reason)};
 }
 
 }  // namespace
@@ -165,8 +165,10 @@ std::vector<Refusal> Tree::apply_batch(u32 rank, const u8* data, std::size_t siz
             if (head.count != 0) {
                 std::memcpy(aligned_.data(), data + at + kHeadBytes, head.count * sizeof(u64));
             }
-            if (const std::size_t refused = apply(head)) {
-                refusal.reason = "no memory for " + text(refused) + " of " + text(head.count) + " blocks";
+            refusal.refused_blocks = apply(head);
+            if (refusal.refused_blocks != 0) {
+                const std::string refused = text(refusal.refused_blocks);
+                refusal.reason = "no memory for " + refused + " of " + text(head.count) + " blocks";
             }
         }
         if (!refusal.reason.empty()) {

@@ -72,7 +72,7 @@ public:
         }
         nb::list found;
         for (const Refusal& refusal : refusals) {
-            found.append(nb::make_tuple(refusal.event, refusal.offset, refusal.reason));
+            found.append(nb::make_tuple(refusal.event, refusal.offset, refusal.reason, refusal.refused_blocks));
         }
         return found;
     }

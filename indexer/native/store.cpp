@@ -58,7 +58,7 @@ std::size_t Tree::not_held(const u64* hashes, std::size_t count, Holder holder) 
     std::size_t missing = 0;
     for (std::size_t at = 0; at < count; ++at) {
         const u32 block = find(hashes[at]);
-        missing += block == kNone || !sets_.contains(runs_[runs_.of(block)].set, holder);
+        missing += block == kNone || !is_held(block, holder);
     }
     return missing;
 }
@@ -95,7 +95,7 @@ std::size_t Tree::attach(u32 above, const u64* hashes, std::size_t count, Holder
             }
             block = find(hashes[at]);
         }
-        if (block == kNone || !is_affordable(block, holder)) {
+        if (block == kNone || (!is_affordable(holder) && !is_held(block, holder))) {
             break;
         }
         link(block, above);
@@ -118,15 +118,21 @@ bool Tree::has_room_behind(u32 above) const {
     return run.last() == above && run.child_count == 0 && blocks_.used(run.extent) < blocks_.capacity(run.extent);
 }
 
-// Whether there is memory for one more holder of the block, where it is not held by him already.
-bool Tree::is_affordable(u32 block, Holder holder) const {
-    return budget_.limit == 0 || sets_.contains(runs_[runs_.of(block)].set, holder) ||
-        budget_.fits(cost_of_change(holder));
+bool Tree::is_held(u32 block, Holder holder) const { return sets_.contains(runs_[runs_.of(block)].set, holder); }
+
+// Whether there is memory for what a new holder of blocks may cost at most, beside the blocks.
+bool Tree::is_affordable(Holder holder) const {
+    if (budget_.limit == 0) {
+        return true;
+    }
+    const bool has_digest = ranks_.at(holder.rank).digests[holder.tier] != nullptr;
+    const u64 cost_bytes = (has_digest ? 0 : sizeof(Digest)) + 2 * sizeof(Run) + sets_.bytes_for_more(ranks_.numbers());
+    return budget_.fits(cost_bytes);
 }
 
 // New blocks that one rank holds on one tier.
 Tree::Grown Tree::grow_for(Holder holder, u32 above, const u64* hashes, std::size_t count, double now_s) {
-    if (!budget_.fits(cost_of_change(holder))) {
+    if (!is_affordable(holder)) {
         return {0, above};
     }
     const u32 set = sets_.with(HolderSets::kEmpty, holder);
@@ -240,12 +246,6 @@ Tree::Growth Tree::growth_behind(u32 above, std::size_t count, u32 set, double n
         extent = blocks_.allocate(--order);
     }
     return extent == kNone ? Growth{Runs::kRoot, false} : Growth{runs_.add(extent, extent, set, now_s), true};
-}
-
-// The most that a new holder of known blocks may cost in bytes, beside blocks.
-u64 Tree::cost_of_change(Holder holder) const {
-    const bool has_digest = ranks_.at(holder.rank).digests[holder.tier] != nullptr;
-    return (has_digest ? 0 : sizeof(Digest)) + 2 * sizeof(Run) + sets_.bytes_for_more(ranks_.numbers());
 }
 
 // The run has more blocks, up to the first that is known already or finds no room in the map; return how many.

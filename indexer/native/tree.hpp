@@ -25,11 +25,12 @@
 
 namespace kv {
 
-// An event of a message that was not, or not wholly, applied.
+// An event of a message that was not, or not wholly, applied; `refused_blocks` 0: for another reason than memory.
 struct Refusal {
     u32 event;
     u64 offset;
     std::string reason;
+    u64 refused_blocks = 0;
 };
 
 // Rows of a dump, by column; `tiers` bits 0..3: held there, bit 7: has a parent.
@@ -105,6 +106,7 @@ public:
     std::vector<std::pair<const char*, u64>> structure() const;
 
 private:
+    friend class SelfCheck;
     friend class SnapshotReader;
     friend std::unique_ptr<Tree> restored(const Tree& old, const u8* data, std::size_t size, double now_s);
 
@@ -134,8 +136,8 @@ private:
     u32 find_behind(u32 above, u64 hash) const;
     std::size_t not_held(const u64* hashes, std::size_t count, Holder holder) const;
     bool has_room_behind(u32 above) const;
-    bool is_affordable(u32 block, Holder holder) const;
-    u64 cost_of_change(Holder holder) const;
+    bool is_held(u32 block, Holder holder) const;
+    bool is_affordable(Holder holder) const;
     void hold(u32 run, u32 offset, u32 length, Holder holder, double now_s);
     void link(u32 block, u32 above);
     u32 tail_at(u32 block);

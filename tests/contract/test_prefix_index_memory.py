@@ -177,7 +177,7 @@ def test_an_event_without_memory_is_told(tight: PrefixIndex) -> None:
     (refusal,) = tight.apply_batch(0, message, 0)
     refused = tight.statistics().refused_blocks_total - before
     assert 0 < refused <= 30_000
-    assert refusal == (1, 2 + 52 + 40, f"no memory for {refused} of 30000 blocks")
+    assert refusal == (1, 2 + 52 + 40, f"no memory for {refused} of 30000 blocks", refused)
 
 
 def test_a_new_rank_is_refused_when_memory_is_used_up(make_index: MakeIndex) -> None:

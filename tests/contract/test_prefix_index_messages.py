@@ -217,7 +217,7 @@ def told_of(index: PrefixIndex, message: bytes) -> tuple[int, str] | None:
     except MalformedMessage as error:
         return error.offset, error.reason
     assert len(refusals) <= 1
-    return refusals[0][1:] if refusals else None
+    return (refusals[0].offset, refusals[0].reason) if refusals else None
 
 
 def test_a_tier_is_cleared_and_no_other(index: PrefixIndex) -> None:

@@ -46,7 +46,7 @@ class StopsAtTheFirstRefusal(ReferenceIndex):
         for number, frame in enumerate(frames):
             if refusals := super().apply_batch(rank, b"\1\0" + frame, now_s):
                 offset = 2 + sum(map(len, frames[:number]))
-                return [Refusal(number, offset + refusal.offset - 2, refusal.reason) for refusal in refusals]
+                return [each._replace(event=number, offset=offset + each.offset - 2) for each in refusals]
         return []
 
 

@@ -131,6 +131,7 @@ private:
         try {
             for (const kv::Refusal& refusal : apply_exactly(rank, message)) {
                 expect(refusal.offset < message.size() && !refusal.reason.empty(), "a refusal names byte and reason");
+                expect(refusal.refused_blocks <= message.size() / 8, "no more blocks are refused than were told");
             }
         } catch (const kv::Malformed& error) {
             expect(error.offset <= message.size() && !error.reason.empty(), "an error names byte and reason");

@@ -10,7 +10,7 @@ from indexer.core.facts import BatchArrived, BytesRefused, ChunkArrived, Fact, M
 from indexer.core.fold import REFUSALS_KEPT_MAX, IndexFold
 from indexer.core.follower import FollowerLimits, StreamFollower
 from indexer.core.messages import Span, read_message
-from indexer.core.prefix_index import NO_MEMORY, Refusal
+from indexer.core.prefix_index import Refusal
 from indexer.core.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
@@ -139,7 +139,8 @@ class Short(ReferenceIndex):
         self._faults = faults
 
     def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
-        return [*super().apply_batch(rank, message, now_s), Refusal(0, 2, f"{NO_MEMORY} 1 of 1 blocks"), *self._faults]
+        short = Refusal(0, 2, "no memory for 1 of 1 blocks", refused_blocks=1)
+        return [*super().apply_batch(rank, message, now_s), short, *self._faults]
 
     def overfull(self) -> set[int]:
         return {0}

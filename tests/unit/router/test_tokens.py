@@ -2,14 +2,24 @@
 
 import base64
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indexer import native
 from kv_protocol import openai
-from kv_protocol.hashing import EAGLE_HASH_SCHEME, Hashing, chain, local_block_hashes, sequence_hashes, unpack_tokens
+from kv_protocol.hashing import (
+    EAGLE_HASH_SCHEME,
+    HASH_SCHEMES,
+    Hashing,
+    chain,
+    local_block_hashes,
+    sequence_hashes,
+    unpack_tokens,
+)
 from kv_protocol.openai import ChatRequest, Request, RequestInvalid
 from kv_runtime.text import ByteText, TextError
 from router.tokens import Prompt, prompt_of, with_prompt_ids
@@ -52,6 +62,26 @@ def test_the_hashes_are_those_of_its_full_blocks_with_its_salt(salt: str | None)
     found = prompt_of(completion(list(range(11)), cache_salt=salt), TEXT, Hashing(4))
     assert found == Prompt(list(range(11)), Hashing(4), tuple(sequence_hashes(list(range(11)), 4, cache_salt=salt)))
     assert len(found.sequence_hashes) == 2
+
+
+@pytest.mark.parametrize("scheme", HASH_SCHEMES)
+@pytest.mark.parametrize("salt", [None, "tenant-1"])
+@pytest.mark.parametrize("is_built", [True, False])
+def test_with_the_extension_and_without_the_hashes_are_the_protocols(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, salt: str | None, is_built: bool
+) -> None:
+    if not is_built:
+        monkeypatch.setattr(native, "load", lambda: None)
+    hashing, ids = Hashing(16, scheme), list(range(2**32 - 100, 2**32))
+    expected = sequence_hashes(ids, 16, cache_salt=salt, is_eagle=hashing.is_eagle)
+    assert prompt_of(completion(ids, cache_salt=salt), TEXT, hashing) == Prompt(ids, hashing, tuple(expected))
+    assert len(expected) == 6
+
+
+def test_without_xxhash_in_the_extension_the_hashes_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "load", lambda: SimpleNamespace(HAS_XXHASH=False))
+    found = prompt_of(completion(list(range(11))), TEXT, Hashing(4))
+    assert found.sequence_hashes == tuple(sequence_hashes(range(11), 4))
 
 
 def test_a_salt_keeps_caches_apart() -> None:
