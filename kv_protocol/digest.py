@@ -2,18 +2,25 @@
 
     digest of a set = sum of splitmix64(hash) mod 2^64, kept per tier in 256 buckets by the hash's top byte
 
+    table of a rank  = the digests of all buckets of all tiers, tier by tier: 4 x 256 u64, little-endian
+    set of buckets   = 256 bits, bucket b is bit b & 7 of byte b >> 3
+
 Both ends of a stream keep one in O(1) a block. Source: `interfaces.md`, "Canonical batch".
 """
 
-from collections.abc import Iterable
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kv_protocol.events import Tier
+from kv_protocol.events import TIERS, Tier
 from kv_protocol.ids import checked_u64
 from kv_protocol.splitmix import U64_MASK, splitmix64
 
 BUCKETS = 256
+BUCKET_TABLE_BYTES = 8 * BUCKETS * len(TIERS)
+BUCKET_SET_BYTES = BUCKETS // 8
 
 
 class TierDigest(msgspec.Struct, frozen=True, array_like=True):
@@ -62,3 +69,32 @@ class SetDigest:
     def of_tier(self, tier: Tier) -> TierDigest:
         """Return what a heartbeat says of this set."""
         return TierDigest(tier, self.block_count, self.total)
+
+
+def bucket_table(tiers: Iterable[Sequence[int]]) -> bytes:
+    """Return the table of the bucket digests of each tier, all four in order."""
+    table = array("Q", [digest for buckets in tiers for digest in buckets])
+    if sys.byteorder == "big":
+        table.byteswap()
+    return table.tobytes()
+
+
+def differing_buckets(table: bytes, other: bytes) -> bytes:
+    """Return the set of the buckets that differ on some tier between two tables."""
+    differing = bytearray(BUCKET_SET_BYTES)
+    for at in range(0, BUCKET_TABLE_BYTES, 8):
+        if table[at : at + 8] != other[at : at + 8]:
+            bucket = at // 8 % BUCKETS
+            differing[bucket >> 3] |= 1 << (bucket & 7)
+    return bytes(differing)
+
+
+def buckets_in(buckets: bytes) -> list[int]:
+    """Return the numbers of the buckets in a set, ascending."""
+    return [bucket for bucket in range(BUCKETS) if buckets[bucket >> 3] >> (bucket & 7) & 1]
+
+
+def is_in_buckets(sequence_hash: int, buckets: bytes) -> bool:
+    """Return whether a block is in a set of buckets."""
+    bucket = sequence_hash >> 56
+    return bool(buckets[bucket >> 3] >> (bucket & 7) & 1)

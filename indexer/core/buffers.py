@@ -6,15 +6,17 @@ depths            writable int32s: for each query 4 rows, one column a rank
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard, get_args
 
 from typing_extensions import Buffer
 
 from indexer.core.prefix_index import RANK_MAX, Hashes, PrefixOrder
 from kv_protocol.codec import unpack_u64
+from kv_protocol.digest import BUCKET_SET_BYTES, BUCKETS, buckets_in
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import TIERS, U32_LIMIT, Tier
+from kv_protocol.recovery import BlockColumns
 from kv_protocol.splitmix import U64_MASK
 
 DEPTH_ROWS = len(TIERS)
@@ -122,6 +124,25 @@ def _first_bad(hashes: Sequence[object]) -> object:
 
 def _is_u64(number: object) -> TypeGuard[int]:
     return isinstance(number, int) and 0 <= number <= U64_MASK
+
+
+def checked_buckets(buckets: Buffer) -> bytes:
+    """Return the set of buckets, a copy; raise `LimitExceeded` where it is none."""
+    view = _view(buckets)
+    if view is None or view.nbytes != BUCKET_SET_BYTES:
+        found = type(buckets).__name__ if view is None else _found(view)
+        raise LimitExceeded("buckets", found, f"{BUCKET_SET_BYTES} bytes, a bit for each of {BUCKETS}")
+    return view.tobytes()
+
+
+def checked_rows(chunks: Iterable[BlockColumns], buckets: bytes) -> list[BlockColumns]:
+    """Return the chunks; raise `LimitExceeded` where a block of them is in none of `buckets`."""
+    rows, allowed = list(chunks), bytes(buckets_in(buckets))
+    for columns in rows:
+        top_bytes = columns.hashes[_U64_BYTES - 1 :: _U64_BYTES]
+        if strangers := top_bytes.translate(None, allowed):
+            raise LimitExceeded("bucket", strangers[0], "the named buckets")
+    return rows
 
 
 def checked_depths(out: Buffer, queries: int, columns_min: int) -> memoryview:

@@ -131,6 +131,16 @@ class PrefixIndex(Protocol):
             LimitExceeded: a row or the columns of a chunk are not what `BlockColumns` allows.
         """
 
+    def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
+        """Of the blocks in `buckets` (a set, 32 bytes) `rank` holds exactly those of `chunks`; of others what it held.
+
+        An answer speaks of parked blocks, too: none of the rank's waits any more. It is overfull as it was, or for
+        what is refused now.
+
+        Raises:
+            LimitExceeded: `buckets` is no such set, or a block of `chunks` is in none of them; all is as before.
+        """
+
     def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
         """The events of a message of canonical batches are applied; return those that were not, and why.
 

@@ -11,6 +11,7 @@ from typing_extensions import Buffer
 
 from indexer.core.buffers import (
     DEPTH_ROWS,
+    checked_buckets,
     checked_capacity,
     checked_depths,
     checked_hash,
@@ -19,6 +20,7 @@ from indexer.core.buffers import (
     checked_now,
     checked_order,
     checked_rank,
+    checked_rows,
     checked_tier,
 )
 from indexer.core.nodes import ranks_of
@@ -29,7 +31,7 @@ from indexer.core.reference_tree import ReferenceTree
 from indexer.core.snapshot import read_body, seal, unseal, write_body
 from indexer.core.walking import children_of, stretches
 from kv_protocol.codec import decode_frame, split_message
-from kv_protocol.digest import TierDigest
+from kv_protocol.digest import TierDigest, is_in_buckets
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, HeldBlock, block_columns, parents_first
@@ -83,9 +85,24 @@ class ReferenceIndex(ReferenceTree):
         checked_now(now_s)
         rows = [block for columns in chunks for block in columns.blocks()]
         self.clear(rank)
-        self._refuse(
-            rank, sum(not self._attach(rank, row.parent, row.sequence_hash, row.tier_bits, now_s) for row in rows)
-        )
+        self._hold_rows(rank, rows, now_s)
+
+    def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
+        """Of the blocks in `buckets` `rank` holds exactly those of `chunks`, and none is parked; others as before."""
+        self._check_known(rank)
+        checked_now(now_s)
+        named = checked_buckets(buckets)
+        rows = [block for columns in checked_rows(chunks, named) for block in columns.blocks()]
+        for tier in TIERS:
+            self._parked.forget(rank, tier)
+            for sequence_hash in self._ranks[rank].on(tier):
+                if is_in_buckets(sequence_hash, named):
+                    self._release(rank, sequence_hash, tier)
+        self._hold_rows(rank, rows, now_s)
+
+    def _hold_rows(self, rank: int, rows: Iterable[HeldBlock], now_s: float) -> None:
+        attached = (self._attach(rank, row.parent, row.sequence_hash, row.tier_bits, now_s) for row in rows)
+        self._refuse(rank, sum(not is_attached for is_attached in attached))
 
     def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
         """The events of a message of canonical batches are applied; return those that were not, and why."""

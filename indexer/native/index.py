@@ -1,15 +1,23 @@
 """`NativeIndex`: the prefix index in C++. What is called often is the extension's own; the rest is given its form here.
 
-It may be used from several threads: each call holds a lock, and `apply_batch`, `load`, `dump`, `snapshot` and `restore`
-let other threads of Python run.
+It may be used from several threads: each call holds a lock, and `apply_batch`, `load`, `repair`, `dump`, `snapshot` and
+`restore` let other threads of Python run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from typing_extensions import Buffer
 
 from indexer.core import snapshot
-from indexer.core.buffers import ORDERS, checked_capacity, checked_limit, checked_order, checked_rank
+from indexer.core.buffers import (
+    ORDERS,
+    checked_buckets,
+    checked_capacity,
+    checked_limit,
+    checked_order,
+    checked_rank,
+    checked_rows,
+)
 from indexer.core.prefix_index import IndexStatistics, PrefixOrder, Refusal, Stretch
 from indexer.native._core import Tree
 from kv_protocol.digest import TierDigest
@@ -43,6 +51,11 @@ class NativeIndex(Tree):
         """The events of a message are applied; return those that were not, and why."""
         refused = self._apply_batch(rank, message, now_s)
         return [Refusal(*each) for each in refused] if refused else []
+
+    def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
+        """Of the blocks in `buckets` `rank` holds exactly those of `chunks`, and none is parked; others as before."""
+        named = checked_buckets(buckets)
+        self._repair(rank, named, checked_rows(chunks, named), now_s)
 
     def digest(self, rank: int, tier: Tier) -> TierDigest:
         """Return the digest of what `rank` holds on `tier`."""

@@ -1,4 +1,4 @@
-// Dumps coming in: a rank holds exactly what the rows say, and a parent that nobody told of becomes a block that nobody
+// Answers coming in: a rank holds exactly what the rows say, of all blocks or of some buckets; and a parent that nobody told of becomes a block that nobody
 // holds and whose own parent is not known.
 #include <algorithm>
 #include <cstring>
@@ -9,6 +9,39 @@ namespace kv {
 
 void Tree::load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s) {
     clear(rank, kAllTiers);
+    hold_rows(rank, chunks, now_s);
+}
+
+void Tree::repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s) {
+    for (u32 tier = 0; tier < kTiers; ++tier) {
+        const std::vector<u64> held = held_in(buckets, {rank, tier});
+        parked_.forget(rank, tier);
+        remove(rank, held.data(), held.size(), tier);
+    }
+    hold_rows(rank, chunks, now_s);
+}
+
+// What is held of the buckets, children before their parents.
+std::vector<u64> Tree::held_in(const u8* buckets, Holder holder) const {
+    ranks_.at(holder.rank);
+    std::vector<u64> found;
+    for (u32 run = next_in_walk(Runs::kRoot); run != Runs::kRoot; run = next_in_walk(run)) {
+        if (!sets_.contains(runs_[run].set, holder)) {
+            continue;
+        }
+        for (u32 block = runs_[run].begin; block < runs_[run].end(); ++block) {
+            const u64 hash = blocks_.hash(block);
+            const u32 bucket = static_cast<u32>(hash >> 56);
+            if ((buckets[bucket >> 3] >> (bucket & 7) & 1) != 0) {
+                found.push_back(hash);
+            }
+        }
+    }
+    std::reverse(found.begin(), found.end());
+    return found;
+}
+
+void Tree::hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, double now_s) {
     for (const ColumnsView& rows : chunks) {
         for (std::size_t at = 0; at < rows.rows;) {
             at += load_chain(rank, rows, at, now_s);

@@ -46,6 +46,7 @@ NB_MODULE(_core, module) {
         .def("drop", &PyTree::drop, "rank"_a)
         .def("_apply_batch", &PyTree::apply_batch, "rank"_a, "message"_a, "now_s"_a)
         .def("load", &PyTree::load, "rank"_a, "chunks"_a, "now_s"_a)
+        .def("_repair", &PyTree::repair, "rank"_a, "buckets"_a, "chunks"_a, "now_s"_a)
         .def("expire", &PyTree::expire, "now_s"_a)
         .def("_restore", &PyTree::restore_body, "body"_a, "now_s"_a)
         .def("match", &PyTree::match, "sequence_hashes"_a.none(), "out"_a.none())

@@ -80,20 +80,17 @@ public:
     void load(nb::handle rank, const nb::iterable& chunks, nb::handle now_s) {
         const u32 rank_number = rank_in(rank);
         const double seconds = seconds_in(now_s);
-        std::vector<nb::bytes> kept;
-        std::vector<ColumnsView> views;
-        for (const nb::handle chunk : chunks) {
-            const nb::bytes parents = unchanging(chunk.attr("parents"));
-            const nb::bytes hashes = unchanging(chunk.attr("hashes"));
-            const nb::bytes tiers = unchanging(chunk.attr("tiers"));
-            if (parents.size() != sizeof(u64) * tiers.size() || hashes.size() != parents.size()) {
-                throw nb::value_error("columns: parents, hashes and tiers do not belong together");
-            }
-            views.push_back({bytes_of(parents), bytes_of(hashes), bytes_of(tiers), tiers.size()});
-            kept.insert(kept.end(), {parents, hashes, tiers});
-        }
+        const Rows rows(chunks);
         const nb::gil_scoped_release unlocked;
-        locked()->load(rank_number, views, seconds);
+        locked()->load(rank_number, rows.views, seconds);
+    }
+
+    void repair(nb::handle rank, const nb::bytes& buckets, const nb::iterable& chunks, nb::handle now_s) {
+        const u32 rank_number = rank_in(rank);
+        const double seconds = seconds_in(now_s);
+        const Rows rows(chunks);
+        const nb::gil_scoped_release unlocked;
+        locked()->repair(rank_number, bytes_of(buckets), rows.views, seconds);
     }
 
     std::set<u32> expire(double now_s) { return locked()->expire(now_s); }
@@ -275,6 +272,26 @@ private:
         }
         return tree;
     }
+
+    // The columns of chunks, which cannot change while this lives.
+    struct Rows {
+        explicit Rows(const nb::iterable& chunks) {
+            for (const nb::handle chunk : chunks) {
+                const nb::bytes parents = unchanging(chunk.attr("parents"));
+                const nb::bytes hashes = unchanging(chunk.attr("hashes"));
+                const nb::bytes tiers = unchanging(chunk.attr("tiers"));
+                if (parents.size() != sizeof(u64) * tiers.size() || hashes.size() != parents.size()) {
+                    throw nb::value_error("columns: parents, hashes and tiers do not belong together");
+                }
+                views.push_back({bytes_of(parents), bytes_of(hashes), bytes_of(tiers), tiers.size()});
+                kept.insert(kept.end(), {parents, hashes, tiers});
+            }
+        }
+        std::vector<ColumnsView> views;
+
+    private:
+        std::vector<nb::bytes> kept;
+    };
 
     // The buffer, or a copy that nobody else can change.
     static nb::bytes unchanging(nb::handle buffer) {

@@ -78,6 +78,8 @@ public:
     void clear(u32 rank, u32 tier_bits);
     void drop(u32 rank);
     void load(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
+    // `buckets`: 256 bits; of the blocks in those buckets the rank holds exactly the rows, and none of its blocks is parked
+    void repair(u32 rank, const u8* buckets, const std::vector<ColumnsView>& chunks, double now_s);
     std::vector<Refusal> apply_batch(u32 rank, const u8* data, std::size_t size, double now_s);
     std::set<u32> expire(double now_s) { return parked_.expire(now_s); }
 
@@ -157,6 +159,8 @@ private:
     void prefetch_event(const u8* frame) const;
 
     // load.cpp
+    void hold_rows(u32 rank, const std::vector<ColumnsView>& chunks, double now_s);
+    std::vector<u64> held_in(const u8* buckets, Holder holder) const;
     std::size_t load_chain(u32 rank, const ColumnsView& rows, std::size_t at, double now_s);
     u32 placeholder(u64 hash, double now_s);
 

@@ -170,6 +170,7 @@ def test_an_unknown_rank_is_a_key_error_and_dropping_it_is_nothing(index: Prefix
         lambda: index.clear(rank),
         lambda: index.clear(rank, GPU),
         lambda: index.load(rank, [], 0),
+        lambda: index.repair(rank, bytes(32), [], 0),
         lambda: index.apply_batch(rank, MESSAGE, 0),
         lambda: index.digest(rank, GPU),
         lambda: index.bucket_digests(rank, GPU),

@@ -88,6 +88,87 @@ def test_an_unheld_parent_is_forgotten_with_its_last_child(index: PrefixIndex) -
     assert index.statistics().parked_blocks == 1, "nobody ever had the parent again"
 
 
+# ------------------------------------------------------------------------------------------------- repair
+
+
+def buckets_of(*hashes: int) -> bytes:
+    named = bytearray(32)
+    for sequence_hash in hashes:
+        named[sequence_hash >> 59] |= 1 << (sequence_hash >> 56 & 7)
+    return bytes(named)
+
+
+def repair(index: PrefixIndex, rank: int, buckets: bytes, *rows: HeldBlock) -> None:
+    index.repair(rank, buckets, block_columns(rows), 0)
+
+
+def test_a_repair_replaces_the_named_buckets_and_nothing_else(index: PrefixIndex) -> None:
+    path = [at << 56 | at for at in range(1, 5)]
+    index.store(0, None, path, GPU, 0)
+    index.store(1, None, path, GPU, 0)
+    new, moved = path[1] + 1, HeldBlock(path[2], path[1], 0b10)
+    repair(index, 0, buckets_of(path[1], path[2]), HeldBlock(new, path[0], 1), moved)
+    assert held(index, 0) == {path[0]: (None, 1), new: (path[0], 1), path[2]: (path[1], 2), path[3]: (path[2], 1)}
+    assert index.overlaps([path[0], new]) == {0: both(2), 1: both(1)}
+    assert index.overlaps(path) == {0: both(1), 1: both(4)}
+    assert is_proven(index, 0)
+    repair(index, 0, buckets_of(*path))
+    assert (held(index, 0), held(index, 1).keys()) == ({}, set(path))
+
+
+def test_a_repair_of_no_bucket_or_with_the_same_rows_changes_nothing(index: PrefixIndex) -> None:
+    forest(index)
+    before, counted = held(index, 0), index.statistics()
+    repair(index, 0, bytes(32))
+    repair(index, 0, b"\xff" * 32, *dumped(index, 0))
+    assert held(index, 0) == before
+    now = index.statistics()
+    assert (now.nodes, now.duplicate_blocks_total) == (counted.nodes, counted.duplicate_blocks_total)
+    assert is_proven(index, 0)
+
+
+def test_a_repair_of_all_buckets_is_a_load(index: PrefixIndex, make_index: MakeIndex) -> None:
+    source = with_ranks(make_index())
+    forest(source)
+    index.store(0, None, chain(9, seed=7), GPU, 0)
+    repair(index, 0, b"\xff" * 32, *dumped(source, 0))
+    assert held(index, 0) == held(source, 0)
+    assert index.statistics().nodes == source.statistics().nodes
+
+
+def test_a_repaired_block_of_an_unknown_parent_is_held_and_reachable_once_that_is(
+    index: PrefixIndex,
+) -> None:
+    path = chain(2)
+    repair(index, 0, b"\xff" * 32, HeldBlock(path[1], path[0], 1))
+    assert (index.statistics().parked_blocks, index.overlaps(path)) == (0, {})
+    index.store(0, None, path[:1], GPU, 0)
+    assert index.overlaps(path) == {0: both(2)}
+
+
+def test_after_a_repair_nothing_of_the_rank_is_parked(index: PrefixIndex) -> None:
+    path = chain(3)
+    index.store(0, path[0], path[1:], GPU, 0)
+    index.store(1, path[0], path[1:], GPU, 0)
+    repair(index, 0, bytes(32))
+    assert index.statistics().parked_blocks == 2
+    index.store(2, None, path[:1], GPU, 0)
+    assert (held(index, 0), held(index, 1).keys()) == ({}, set(path[1:]))
+
+
+def test_what_is_no_set_of_buckets_and_rows_of_other_buckets_are_refused_and_change_nothing(index: PrefixIndex) -> None:
+    forest(index)
+    before = held(index, 0)
+    for buckets in (b"", bytes(31), bytes(33)):
+        with pytest.raises(LimitExceeded, match=r"^buckets: found .*allowed 32 bytes"):
+            repair(index, 0, buckets)
+    with pytest.raises(LimitExceeded, match=r"^bucket: found 7, allowed the named buckets"):
+        repair(index, 0, buckets_of(8 << 56), HeldBlock(8 << 56, None, 1), HeldBlock(7 << 56, None, 1))
+    with pytest.raises(KeyError):
+        repair(index, 9, bytes(32))
+    assert held(index, 0) == before
+
+
 # ------------------------------------------------------------------------------------------------- memory, proof
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from indexer.core.prefix_index import Depths, IndexStatistics
-from kv_protocol.digest import SetDigest
+from kv_protocol.digest import SetDigest, is_in_buckets
 from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock
 
@@ -125,6 +125,18 @@ class IndexModel:
 
     def load(self, rank: int, rows: Iterable[HeldBlock]) -> None:
         self.clear(rank, TIERS)
+        for row in rows:
+            for tier in row.tiers:
+                self._hold(rank, row.sequence_hash, tier)
+            self._settle()
+
+    def repair(self, rank: int, buckets: bytes, rows: Iterable[HeldBlock]) -> None:
+        self.parked = {block: waits for block, waits in self.parked.items() if block[0] != rank}
+        self._lost = {each for each in self._lost if each[0] != rank}
+        held = [block for block, holders in self.held.items() if rank in holders]
+        for block in [block for block in held if is_in_buckets(block, buckets)]:
+            self._unhold(rank, block, self.held[block][rank])
+        self._forget_nodes()
         for row in rows:
             for tier in row.tiers:
                 self._hold(rank, row.sequence_hash, tier)

@@ -9,6 +9,7 @@ from random import Random
 
 from indexer.core.prefix_index import PrefixIndex, Refusal
 from kv_protocol.codec import encode_message, split_message
+from kv_protocol.digest import BUCKET_SET_BYTES, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns
 from tests.properties.index_comparison import FORMS, Comparison
@@ -220,6 +221,20 @@ class Scenario:
         for index in self._indexes.values():
             index.load(rank, block_columns(rows, self._random.choice([1, 5, 1000])), self._now_s)
         self._model.load(rank, rows)
+
+    def _repair_rows(self) -> None:
+        """Say anew what a rank holds of some buckets: some of it as it was, some gone, some new, some elsewhere."""
+        rank, thin = self._rank(), self._random.random()
+        buckets = bytes(self._random.randrange(256) & self._random.randrange(256) for _ in range(BUCKET_SET_BYTES))
+        rows: dict[int, HeldBlock] = {}
+        for block in dict.fromkeys(block for path in self._world.paths for block in path):
+            bits = self._model.held.get(block, {}).get(rank, self._random.choice([0, 0, 1]))
+            if bits and is_in_buckets(block, buckets) and self._random.random() > thin / 2:
+                bits = self._random.choice([bits, bits, 3])
+                rows[block] = HeldBlock(block, self._world.parent_of[block], bits)
+        for index in self._indexes.values():
+            index.repair(rank, buckets, block_columns(rows.values(), self._random.choice([1, 5, 1000])), self._now_s)
+        self._model.repair(rank, buckets, rows.values())
 
     def _expire(self) -> None:
         self._now_s += self._random.choice([0.0, TTL_S / 2, TTL_S])

@@ -23,7 +23,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ANY = {"store": 6, "store_path": 4, "remove": 4, "remove_run": 3, "refill": 3, "expire": 1, "clear": 1}
-_RESTARTS = {"clear": 2, "clear_tier": 2, "drop": 2, "come_back": 3, "load_rows": 2, "copy_dump": 3}
+_RESTARTS = {"clear": 2, "clear_tier": 2, "drop": 2, "come_back": 3, "load_rows": 2, "repair_rows": 4, "copy_dump": 3}
 
 FAMILIES: dict[str, Family] = {
     "holes": Family(steps={"store_path": 4, "remove": 8, "refill": 9, "store": 3}),
@@ -34,14 +34,15 @@ FAMILIES: dict[str, Family] = {
         steps={**_ANY, "crowd": 3, "store_path": 9, "drop": 1, "come_back": 2, "copy_dump": 2, "remove_run": 9},
         ranks=(60, 200), rank_max=500, paths=4, path_blocks=12, length=45,
     ),
-    "tiers": Family(steps={**_ANY, "move": 8, "clear_tier": 2, "load_rows": 1}, tiers=tuple(Tier)),
+    "tiers": Family(steps={**_ANY, "move": 8, "clear_tier": 2, "load_rows": 1, "repair_rows": 2}, tiers=tuple(Tier)),
     "long chains": Family(
         steps={"store": 8, "store_path": 4, "remove_run": 10, "refill": 3, "copy_dump": 1},
         paths=4, path_blocks=300, event_blocks=90, length=30,
     ),
     "parked": Family(
         steps={
-            **_ANY, "orphan": 12, "reorder": 4, "expire": 5, "clear": 2, "clear_tier": 3, "load_rows": 4, "restore": 2,
+            **_ANY, "orphan": 12, "reorder": 4, "expire": 5, "clear": 2, "clear_tier": 3, "load_rows": 4,
+            "repair_rows": 4, "restore": 2,
         },
         parked_max=4, length=70,
     ),

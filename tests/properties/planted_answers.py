@@ -1,6 +1,6 @@
 """More prefix indexes with one bug each: in what is seldom asked, and in what is believed of contradictions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
 
@@ -10,6 +10,7 @@ from indexer.core.reference import ReferenceIndex
 from indexer.core.reference_snapshot import saved
 from indexer.core.snapshot import seal, write_body
 from kv_protocol.codec import split_message
+from kv_protocol.digest import is_in_buckets
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, block_columns
 from tests.properties.planted_indexes import PLANTED
@@ -114,8 +115,46 @@ class ForgetsTheUnknownParent(ReferenceIndex):
             node.parent_known = True
 
 
+class RepairsOnTop(ReferenceIndex):
+    """What is not spoken of any more in a repaired bucket stays."""
+
+    def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
+        before = [block for block in self._ranks[rank].held.items() if is_in_buckets(block[0], bytes(buckets))]
+        parents = {sequence_hash: self._nodes[sequence_hash].parent for sequence_hash, _ in before}
+        super().repair(rank, buckets, chunks, now_s)
+        for sequence_hash, bits in before:
+            self._attach(rank, parents[sequence_hash], sequence_hash, bits, now_s)
+
+
+class RepairsOneTier(ReferenceIndex):
+    """Repairs the GPU and leaves what lies elsewhere."""
+
+    def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
+        self.is_repairing = True
+        super().repair(rank, buckets, chunks, now_s)
+        self.is_repairing = False
+
+    def _release(self, rank: int, sequence_hash: int, tier: Tier) -> bool:
+        is_left = self.__dict__.get("is_repairing", False) and tier != Tier.GPU
+        return False if is_left else super()._release(rank, sequence_hash, tier)
+
+
+class RepairsAnotherBucket(ReferenceIndex):
+    """Forgets the blocks of the buckets that were not named."""
+
+    def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
+        super().repair(rank, buckets, chunks, now_s)
+        held = self._ranks[rank].held
+        others = [block for block in held if block >> 60 == 15 and not is_in_buckets(block, bytes(buckets))]
+        for tier in TIERS:
+            self._remove(rank, others, tier)
+
+
 PLANTED_IN_THE_WHOLE: tuple[type[ReferenceIndex], ...] = (
     *PLANTED,
+    RepairsOnTop,
+    RepairsOneTier,
+    RepairsAnotherBucket,
     ForgetsWhatIsParked,
     RestoresTheBlameToo,
     WaitsLongerAfterRestores,
