@@ -7,7 +7,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci lint types imports unit simulation sanitize format native bootstrap lock clean
+.PHONY: help demo test ci lint types imports unit simulation sim faults sanitize format native bootstrap lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -18,7 +18,7 @@ demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (K
 
 test: native lint types imports unit  ## lint, types, import contracts, tests (<= 8 minutes on 2 cores)
 
-ci: test simulation sanitize fuzz-smoke  ## make test, then the slower suites
+ci: test simulation faults sanitize fuzz-smoke  ## make test, then the slower suites
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -31,10 +31,16 @@ imports: $(READY)
 	$(BIN)/lint-imports --no-cache
 
 unit: $(READY)
-	$(BIN)/python -m pytest -m 'not slow' -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m 'not slow and not faults' -n 2 --dist loadfile
 
-simulation: $(READY)  ## many more seeds of the deterministic simulation
-	$(BIN)/python -m pytest -m slow
+simulation: $(READY)  ## 2,000 more seeds of the deterministic simulation, and the other slow tests
+	$(BIN)/python -m pytest -m slow -n 2
+
+sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails
+	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),2000) --from $(or $(FROM),0)
+
+faults: $(READY)  ## faults on real servers, and how long it takes to be right again (build/faults.md)
+	$(BIN)/python -m pytest -m faults tests/faults --faults-report build/faults.md
 
 sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@indexer/native/sanitize/run

@@ -88,6 +88,14 @@ class VirtualClock:
         raise AssertionError(f"a sleep of {seconds} s in virtual time")
 
 
+class VirtualIndex(IndexFold):
+    """The fold itself, as the router reads it; it has no log to catch up with."""
+
+    def catching_up(self) -> str:
+        """Return that there is nothing to wait for."""
+        return ""
+
+
 class _InFlight(NamedTuple):
     request: TraceRequest
     worker: int
@@ -114,7 +122,7 @@ class VirtualFleet:
             VirtualEngine(rank, description, block_hash, slowdown=slowdown, foreseen_max=foreseen_max) for rank in ranks
         ]
         self._number_of = {rank.worker_id: number for number, rank in enumerate(ranks)}
-        self._index = IndexFold(ReferenceIndex())
+        self._index = VirtualIndex(ReferenceIndex())
         self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S))
         self._routing = Routing(
             self.state, self._index, self._clock, policy, seed=seed, lease_s=LEASE_S, decisions_max=1

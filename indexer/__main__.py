@@ -6,18 +6,22 @@ from pathlib import Path
 
 import click
 
+from indexer.commands.at import at
+from indexer.commands.dump import dump
+from indexer.commands.tail import tail
+from indexer.commands.verify import verify
 from indexer.config import IndexerSettings
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.http import IndexApi
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, config_options, load_settings, render
-from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.http import HttpServer, PortUsed
 from kv_runtime.nats_server import NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import Projection, configure_logs, new_registry
 
-_EXPECTED = (ConfigurationError, BrokerUnavailable, NatsServerError, PortUsed)
+_EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed)
 
 
 @click.group()
@@ -90,11 +94,15 @@ def check_capture(file: Path, as_json: bool, chaos: int | None) -> None:
         sys.exit(f"indexer: {error}")
 
 
+for command in (verify, tail, at, dump):
+    main.add_command(command)
+
+
 async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
     log = await EventLog.connect(settings.nats.url, name="indexer", token=settings.nats.credentials.get_secret_value())
     try:
         await ensure_streams(log, settings.nats)
-        index = EmbeddedIndex(settings.index, log, SystemClock())
+        index = EmbeddedIndex(settings.index, log, SystemClock(), settings.nats)
         registry = new_registry()
         Projection(registry, index.families)
         app = IndexApi(index).app(registry, token=settings.control.token.get_secret_value())

@@ -8,40 +8,63 @@ hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, native
 from collections.abc import Iterator, Sequence
 
 from indexer.core.fold import FoldStatistics, IndexFold, RankView
-from indexer.core.follower import FollowerLimits, is_blind
+from indexer.core.follower import FollowerLimits
+from indexer.core.keeping import KeepingLimits
 from indexer.core.prefix_index import PrefixOrder
 from indexer.core.prefix_views import PrefixView, StretchView
+from indexer.core.rank_state import RankState
+from indexer.core.standing import is_blind
 from indexer.feed import IndexFeed
 from indexer.implementations import make_index
-from indexer.metrics import index_families
+from indexer.keeper import SnapshotKeeper
+from indexer.metrics import index_families, keeper_families
 from indexer.native import hash_blocks
+from indexer.rank_routes import rank_routes
+from indexer.snapshots import SnapshotStore
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import Clock
 from kv_runtime.config import IndexSection, NatsSection
-from kv_runtime.event_log import EventLog, StreamSpec
+from kv_runtime.event_log import EventLog, StreamSpec, log_families
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
 
-__all__ = ["EmbeddedIndex", "FoldStatistics", "RankView", "ensure_streams", "hash_blocks", "is_blind"]
+__all__ = ["EmbeddedIndex", "FoldStatistics", "RankView", "ensure_streams", "hash_blocks", "is_blind", "rank_routes"]
 
 _FLEET_BYTES_MAX = 64 << 20
+_SNAPSHOTS_IN_LOG = 4
+"""A snapshot is written at least so often within the age that the log keeps, lest it lose what none covers."""
+_DEFAULT_NATS = NatsSection()
 
 
 async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
-    """The streams that the index reads exist, with the configured bounds."""
-    events = StreamSpec(subjects.EVENTS_STREAM, (subjects.EVENTS_ALL,), nats.events_max_age_s, nats.events_max_bytes)
-    fleet = StreamSpec(subjects.FLEET_STREAM, (subjects.FLEET_ALL,), 0, _FLEET_BYTES_MAX, per_subject=1)
+    """The streams that the index reads exist, with the configured bounds, and so does the bucket of its snapshots.
+
+    Raises:
+        StreamUnfit: one is there that cannot be ours.
+        BrokerUnavailable: also where the server refuses one, for instance for want of room.
+    """
+    events = StreamSpec(
+        subjects.EVENTS_STREAM,
+        (subjects.EVENTS_ALL,),
+        nats.events_max_age_s,
+        nats.events_max_bytes,
+        replicas=nats.replicas,
+    )
+    fleet = StreamSpec(
+        subjects.FLEET_STREAM, (subjects.FLEET_ALL,), 0, _FLEET_BYTES_MAX, per_subject=1, replicas=nats.replicas
+    )
     await log.ensure_stream(events)
     await log.ensure_stream(fleet)
+    await log.ensure_bucket(subjects.SNAPSHOT_BUCKET, replicas=nats.replicas, max_bytes=nats.snapshots_bytes_max)
 
 
 class EmbeddedIndex:
     """A prefix index that follows the log."""
 
-    def __init__(self, settings: IndexSection, log: EventLog, clock: Clock) -> None:
-        """Nothing is read yet.
+    def __init__(self, settings: IndexSection, log: EventLog, clock: Clock, nats: NatsSection = _DEFAULT_NATS) -> None:
+        """Nothing is read yet; `nats` says how snapshots are kept.
 
         Raises:
             ConfigurationError: the native index was asked for, and was not built.
@@ -53,16 +76,34 @@ class EmbeddedIndex:
             FollowerLimits(behind_s=settings.behind_s, answer_s=settings.answer_s),
             memory_bytes_max=settings.memory_bytes_max,
         )
-        self._feed = IndexFeed(self._fold, log, clock)
         self._event_log, self._clock = log, clock
+        snapshots = SnapshotStore(log, nats.snapshots_bytes_max)
+        self._feed = IndexFeed(self._fold, log, clock, snapshots)
+        limits = KeepingLimits(
+            period_s=min(nats.snapshot_period_s, nats.events_max_age_s / _SNAPSHOTS_IN_LOG),
+            log_bytes_max=nats.events_max_bytes,
+        )
+        self._keeper = SnapshotKeeper(self._fold, self._feed, snapshots, log, clock, limits)
 
     async def start(self) -> None:
-        """The log is being read."""
+        """The best snapshot is restored, and the log behind it is being read; without one, all of the log.
+
+        Raises:
+            BrokerUnavailable: the streams are not there, or NATS is away.
+        """
         await self._feed.start()
 
     def parts(self, stage: int) -> list[Part]:
-        """Return what is to run: the feed, and the watch over the log that it follows."""
-        return [Part("index", self._feed.run, stage), Part("event-log", self._event_log.run, stage)]
+        """Return what is to run: the feed, the watch over the log that it follows, and the keeper of snapshots."""
+        return [
+            Part("index", self._feed.run, stage),
+            Part("event-log", self._event_log.run, stage),
+            Part("snapshots", self._keeper.run, stage),
+        ]
+
+    def catching_up(self) -> str:
+        """Return how far the log was read of what it had at the start; empty once all of it was."""
+        return self._feed.catching_up()
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each."""
@@ -75,6 +116,10 @@ class EmbeddedIndex:
     def held(self, rank: WorkerRank) -> list[HeldBlock]:
         """Return what `rank` holds, parents first."""
         return self._fold.held(rank)
+
+    def state(self, rank: WorkerRank) -> RankState | None:
+        """Return all that is known of a rank at this moment; None for one that has no place in the index."""
+        return self._fold.state(rank)
 
     def ranks(self) -> list[WorkerRank]:
         """Return all ranks that are heard of and have a place in the index."""
@@ -98,4 +143,6 @@ class EmbeddedIndex:
 
     def families(self) -> Iterator[Family]:
         """Yield the index's metrics."""
-        return index_families(self._fold, self._feed, self.implementation)
+        yield from index_families(self._fold, self._feed, self.implementation)
+        yield from keeper_families(self._keeper.statistics())
+        yield from log_families(self._event_log.statistics())

@@ -1,16 +1,21 @@
-"""The log to the fold: batches, heartbeats and dumps come in, questions go out, time passes.
+"""The log to the fold: batches, heartbeats and answers come in, questions go out, time passes.
 
-Parts of a process: `run` ticks. Everything happens on the event loop, one fact after another; nobody else changes the
+    start   the best snapshot of the stream that is there, then the log behind it; without one, all of the log
+    then    the index catches up with where the log ended at the start; until then it is not ready
+
+A part of a process: `run` ticks. Everything happens on the event loop, one fact after another; nobody else changes the
 fold, so what is read between two awaits is one moment's truth.
 """
 
 import asyncio
+from typing import NamedTuple
 
 import structlog
 
+from indexer.core.checkpoint import Checkpoint
 from indexer.core.facts import (
+    AnswerArrived,
     BytesRefused,
-    ChunkArrived,
     Fact,
     HeartbeatArrived,
     LogFound,
@@ -22,12 +27,13 @@ from indexer.core.facts import (
 )
 from indexer.core.fold import IndexFold
 from indexer.core.messages import read_message
+from indexer.snapshots import SnapshotStore
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
 from kv_runtime.clock import Clock
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading
 from kv_runtime.supervise import until
 
 TICK_S = 0.25
@@ -36,11 +42,18 @@ _NOT_APPLIED = ("never_heard", "refused", "resyncing", "behind")
 _log = structlog.get_logger("indexer")
 
 
+class Place(NamedTuple):
+    """How far the fold has come in KV_EVENTS: the last message applied, and the birth of the stream that has it."""
+
+    created: str
+    stream_seq: int
+
+
 class IndexFeed:
     """Keeps one fold true to one log."""
 
-    def __init__(self, fold: IndexFold, log: EventLog, clock: Clock) -> None:
-        self._fold, self._event_log, self._clock = fold, log, clock
+    def __init__(self, fold: IndexFold, log: EventLog, clock: Clock, snapshots: SnapshotStore) -> None:
+        self._fold, self._event_log, self._clock, self._snapshots = fold, log, clock, snapshots
         self._inbox = log.new_inbox()
         self._slug_of: dict[WorkerRank, str] = {}
         self._moved = asyncio.Condition()
@@ -49,17 +62,47 @@ class IndexFeed:
         self._told_overfull: set[WorkerRank] = set()
         self.refused_messages_total = 0
         """Messages that could not be read and are no fact of any rank; the others are counted by the fold."""
-        self.stream_seq = 0
-        """Place in KV_EVENTS of the last message applied."""
+        self.place = Place("", 0)
+        """Changes together with the fold: a checkpoint of now is one of this place."""
+        self._reading: Reading | None = None
+        self._target_seq = self._to_read = 0
+        self._is_caught_up = False
         self.freshness_s: dict[WorkerRank, float] = {}
         """From the engine's flush to being applied, of each rank's newest batch."""
 
     async def start(self) -> None:
-        """Dumps, pulses, fleet and events are heard; the log is read from its beginning."""
-        await self._event_log.listen(f"{self._inbox}.>", self._on_chunk)
+        """A snapshot is restored, if there is one; answers, pulses, fleet, and the log behind it are heard.
+
+        Raises:
+            BrokerUnavailable: there are no streams, or no server; that snapshots cannot be read is not an error.
+        """
+        stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
+        covered = await self._snapshots.restore(stream, self._restore)
+        await self._event_log.listen(f"{self._inbox}.>", self._on_answer)
         await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
         await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
-        await self._event_log.follow(subjects.EVENTS_STREAM, subjects.EVENTS_ALL, self._on_events)
+        reading = await self._event_log.follow(
+            subjects.EVENTS_STREAM, subjects.EVENTS_ALL, self._on_events, after_seq=covered, created=stream.created
+        )
+        self.place = Place(reading.created, reading.told_seq)
+        self._reading, self._target_seq, self._to_read = reading, stream.last_seq, reading.unread
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self._fold.restore(checkpoint, self._clock.now())
+
+    def catching_up(self) -> str:
+        """Return how far the log was read, of what it had at the start; empty once all of that was.
+
+        What the log lost meanwhile, by its limits, is not waited for.
+        """
+        if self._is_caught_up:
+            return ""
+        if self._reading is None:
+            return "log: not read yet"
+        if self.place.stream_seq >= self._target_seq or not self._reading.unread:
+            self._is_caught_up = True
+            return ""
+        return f"log: {min(self._reading.told_total, self._to_read)} of {self._to_read} messages read"
 
     async def run(self, stop: asyncio.Event) -> None:
         """Let time pass until `stop` is set."""
@@ -113,6 +156,8 @@ class IndexFeed:
                 del memory[rank]
 
     async def _on_events(self, message: LogMessage) -> None:
+        if self._reading is not None:
+            self.place = Place(self._reading.created, message.stream_seq)  # nobody else runs before it was applied
         if (rank := self._rank_of(message)) is None:
             return
         try:
@@ -124,7 +169,6 @@ class IndexFeed:
         await self._apply(MessageArrived(rank, read))
         for refused, reason in self._fold.take_refusals():
             _log.warning("message_refused_by_index", rank=str(refused), reason=reason)
-        self.stream_seq = message.stream_seq
         if read.engine_time_ns:
             self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
 
@@ -138,15 +182,15 @@ class IndexFeed:
             return
         await self._apply(HeartbeatArrived(rank, heartbeat))
 
-    async def _on_chunk(self, message: LogMessage) -> None:
+    async def _on_answer(self, message: LogMessage) -> None:
         *_, worker_id, dp_rank = message.subject.split(".")
         try:
-            chunk = recovery.decode_dump_chunk(message.data)
+            answer = recovery.decode_answer(message.data)
             rank = WorkerRank(checked_worker_id(worker_id), checked_dp_rank(int(dp_rank)))
         except (MalformedMessage, LimitExceeded, ValueError) as error:
             self._refuse(message, error)
             return
-        await self._apply(ChunkArrived(rank, chunk))
+        await self._apply(AnswerArrived(rank, answer))
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:
@@ -182,10 +226,10 @@ class IndexFeed:
             rank = question.rank
             if (slug := self._slug_of.get(rank)) is None:
                 continue  # forgotten, and heard of again in the middle of a message; it is asked when it is heard next
-            _log.info("dump_asked", rank=str(rank), request_id=question.request.request_id)
+            _log.info("recovery_asked", rank=str(rank), request_id=question.request.request_id)
             subject = subjects.recover_slug(slug, rank)
             reply = f"{self._inbox}.{rank.worker_id}.{rank.dp_rank}"
             try:
                 await self._event_log.announce(subject, recovery.encode(question.request), reply)
             except BrokerUnavailable as error:
-                _log.warning("dump_not_asked", rank=str(rank), reason=str(error))
+                _log.warning("recovery_not_asked", rank=str(rank), reason=str(error))

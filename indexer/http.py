@@ -1,11 +1,10 @@
 """The stand-alone index over HTTP, on its control plane.
 
 POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    who holds how much
-GET  /v1/ranks            every rank's place in the log, what it holds, and what is wrong with it; who is refused
-GET  /v1/ranks/{worker}/{dp_rank}/blocks    what one rank holds, parents first
+GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; what one holds (`rank_routes.py`)
 GET  /v1/prefixes?limit=&order_by=          stretches with the same holders, most blocks, holders or last_stored first
 GET  /v1/prefixes/{sequence_hash}?limit=    who holds one block, and what lies behind it
-GET  /ready               503 while a rank is refused, or stale but for being overfull
+GET  /ready               503 while the log is being caught up with, a rank is refused, or stale so that it is not used
 GET  /health, /live, /version, /metrics
 
 Sequence hashes are JSON numbers up to 2^64 - 1: who reads them needs a parser that keeps 64 bits.
@@ -20,8 +19,8 @@ from prometheus_client import CollectorRegistry
 
 from indexer.core.buffers import ORDERS, checked_order
 from indexer.embedded import EmbeddedIndex, is_blind
+from indexer.rank_routes import rank_routes, refused_of
 from kv_protocol.errors import UNDECODABLE, LimitExceeded
-from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
 from kv_protocol.splitmix import U64_MASK
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
@@ -57,8 +56,7 @@ class IndexApi:
         app.add_routes(
             [
                 web.post("/v1/overlap", self._overlap),
-                web.get("/v1/ranks", self._ranks),
-                web.get("/v1/ranks/{worker}/{dp_rank}/blocks", self._blocks),
+                *rank_routes(self._index),
                 web.get("/v1/prefixes", self._prefixes),
                 web.get("/v1/prefixes/{sequence_hash}", self._prefix),
                 web.get("/health", self._health),
@@ -90,31 +88,6 @@ class IndexApi:
             }
         )
 
-    async def _ranks(self, _: web.Request) -> web.Response:
-        statistics = self._index.statistics()
-        return json_response(
-            {
-                "ranks": [
-                    {
-                        "worker_id": rank.worker_id,
-                        "dp_rank": rank.dp_rank,
-                        "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
-                        **msgspec.structs.asdict(stream),
-                    }
-                    for rank, stream in statistics.streams.items()
-                ],
-                "refused": self._refused(),
-            }
-        )
-
-    async def _blocks(self, request: web.Request) -> web.Response:
-        asked = f"{request.match_info['worker']}/{request.match_info['dp_rank']}"
-        known = {str(rank): rank for rank in self._index.ranks()}
-        if asked not in known:
-            allowed = ", ".join(known) or "none yet"
-            return error_response(404, f"rank: found {asked}, allowed {allowed}", "invalid_request_error")
-        return json_response({"blocks": [block._asdict() for block in self._index.held(known[asked])]})
-
     async def _prefixes(self, request: web.Request) -> web.Response:
         limit = _limit_of(request)
         if limit is None:
@@ -141,12 +114,10 @@ class IndexApi:
 
     async def _ready(self, _: web.Request) -> web.Response:
         stale = {str(rank): stream.stale for rank, stream in self._index.statistics().streams.items() if stream.stale}
-        refused = self._refused()
-        ready = not refused and not any(map(is_blind, stale.values()))
-        return json_response({"ready": ready, "stale": stale, "refused": refused}, status=200 if ready else 503)
-
-    def _refused(self) -> dict[str, str]:
-        return {str(rank): reason for rank, reason in self._index.refused_ranks().items()}
+        refused, catching_up = refused_of(self._index), self._index.catching_up()
+        ready = not catching_up and not refused and not any(map(is_blind, stale.values()))
+        body = {"ready": ready, "catching_up": catching_up, "stale": stale, "refused": refused}
+        return json_response(body, status=200 if ready else 503)
 
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"version": version("kv-router"), "index": self._index.implementation})

@@ -4,16 +4,22 @@ from collections.abc import Iterator
 
 from indexer.core.fold import FoldStatistics, IndexFold
 from indexer.feed import IndexFeed
+from indexer.keeper import KeeperStatistics
 from kv_protocol.events import TIERS
 from kv_runtime.telemetry import Family, counter, gauge
 
 _RANK = ("worker", "dp_rank")
 _STREAM_COUNTS = (
     ("gaps", "Holes found in a rank's stream"),
+    ("holes_closed", "Holes that the log closed by itself"),
+    ("replays", "Holes that a replay closed"),
+    ("repairs", "Answers that replaced the differing buckets of a rank"),
     ("resyncs", "Dumps that replaced a rank's blocks"),
     ("restarts", "New lives of a rank's stream"),
     ("digest_mismatches", "Heartbeats whose digest was not the index's"),
     ("duplicates", "Batches that had been applied before"),
+    ("implausible", "Places told of that were too far from the stream's, and not believed"),
+    ("heals", "Times that a rank was recovered"),
     ("other_epoch", "Batches of an epoch that does not live"),
     ("kept_lost", "Batches for which there was no room during a resync"),
 )
@@ -34,13 +40,38 @@ def index_families(fold: IndexFold, feed: IndexFeed, implementation: str) -> Ite
     for name, meaning in _STREAM_COUNTS:
         samples = [(at, float(getattr(stream.counts, name))) for at, stream in streams]
         yield counter(f"stream_{name}", meaning, _RANK, samples)
+    healing = [(at, stream.counts.healing_s_total) for at, stream in streams]
+    yield counter("stream_healing_seconds", "From the first sign that something was wrong to its end", _RANK, healing)
+    healed = [(at, stream.counts.last_healing_s) for at, stream in streams if stream.counts.heals]
+    yield gauge("stream_last_healing_seconds", "How long the last recovery of a rank took", _RANK, healed)
     stale = [(at, float(bool(stream.stale))) for at, stream in streams]
     yield gauge("stream_stale", "1 while a rank's blocks are not known to be current", _RANK, stale)
     fresh = [((rank.worker_id, str(rank.dp_rank)), seconds) for rank, seconds in feed.freshness_s.items()]
     yield gauge("freshness_seconds", "From the engine's flush to being applied, newest batch", _RANK, fresh)
+    unread = float(bool(feed.catching_up()))
+    yield gauge("index_catching_up", "1 until the log is read that was there at the start", (), [((), unread)])
     yield gauge("index_info", "1: which index it is", ("implementation",), [((implementation,), 1.0)])
     yield from _size_families(statistics)
     yield from _count_families(statistics, feed)
+
+
+def keeper_families(statistics: KeeperStatistics) -> Iterator[Family]:
+    """Yield what a keeper did, and what it saw when it looked last."""
+    for name, meaning, count in (
+        ("snapshots_written", "Snapshots that were written, and read back", statistics.written_total),
+        ("snapshot_failures", "Looks at which keeping snapshots or the log failed", statistics.failures_total),
+        ("snapshots_refused", "Snapshots that a start could not use", statistics.refused_total),
+    ):
+        yield counter(name, meaning, (), [((), float(count))])
+    age = [] if statistics.newest_age_s is None else [((), statistics.newest_age_s)]
+    yield gauge("snapshot_age_seconds", "Age of the newest snapshot, whoever wrote it", (), age)
+    for name, meaning, value in (
+        ("snapshot_bytes", "Size of the snapshot that this process wrote or read last", statistics.newest_bytes),
+        ("snapshot_seq", "Place in the log that the newest snapshot covers", statistics.newest_seq),
+        ("log_purged_seq", "Place up to which this process purged the log last", statistics.purged_seq),
+        ("log_bytes", "What the log takes on disk", statistics.log_bytes),
+    ):
+        yield gauge(name, meaning, (), [((), float(value))])
 
 
 def _size_families(statistics: FoldStatistics) -> Iterator[Family]:

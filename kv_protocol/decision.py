@@ -10,6 +10,8 @@ import msgspec
 from kv_protocol.errors import LimitExceeded
 
 TrustState = Literal["EXACT", "DEGRADED", "FALLBACK"]
+OverlapSource = Literal["index", "approximate"]
+"""Who says what a rank holds: the index, which follows its events, or what was routed to it, where there are none."""
 
 
 class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,17 +29,25 @@ class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One eligible rank as it stood: what it held of the request, how far its stream was read, and its cost.
 
-    `overlap_blocks[t]` is the longest prefix held on tiers 0..t. `seq` is the last applied number of `epoch`.
+    `overlap_blocks[t]` is the longest prefix held on tiers 0..t, as `overlap_source` has it, `predicted_blocks` the
+    longest that is on its way there with requests routed before. `seq` is the last applied number of `epoch`.
     """
 
     worker_id: str
     dp_rank: int
     overlap_blocks: tuple[int, int, int, int]
+    overlap_source: OverlapSource = "index"
+    predicted_blocks: int = 0
     trust: TrustState
     trust_reason: str
     epoch: int
     seq: int
     terms: CostTerms
+
+    @property
+    def expected_blocks(self) -> int:
+        """How many leading blocks the rank is counted on to have on its GPU."""
+        return max(self.overlap_blocks[0], self.predicted_blocks)
 
 
 class Exclusion(msgspec.Struct, frozen=True, kw_only=True):

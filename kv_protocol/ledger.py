@@ -16,6 +16,8 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True):
     uncached_tokens: int
     extra_blocks: int = 0
     """Blocks of the request without a sequence hash (the partial last one)."""
+    epoch: int = 0
+    """Of the rank's stream as it stood then; 0: none was heard."""
 
 
 class FirstToken(msgspec.Struct, frozen=True, tag="first_token", kw_only=True):

@@ -1,11 +1,23 @@
-"""How a reader that lost its place gets the whole state back: ask the rank's consolidator, get a dump in chunks.
+"""How a reader that lost its place, or its faith, gets it back: it asks the rank's consolidator.
 
-    request = msgpack {request_id}
-    chunk   = msgpack {request_id, epoch, last_seq, chunk, of, parents, hashes, tiers}
+    request = msgpack {request_id, epoch, after_seq, buckets}
+    answer  = replay chunks, or dump chunks, each msgpack with a `type`
+
+    asked with                            answered with
+    -----------------------------------   ------------------------------------------------------------------------
+    digests of buckets, the same epoch    *repair*: the blocks of the buckets whose digests are others by now
+    the same epoch, all that follows      *replay*: the batches after `after_seq`, as they were published, up to
+      `after_seq` kept and not too much     `last_seq`
+    anything else                         *dump*: all blocks
+
+    replay chunk = {type "replay", request_id, epoch, last_seq, message}   `message`: a canonical message, or nothing
+    dump chunk   = {type "dump", request_id, epoch, last_seq, chunk, of, parents, hashes, tiers, buckets}
 
 `parents`, `hashes` (little-endian u64s) and `tiers` (bytes: bit 0..3 = tier held, bit 7 = has a parent) are columns of
-one row a block, parents before children over the whole dump. The dump is the state after `last_seq`: subscribe first,
-ask second, then drain what came in between.
+one row a block, parents before children over the whole answer. It is the state after `last_seq`: subscribe first, ask
+second, then drain what came in between. `buckets` of a dump chunk is empty, or names by bits (bucket b is bit b & 7 of
+byte b >> 3) those of which the chunks are the state, a *repair*; of the others the asker knew all. Equal digests of a
+bucket are equal sets, so a repair is right as long as the asker changed nothing since it asked.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,12 +27,17 @@ from typing import NamedTuple
 import msgspec
 
 from kv_protocol.codec import MESSAGE_BYTES_MAX, pack_u64, unpack_u64
+from kv_protocol.digest import BUCKET_SET_BYTES, BUCKET_TABLE_BYTES
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.ids import checked_u64
 
 CHUNK_BLOCKS_MAX = 28_000
 """17 bytes a block: a full chunk stays below a message's 512 KiB."""
+_ENVELOPE_BYTES_MAX = 1024
+"""More than the fields beside the bytes take, and less than half of what a server's largest message has left."""
+REQUEST_BYTES_MAX = BUCKET_TABLE_BYTES + _ENVELOPE_BYTES_MAX
+ANSWER_BYTES_MAX = MESSAGE_BYTES_MAX + _ENVELOPE_BYTES_MAX
 _HAS_PARENT = 0x80
 _TIER_BITS = 0x0F
 _ROW_BITS = bytes(parent | tiers for parent in (0, _HAS_PARENT) for tiers in range(1, _TIER_BITS + 1))
@@ -104,17 +121,43 @@ def _columns(rows: list[HeldBlock]) -> BlockColumns:
 _NO_BLOCKS = BlockColumns(b"", b"", b"")
 
 
-class DumpRequest(msgspec.Struct, frozen=True):
-    """Ask for a dump; chunks carry the same id, so that an answer to an earlier question is not mistaken for this."""
+class RecoverRequest(msgspec.Struct, frozen=True):
+    """Ask for what is after `after_seq` of `epoch` (0: the asker has no place, and needs all).
+
+    `buckets` is empty, or `bucket_table` of what the asker holds there. Answers carry the same id, so that one to an
+    earlier question is not mistaken for this.
+    """
 
     request_id: int
+    epoch: int = 0
+    after_seq: int = 0
+    buckets: bytes = b""
 
     def __post_init__(self) -> None:
-        checked_u64("request_id", self.request_id)
+        for field in ("request_id", "epoch", "after_seq"):
+            checked_u64(field, getattr(self, field))
+        if len(self.buckets) not in (0, BUCKET_TABLE_BYTES):
+            raise LimitExceeded("buckets", len(self.buckets), f"0 or {BUCKET_TABLE_BYTES} bytes")
 
 
-class DumpChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Part `chunk` of `of` of a rank's state after `last_seq` of `epoch`."""
+class ReplayChunk(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
+    """Batches of `epoch` in a row, as they were published; the answer ends with `last_seq`, the newest of the epoch.
+
+    `message` is empty where the asker has all.
+    """
+
+    request_id: int
+    epoch: int
+    last_seq: int
+    message: bytes
+
+    def __post_init__(self) -> None:
+        for field in ("request_id", "epoch", "last_seq"):
+            checked_u64(field, getattr(self, field))
+
+
+class DumpChunk(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
+    """Part `chunk` of `of` of a rank's state after `last_seq` of `epoch`: of all blocks, or of those of `buckets`."""
 
     request_id: int
     epoch: int
@@ -124,10 +167,13 @@ class DumpChunk(msgspec.Struct, frozen=True, kw_only=True):
     parents: bytes
     hashes: bytes
     tiers: bytes
+    buckets: bytes = b""
 
     def __post_init__(self) -> None:
         for field in ("request_id", "epoch", "last_seq"):
             checked_u64(field, getattr(self, field))
+        if len(self.buckets) not in (0, BUCKET_SET_BYTES):
+            raise LimitExceeded("buckets", len(self.buckets), f"0 or {BUCKET_SET_BYTES} bytes")
         _check_columns(self.parents, self.hashes, self.tiers)
         if not 0 <= self.chunk < self.of:
             raise ValueError(f"chunk {self.chunk} of {self.of}")
@@ -142,10 +188,19 @@ class DumpChunk(msgspec.Struct, frozen=True, kw_only=True):
         return self.columns.blocks()
 
 
+Answer = ReplayChunk | DumpChunk
+
+
 def dump_chunks(
-    request_id: int, epoch: int, last_seq: int, blocks: Iterable[HeldBlock], *, chunk_blocks: int = CHUNK_BLOCKS_MAX
+    request_id: int,
+    epoch: int,
+    last_seq: int,
+    blocks: Iterable[HeldBlock],
+    *,
+    buckets: bytes = b"",
+    chunk_blocks: int = CHUNK_BLOCKS_MAX,
 ) -> list[DumpChunk]:
-    """Return the chunks of a dump, at least one; `blocks` come parents first."""
+    """Return the chunks of a dump or, of `buckets`, of a repair: at least one; `blocks` come parents first."""
     parts = list(block_columns(blocks, chunk_blocks)) or [_NO_BLOCKS]
     return [
         DumpChunk(
@@ -157,34 +212,37 @@ def dump_chunks(
             parents=part.parents,
             hashes=part.hashes,
             tiers=part.tiers,
+            buckets=buckets,
         )
         for index, part in enumerate(parts)
     ]
 
 
-_request_decoder = msgspec.msgpack.Decoder(DumpRequest)
-_chunk_decoder = msgspec.msgpack.Decoder(DumpChunk)
+_request_decoder = msgspec.msgpack.Decoder(RecoverRequest)
+_answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def encode(message: DumpRequest | DumpChunk) -> bytes:
-    """Return the msgpack of a request or a chunk."""
+def encode(message: RecoverRequest | Answer) -> bytes:
+    """Return the msgpack of a request or a part of an answer."""
     return _encode(message)
 
 
-def decode_dump_request(data: bytes) -> DumpRequest:
+def decode_recover_request(data: bytes) -> RecoverRequest:
     """Return the request in `data`; raise `MalformedMessage` for anything else."""
+    if len(data) > REQUEST_BYTES_MAX:
+        raise MalformedMessage(REQUEST_BYTES_MAX, f"recover request of {len(data)} bytes")
     try:
         return _request_decoder.decode(data)
     except UNDECODABLE as error:
-        raise MalformedMessage(0, f"dump request: {error}") from error
+        raise MalformedMessage(0, f"recover request: {error}") from error
 
 
-def decode_dump_chunk(data: bytes) -> DumpChunk:
-    """Return the chunk in `data`; raise `MalformedMessage` for anything else."""
-    if len(data) > MESSAGE_BYTES_MAX:
-        raise MalformedMessage(MESSAGE_BYTES_MAX, f"dump chunk of {len(data)} bytes")
+def decode_answer(data: bytes) -> Answer:
+    """Return the part of an answer in `data`; raise `MalformedMessage` for anything else."""
+    if len(data) > ANSWER_BYTES_MAX:
+        raise MalformedMessage(ANSWER_BYTES_MAX, f"answer of {len(data)} bytes")
     try:
-        return _chunk_decoder.decode(data)
+        return _answer_decoder.decode(data)
     except UNDECODABLE as error:
-        raise MalformedMessage(0, f"dump chunk: {error}") from error
+        raise MalformedMessage(0, f"answer: {error}") from error

@@ -79,6 +79,12 @@ def journal(router_id: str) -> str:
     return f"kv.v1.journal.{checked_worker_id(router_id)}"
 
 
+def pattern(kind: str, *, slug: str = "", worker_id: str = "", dp_rank: int | None = None) -> str:
+    """Return what to follow for the messages of a kind (events, heartbeat, fleet): of all, or of whom is named."""
+    rank = ["*" if dp_rank is None else str(dp_rank)] if kind != "fleet" else []
+    return ".".join(["kv.v1", kind, slug or "*", worker_id or "*", *rank])
+
+
 def rank_of(subject: str) -> WorkerRank:
     """Return the rank that a per-rank subject names; raise `MalformedMessage` where it names none."""
     found = _OF_RANK.fullmatch(subject)

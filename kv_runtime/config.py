@@ -54,7 +54,9 @@ class Settings(Section):
 class NatsSection(Section):
     """The event log."""
 
-    url: str = Field("", description="nats://host:port of a running server; empty: the router embeds one")
+    url: str = Field(
+        "", description="nats://host:port of a running server, or several by commas; empty: the router embeds one"
+    )
     port: int = Field(4222, ge=0, le=65535, description="port of the embedded server on 127.0.0.1; 0: any free one")
     store_dir: str = Field(
         "", description="where the embedded server keeps the log; empty: a directory removed at stop"
@@ -62,7 +64,16 @@ class NatsSection(Section):
     credentials: SecretStr = Field(SecretStr(""), description="token for the server, where it wants one")
     events_max_age_s: float = Field(3600.0, ge=1, le=30 * 86400, description="how long KV_EVENTS keeps; costs disk")
     events_max_bytes: int = Field(
-        1 << 30, ge=1 << 20, le=1 << 40, description="what KV_EVENTS keeps, bytes of disk; cold starts read all of it"
+        1 << 30, ge=1 << 20, le=1 << 40, description="what KV_EVENTS keeps, bytes of disk; time travel needs it"
+    )
+    replicas: Literal[1, 3, 5] = Field(
+        1, description="servers of a cluster that have each stream and snapshot; more survive more, and cost as much"
+    )
+    snapshot_period_s: float = Field(
+        300.0, ge=1, le=86400, description="age at which the index's snapshot is written anew; less costs disk and time"
+    )
+    snapshots_bytes_max: int = Field(
+        1 << 30, ge=1 << 20, le=1 << 40, description="what KV_SNAPSHOTS keeps, bytes of disk; room for two is needed"
     )
 
 

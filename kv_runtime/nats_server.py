@@ -73,7 +73,7 @@ class EmbeddedNats:
         *,
         port: int = 4222,
         store_dir: Path | None = None,
-        store_bytes_max: int = 1 << 30,
+        store_bytes_max: int = 4 << 30,
         memory_bytes_max: int = 64 << 20,
         start_s: float = 10.0,
         stop_s: float = 5.0,
@@ -85,7 +85,7 @@ class EmbeddedNats:
             port: 0 lets the system choose one.
             store_dir: where streams live; made where missing, kept afterwards. None: a private one, which `stop`
                 removes.
-            store_bytes_max: how much all streams on disk may take; a stream beyond it is refused.
+            store_bytes_max: how much all streams on disk may take; one whose own limit does not fit is refused.
             memory_bytes_max: the same for streams in memory.
             start_s: how long the server may take until it is ready; a large store is read first.
             stop_s: how long it may take to end by itself.

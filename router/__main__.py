@@ -12,7 +12,7 @@ from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_runtime.chat_template import TextError
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, NatsSection, config_options, load_settings, render
-from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.http import HttpServer, PortUsed
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
@@ -20,18 +20,20 @@ from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_regist
 from kv_runtime.text import load_text
 from router.config import RouterSettings
 from router.control_plane import ControlPlane
+from router.core.approximate import ApproximateIndex
 from router.core.fleet import Fleet, TextDigests
 from router.core.ledger import Ledger
 from router.core.state import RouterState
 from router.data_plane import DataPlane
 from router.feeds import RouterFeeds
 from router.forward import HttpForwarder
-from router.metrics import RequestMetrics, state_families
+from router.metrics import RequestMetrics, state_families, trust_families
 from router.routing import Routing
+from router.trust_watch import TrustWatch
 
 _OTHER_STREAMS_BYTES = 256 << 20
-"""Room in the embedded server's store for all streams but that of events."""
-_EXPECTED = (ConfigurationError, BrokerUnavailable, NatsServerError, PortUsed, TextError)
+"""Room in the embedded server's store for all streams but those of events and snapshots."""
+_EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed, TextError)
 
 
 @click.group(invoke_without_command=True)
@@ -123,9 +125,10 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         )
         cleanup.push_async_callback(log.close)
         await ensure_streams(log, settings.nats)
-        index = EmbeddedIndex(settings.index, log, clock)
+        index = EmbeddedIndex(settings.index, log, clock, settings.nats)
         fleet = Fleet(TextDigests(text.tokenizer_digest, text.template_digest))
-        state = RouterState(fleet, Ledger(settings.ledger.lease_s))
+        approximate = ApproximateIndex(settings.policy.approximate())
+        state = RouterState(fleet, Ledger(settings.ledger.lease_s), approximate)
         routing = Routing(
             state,
             index,
@@ -141,6 +144,7 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         cleanup.push_async_callback(forwarder.stop)
         metrics = RequestMetrics(registry, state)
         Projection(registry, lambda: state_families(state, feeds))
+        Projection(registry, lambda: trust_families(routing))
         Projection(registry, index.families)
         plane = DataPlane(
             routing,
@@ -155,16 +159,18 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         token = settings.control.token.get_secret_value()
         control_app = ControlPlane(routing, index, log).app(registry, token=token)
         control = HttpServer(control_app, settings.control.host, settings.control.port)
-        await data.start(reuse_port=settings.data.reuse_port)
         await control.start()
         await index.start()
         await feeds.start()
+        await feeds.acquainted(stop)
+        await data.start(reuse_port=settings.data.reuse_port)
         _greet(settings, data, control, embedded)
         await run_parts(
             [
                 Part("data-plane", data.run, 0),
                 Part("control-plane", control.run, 1),
                 Part("feeds", feeds.run, 2),
+                Part("trust-watch", TrustWatch(routing, clock).run, 2),
                 Part("loop-lag", LoopLag(registry, clock).run, 2),
                 *index.parts(2),
                 *([Part("nats-server", embedded.run, 3)] if embedded else []),
@@ -190,7 +196,9 @@ async def _embedded_nats(nats: NatsSection, cleanup: AsyncExitStack) -> Embedded
     store_dir = Path(nats.store_dir) if nats.store_dir else None
     return await cleanup.enter_async_context(
         EmbeddedNats(
-            port=nats.port, store_dir=store_dir, store_bytes_max=2 * nats.events_max_bytes + _OTHER_STREAMS_BYTES
+            port=nats.port,
+            store_dir=store_dir,
+            store_bytes_max=2 * nats.events_max_bytes + nats.snapshots_bytes_max + _OTHER_STREAMS_BYTES,
         )
     )
 

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 
 from kv_runtime.config import ControlSection, IndexSection, NatsSection, Section, Settings, TelemetrySection
+from router.core.approximate import ApproximateLimits
 from router.core.cost import CostParameters
 from router.core.decide import Policy
 
@@ -35,11 +36,32 @@ class PolicySection(Section):
     history_weight: float = Field(0.5, ge=0, le=1000, description="weight of recent prefill; more spreads the load")
     temperature: float = Field(0.0, ge=0, le=100, description="0: the cheapest wins; more: drawn by softmax(-cost / T)")
     seed: int = Field(0, ge=0, le=(1 << 64) - 1, description="of every draw and tie-break")
+    predict_on_route: bool = Field(
+        default=True, description="blocks on their way to a rank count as held: siblings of a burst land together"
+    )
+    approximate_ttl_s: float = Field(
+        120.0, ge=1, le=86_400, description="how long a routed block counts at a rank without events; costs memory"
+    )
+    approximate_blocks_max: int = Field(
+        1 << 18,
+        ge=1,
+        le=1 << 26,
+        description="routed blocks that count at one rank, and no more than its total_kv_blocks; costs memory",
+    )
+
+    def approximate(self) -> ApproximateLimits:
+        """Return the bounds of the approximate index."""
+        return ApproximateLimits(ttl_s=self.approximate_ttl_s, blocks_max=self.approximate_blocks_max)
 
     def policy(self) -> Policy:
         """Return the policy that decisions are taken with."""
         fields = {name: getattr(self, name) for name in CostParameters.__struct_fields__}
-        return Policy(mode=self.mode, parameters=CostParameters(**fields), temperature=self.temperature)
+        return Policy(
+            mode=self.mode,
+            parameters=CostParameters(**fields),
+            temperature=self.temperature,
+            predict_on_route=self.predict_on_route,
+        )
 
 
 class LedgerSection(Section):

@@ -4,6 +4,7 @@ GET    /v1/decisions?limit=       the newest          GET  /v1/decisions/{id}   
 GET    /v1/workers                the fleet           POST /v1/workers             add one
 POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}      forget it
 GET    /v1/index                  ranks and figures   GET  /v1/policy              the policy in force
+GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
 GET    /metrics, /health, /live, /ready, /version
 """
@@ -11,13 +12,14 @@ GET    /metrics, /health, /live, /ready, /version
 import asyncio
 import math
 import re
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from indexer.embedded import EmbeddedIndex
+from indexer.embedded import EmbeddedIndex, rank_routes
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS
@@ -27,12 +29,14 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
 from router.core.explain import explain
 from router.core.fleet import Worker
+from router.core.trust import Disparity, Trust
 from router.routing import DecisionRecord, Routing
 
 _BODY_BYTES_MAX = 1 << 20
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 _WAIT_S_MAX = 60.0
 _LIST_DEFAULT, _LIST_MAX = 50, 1000
+_NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
 
 
 class ControlPlane:
@@ -54,6 +58,7 @@ class ControlPlane:
                 web.delete("/v1/workers/{id}", self._remove_worker),
                 web.get("/v1/index", self._index_view),
                 web.get("/v1/index/position", self._position),
+                *rank_routes(self._index),
                 web.get("/v1/policy", self._policy),
                 web.get("/health", self._health),
                 web.get("/live", self._health),
@@ -80,9 +85,15 @@ class ControlPlane:
         )
 
     async def _workers(self, _: web.Request) -> web.Response:
-        fleet_view, now_s = self._routing.state.fleet, self._routing.clock.now()
+        known, now_s = self._routing.state.fleet, self._routing.clock.now()
+        parity, trust = known.parity(now_s), self._routing.trust()
         return json_response(
-            {"workers": [_worker(worker, fleet_view.unfit(worker, now_s)) for worker in fleet_view.workers()]}
+            {
+                "workers": [
+                    _worker(worker, known.unfit(worker, now_s), parity[worker.registration.worker_id], trust)
+                    for worker in known.workers()
+                ]
+            }
         )
 
     async def _add_worker(self, request: web.Request) -> web.Response:
@@ -118,18 +129,25 @@ class ControlPlane:
         return json_response({"published": event}, status=202)
 
     async def _index_view(self, _: web.Request) -> web.Response:
-        statistics = self._index.statistics()
+        statistics, trust = self._index.statistics(), self._routing.trust()
         ranks = [
             {
-                "worker_id": rank.worker_id,
-                "dp_rank": rank.dp_rank,
+                **_trusted(rank, trust.get(rank, _NOT_REGISTERED)),
                 "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
                 **msgspec.structs.asdict(stream),
             }
             for rank, stream in statistics.streams.items()
         ]
         refused = {str(rank): reason for rank, reason in self._index.refused_ranks().items()}
-        return json_response({"index": statistics.index, "ranks": ranks, "refused": refused})
+        approximate = self._routing.state.approximate.statistics()
+        return json_response(
+            {
+                "index": statistics.index,
+                "ranks": ranks,
+                "refused": refused,
+                "approximate_blocks": {str(rank): blocks for rank, blocks in approximate.blocks.items()},
+            }
+        )
 
     async def _position(self, request: web.Request) -> web.Response:
         numbers = {}
@@ -157,8 +175,8 @@ class ControlPlane:
         return json_response({"status": "ok"})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        reasons = self._routing.unready()
-        return json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+        readiness = self._routing.readiness()
+        return json_response(readiness, status=200 if readiness.ready else 503)
 
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"version": version("kv-router"), "index": self._index.implementation})
@@ -182,13 +200,28 @@ def _summary(record: DecisionRecord) -> dict[str, object]:
         "policy": decision.policy,
         "isl_tokens": decision.isl_tokens,
         "overlap_blocks": decision.chosen.overlap_blocks[0],
+        "overlap_source": decision.chosen.overlap_source,
+        "predicted_blocks": decision.chosen.predicted_blocks,
+        "trust": decision.chosen.trust,
         "margin_blocks": decision.margin_blocks,
         "outcome": record.outcome,
     }
 
 
-def _worker(worker: Worker, unfit: str) -> dict[str, object]:
-    return {"unfit": unfit, "draining": worker.draining, "registration": worker.registration}
+def _worker(
+    worker: Worker, unfit: str, disparities: Sequence[Disparity], trust: Mapping[WorkerRank, Trust]
+) -> dict[str, object]:
+    return {
+        "unfit": unfit,
+        "draining": worker.draining,
+        "ranks": [_trusted(rank, trust[rank]) for rank in worker.registration.ranks],
+        "differs": [each._asdict() for each in disparities],
+        "registration": worker.registration,
+    }
+
+
+def _trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
+    return {**rank._asdict(), "trust": trust.state, "trust_reason": trust.reason}
 
 
 def _unknown_worker(request: web.Request) -> web.Response:

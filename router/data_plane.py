@@ -267,8 +267,8 @@ class DataPlane:
         return json_response({"status": "ok"})
 
     async def _ready(self, _: web.Request) -> web.Response:
-        reasons = self._routing.unready()
-        return json_response({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+        readiness = self._routing.readiness()
+        return json_response(readiness, status=200 if readiness.ready else 503)
 
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"version": version("kv-router"), "index": self._index_name})

@@ -6,16 +6,17 @@ import structlog
 
 from kv_protocol import fleet, load, subjects
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.hashing import Hashing
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LoadApplied, LogConnection, WorkerHeard
 from kv_runtime.clock import Clock
-from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.event_log import EventLog, LogMessage, Reading
 from kv_runtime.supervise import until
 from router.core.state import RouterState
 
 TICK_S = 0.25
+ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
+_LOOK_S = 0.05
 
 _log = structlog.get_logger("router")
 
@@ -26,13 +27,27 @@ class RouterFeeds:
     def __init__(self, state: RouterState, log: EventLog, clock: Clock) -> None:
         self._state, self._event_log, self._clock = state, log, clock
         self._was_connected = True
+        self._fleet_log: Reading | None = None
         self.refused_messages_total = 0
 
     async def start(self) -> None:
         """The log is being read."""
-        await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
         await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
         await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
+        self._fleet_log = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
+
+    async def acquainted(self, stop: asyncio.Event) -> None:
+        """Return once every worker that the log told of was heard, or had `ACQUAINTED_S` to be, or `stop` is set.
+
+        A router that takes requests earlier has nobody for them, where the one before it had a whole fleet.
+        """
+        end_s = self._clock.now() + ACQUAINTED_S
+        while self._has_strangers() and self._clock.now() < end_s and not stop.is_set():
+            await self._clock.sleep(_LOOK_S)
+
+    def _has_strangers(self) -> bool:
+        is_read = self._fleet_log is not None and not self._fleet_log.unread
+        return not is_read or any(worker.heard_at_s is None for worker in self._state.fleet.workers())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Let time pass until `stop` is set."""
@@ -57,9 +72,8 @@ class RouterFeeds:
         worker = self._state.fleet.worker(event.worker_id)
         _log.info("fleet_event", kind=type(event).__name__, worker=event.worker_id, instance=event.instance)
         if isinstance(event, WorkerRegistered) and worker is not None:
-            hashing = self._state.fleet.hashing(event.model, now_s) or Hashing(event.block_size)
-            if disparity := self._state.fleet.disparity(worker, hashing):
-                _log.error("worker_differs", worker=event.worker_id, difference=disparity)
+            for each in self._state.fleet.parity_of(worker, now_s):
+                _log.error("worker_differs", worker=event.worker_id, **each._asdict())
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:

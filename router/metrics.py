@@ -10,7 +10,9 @@ from kv_protocol.decision import Decision
 from kv_runtime.telemetry import PREFIX, Family, counter, gauge
 from router.core.decide import MODES
 from router.core.state import RouterState
+from router.core.trust import PARITY_FIELDS, TRUST_STATES
 from router.feeds import RouterFeeds
+from router.routing import Routing
 
 OUTCOMES = ("ok", "refused", "failed", "cancelled")
 PHASES = ("connect", "first_byte", "body")
@@ -45,6 +47,11 @@ class RequestMetrics:
             buckets=_DECISION_SECONDS,
         )
         self._decisions = Counter(f"{PREFIX}decisions", "Decisions by policy", ["policy"], registry=registry)
+        self._on_their_way = Counter(
+            f"{PREFIX}predicted_on_route_blocks",
+            "Blocks that the chosen rank was counted on to have because they were on their way there",
+            registry=registry,
+        )
         self._input = Counter(f"{PREFIX}input_tokens", "Prompt tokens routed", registry=registry)
         self._predicted = Counter(
             f"{PREFIX}predicted_cached_tokens", "Tokens that the index said a cache would give", registry=registry
@@ -93,6 +100,7 @@ class RequestMetrics:
     def decided(self, decision: Decision) -> None:
         """A decision was taken."""
         self._decisions.labels(decision.policy).inc()
+        self._on_their_way.inc(decision.chosen.expected_blocks - decision.chosen.overlap_blocks[0])
 
     def retried(self, phase: str) -> None:
         """Another rank is tried."""
@@ -132,3 +140,36 @@ def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:
     yield gauge("workers", "Workers that are registered", (), [((), float(len(workers)))])
     refused = float(feeds.refused_messages_total)
     yield counter("feed_refused_messages", "Fleet and load messages that could not be read", (), [((), refused)])
+
+
+def trust_families(routing: Routing) -> Iterator[Family]:
+    """Yield how far each rank is trusted, what differs at its worker, and what there is in place of its events."""
+    yield gauge(
+        "rank_trust",
+        "1 for the rank's present trust state",
+        ("worker", "dp_rank", "trust"),
+        [
+            ((rank.worker_id, str(rank.dp_rank), state), float(state == trust.state))
+            for rank, trust in routing.trust().items()
+            for state in TRUST_STATES
+        ],
+    )
+    yield gauge(
+        "worker_parity",
+        "1 where the worker registered what prompts are hashed with, 0 where it differs",
+        ("worker", "field"),
+        [
+            ((worker_id, field), float(all(each.field != field for each in disparities)))
+            for worker_id, disparities in routing.state.fleet.parity(routing.clock.now()).items()
+            for field in PARITY_FIELDS
+        ],
+    )
+    approximate = routing.state.approximate.statistics()
+    blocks = [((rank.worker_id, str(rank.dp_rank)), float(count)) for rank, count in approximate.blocks.items()]
+    yield gauge("approximate_blocks", "Blocks routed to a rank that count still", ("worker", "dp_rank"), blocks)
+    forgotten = [
+        (("expired",), float(approximate.expired_blocks_total)),
+        (("evicted",), float(approximate.evicted_blocks_total)),
+        (("left",), float(approximate.left_blocks_total)),
+    ]
+    yield counter("approximate_forgotten_blocks", "Routed blocks that count no more, by cause", ("cause",), forgotten)

@@ -20,6 +20,7 @@ from kv_protocol.splitmix import splitmix64
 from kv_runtime.clock import Clock
 from router.core.decide import Policy, decide
 from router.core.state import Overlap, RouterState
+from router.core.trust import Trust, trust_of
 from router.core.view import RouteRequest
 
 OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
@@ -30,6 +31,17 @@ class OverlapIndex(Protocol):
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> Sequence[RankView]:
         """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each."""
+
+    def catching_up(self) -> str:
+        """Return how far the index has come at its start; empty once it has caught up with the log."""
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """Whether requests should be sent here. `notes` say what is not as it should be, and keeps nobody from it."""
+
+    ready: bool
+    reasons: list[str]
+    notes: list[str]
 
 
 class DecisionRecord(msgspec.Struct, kw_only=True):
@@ -137,7 +149,8 @@ class Routing:
 
     def decide(self, request: RouteRequest) -> Decision:
         """Return who should take the request; nothing is promised yet. Raises `NoEligibleWorker`."""
-        view = self.state.view(request, self._overlap, self.clock.now())
+        predict_on_route = self.policy.predict_on_route
+        view = self.state.view(request, self._overlap, self.clock.now(), predict_on_route=predict_on_route)
         return decide(view, request, self.policy, splitmix64(self._seed + self._taken))
 
     def take(self, request: RouteRequest, decision: Decision) -> Lease:
@@ -145,7 +158,7 @@ class Routing:
         now_s, chosen = self.clock.now(), decision.chosen
         self._taken += 1
         self.state.apply(Decided(now_s=now_s, decision=decision, sequence_hashes=request.sequence_hashes))
-        held = min(chosen.overlap_blocks[0], request.reusable_blocks)
+        held = min(chosen.expected_blocks, request.reusable_blocks)
         self.tell(
             Routed(
                 lease_id=decision.decision_id,
@@ -154,6 +167,7 @@ class Routing:
                 blocks=request.sequence_hashes,
                 uncached_tokens=request.isl_tokens - held * request.block_size,
                 extra_blocks=int(request.isl_tokens % request.block_size > 0),
+                epoch=chosen.epoch,
             )
         )
         return Lease(self, self.decisions.add(decision), self._lease_s)
@@ -167,6 +181,15 @@ class Routing:
         now_s = self.clock.now()
         self.state.apply(BreakerChanged(now_s=now_s, worker_id=worker_id, reason=reason, open_until_s=now_s + open_s))
 
+    def readiness(self) -> Readiness:
+        """Return whether requests should be sent here now, and why not.
+
+        A log that is away is no reason: requests are routed from memory.
+        """
+        reasons = self.unready()
+        notes = [] if self.state.fleet.is_log_heard else ["the event log is away: requests are routed from memory"]
+        return Readiness(not reasons, reasons, notes)
+
     def unready(self) -> list[str]:
         """Return why requests would be refused or routed blindly now; nothing when all is well.
 
@@ -177,7 +200,16 @@ class Routing:
         ranks = [rank for worker in fit for rank in worker.registration.ranks]
         views = zip(ranks, self._index.overlap((), ranks), strict=True)
         blind = [f"{rank}: {view.stale}" for rank, view in views if is_blind(view.stale)]
-        return blind if fit else ["no worker is fit"]
+        progress = self._index.catching_up()
+        return [*([progress] if progress else []), *(blind if fit else ["no worker is fit"])]
+
+    def trust(self) -> dict[WorkerRank, Trust]:
+        """Return how far what is known of each rank of the fleet is trusted now."""
+        fleet = self.state.fleet
+        parity = fleet.parity(self.clock.now())
+        ranks = [rank for worker in fleet.workers() for rank in worker.registration.ranks]
+        views = zip(ranks, self._index.overlap((), ranks), strict=True)
+        return {rank: trust_of(parity[rank.worker_id], view.stale) for rank, view in views}
 
     def _overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[Overlap]:
         views = self._index.overlap(sequence_hashes, ranks)

@@ -1,7 +1,6 @@
 """`worker-agent`: the commands, and the only place that knows all classes of the agent."""
 
 import asyncio
-import secrets
 import sys
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
@@ -18,7 +17,7 @@ from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.chat_template import TextError
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, config_options, load_settings, render
-from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.event_log import BrokerUnavailable, EventLog, log_families
 from kv_runtime.http import HttpServer, PortUsed
 from kv_runtime.supervise import Part, run_parts, run_process, thread_part, until
 from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_registry
@@ -35,13 +34,14 @@ from worker_agent.core.simulator.layout import CacheLayout
 from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.core.simulator.tokens import TokenSource
 from worker_agent.engines.simulated import SimulatedEngine
-from worker_agent.event_path import EventPath, Source
-from worker_agent.foreign import foreign_consolidator, foreign_registration
+from worker_agent.event_path import EventPath
+from worker_agent.foreign import foreign_consolidator, foreign_registration, new_epoch
 from worker_agent.foreign_config import AttachSettings, ConsolidateSettings, WorkerStreamsSection
 from worker_agent.load_reports import LoadReports
 from worker_agent.membership import Membership
 from worker_agent.metrics import AgentMetrics
-from worker_agent.status import StatusApi
+from worker_agent.publisher import Source
+from worker_agent.status import StatusApi, streams_status
 
 _SWITCH_S = 0.0005
 """How long a thread may keep the interpreter: the event threads must not hold up the loop that streams answers."""
@@ -193,9 +193,11 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         wall_ns=clock.wall_ns,
         new_id=lambda: uuid.uuid4().hex,
         position=path.position,
+        status=lambda: streams_status([path.consolidator]),
     )
     registry = new_registry()
-    Projection(registry, AgentMetrics(worker.id, rules.counts, path.consolidator, loads, api).families)
+    Projection(registry, AgentMetrics(worker.id, rules, path, loads, api).families)
+    Projection(registry, lambda: log_families(log.statistics()))
     app = api.app(registry, token=worker.token.get_secret_value(), body_bytes_max=worker.body_bytes_max)
     http = HttpServer(app, worker.host, worker.port, drain_s=worker.drain_s, handler_cancellation=True)
     await http.start()
@@ -244,12 +246,10 @@ async def _head_streams(
     )
     context, watch = zmq.asyncio.Context(), None
     try:
-        consolidators = [
-            foreign_consolidator(worker, log, context, clock, outbox_bytes_max=settings.events.outbox_bytes_max)
-            for worker in workers
-        ]
+        consolidators = [foreign_consolidator(worker, settings.events, log, context, clock) for worker in workers]
         registry = new_registry()
         Projection(registry, ConsolidatorMetrics(consolidators).families)
+        Projection(registry, lambda: log_families(log.statistics()))
         api = StatusApi(consolidators, version("kv-router"))
         http = HttpServer(api.app(registry, token=control.token.get_secret_value()), control.host, control.port)
         await http.start()
@@ -283,16 +283,25 @@ def _event_path(
     clock: SystemClock,
     instance: str,
 ) -> EventPath:
-    sources = {ENGINE: Source(lambda timeout_s: rules.translate(engine.kv_events(timeout_s)), rules.stale)}
+    sources = {
+        ENGINE: Source(
+            engine.kv_events,
+            rules.translate,
+            buffer_events=settings.engine.event_buffer_max_size * settings.engine.dp_ranks,
+            stale=rules.stale,
+            events_lost=rules.events_lost,
+        )
+    }
     if settings.engine.host_events == "source":
-        sources["host"] = Source(engine.host_events, lambda _: "")
+        sources["host"] = Source(engine.host_events)
     core = Consolidation(
         engine.describe().dp_ranks,
         settings.engine.block_size,
         instance,
-        lambda: secrets.randbits(64),
+        new_epoch,
         origins=[Origin(name) for name in sources],
         outbox_bytes_max=settings.events.outbox_bytes_max,
+        ring_bytes_max=settings.events.batch_ring_bytes_max,
     )
     return EventPath(
         sources,

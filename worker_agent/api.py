@@ -2,12 +2,14 @@
 
 POST /v1/chat/completions, /v1/completions     GET /v1/models, /health, /live, /version, /metrics
 GET  /v1/kv/position    each rank's (epoch, last_seq) after all that the engine had flushed before the call
+GET  /status            whether the log is there, and where each rank's stream is
 """
 
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -41,13 +43,14 @@ class AgentApi:
         wall_ns: Callable[[], int],
         new_id: Callable[[], str],
         position: Callable[[], Awaitable[dict[int, tuple[int, int]]]],
+        status: Callable[[], dict[str, Any]],
     ) -> None:
         self._engine, self._text = engine, text
         self._description = engine.describe()
         self._served_names = served_names
         self._default_max_tokens = default_max_tokens
         self._inflight_requests_max = inflight_requests_max
-        self._wall_ns, self._new_id, self._position = wall_ns, new_id, position
+        self._wall_ns, self._new_id, self._position, self._status = wall_ns, new_id, position, status
         self.requests_total = {"ok": 0, "refused": 0, "failed": 0, "cancelled": 0}
         self.running = 0
 
@@ -62,6 +65,7 @@ class AgentApi:
                 web.get("/v1/kv/position", self._kv_position),
                 web.get("/health", self._health),
                 web.get("/live", self._health),
+                web.get("/status", self._show_status),
                 web.get("/version", self._version),
                 web.get("/metrics", metrics_handler(registry)),
             ]
@@ -181,6 +185,9 @@ class AgentApi:
 
     async def _health(self, _: web.Request) -> web.Response:
         return json_response({"status": "ok", "running_requests": self.running})
+
+    async def _show_status(self, _: web.Request) -> web.Response:
+        return json_response({"status": "ok", "running_requests": self.running, **self._status()})
 
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"engine": self._description.event_source, "version": self._description.version})

@@ -77,7 +77,16 @@ class EngineSection(Section):
         return self
 
 
-class EventsSection(Section):
+class StreamsSection(Section):
+    """What was read of an engine's events, on its way into the log; sizes are per rank."""
+
+    outbox_bytes_max: int = Field(64 << 20, ge=1 << 20, le=1 << 34, description="memory for batches NATS did not take")
+    batch_ring_bytes_max: int = Field(
+        16 << 20, ge=0, le=1 << 34, description="memory for published batches, for readers that missed some"
+    )
+
+
+class EventsSection(StreamsSection):
     """The engine's events on their way out."""
 
     poll_s: float = Field(0.05, gt=0, le=10, description="longest wait of one poll; bounds how long a stop takes")
@@ -88,7 +97,6 @@ class EventsSection(Section):
         description="widest one, in tokens, where the engine's word is lost; 0: as events show",
     )
     ring_bytes_max: int = Field(64 << 20, ge=1 << 16, le=1 << 34, description="memory for replays on hop A")
-    outbox_bytes_max: int = Field(64 << 20, ge=1 << 20, le=1 << 34, description="memory for batches NATS did not take")
 
 
 class AgentSettings(Settings):

@@ -7,6 +7,8 @@ import msgspec
 
 from kv_runtime.telemetry import Family, counter, gauge
 from worker_agent.consolidator import Consolidator
+from worker_agent.core.consolidation import RankStatistics
+from worker_agent.core.recoveries import KINDS
 
 _MIRROR_COUNTS = (
     *("stored", "removed", "deduplicated", "duplicate"),
@@ -31,30 +33,36 @@ class ConsolidatorMetrics:
 
     def families(self) -> Iterator[Family]:
         """Yield all families."""
-        yield from self._rank_families()
+        yield from self._stream_families()
+        yield from self._mirror_families()
+        yield from self._recovery_families()
         yield from self._source_families()
-        for name, meaning, attribute in (
-            ("publish_failures", "Publications that the log did not confirm", "publish_failures_total"),
-            ("dumps", "Dumps given to readers", "dumps_total"),
-            ("refused_dump_requests", "Dump requests that could not be read", "refused_requests_total"),
-        ):
-            samples = [((each.worker_id,), float(getattr(each, attribute))) for each in self._consolidators]
-            yield counter(name, meaning, ("worker",), samples)
 
-    def _rank_families(self) -> Iterator[Family]:
-        ranks = [
-            ((each.worker_id, str(rank)), statistics)
-            for each in self._consolidators
-            for rank, statistics in each.core.statistics().ranks.items()
-        ]
-        labels = ("worker", "dp_rank")
-        yield gauge("mirror_blocks", "Blocks that the rank holds", labels, [(at, s.held_blocks) for at, s in ranks])
-        yield gauge(
-            "outbox_bytes", "Bytes that the log did not take yet", labels, [(at, s.waiting_bytes) for at, s in ranks]
-        )
-        yield gauge("stream_seq", "Last seq given out", labels, [(at, s.last_seq) for at, s in ranks])
+    def _ranks(self) -> Iterator[tuple[tuple[str, str], RankStatistics]]:
+        for each in self._consolidators:
+            for rank, statistics in each.core.statistics().ranks.items():
+                yield (each.worker_id, str(rank)), statistics
+
+    def _stream_families(self) -> Iterator[Family]:
+        ranks, labels = list(self._ranks()), ("worker", "dp_rank")
+        for name, meaning, field in (
+            ("outbox_bytes", "Bytes that the log did not take yet", "waiting_bytes"),
+            ("batch_ring_bytes", "Memory of published batches that can be told again", "ring_bytes"),
+            ("stream_seq", "Last seq given out", "last_seq"),
+            ("stream_published_seq", "Seq up to which the log has all that was not dropped", "published_seq"),
+        ):
+            yield gauge(name, meaning, labels, [(at, float(getattr(s, field))) for at, s in ranks])
         dropped = [(at, float(s.dropped_batches_total)) for at, s in ranks]
         yield counter("outbox_dropped", "Batches dropped from a full outbox", labels, dropped)
+        failures = [
+            ((each.worker_id,), float(sum(stream.failures_total for stream in each.streams.values())))
+            for each in self._consolidators
+        ]
+        yield counter("publish_failures", "Publications that the log did not confirm", ("worker",), failures)
+
+    def _mirror_families(self) -> Iterator[Family]:
+        ranks, labels = list(self._ranks()), ("worker", "dp_rank")
+        yield gauge("mirror_blocks", "Blocks that the rank holds", labels, [(at, s.held_blocks) for at, s in ranks])
         changes = [
             ((*at, source, kind), float(getattr(counts, kind)))
             for at, s in ranks
@@ -63,6 +71,25 @@ class ConsolidatorMetrics:
         ]
         meaning = "Blocks by what the mirror made of a source's events"
         yield counter("mirror_blocks_changed", meaning, (*labels, "source", "kind"), changes)
+
+    def _recovery_families(self) -> Iterator[Family]:
+        answers = [(each.worker_id, list(each.answers.values())) for each in self._consolidators]
+        for name, meaning, field in (
+            ("recoveries_answered", "Answers to readers that lacked something, whole ones", "answered_total"),
+            ("recovery_bytes", "Bytes of such answers", "bytes_total"),
+        ):
+            samples = [
+                ((worker, kind), float(sum(getattr(each, field)[kind] for each in of_worker)))
+                for worker, of_worker in answers
+                for kind in KINDS
+            ]
+            yield counter(name, meaning, ("worker", "kind"), samples)
+        for name, meaning, field in (
+            ("refused_recover_requests", "Questions of readers that were not taken", "refused_total"),
+            ("dropped_recover_requests", "Questions that were repeated, or replaced by a later one", "dropped_total"),
+        ):
+            counts = [((worker,), float(sum(getattr(each, field) for each in all_))) for worker, all_ in answers]
+            yield counter(name, meaning, ("worker",), counts)
 
     def _source_families(self) -> Iterator[Family]:
         counts, events = self._source_counts()

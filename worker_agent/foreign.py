@@ -12,6 +12,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.config import ConfigurationError
 from kv_runtime.event_log import EventLog
 from kv_runtime.text import load_text
+from worker_agent.config import StreamsSection
 from worker_agent.consolidator import Consolidator
 from worker_agent.core.consolidation import Consolidation, Origin
 from worker_agent.core.source_cursor import SourceCursor
@@ -20,23 +21,28 @@ from worker_agent.foreign_config import AttachSettings, PublisherSection, Worker
 from worker_agent.hop_a_reader import HopAReader
 
 
+def new_epoch() -> int:
+    """Return a random name of a stream's life; 0 is nobody's."""
+    return 1 + secrets.randbelow((1 << 64) - 1)
+
+
 def foreign_consolidator(
     worker: WorkerStreamsSection,
+    events: StreamsSection,
     log: EventLog,
     context: zmq.asyncio.Context,
     clock: Clock,
-    *,
-    outbox_bytes_max: int,
 ) -> Consolidator:
     """Return the head of the worker's streams, with a reader for each of its publishers."""
     core = Consolidation(
         worker.dp_ranks,
         worker.block_size,
         worker.instance or secrets.token_hex(8),
-        lambda: secrets.randbits(64),
+        new_epoch,
         origins=[Origin(each.source, each.dp_rank) for each in worker.publishers],
         is_eagle=worker.is_eagle,
-        outbox_bytes_max=outbox_bytes_max,
+        outbox_bytes_max=events.outbox_bytes_max,
+        ring_bytes_max=events.batch_ring_bytes_max,
     )
     readers = [_reader(publisher, context, clock) for publisher in worker.publishers]
     return Consolidator(core, readers, log, clock, model=worker.model, worker_id=worker.id)

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX, WORKER_ID_PATTERN
 from kv_runtime.config import ControlSection, NatsSection, Section, Settings, TelemetrySection
+from worker_agent.config import StreamsSection
 from worker_agent.core.mirror import ENGINE
 from worker_agent.endpoints import checked_endpoint, rank_endpoint
 
@@ -60,12 +61,6 @@ class WorkerStreamsSection(Section):
         if problems:
             raise ValueError("; ".join(problems))
         return self
-
-
-class StreamsSection(Section):
-    """What was read, on its way out."""
-
-    outbox_bytes_max: int = Field(64 << 20, ge=1 << 20, le=1 << 34, description="memory for batches NATS did not take")
 
 
 class ConsolidateSettings(Settings):

@@ -5,6 +5,7 @@ Reports are snapshots: when iterations come faster than they are announced, only
 
 import asyncio
 import threading
+from typing import Any
 
 import structlog
 
@@ -14,10 +15,13 @@ from kv_protocol.load import LoadReport, encode_load
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import until
+from worker_agent.core.engine import EngineError
 from worker_agent.core.load import load_report
 from worker_agent.engines.port import Engine
 
 REPORT_PERIOD_S = 0.1
+_FAILED_S = 0.1
+"""Between a poll that failed and the next."""
 
 _log = structlog.get_logger("load_reports")
 
@@ -44,10 +48,18 @@ class LoadReports:
     def poll(self, stop: threading.Event) -> None:
         """Keep the newest reports until `stop` is set."""
         while not stop.is_set():
-            for stats in self._engine.iteration_stats(self._poll_s):
+            for stats in self._polled(stop):
                 dp_rank, report = load_report(stats, self._instance)
                 self._newest[dp_rank] = report
                 self._loop.call_soon_threadsafe(self._fresh.set)
+
+    def _polled(self, stop: threading.Event) -> list[dict[str, Any]]:
+        try:
+            return self._engine.iteration_stats(self._poll_s)
+        except EngineError as error:
+            _log.debug("engine_not_polled", reason=str(error))
+            stop.wait(_FAILED_S)
+            return []
 
     async def run(self, stop: asyncio.Event) -> None:
         """Announce new reports, each rank at most every `REPORT_PERIOD_S`, until `stop` is set."""

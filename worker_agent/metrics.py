@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from kv_runtime.telemetry import Family, counter, gauge
 from worker_agent.api import AgentApi
-from worker_agent.consolidator import Consolidator
 from worker_agent.consolidator_metrics import ConsolidatorMetrics
-from worker_agent.core.dialects.trtllm_blocks import PublisherCounts
+from worker_agent.core.dialects.trtllm import TrtllmRules
+from worker_agent.event_path import EventPath
 from worker_agent.load_reports import LoadReports
 
 ENGINE_EVENT_KINDS = (
@@ -30,16 +30,15 @@ PUBLISHER_COUNTS = {
 class AgentMetrics:
     """Reads every part of the agent; holds nothing."""
 
-    def __init__(
-        self, worker: str, counts: PublisherCounts, consolidator: Consolidator, loads: LoadReports, api: AgentApi
-    ) -> None:
+    def __init__(self, worker: str, rules: TrtllmRules, path: EventPath, loads: LoadReports, api: AgentApi) -> None:
         self._worker = worker
-        self._counts, self._consolidator, self._loads, self._api = counts, consolidator, loads, api
+        self._rules, self._path, self._loads, self._api = rules, path, loads, api
 
     def families(self) -> Iterator[Family]:
         """Yield all families."""
         yield from self._engine_families()
-        yield from ConsolidatorMetrics([self._consolidator]).families()
+        yield from self._drain_families()
+        yield from ConsolidatorMetrics([self._path.consolidator]).families()
         yield from self._load_families()
         outcomes = self._api.requests_total.items()
         samples = [((self._worker, outcome), float(count)) for outcome, count in outcomes]
@@ -49,10 +48,32 @@ class AgentMetrics:
         )
 
     def _engine_families(self) -> Iterator[Family]:
-        by_kind = [((self._worker, kind), float(getattr(self._counts, kind))) for kind in ENGINE_EVENT_KINDS]
+        counts = self._rules.counts
+        by_kind = [((self._worker, kind), float(getattr(counts, kind))) for kind in ENGINE_EVENT_KINDS]
         yield counter("engine_events", "Engine KV events by what became of them", ("worker", "kind"), by_kind)
         for name, meaning in PUBLISHER_COUNTS.items():
-            yield counter(name, meaning, ("worker",), [((self._worker,), float(getattr(self._counts, name)))])
+            yield counter(name, meaning, ("worker",), [((self._worker,), float(getattr(counts, name)))])
+        lost = [((self._worker, str(rank)), float(count)) for rank, count in dict(self._rules.events_lost).items()]
+        meaning = "Events that the engine made and nobody got, by its ids"
+        yield counter("engine_events_lost", meaning, ("worker", "dp_rank"), lost)
+
+    def _drain_families(self) -> Iterator[Family]:
+        labels = ("worker", "source")
+        publishers = [((self._worker, name), each) for name, each in self._path.publishers.items()]
+        drains = [(at, each.drain.statistics()) for at, each in publishers]
+        for name, meaning, field in (
+            ("engine_polls", "Polls for events", "polls_total"),
+            (
+                "pressed_turns",
+                "Turns of the publisher that took all there was before anything was encoded",
+                "pressed_turns_total",
+            ),
+        ):
+            yield counter(name, meaning, labels, [(at, float(getattr(drain, field))) for at, drain in drains])
+        failures = [(at, float(each.poll_failures_total)) for at, each in publishers]
+        yield counter("engine_poll_failures", "Polls that failed", labels, failures)
+        meaning = "Largest poll since the start, of what the source's buffer holds; 0: not known"
+        yield gauge("engine_event_buffer_ratio", meaning, labels, [(at, drain.largest_ratio) for at, drain in drains])
 
     def _load_families(self) -> Iterator[Family]:
         reports = [((self._worker, str(rank)), report) for rank, report in self._loads.newest.items()]

@@ -1,21 +1,26 @@
 """A source of events to hop A: a thread of its own polls the source and publishes; a replay server stands by.
 
 Neither the source nor a request ever waits for it: the poll blocks this thread only, and a full socket drops, which the
-reader's cursor finds and the ring of recent payloads heals.
+reader's cursor finds and the ring of recent payloads heals. How urgently it polls: `core/drain.py`.
 """
 
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import structlog
 import zmq
 import zmq.asyncio
 
 from kv_protocol.errors import MalformedMessage
-from worker_agent.core.dialects.hop_a import REPLAY_END, decode_sequence, encode_payload, encode_sequence
-from worker_agent.core.engine_events import RankEvent
+from worker_agent.core.dialects.hop_a import REPLAY_END, decode_sequence, encode_payload, encode_sequence, parts_of
+from worker_agent.core.drain import Drain
+from worker_agent.core.engine import EngineError
+from worker_agent.core.engine_events import EngineEvent, RankEvent
+from worker_agent.core.relearning import Drained
 
 _HWM_MESSAGES = 100_000
 _REPLAY_HWM_MESSAGES = 1000
@@ -23,6 +28,8 @@ _REPLAY_HWM_MESSAGES = 1000
 _LINGER_MS = 1000
 _SENT_AT_ONCE = 32
 _READER_S = 1.0
+_FAILED_S = 0.1
+"""Between a poll that failed and the next."""
 _TOPIC = b""
 
 _log = structlog.get_logger("publisher")
@@ -51,69 +58,118 @@ class ReplayRing:
             return [entry for entry in self._payloads if entry[0] >= sequence]
 
 
+class Source(NamedTuple):
+    """One source of events, polled by one thread.
+
+    `take` waits at most so many seconds for something, and returns all that there is, unread. `translate` makes sense
+    of it or leaves it out, and raises nothing. `buffer_events` is how many events the source keeps until it is polled;
+    0: not known. From any thread, `stale` says why what was translated of a rank may not be what the source holds, and
+    `events_lost` how many events of a rank nobody got.
+    """
+
+    take: Callable[[float], list[Any]]
+    translate: Callable[[list[Any]], list[RankEvent]] = list
+    buffer_events: int = 0
+    stale: Callable[[int], str] = lambda _: ""
+    events_lost: Mapping[int, int] = MappingProxyType({})
+
+
 class EventPublisher:
     """Publishes the events of one source, ranks in one stream. `run` belongs to a thread; the rest to the event loop.
 
-    `poll` waits at most so many seconds for events and returns all there are; whatever the source said, it makes sense
-    of it or leaves it out: what it raises ends the thread.
+    A source that cannot be polled (`EngineError`) is polled again, for as long as it takes; what it lost meanwhile its
+    ids tell. Anything else that it raises is our fault, and ends the thread.
     """
 
     def __init__(
         self,
-        poll: Callable[[float], list[RankEvent]],
+        source: Source,
         context: zmq.Context[zmq.Socket[bytes]],
         *,
         ring_bytes_max: int,
         poll_s: float,
         wall_ns: Callable[[], int],
     ) -> None:
-        self._poll = poll
+        self._source = source
         self._poll_s = poll_s
         self._wall_ns = wall_ns
         self._sequence = 0
-        self._polls_begun = 0
-        self._polls_done = 0
+        self._turns_begun = self._turns_done = 0
         self._loop = asyncio.get_running_loop()
-        self._polled = asyncio.Event()
+        self._turned = asyncio.Event()
         self._socket = context.socket(zmq.PUB)
         self._socket.set(zmq.SNDHWM, _HWM_MESSAGES)
         self._socket.set(zmq.LINGER, 0)
         self._socket.bind("tcp://127.0.0.1:*")
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.ring = ReplayRing(ring_bytes_max)
+        self.drain = Drain(source.buffer_events)
+        self.drained = Drained(0, {})
+        """When the source last had nothing more to say."""
+        self.poll_failures_total = 0
+        self.failure = ""
+        """Why the source could not be polled; empty while it can."""
 
     def run(self, stop: threading.Event) -> None:
         """Publish until `stop` is set, and then what the source still had to say."""
         try:
             while not stop.is_set():
-                self._turn(self._poll_s)
+                self._turn(0 if self.drain.is_pressed else self._poll_s)
+                if self.failure:
+                    stop.wait(_FAILED_S)
             self._turn(0)
         finally:
             self._socket.close(linger=_LINGER_MS)
 
     def _turn(self, timeout_s: float) -> None:
-        self._polls_begun += 1
-        for dp_rank, events in _by_rank(self._poll(timeout_s)).items():
-            payload = encode_payload(self._wall_ns() / 1e9, [event for _, event in events], dp_rank)
-            self.ring.add(self._sequence, payload)
-            self._socket.send_multipart([_TOPIC, encode_sequence(self._sequence), payload])
-            self._sequence += 1
-        self._polls_done += 1
-        self._loop.call_soon_threadsafe(self._polled.set)
+        self._turns_begun += 1
+        lost = sum(self._source.events_lost.values())
+        self._publish(self._source.translate(self._take(timeout_s)))
+        is_lossy = sum(self._source.events_lost.values()) > lost
+        if self.drain.on_turn(is_lossy=is_lossy):
+            self.drained = Drained(self._sequence, dict(self._source.events_lost))
+        if not self.failure:
+            self._turns_done = self._turns_begun
+        self._loop.call_soon_threadsafe(self._turned.set)
+
+    def _take(self, timeout_s: float) -> list[Any]:
+        taken: list[Any] = []
+        try:
+            polled = self._source.take(timeout_s)
+            while self.drain.on_poll(len(polled)):
+                taken += polled
+                polled = self._source.take(0)
+            taken += polled
+            self.failure = ""
+        except EngineError as error:
+            self.drain.on_failure()
+            self.poll_failures_total += 1
+            if not self.failure:
+                _log.warning("source_not_polled", reason=str(error))
+            self.failure = f"cannot be polled: {error}"
+        return taken
+
+    def _publish(self, events: list[RankEvent]) -> None:
+        for dp_rank, of_rank in _by_rank(events).items():
+            for part in parts_of(of_rank):
+                payload = encode_payload(self._wall_ns() / 1e9, part, dp_rank)
+                self.ring.add(self._sequence, payload)
+                self._socket.send_multipart([_TOPIC, encode_sequence(self._sequence), payload])
+                self._sequence += 1
 
     async def barrier(self) -> int:
         """Return the number of messages published, once all that the source had flushed before the call is in them."""
-        begun = self._polls_begun
-        while self._polls_done <= begun:
-            self._polled.clear()
-            await self._polled.wait()
+        begun = self._turns_begun
+        while self._turns_done <= begun:
+            self._turned.clear()
+            await self._turned.wait()
         return self._sequence
 
 
-def _by_rank(events: list[RankEvent]) -> dict[int, list[RankEvent]]:
-    grouped: dict[int, list[RankEvent]] = {}
-    for event in events:
-        grouped.setdefault(event.dp_rank, []).append(event)
+def _by_rank(events: list[RankEvent]) -> dict[int, list[EngineEvent]]:
+    grouped: dict[int, list[EngineEvent]] = {}
+    for dp_rank, event in events:
+        grouped.setdefault(dp_rank, []).append(event)
     return grouped
 
 

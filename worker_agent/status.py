@@ -1,15 +1,40 @@
 """HTTP of a process that heads streams and serves no requests.
 
-GET /health, /live    every rank's place, and why it may be wrong     GET /version, /metrics
+GET /health, /live, /status    whether the log is there, every rank's place, and why it may be wrong
+GET /version, /metrics
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kv_runtime.http import json_response, metrics_handler, openai_errors, require_token
 from worker_agent.consolidator import Consolidator
+
+
+def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
+    """Return where the streams are: `log` is `away` while nothing can be published, and everything waits."""
+    is_away = any(each.is_log_away for each in consolidators)
+    return {
+        "log": "away" if is_away else "connected",
+        "ranks": [
+            {
+                "worker_id": each.worker_id,
+                "dp_rank": dp_rank,
+                "epoch": rank.epoch,
+                "seq": rank.last_seq,
+                "published_seq": rank.published_seq,
+                "waiting_bytes": rank.waiting_bytes,
+                "dropped_batches": rank.dropped_batches_total,
+                "is_refused": each.streams[dp_rank].is_refused,
+                "stale": each.stale(dp_rank),
+            }
+            for each in consolidators
+            for dp_rank, rank in each.core.statistics().ranks.items()
+        ],
+    }
 
 
 class StatusApi:
@@ -25,6 +50,7 @@ class StatusApi:
             [
                 web.get("/health", self._health),
                 web.get("/live", self._health),
+                web.get("/status", self._health),
                 web.get("/version", self._show_version),
                 web.get("/metrics", metrics_handler(registry)),
             ]
@@ -32,18 +58,7 @@ class StatusApi:
         return app
 
     async def _health(self, _: web.Request) -> web.Response:
-        ranks = [
-            {
-                "worker_id": each.worker_id,
-                "dp_rank": dp_rank,
-                "epoch": each.core.outbox(dp_rank).epoch,
-                "seq": each.core.outbox(dp_rank).last_seq,
-                "stale": each.stale(dp_rank),
-            }
-            for each in self._consolidators
-            for dp_rank in each.core.dp_ranks
-        ]
-        return json_response({"status": "ok", "ranks": ranks})
+        return json_response({"status": "ok", **streams_status(self._consolidators)})
 
     async def _show_version(self, _: web.Request) -> web.Response:
         return json_response({"version": self._version})

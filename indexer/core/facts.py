@@ -6,7 +6,7 @@ from indexer.core.messages import Message
 from kv_protocol.events import Batch
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import DumpChunk, DumpRequest
+from kv_protocol.recovery import Answer, RecoverRequest
 
 
 class BatchArrived(msgspec.Struct, frozen=True):
@@ -30,11 +30,11 @@ class HeartbeatArrived(msgspec.Struct, frozen=True):
     heartbeat: Heartbeat
 
 
-class ChunkArrived(msgspec.Struct, frozen=True):
-    """A part of a rank's dump."""
+class AnswerArrived(msgspec.Struct, frozen=True):
+    """A part of an answer of a rank's consolidator."""
 
     rank: WorkerRank
-    chunk: DumpChunk
+    answer: Answer
 
 
 class BytesRefused(msgspec.Struct, frozen=True):
@@ -65,12 +65,12 @@ class LogFound(msgspec.Struct, frozen=True):
     """The log can be heard again."""
 
 
-RankFact = BatchArrived | MessageArrived | HeartbeatArrived | ChunkArrived | BytesRefused
+RankFact = BatchArrived | MessageArrived | HeartbeatArrived | AnswerArrived | BytesRefused
 Fact = RankFact | WorkerCame | WorkerGone | LogLost | LogFound
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A dump that the shell is to ask of a rank's consolidator."""
+    """What the shell is to ask of a rank's consolidator."""
 
     rank: WorkerRank
-    request: DumpRequest
+    request: RecoverRequest

@@ -1,28 +1,32 @@
 """The index as a fold over the log: streams in, index changes inside, questions out.
 
     apply(fact, now) -> questions to send        tick(now) -> questions to send        overlap(...) -> what is held
+    checkpoint(...) -> all of it, at a place in the log        restore(checkpoint, now)
 
 Facts come in any order, late, twice or never; `follower.py` says what each means. A rank is forgotten when its worker
-left, or when nothing proved it alive (heartbeat, dump) for `gone_s` while the log could be heard and this process was
-awake: a tick that comes late has heard nobody, and says nothing of the workers.
+left, or when nothing proved it alive (heartbeat, answer) for `gone_s` while the log could be heard and this process was
+awake: a tick that comes late has heard nobody, and says nothing of the workers. While the log cannot be heard nobody
+is asked anything, nobody falls behind, and who was current or behind is stale (log_away).
 
 A message that continues its stream goes to the index as it is (`messages.py`), any other batch by batch; what is known
-afterwards is the same. A rank for some of whose blocks the index had no memory is stale until it has (`room.py`). A new
-rank for which there is none is refused, and admitted when it is heard again and there is; one that is not heard again
-for `gone_s` is not spoken of any more.
+afterwards is the same. At most 16 ranks are asked at once, the others wait their turn (`turns.py`). A rank for some of
+whose blocks the index had no memory is stale until it has (`room.py`). A new rank for which there is none is refused,
+and admitted when it is heard again and there is; one that is not heard again for `gone_s` is not spoken of any more.
 """
 
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
+from itertools import count
 
-import msgspec
+from msgspec.structs import replace
 
+from indexer.core.checkpoint import Checkpoint
+from indexer.core.effects import Effect
 from indexer.core.facts import (
+    AnswerArrived,
     BatchArrived,
     BytesRefused,
-    ChunkArrived,
     Fact,
     HeartbeatArrived,
     LogFound,
@@ -33,71 +37,30 @@ from indexer.core.facts import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.core.follower import (
-    ApplyEvent,
-    AskDump,
-    Effect,
-    FollowerLimits,
-    FollowerStatistics,
-    ReplaceAll,
-    StreamFollower,
-)
+from indexer.core.fold_views import NEVER_HEARD, REFUSED, FoldStatistics, RankView
+from indexer.core.follower import FollowerLimits, StreamFollower
 from indexer.core.messages import Message
 from indexer.core.places import Places
-from indexer.core.prefix_index import Depths, IndexStatistics, PrefixIndex, PrefixOrder
+from indexer.core.prefix_index import PrefixIndex, PrefixOrder
 from indexer.core.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
+from indexer.core.rank_state import RankState
+from indexer.core.rank_stream import RankStream
 from indexer.core.room import Room
+from indexer.core.standing import FollowerStatistics, without_log
+from indexer.core.turns import RECOVERIES_MAX, Turns
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.events import TIERS, Cleared, Event, Stored
+from kv_protocol.events import TIERS
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import DumpRequest, HeldBlock
+from kv_protocol.recovery import HeldBlock
+
+__all__ = ["REFUSALS_KEPT_MAX", "FoldStatistics", "IndexFold", "RankView"]
 
 AWAKE_S = 1.0
 """Ticks come faster than that while the process is awake."""
 REFUSALS_KEPT_MAX = 16
 _COLUMNS_MIN = 64
-
-
-class RankView(msgspec.Struct, frozen=True, gc=False):
-    """What a decision reads of one rank: its overlap with the request, its place in the log, and what is wrong."""
-
-    overlap_blocks: Depths
-    epoch: int
-    seq: int
-    stale: str
-
-
-class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The index, each rank's stream, and how many blocks each rank holds on each tier."""
-
-    index: IndexStatistics
-    memory_bytes: dict[str, int]
-    structure: dict[str, int]
-    streams: dict[WorkerRank, FollowerStatistics]
-    blocks: dict[WorkerRank, tuple[int, ...]]
-    overfull_ranks: int
-    refused_ranks: int
-    """Named ones that have no place in the index now."""
-    refused_rank_facts_total: int
-    """Facts of ranks that had none."""
-    refused_messages_total: int
-    """Messages of a rank's stream that could not be read, or that the index could not."""
-
-
-class _RankState:
-    __slots__ = ("follower", "heard_at_s", "instance", "slot")
-
-    def __init__(self, slot: int, follower: StreamFollower, heard_at_s: float) -> None:
-        self.slot = slot
-        self.follower = follower
-        self.heard_at_s = heard_at_s
-        self.instance = ""
-
-
-_NEVER_HEARD = RankView((0, 0, 0, 0), 0, 0, "never_heard")
-_REFUSED = RankView((0, 0, 0, 0), 0, 0, "refused")
 
 
 class IndexFold:
@@ -119,13 +82,17 @@ class IndexFold:
         self._room = Room(index, memory_bytes_max)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
-        self._ranks: dict[WorkerRank, _RankState] = {}
+        self._ranks: dict[WorkerRank, RankStream] = {}
+        self._turns = Turns(RECOVERIES_MAX)
+        self._request_ids = count(1)
         self._columns = _COLUMNS_MIN
         self._depths = _depth_table(_COLUMNS_MIN)
         self._log_heard = True
         self._ticked_at_s: float | None = None
         self._refused_messages = 0
         self._refusals: deque[tuple[WorkerRank, str]] = deque(maxlen=REFUSALS_KEPT_MAX)
+
+    # ---------------------------------------------------------------------------------------------- facts
 
     def apply(self, fact: Fact, now_s: float) -> list[Question]:
         """Fold one fact in; return what is to be asked because of it."""
@@ -138,57 +105,71 @@ class IndexFold:
                 self._log_heard = False
             case LogFound():
                 self._log_heard = True
-                self._places.hear_refused(now_s)
-                for state in self._ranks.values():
-                    state.heard_at_s = now_s
+                self._hear_anew(now_s)
             case _:
                 return self._apply_to_rank(fact, now_s)
-        return []
+        return self._ask_next(now_s)
 
     def _on_gone(self, worker_id: str, instance: str) -> None:
-        for rank, state in list(self._ranks.items()):
-            if rank.worker_id == worker_id and (not instance or state.instance in ("", instance)):
-                self._forget(rank)
+        for rank, stream in list(self._ranks.items()):
+            if rank.worker_id == worker_id and (not instance or stream.instance in ("", instance)):
+                self._forget(stream)
         self._places.forget_worker(worker_id)
+
+    def _hear_anew(self, now_s: float) -> None:
+        self._places.hear_refused(now_s)
+        for stream in self._ranks.values():
+            stream.heard_at_s = now_s
+            stream.follower.wait_anew(now_s)
 
     def _apply_to_rank(self, fact: RankFact, now_s: float) -> list[Question]:
         self._refused_messages += isinstance(fact, BytesRefused)
-        state = self._ranks.get(fact.rank) or self._admit(fact.rank, now_s)
-        if state is None:
+        stream = self._ranks.get(fact.rank)
+        if stream is None and not isinstance(fact, AnswerArrived):
+            stream = self._admit(fact.rank, now_s)
+        if stream is None:
             return []
-        follower = state.follower
+        if isinstance(fact, MessageArrived):
+            return self._apply_message(stream, fact.message, now_s)
+        effects: list[Effect] = []
         match fact:
-            case MessageArrived(_, message):
-                effects = self._on_message(fact.rank, state, message, now_s)
             case BatchArrived(_, batch):
-                effects = follower.on_batch(batch, now_s)
+                effects = stream.follower.on_batch(batch, now_s)
             case HeartbeatArrived(_, heartbeat):
-                state.heard_at_s = now_s
-                state.instance = heartbeat.instance
-                follower.on_memory(is_overfull=self._room.is_overfull(state.slot))
-                effects = follower.on_heartbeat(heartbeat, partial(self._index.digest, state.slot), now_s)
-            case ChunkArrived(_, chunk):
-                state.heard_at_s = now_s
-                effects = follower.on_chunk(chunk, now_s)
+                stream.heard_at_s, stream.instance = now_s, heartbeat.instance
+                effects = stream.follower.on_heartbeat(heartbeat, now_s)
+            case AnswerArrived(_, answer):
+                stream.heard_at_s = now_s
+                effects = stream.on_answer(answer, now_s)
             case BytesRefused():
-                effects = follower.on_refused(now_s)
-        return self._perform(fact.rank, state, effects, now_s)
+                stream.follower.on_refused(now_s)
+        return self._perform(stream, effects, now_s)
 
-    def _on_message(self, rank: WorkerRank, state: _RankState, message: Message, now_s: float) -> list[Effect]:
-        follower, span = state.follower, message.span
+    def _apply_message(self, stream: RankStream, message: Message, now_s: float) -> list[Question]:
+        follower, span, effects = stream.follower, message.span, list[Effect]()
         if span is None or not follower.continues(span):
             batches = codec.decode_message(message.data)
-            return [effect for batch in batches for effect in follower.on_batch(batch, now_s)]
-        reason = self._refusal(state.slot, message.data, now_s)
-        if not reason:
-            follower.on_applied(span)
+            effects = [effect for batch in batches for effect in follower.on_batch(batch, now_s)]
+        elif self._is_refused(stream, message.data, now_s):
+            follower.on_refused(now_s)
+        elif not follower.on_applied(span):
             return []
-        self._refused_messages += 1
-        self._refusals.append((rank, reason))
-        return follower.on_refused(now_s)
+        return self._perform(stream, effects, now_s)
+
+    def _perform(self, stream: RankStream, effects: list[Effect], now_s: float) -> list[Question]:
+        stream.perform(effects, now_s)
+        self._take_turn(stream, now_s)
+        return self._ask_next(now_s)
+
+    def _is_refused(self, stream: RankStream, data: bytes, now_s: float) -> bool:
+        """The index took the message as far as it had memory; return whether it found other fault with it."""
+        reason = self._refusal(stream.slot, data, now_s)
+        if reason:
+            self._refused_messages += 1
+            self._refusals.append((stream.rank, reason))
+        return bool(reason)
 
     def _refusal(self, slot: int, data: bytes, now_s: float) -> str:
-        """The index took the message as far as it had memory; return why it did not: empty where it did."""
         try:
             refusals = self._index.apply_batch(slot, data, now_s)
         except MalformedMessage as error:
@@ -198,88 +179,117 @@ class IndexFold:
         others = [each for each in refusals if not each.refused_blocks]
         return f"event {others[0].event}, byte {others[0].offset}: {others[0].reason}" if others else ""
 
+    def _admit(self, rank: WorkerRank, now_s: float) -> RankStream | None:
+        slot = self._places.take(rank, now_s)
+        return None if slot is None else self._follow(rank, slot, now_s)
+
+    def _follow(self, rank: WorkerRank, slot: int, now_s: float) -> RankStream:
+        while slot >= self._columns:
+            self._columns *= 2
+            self._depths = _depth_table(self._columns)
+        follower = StreamFollower(self._limits, self._request_ids)
+        stream = self._ranks[rank] = RankStream(rank, slot, follower, self._index, self._room, now_s)
+        return stream
+
+    def _forget(self, stream: RankStream) -> None:
+        del self._ranks[stream.rank]
+        self._places.give_back(stream.slot)
+        self._room.forget(stream.slot)
+        self._turns.leave(stream.slot)
+
+    # ---------------------------------------------------------------------------------------------- time, questions
+
     def tick(self, now_s: float) -> list[Question]:
         """Let time pass: forget ranks that fell silent, ask again what was not answered, or what there is room for."""
         self._forgive_stall(now_s)
         if self._log_heard:
-            for rank in [rank for rank, state in self._ranks.items() if now_s - state.heard_at_s >= self._gone_s]:
-                self._forget(rank)
+            for stream in [each for each in self._ranks.values() if now_s - each.heard_at_s >= self._gone_s]:
+                self._forget(stream)
             self._places.forget_silent(now_s - self._gone_s)
         overfull = self._room.look()
-        for state in self._ranks.values():
-            state.follower.on_memory(is_overfull=state.slot in overfull)
-        questions: list[Question] = []
+        for stream in self._ranks.values():
+            stream.follower.on_memory(is_overfull=stream.slot in overfull)
         for slot in sorted(self._index.expire(now_s)):
-            rank, state = self._at(slot)
-            questions += self._perform(rank, state, state.follower.on_parked_lost(now_s), now_s)
+            self._at(slot).follower.on_parked_lost(now_s)
         for slot in self._room.worth_asking():
-            rank, state = self._at(slot)
-            questions += self._perform(rank, state, state.follower.on_room(now_s), now_s)
-        for rank, state in self._ranks.items():
-            questions += self._perform(rank, state, state.follower.tick(now_s), now_s)
-        return questions
+            self._at(slot).follower.on_room(now_s)
+        for stream in self._ranks.values():
+            if self._log_heard:
+                stream.follower.tick(now_s)
+            if stream.follower.is_recovering:
+                self._take_turn(stream, now_s)
+        return self._ask_next(now_s)
 
-    def _at(self, slot: int) -> tuple[WorkerRank, _RankState]:
-        rank = self._places.rank_of(slot)
-        return rank, self._ranks[rank]
+    def _at(self, slot: int) -> RankStream:
+        return self._ranks[self._places.rank_of(slot)]
 
     def _forgive_stall(self, now_s: float) -> None:
         stall_s = now_s - (self._ticked_at_s or now_s) - AWAKE_S
         self._ticked_at_s = now_s
         if stall_s > 0:
             self._places.hear_refused(now_s)
-            for state in self._ranks.values():
-                state.heard_at_s += stall_s
+            for stream in self._ranks.values():
+                stream.heard_at_s += stall_s
+                stream.follower.wait_anew(now_s)
 
-    def _admit(self, rank: WorkerRank, now_s: float) -> _RankState | None:
-        slot = self._places.take(rank, now_s)
-        if slot is None:
-            return None
-        while slot >= self._columns:
-            self._columns *= 2
-            self._depths = _depth_table(self._columns)
-        state = self._ranks[rank] = _RankState(slot, StreamFollower(self._limits), now_s)
-        return state
+    def _take_turn(self, stream: RankStream, now_s: float) -> None:
+        if stream.follower.is_in_flight(now_s):
+            return
+        self._turns.end(stream.slot)
+        if stream.follower.is_due(now_s):
+            self._turns.wait(stream.slot)
+        else:
+            self._turns.leave(stream.slot)
 
-    def _forget(self, rank: WorkerRank) -> None:
-        state = self._ranks.pop(rank)
-        self._places.give_back(state.slot)
-        self._room.forget(state.slot)
-
-    def _perform(self, rank: WorkerRank, state: _RankState, effects: list[Effect], now_s: float) -> list[Question]:
+    def _ask_next(self, now_s: float) -> list[Question]:
         questions = []
-        for effect in effects:
-            match effect:
-                case ApplyEvent(event):
-                    self._change(state.slot, event, now_s)
-                case ReplaceAll(chunks):
-                    self._index.load(state.slot, chunks, now_s)
-                    state.follower.on_memory(is_overfull=self._room.is_overfull_after_dump(state.slot))
-                case AskDump(request_id):
-                    questions.append(Question(rank, DumpRequest(request_id)))
+        while self._log_heard and (slot := self._turns.next()) is not None:
+            questions.append(self._at(slot).ask(now_s))
         return questions
 
-    def _change(self, slot: int, event: Event, now_s: float) -> None:
-        if isinstance(event, Stored):
-            self._index.store(slot, event.parent, event.sequence_hashes, event.tier, now_s)
-        elif isinstance(event, Cleared):
-            self._index.clear(slot, event.tier)
-        else:
-            self._index.remove(slot, event.sequence_hashes, event.tier)
+    # ---------------------------------------------------------------------------------------------- checkpoints
+
+    def checkpoint(self, stream_created: str, stream_seq: int, wall_ns: int) -> Checkpoint:
+        """Return all that is known after message `stream_seq` of the log's stream that was created then."""
+        places = tuple(stream.place() for stream in self._ranks.values())
+        return Checkpoint(stream_created, stream_seq, wall_ns, places, self._index.snapshot())
+
+    def restore(self, checkpoint: Checkpoint, now_s: float) -> None:
+        """What the checkpoint says is known, and nothing else. Streams are at their places, of which nothing is proven.
+
+        Raises:
+            MalformedMessage: its index cannot be read; all is as before.
+            IndexFull: there is no memory for it; all is as before.
+        """
+        self._index.restore(checkpoint.index, now_s)
+        for stream in self._ranks.values():
+            self._room.forget(stream.slot)
+            self._turns.leave(stream.slot)
+        self._ranks.clear()
+        self._places.sit({place.slot: place.rank for place in checkpoint.ranks})
+        for place in checkpoint.ranks:
+            self._follow(place.rank, place.slot, now_s).begin_at(place)
+
+    def off_log(self) -> list[WorkerRank]:
+        """Return the ranks whose place is not the log's: a fold of the log alone would have them elsewhere."""
+        return [rank for rank, stream in self._ranks.items() if stream.follower.is_off_log]
+
+    # ---------------------------------------------------------------------------------------------- what is known
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Return the view of each of `ranks`, in their order; of one that has no place, a stale and empty one."""
-        depths, columns, views = self._depths, self._columns, []
+        depths, columns, views, streams = self._depths, self._columns, list[RankView](), self._ranks
         self._index.match(sequence_hashes, depths)
         for rank in ranks:
-            state = self._ranks.get(rank)
-            if state is None:
-                views.append(_REFUSED if self._places.is_refused(rank) else _NEVER_HEARD)
+            stream = streams.get(rank)
+            if stream is None:
+                views.append(REFUSED if self._places.is_refused(rank) else NEVER_HEARD)
                 continue
-            at = state.slot
+            at = stream.slot
             overlap = depths[at], depths[at + columns], depths[at + 2 * columns], depths[at + 3 * columns]
-            views.append(RankView(overlap, *state.follower.standing()))
-        return views
+            epoch, seq, stale = stream.follower.standing()
+            views.append(RankView(overlap, epoch, seq, stale))
+        return views if self._log_heard else [view.without_log() for view in views]
 
     def ranks(self) -> list[WorkerRank]:
         """Return all ranks that have a stream."""
@@ -301,8 +311,13 @@ class IndexFold:
 
     def held(self, rank: WorkerRank) -> list[HeldBlock]:
         """Return what `rank` holds, parents first; nothing for an unknown rank."""
-        state = self._ranks.get(rank)
-        return [] if state is None else [block for chunk in self._index.dump(state.slot) for block in chunk.blocks()]
+        stream = self._ranks.get(rank)
+        return [] if stream is None else [block for chunk in self._index.dump(stream.slot) for block in chunk.blocks()]
+
+    def state(self, rank: WorkerRank) -> RankState | None:
+        """Return all that is known of a rank at this moment; None for one that has no place."""
+        stream = self._ranks.get(rank)
+        return None if stream is None else stream.state(self._stream_statistics(stream))
 
     def prefixes(self, limit: int, order_by: PrefixOrder, now_s: float) -> list[StretchView]:
         """Return the first `limit` stretches of prefixes by what is asked, most first."""
@@ -318,16 +333,20 @@ class IndexFold:
             index=self._index.statistics(),
             memory_bytes=self._index.memory(),
             structure=self._index.structure(),
-            streams={rank: state.follower.statistics() for rank, state in self._ranks.items()},
+            streams={rank: self._stream_statistics(stream) for rank, stream in self._ranks.items()},
             blocks={
-                rank: tuple(self._index.digest(state.slot, tier).block_count for tier in TIERS)
-                for rank, state in self._ranks.items()
+                rank: tuple(self._index.digest(stream.slot, tier).block_count for tier in TIERS)
+                for rank, stream in self._ranks.items()
             },
             overfull_ranks=len(self._index.overfull()),
             refused_ranks=len(self._places.refused()),
             refused_rank_facts_total=self._places.refused_total,
             refused_messages_total=self._refused_messages,
         )
+
+    def _stream_statistics(self, stream: RankStream) -> FollowerStatistics:
+        found = stream.follower.statistics()
+        return found if self._log_heard else replace(found, stale=without_log(found.stale))
 
 
 def _depth_table(columns: int) -> "array[int]":

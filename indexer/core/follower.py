@@ -1,58 +1,76 @@
-"""The state machine of one rank's stream: what each batch, heartbeat and dump means, whatever the way did to it.
+"""The state machine of one rank's stream: what each batch, heartbeat and answer means, whatever the way did to it.
 
-    state       input                                   what happens
-    ---------   -------------------------------------   -----------------------------------------------------------
-    NEW         batch                                   LIVE at seq 0 of its epoch, then as there
-    NEW         heartbeat                               LIVE at seq 0 of its epoch, then as there
-    LIVE        batch seq <= cursor                     duplicate: nothing
-    LIVE        batch seq == cursor + 1                 apply
-    LIVE        batch seq > cursor + 1                  gap: RESYNCING, ask; the batch is kept for later
-    LIVE        heartbeat, last_seq > cursor            behind; RESYNCING when not there `behind_s` after it was told
-    LIVE        heartbeat, last_seq == cursor           digests equal, or a mismatch: RESYNCING, ask
-    RESYNCING   batch                                   kept for later, at most `kept_max`, the oldest give way
-    RESYNCING   dump complete                           replace all; apply what was kept and follows; LIVE, or a new gap
-    RESYNCING   chunk of another answer than the first  nothing: answers are not mixed
-    RESYNCING   no new chunk within `answer_s`          ask again
-    any         heartbeat of another epoch              restart: forget all, LIVE at seq 0
-    any         batch of another epoch                  before the first proof of life: restart; after it: nothing
-    any         batch, heartbeat, dump of a retired one nothing
-    any         parked blocks lost, bytes refused       RESYNCING, ask
-    overfull    a mismatch, parked blocks lost          stale, and nothing else: no dump would fit
-    overfull    equal digests                           not stale: what was refused is gone at the source, too
-    overfull    room again                              RESYNCING, ask
+    NEW     nothing was heard of it                   HOLE    batches are missing, what is held is right: *tail* wanted
+    LIVE    the next batch is applied when it comes   DOUBT   what is held may be wrong: *repair* wanted, or *dump*
 
-A log read from its beginning tells of epochs long gone; heartbeats and dumps prove which one lives. So after the first
-proof, proofs alone change the epoch. A batch that outran its epoch's first heartbeat is had by a dump.
-An epoch that gave way is *retired*. A heartbeat of it counts again when the present one was not proven for `silent_s`:
-else the last word of a dying epoch, come late and taken for a restart, would end the living one.
-At most one question is in flight, and only an answer to the newest one counts. Any gap means a full dump here.
+    state        input                                 what happens
+    ----------   -----------------------------------   -----------------------------------------------------------
+    NEW          batch, heartbeat                      LIVE at seq 0 of its epoch, then as there
+    NEW          bytes refused                         DOUBT: dump
+    any          batch seq <= cursor                   duplicate: nothing
+    any          batch or last_seq > cursor + 2^20     not believed, not kept; LIVE: HOLE, which only an answer ends
+    LIVE         batch seq == cursor + 1               apply
+    LIVE         batch seq > cursor + 1                gap: HOLE; the batch is kept
+    HOLE         batch seq == cursor + 1               apply, and what was kept and follows; no hole left: LIVE
+    HOLE         batch seq > cursor + 1                kept, at most `kept_max`, the oldest give way
+    DOUBT        batch seq > cursor                    kept, as in HOLE; nothing is applied before the answer
+    LIVE         heartbeat, last_seq > cursor          behind; HOLE when not there `behind_s` after it was told
+    LIVE         heartbeat's last_seq == cursor,       digests equal: proof; or a mismatch: DOUBT: repair, or dump
+                   at once or later                      where nothing was proven since the last repair
+    LIVE         heartbeat, last_seq < what the        the place is beyond its source's: DOUBT: dump
+                   cursor was `behind_s` ago
+    HOLE         replay                                as its batches, each; at its last_seq: settle
+    HOLE         dump complete, not before cursor      replace all; settle at its last_seq
+    HOLE         dump complete, before cursor          the log was faster: settle at the cursor
+    DOUBT        repair complete, repair wanted        replace the blocks of its buckets; settle at its last_seq
+    DOUBT        dump complete                         replace all; settle at its last_seq
+    LIVE, DOUBT  bytes refused, by whomever            DOUBT: repair
+    HOLE         bytes refused                         nothing: the tail has them, or they are another hole
+    not NEW      parked blocks lost                    DOUBT: repair
+    not NEW      room again                            DOUBT: dump
+    HOLE, DOUBT  an answer that cannot be right        DOUBT: dump
+    any          heartbeat of another epoch            restart: forget all, LIVE at seq 0; where a batch outran it,
+                                                         DOUBT: dump
+    any          batch of another epoch                before the first proof of life: restart; after it: nothing
+    any          anything of a retired epoch           nothing
+    overfull     a mismatch, parked blocks lost        stale, and nothing else: no answer would fit
+    overfull     equal digests                         not stale: what was refused is gone at the source, too
+
+*Settle*: what was kept and follows is applied; a new hole before the rest of it, or LIVE. What was told before the
+question and lies beyond the answer's last_seq is not believed any more. Who wants more than before asks anew
+(`asking.py`); a repair is right only while nothing else changes the rank's blocks, so DOUBT applies nothing. Which life
+of a source is followed, and who may say so: `lives.py`. What heartbeats tell: `pulse.py`.
+
 A stream is *overfull*, beside its state, once the index had no memory for some of its blocks: the index's owner says
 so (`on_memory`). What is held goes on to be followed.
 """
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
 from enum import Enum
-from typing import Literal, NamedTuple
+from itertools import count
 
 import msgspec
 
+from indexer.core.answers import RankState
+from indexer.core.asking import Ask, Asking, Wants
+from indexer.core.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
+from indexer.core.kept import KeptBatches
+from indexer.core.lives import Lives
 from indexer.core.messages import Span
+from indexer.core.pulse import Pulse, Told
+from indexer.core.standing import FollowerCounts, FollowerStatistics, StaleReason
+from kv_protocol import codec
 from kv_protocol.digest import TierDigest
-from kv_protocol.events import Batch, Event, Tier
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import TIERS, Batch, Tier
 from kv_protocol.fleet import Heartbeat
-from kv_protocol.recovery import BlockColumns, DumpChunk
+from kv_protocol.recovery import Answer, ReplayChunk
+from kv_protocol.splitmix import U64_MASK
 
-RETIRED_EPOCHS_MAX = 16
-
-StaleReason = Literal["never_heard", "refused", "resyncing", "overfull", "source", "behind", ""]
-"""Of a rank without a stream it is `refused`, where the index had no place for it, or `never_heard`."""
-
-
-def is_blind(stale: str) -> bool:
-    """Return whether a rank so stale is routed to blindly; of an overfull one, what fitted is known."""
-    return stale not in ("", "overfull")
+AHEAD_MAX = 1 << 20
+"""No stream runs so many batches ahead of its reader that is not asked: who says so is wrong, or the place is."""
+_ONLY_AN_ANSWER = U64_MASK + 1
 
 
 class Phase(Enum):
@@ -60,7 +78,8 @@ class Phase(Enum):
 
     NEW = "new"
     LIVE = "live"
-    RESYNCING = "resyncing"
+    HOLE = "hole"
+    DOUBT = "doubt"
 
 
 _LIVE = Phase.LIVE
@@ -72,88 +91,50 @@ class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     behind_s: float = 2.0
     answer_s: float = 2.0
+    backoff_max_s: float = 8.0
     silent_s: float = 3.0
     kept_max: int = 4096
 
 
-class ApplyEvent(msgspec.Struct, frozen=True):
-    """To be done to the index: fold one event in."""
-
-    event: Event
-
-
-class ReplaceAll(msgspec.Struct, frozen=True):
-    """To be done to the index: the rank holds exactly the blocks of these chunks (parents first)."""
-
-    chunks: tuple[BlockColumns, ...] = ()
-
-
-class AskDump(msgspec.Struct, frozen=True):
-    """To be sent to the rank's consolidator."""
-
-    request_id: int
-
-
-Effect = ApplyEvent | ReplaceAll | AskDump
-
-
-class FollowerCounts(msgspec.Struct, kw_only=True):
-    """What has befallen one stream so far."""
-
-    applied: int = 0
-    duplicates: int = 0
-    gaps: int = 0
-    resyncs: int = 0
-    restarts: int = 0
-    digest_mismatches: int = 0
-    other_epoch: int = 0
-    kept_lost: int = 0
-
-
-class FollowerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one stream stands, and a copy of what has befallen it."""
-
-    epoch: int
-    cursor: int
-    stale: StaleReason
-    counts: FollowerCounts
-
-
-class _Told(NamedTuple):
-    """A seq that a heartbeat told of, and when."""
-
-    seq: int
-    at_s: float
-
-
-_NOTHING_TOLD = _Told(0, 0.0)
-
-
 class StreamFollower:
-    """One rank's stream. Every method that changes it returns the effects to perform, in order; none performs any."""
+    """One rank's stream. What is to be done to the index is returned, in order; what is to be asked, `ask` says.
 
-    def __init__(self, limits: FollowerLimits | None = None) -> None:
+    Whoever owns it calls `prove` after everything that was done to the index. `request_ids` are numbers that no other
+    question of the owner has.
+    """
+
+    def __init__(self, limits: FollowerLimits | None = None, request_ids: Iterator[int] | None = None) -> None:
         self._limits = limits or FollowerLimits()
-        self._phase = Phase.NEW
-        self._epoch = 0
-        self._cursor = 0
-        self._told = _NOTHING_TOLD
-        self._awaited: _Told | None = None
-        self._source_stale = ""
-        self._proven_at_s: float | None = None
-        self._outran_epoch: int | None = None
-        self._retired: deque[int] = deque(maxlen=RETIRED_EPOCHS_MAX)
-        self._kept: dict[int, Batch] = {}
-        self._request_id = 0
-        self._waits_since_s = 0.0
-        self._chunks: dict[int, DumpChunk] = {}
+        self._asking = Asking(self._limits.answer_s, self._limits.backoff_max_s, request_ids or count(1))
+        self._kept = KeptBatches(self._limits.kept_max)
+        self._pulse = Pulse()
+        self._lives = Lives(self._limits.silent_s)
         self._counts = FollowerCounts()
+        self._phase = Phase.NEW
+        self._has_epoch = False
+        self._epoch = self._cursor = self._logged_seq = 0
+        self._source_stale = ""
         self._is_overfull = self._is_whole = False
+        self._hole_end = 0
+        self._is_repaired = False
+        self._lost_at_s: float | None = None
+
+    def begin_at(self, epoch: int, seq: int, logged_seq: int) -> None:
+        """A new stream is LIVE at this place, of which nothing is proven."""
+        self._phase, self._has_epoch = Phase.LIVE, True
+        self._epoch, self._cursor, self._logged_seq = epoch, seq, logged_seq
+
+    # ---------------------------------------------------------------------------------------------- where it stands
 
     @property
     def position(self) -> tuple[int, int]:
         """The epoch and the last applied seq."""
         return self._epoch, self._cursor
+
+    @property
+    def is_off_log(self) -> bool:
+        """Whether its place is not the log's: an answer or a restart is further, or what the log brought waits."""
+        return self._cursor != self._logged_seq or (self._logged_seq == 0 and self._counts.restarts > 0)
 
     @property
     def stale(self) -> StaleReason:
@@ -162,175 +143,296 @@ class StreamFollower:
 
     def standing(self) -> tuple[int, int, StaleReason]:
         """Return position and staleness, which every decision reads of every rank, at once."""
-        if self._phase is _LIVE and not self._source_stale and self._awaited is None and not self._is_overfull:
+        if self._phase is _LIVE and not self._source_stale and self._pulse.awaited is None and not self._is_overfull:
             return self._epoch, self._cursor, ""
-        return self._epoch, self._cursor, self._doubt()
+        return self._epoch, self._cursor, self._reason()
 
-    def _doubt(self) -> StaleReason:
+    def _reason(self) -> StaleReason:
         if self._phase is Phase.NEW:
             return "never_heard"
-        if self._phase is Phase.RESYNCING:
+        if self._phase is not Phase.LIVE:
             return "resyncing"
         if self._is_overfull and not self._is_whole:
             return "overfull"
         if self._source_stale:
             return "source"
-        return "behind" if self._awaited is not None else ""
+        return "behind" if self._pulse.awaited is not None else ""
 
-    def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
-        """A batch came."""
-        effects: list[Effect] = []
-        if batch.epoch != self._epoch or self._phase is Phase.NEW:
-            if self._proven_at_s is not None or batch.epoch in self._retired:
-                self._outran_epoch = batch.epoch
-                self._counts.other_epoch += 1
-                return []
-            effects += self._adopt(batch.epoch)
-        if batch.seq <= self._cursor:
-            self._counts.duplicates += 1
-        elif self._phase is Phase.RESYNCING:
-            self._keep(batch)
-        elif batch.seq == self._cursor + 1:
-            effects.append(self._step(batch))
-        else:
-            self._counts.gaps += 1
-            self._keep(batch)
-            effects += self._ask(now_s)
-        return effects
+    def statistics(self) -> FollowerStatistics:
+        """Return where the stream stands, and what has befallen it."""
+        return FollowerStatistics(
+            epoch=self._epoch,
+            cursor=self._cursor,
+            logged_seq=self._logged_seq,
+            stale=self.stale,
+            counts=copy(self._counts),
+        )
+
+    # ---------------------------------------------------------------------------------------------- batches
 
     def continues(self, span: Span) -> bool:
         """Return whether the batches of `span` are the next ones, so that each would be applied."""
         return self._phase is _LIVE and span.epoch == self._epoch and span.first_seq == self._cursor + 1
 
-    def on_applied(self, span: Span) -> None:
-        """The next batches were applied, as `ApplyEvent` for each of them would have been."""
-        self._advance(span.last_seq)
+    def on_applied(self, span: Span) -> bool:
+        """The next batches came by the log, and were applied; return whether `prove` may have something to compare."""
+        seq, awaited = span.last_seq, self._pulse.awaited
+        self._counts.applied += seq - self._cursor
+        self._cursor = self._logged_seq = seq
+        if awaited is None or seq < awaited.seq:
+            return False
+        self._pulse.reach(awaited, seq)
+        return True
 
-    def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
-        """A heartbeat came; `digest_of` says what the index holds of this rank."""
-        is_proven = self._proven_at_s is not None and now_s - self._proven_at_s < self._limits.silent_s
-        if is_proven and heartbeat.epoch in self._retired:
-            return []
+    def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
+        """A batch came by the log."""
         effects: list[Effect] = []
-        restarted = heartbeat.epoch != self._epoch or self._phase is Phase.NEW
-        if restarted:
-            effects += self._adopt(heartbeat.epoch)
-        self._proven_at_s = now_s
-        self._source_stale = heartbeat.stale
-        if heartbeat.last_seq > self._told.seq:
-            self._told = _Told(heartbeat.last_seq, now_s)
-        if self._phase is Phase.RESYNCING:
-            return effects
-        if restarted and self._outran_epoch == heartbeat.epoch:
-            effects += self._ask(now_s)
-        elif heartbeat.last_seq > self._cursor and self._awaited is None:
-            self._awaited = self._told
-        elif heartbeat.last_seq == self._cursor and not restarted:
-            effects += self._prove(self._differs(heartbeat, digest_of), now_s)
+        if batch.epoch != self._epoch or not self._has_epoch:
+            if not self._lives.may_begin_by_batch(batch.epoch):
+                self._counts.other_epoch += 1
+                return []
+            effects += self._adopt(batch.epoch, now_s)
+        if batch.seq <= self._cursor + AHEAD_MAX:
+            self._logged_seq = max(self._logged_seq, batch.seq)
+        effects += self._take(batch, now_s)
+        if self._phase is Phase.HOLE and not self._kept and self._cursor >= self._hole_end:
+            self._counts.holes_closed += 1
+            effects += self._settle(now_s)
         return effects
 
-    def on_memory(self, *, is_overfull: bool) -> None:
-        """The index has refused blocks of this rank for want of memory, or has all of them."""
-        self._is_overfull, self._is_whole = is_overfull, is_overfull and self._is_whole
-
-    def on_chunk(self, chunk: DumpChunk, now_s: float) -> list[Effect]:
-        """A part of an answer came."""
-        if self._phase is not Phase.RESYNCING or chunk.request_id != self._request_id or chunk.epoch in self._retired:
-            return []
-        first = next(iter(self._chunks.values()), chunk)
-        is_of_first = (chunk.epoch, chunk.last_seq, chunk.of) == (first.epoch, first.last_seq, first.of)
-        if not is_of_first or chunk.chunk in self._chunks:
-            return []
-        self._chunks[chunk.chunk] = chunk
-        self._waits_since_s = now_s
-        return self._replace(now_s) if len(self._chunks) == chunk.of else []
-
-    def on_refused(self, now_s: float) -> list[Effect]:
-        """Bytes of this stream could not be read: what is known may be wrong."""
-        return [] if self._phase is Phase.RESYNCING else self._ask(now_s)
-
-    def on_parked_lost(self, now_s: float) -> list[Effect]:
-        """Parked blocks were lost; of an overfull rank because their parents were refused."""
-        return [] if self._is_overfull else self.on_refused(now_s)
-
-    def on_room(self, now_s: float) -> list[Effect]:
-        """There is room again for what the index had refused."""
-        return self.on_refused(now_s)
-
-    def tick(self, now_s: float) -> list[Effect]:
-        """Time has passed."""
-        if self._phase is Phase.RESYNCING:
-            return self._ask(now_s) if now_s - self._waits_since_s >= self._limits.answer_s else []
-        if self._awaited is not None and now_s - self._awaited.at_s >= self._limits.behind_s:
-            self._counts.gaps += 1
-            return self._ask(now_s)
+    def _take(self, batch: Batch, now_s: float) -> list[Effect]:
+        if batch.seq <= self._cursor:
+            self._counts.duplicates += 1
+        elif batch.seq > self._cursor + AHEAD_MAX:
+            self._disbelieve(now_s)
+        elif batch.seq == self._cursor + 1 and self._phase is not Phase.DOUBT:
+            return [self._step(batch), *self._drain()]
+        else:
+            self._counts.kept_lost += self._kept.keep(batch, self._asking.request_id)
+            if self._phase is Phase.LIVE:
+                self._counts.gaps += 1
+                self._recover("tail", now_s)
         return []
-
-    def _adopt(self, epoch: int) -> list[Effect]:
-        restarted = self._phase is not Phase.NEW
-        if restarted:
-            self._retired.append(self._epoch)
-            self._counts.restarts += 1
-        if epoch in self._retired:
-            self._retired.remove(epoch)
-        self._phase = Phase.LIVE
-        self._epoch, self._cursor, self._told = epoch, 0, _NOTHING_TOLD
-        self._awaited, self._source_stale = None, ""
-        self._kept.clear()
-        self._chunks.clear()
-        return [ReplaceAll()] if restarted else []
-
-    def _prove(self, differs: bool, now_s: float) -> list[Effect]:  # noqa: FBT001
-        self._is_whole = self._is_overfull and not differs
-        if not differs or self._is_overfull:
-            return []
-        self._counts.digest_mismatches += 1
-        return self._ask(now_s)
 
     def _step(self, batch: Batch) -> Effect:
         self._advance(batch.seq)
         return ApplyEvent(batch.event)
 
+    def _drain(self) -> list[Effect]:
+        return [self._step(batch) for batch in self._kept.following(self._cursor)]
+
     def _advance(self, seq: int) -> None:
         self._counts.applied += seq - self._cursor
         self._cursor = seq
-        if self._awaited is not None and self._cursor >= self._awaited.seq:
-            self._awaited = self._told if self._cursor < self._told.seq else None
+        awaited = self._pulse.awaited
+        if awaited is not None and seq >= awaited.seq:
+            self._pulse.reach(awaited, seq)
 
-    def _keep(self, batch: Batch) -> None:
-        self._kept[batch.seq] = batch
-        if len(self._kept) > self._limits.kept_max:
-            del self._kept[min(self._kept)]
-            self._counts.kept_lost += 1
+    # ---------------------------------------------------------------------------------------------- heartbeats
 
-    def _ask(self, now_s: float) -> list[Effect]:
-        self._phase = Phase.RESYNCING
-        self._request_id += 1
-        self._waits_since_s = now_s
-        self._awaited = None
-        self._chunks.clear()
-        return [AskDump(self._request_id)]
-
-    def _replace(self, now_s: float) -> list[Effect]:
-        chunks = [self._chunks[index] for index in sorted(self._chunks)]
-        if chunks[0].epoch != self._epoch:
-            self._adopt(chunks[0].epoch)
-        kept, self._kept, self._chunks = self._kept, {}, {}
-        self._phase, self._cursor = Phase.LIVE, chunks[0].last_seq
-        self._proven_at_s = now_s
-        self._counts.resyncs += 1
-        effects: list[Effect] = [ReplaceAll(tuple(chunk.columns for chunk in chunks if chunk.tiers))]
-        for seq in sorted(kept):
-            effects += self.on_batch(kept[seq], now_s)
-        if self._phase is Phase.LIVE and self._cursor < self._told.seq:
-            self._awaited = _Told(self._told.seq, now_s)
+    def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> list[Effect]:
+        """A heartbeat came."""
+        if self._lives.is_over(heartbeat.epoch, now_s):
+            return []
+        effects: list[Effect] = []
+        if heartbeat.epoch != self._epoch or not self._has_epoch:
+            effects += self._adopt(heartbeat.epoch, now_s)
+            if self._lives.was_outrun(heartbeat.epoch):
+                self._recover("dump", now_s)
+        self._lives.on_proof(now_s)
+        self._source_stale = heartbeat.stale
+        told = Told(heartbeat.last_seq, now_s, heartbeat.tiers)
+        if told.seq > self._cursor + AHEAD_MAX:
+            self._disbelieve(now_s)
+        elif self._phase is not Phase.LIVE:
+            self._pulse.note(told)
+        elif self._pulse.compare(told, self._cursor, self._limits.behind_s):
+            self._counts.implausible += 1
+            self._recover("dump", now_s)
         return effects
 
-    @staticmethod
-    def _differs(heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest]) -> bool:
-        told = {digest.tier: digest for digest in heartbeat.tiers}
-        return any(digest_of(tier) != told.get(tier, TierDigest(tier, 0, 0)) for tier in Tier)
+    def _disbelieve(self, now_s: float) -> None:
+        """Something was told of a place too far away; where nothing was applied yet, that is but a long hole."""
+        self._counts.implausible += self._cursor > 0
+        if self._phase is Phase.LIVE:
+            self._counts.gaps += self._cursor == 0
+            self._recover("tail", now_s, hole_end=_ONLY_AN_ANSWER)
 
-    def statistics(self) -> FollowerStatistics:
-        """Return where the stream stands, and what has befallen it."""
-        return FollowerStatistics(epoch=self._epoch, cursor=self._cursor, stale=self.stale, counts=copy(self._counts))
+    def prove(self, digest_of: Callable[[Tier], TierDigest], now_s: float) -> None:
+        """What was told of the present place, and not compared yet, is, with what the index holds by `digest_of`."""
+        claim, self._pulse.claim = self._pulse.claim, None
+        if claim is None or claim.seq != self._cursor or self._phase is not Phase.LIVE:
+            return
+        told = {digest.tier: digest for digest in claim.tiers}
+        differs = any(digest_of(tier) != told.get(tier, TierDigest(tier, 0, 0)) for tier in TIERS)
+        self._is_whole = self._is_overfull and not differs
+        if not differs:
+            self._is_repaired = False
+            self._asking.on_proof()
+        elif not self._is_overfull:
+            self._counts.digest_mismatches += 1
+            self._recover("dump" if self._is_repaired else "repair", now_s)
+
+    # ---------------------------------------------------------------------------------------------- doubts, time
+
+    def on_memory(self, *, is_overfull: bool) -> None:
+        """The index has refused blocks of this rank for want of memory, or has all of them."""
+        self._is_overfull, self._is_whole = is_overfull, is_overfull and self._is_whole
+
+    def on_refused(self, now_s: float) -> None:
+        """Bytes of this stream could not be read, or not be applied: what is known may be wrong."""
+        if self._phase is not Phase.HOLE:
+            self._recover("repair" if self._has_epoch else "dump", now_s)
+
+    def on_parked_lost(self, now_s: float) -> None:
+        """Parked blocks were lost; of an overfull rank because their parents were refused."""
+        if not self._is_overfull:
+            self._recover("repair", now_s)
+
+    def on_room(self, now_s: float) -> None:
+        """There is room again for what the index had refused."""
+        self._recover("dump", now_s)
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed."""
+        awaited = self._pulse.awaited
+        if self._phase is _LIVE and awaited is not None and now_s - awaited.at_s >= self._limits.behind_s:
+            self._counts.gaps += 1
+            self._lost_at_s = awaited.at_s
+            self._recover("tail", now_s, hole_end=awaited.seq)
+
+    def wait_anew(self, now_s: float) -> None:
+        """Nothing could be heard until now: what did not come is not late yet."""
+        self._pulse.wait_anew(now_s)
+
+    # ---------------------------------------------------------------------------------------------- questions
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether something is lacking that is to be asked for."""
+        return self._asking.wants is not None
+
+    def is_due(self, now_s: float) -> bool:
+        """Return whether it is to be asked for now."""
+        return self._asking.is_due(now_s)
+
+    def is_in_flight(self, now_s: float) -> bool:
+        """Return whether an answer is waited for."""
+        return self._asking.is_in_flight(now_s)
+
+    def expects(self, answer: Answer) -> bool:
+        """Return whether this is a part of an answer to the newest question, while it is open."""
+        return self._asking.expects(answer.request_id)
+
+    def ask(self, now_s: float) -> Ask:
+        """The question is on its way, and is of the present place; it was due."""
+        return self._asking.ask(self._cursor, now_s)
+
+    def _recover(self, wants: Wants, now_s: float, *, hole_end: int = 0) -> None:
+        if not self._asking.want(wants):
+            return
+        self._phase = Phase.HOLE if wants == "tail" else Phase.DOUBT
+        self._hole_end = hole_end
+        if self._lost_at_s is None:
+            self._lost_at_s = now_s
+
+    # ---------------------------------------------------------------------------------------------- answers
+
+    def on_answer(self, answer: Answer, now_s: float) -> list[Effect]:
+        """A part of an answer came."""
+        if not self.expects(answer) or self._lives.is_retired(answer.epoch):
+            return []
+        if isinstance(answer, ReplayChunk):
+            return self._replay(answer, now_s)
+        if answer.buckets and (self._asking.wants != "repair" or answer.epoch != self._epoch):
+            return []
+        state = self._asking.collect(answer, now_s)
+        if state is None:
+            return []
+        self._lives.on_proof(now_s)
+        return self._repair(state, now_s) if state.buckets else self._replace(state, now_s)
+
+    def on_untrue_question(self, now_s: float) -> None:
+        """What the rank holds changed since a repair was asked for: its answer would be wrong."""
+        self._recover("dump", now_s)
+
+    def _replay(self, answer: ReplayChunk, now_s: float) -> list[Effect]:
+        if self._phase is not Phase.HOLE or answer.epoch != self._epoch:
+            return []
+        try:
+            batches = codec.decode_message(answer.message) if answer.message else []
+        except MalformedMessage:
+            self._recover("dump", now_s)
+            return []
+        self._lives.on_proof(now_s)
+        if answer.last_seq < self._asking.after_seq:
+            self._counts.implausible += 1
+            self._recover("dump", now_s)
+            return []
+        before, effects = (self._cursor, len(self._kept)), list[Effect]()
+        for batch in batches:
+            if batch.epoch == self._epoch:
+                effects += self._take(batch, now_s)
+        if (self._cursor, len(self._kept)) != before:
+            self._asking.hear(now_s)
+        if self._cursor >= answer.last_seq:
+            self._counts.replays += 1
+            effects += self._settle(now_s, answer.last_seq)
+        return effects
+
+    def _repair(self, state: RankState, now_s: float) -> list[Effect]:
+        if not state.keeps_to_its_buckets:
+            self._recover("dump", now_s)
+            return []
+        self._counts.repairs += 1
+        self._is_repaired = True
+        self._cursor = state.last_seq
+        return [RepairBuckets(state.buckets, state.chunks), *self._settle(now_s, state.last_seq)]
+
+    def _replace(self, state: RankState, now_s: float) -> list[Effect]:
+        epoch, last_seq = state.epoch, state.last_seq
+        if epoch != self._epoch or not self._has_epoch:
+            self._adopt(epoch, now_s)
+        elif self._phase is Phase.HOLE and self._asking.after_seq <= last_seq < self._cursor:
+            return self._settle(now_s, last_seq)
+        self._counts.resyncs += 1
+        self._is_repaired = False
+        self._cursor = last_seq
+        return [ReplaceAll(state.chunks), *self._settle(now_s, last_seq)]
+
+    def _settle(self, now_s: float, answered_seq: int | None = None) -> list[Effect]:
+        """No question is open any more: what was kept and follows is applied; LIVE, or a hole before the rest."""
+        if answered_seq is not None:
+            self._pulse.disbelieve(answered_seq, self._asking.asked_at_s)
+            self._counts.implausible += self._kept.drop_untrue(answered_seq, self._asking.request_id)
+            self._asking.on_answered()
+        else:
+            self._asking.end()
+        self._phase = Phase.LIVE
+        self._counts.duplicates += self._kept.drop_up_to(self._cursor)
+        effects = self._drain()
+        self._pulse.settle(self._cursor, now_s)
+        if self._kept:
+            self._counts.gaps += 1
+            self._recover("tail", now_s)
+        else:
+            self._follow_on(now_s)
+        return effects
+
+    def _follow_on(self, now_s: float) -> None:
+        if self._lost_at_s is not None:
+            self._counts.on_heal(now_s - self._lost_at_s)
+            self._lost_at_s = None
+
+    def _adopt(self, epoch: int, now_s: float) -> list[Effect]:
+        restarted = self._has_epoch
+        self._counts.restarts += restarted
+        self._lives.begin(epoch, self._epoch if restarted else None)
+        self._phase, self._has_epoch = Phase.LIVE, True
+        self._epoch, self._cursor, self._logged_seq = epoch, 0, 0
+        self._source_stale, self._is_repaired = "", False
+        self._pulse.forget()
+        self._kept.clear()
+        self._asking.begin_anew()
+        self._follow_on(now_s)
+        return [ReplaceAll()] if restarted else []

@@ -62,6 +62,17 @@ class Places:
         del self._rank_of[slot]
         self._free.add(slot)
 
+    def sit(self, rank_of: dict[int, WorkerRank]) -> None:
+        """Exactly these sit there, and hold what the index knows of their places; the index knows no other."""
+        self._rank_of = dict(sorted(rank_of.items()))
+        self._free = set(range(max(rank_of, default=-1) + 1)) - rank_of.keys()
+        self._refused.clear()
+        for slot in range(RANKS_MAX):
+            if slot in rank_of:
+                self._index.register(slot, self._capacity_of.get(rank_of[slot].worker_id, 0))
+            else:
+                self._index.drop(slot)
+
     def rank_of(self, slot: int) -> WorkerRank:
         """Return who sits there."""
         return self._rank_of[slot]

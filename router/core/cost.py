@@ -8,7 +8,8 @@
                      * constraint_multiplier
 
 `queued`: uncached tokens promised to the rank and not yet past their first token. `device`, `host`, `disk`: blocks that
-each tier adds to the prefix. trust: EXACT 1, DEGRADED 0.5, FALLBACK 0. Source: `routing.md`, "Cost of a candidate".
+each tier adds to the prefix; what is on its way to the rank counts as on the device. trust: EXACT 1, DEGRADED 0.5 of
+what was last known, FALLBACK 1 of what was routed there. Source: `routing.md`, "Cost of a candidate".
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ import msgspec
 from kv_protocol.decision import CostTerms, TrustState
 from router.core.view import RankRow, RouteRequest
 
-TRUST_FACTOR: dict[TrustState, float] = {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBACK": 0.0}
+TRUST_FACTOR: dict[TrustState, float] = {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBACK": 1.0}
+"""What share of a rank's overlap is credited; of a FALLBACK rank the overlap is the approximate index's."""
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +44,7 @@ def cost_terms(request: RouteRequest, rows: Sequence[RankRow], parameters: CostP
 def _terms(request: RouteRequest, row: RankRow, excess_tokens: int, parameters: CostParameters) -> CostTerms:
     block_size = request.block_size
     decay = 1.0 / (1.0 + parameters.overlap_credit_decay * excess_tokens / request.isl_tokens)
-    gpu, host, disk, _ = row.overlap_blocks
+    gpu, host, disk, _ = (max(depth, row.predicted_blocks) for depth in row.overlap_blocks)
     credit = TRUST_FACTOR[row.trust] * (
         parameters.overlap_credit * decay * gpu
         + parameters.host_weight * (host - gpu)

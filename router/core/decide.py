@@ -23,6 +23,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = "kv"
     parameters: CostParameters = CostParameters()
     temperature: float = 0.0
+    predict_on_route: bool = True
+    """Whether blocks on their way to a rank count as held by it."""
 
 
 def _by_cost(_view: View, terms: Sequence[CostTerms], policy: Policy, seed: int) -> Choice:
@@ -93,6 +95,8 @@ def _candidate(row: RankRow, terms: CostTerms) -> Candidate:
         worker_id=row.rank.worker_id,
         dp_rank=row.rank.dp_rank,
         overlap_blocks=row.overlap_blocks,
+        overlap_source=row.overlap_source,
+        predicted_blocks=row.predicted_blocks,
         trust=row.trust,
         trust_reason=row.trust_reason,
         epoch=row.epoch,

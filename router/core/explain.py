@@ -11,20 +11,28 @@ def explain(decision: Decision) -> str:
 def _opening(decision: Decision) -> str:
     chosen = decision.chosen
     share = f"{_device(chosen)} of {decision.reusable_blocks} reusable blocks"
+    holds = "holds" if chosen.overlap_source == "index" else "by what was routed to it holds"
     return (
         f"Request {decision.request_id}: {decision.isl_tokens} tokens for {decision.model}, policy {decision.policy}. "
-        f"It went to {_name(chosen)}, which holds {share} ({_percent(decision, chosen)})."
+        f"It went to {_name(chosen)}, which {holds} {share} ({_percent(decision, chosen)}){_awaited(chosen)}."
     )
 
 
 def _line(candidate: Candidate) -> str:
     terms = candidate.terms
-    trust = "" if candidate.trust == "EXACT" else f"; {candidate.trust} ({candidate.trust_reason})"
+    beside = _awaited(candidate)
+    if candidate.trust != "EXACT":
+        beside += f"; {candidate.trust} ({candidate.trust_reason})"
     return (
         f"  {_name(candidate)}: cost {terms.cost:.1f} = prefill {terms.prefill_blocks:.1f} "
         f"(after a credit of {terms.overlap_credit_blocks:.1f}) + decode {terms.decode_blocks:.1f}"
-        f" + requests {terms.request_blocks:.1f} + history {terms.history_blocks:.1f} blocks{trust}"
+        f" + requests {terms.request_blocks:.1f} + history {terms.history_blocks:.1f} blocks{beside}"
     )
+
+
+def _awaited(candidate: Candidate) -> str:
+    more = candidate.expected_blocks - _device(candidate)
+    return f"; {more} more are on their way there" if more else ""
 
 
 def _closing(decision: Decision) -> list[str]:

@@ -7,11 +7,11 @@
     breaker opened until t       not eligible before t
 
 A model's block size and hash scheme are those of its eldest fit worker (of the eldest, while none is fit), its
-tokenizer and template are this router's; a worker that differs can serve but not be predicted (parity), and the
-differing field is named.
+tokenizer and template are this router's; of a worker that differs the events say nothing of our prompts (parity), and
+every field that differs is named.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -24,6 +24,7 @@ from kv_protocol.fleet import (
     WorkerRegistered,
 )
 from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
+from router.core.trust import PARITY_FIELDS, Disparity
 
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 WORKERS_MAX = 4096
@@ -40,6 +41,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker as it stands."""
 
     registration: WorkerRegistered
+    canary: int
+    """What its canary must be, by the block size and hash scheme that it states."""
     heard_at_s: float | None = None
     draining: bool = False
     breaker_open_until_s: float | None = None
@@ -68,13 +71,14 @@ class Fleet:
             self._workers[event.worker_id] = msgspec.structs.replace(known, draining=True)
 
     def _register(self, event: WorkerRegistered, known: Worker | None) -> None:
+        expected = canary(event.block_size, event.hash_scheme)
         if known is not None and known.registration.instance == event.instance:
-            self._workers[event.worker_id] = msgspec.structs.replace(known, registration=event)
+            self._workers[event.worker_id] = msgspec.structs.replace(known, registration=event, canary=expected)
         elif known is None and len(self._workers) >= WORKERS_MAX:
             self.refused_total += 1
         else:
             self._workers.pop(event.worker_id, None)  # so that it is the youngest
-            self._workers[event.worker_id] = Worker(registration=event)
+            self._workers[event.worker_id] = Worker(registration=event, canary=expected)
 
     def heard(self, worker_id: str, instance: str, now_s: float) -> None:
         """A heartbeat came."""
@@ -89,6 +93,11 @@ class Fleet:
                 if worker.heard_at_s is not None:
                     self._workers[worker_id] = msgspec.structs.replace(worker, heard_at_s=now_s)
         self._log_heard = heard
+
+    @property
+    def is_log_heard(self) -> bool:
+        """Whether the event log can be heard."""
+        return self._log_heard
 
     def set_breaker(self, worker_id: str, reason: str, open_until_s: float | None) -> None:
         """Open the worker's breaker until a time, or close it (None)."""
@@ -135,16 +144,31 @@ class Fleet:
             return f"breaker open: {worker.breaker_reason}"
         return ""
 
-    def disparity(self, worker: Worker, hashing: Hashing) -> str:
-        """Return which registered field differs from what prompts are hashed with; empty when all agree."""
+    def disparities(self, worker: Worker, hashing: Hashing) -> tuple[Disparity, ...]:
+        """Return in what the worker's registration differs from what prompts are hashed with; nothing: in nothing."""
         told = worker.registration
-        for field, found, allowed in (
-            ("block_size", told.block_size, hashing.block_size),
-            ("hash_scheme", told.hash_scheme, hashing.scheme),
-            ("canary", told.canary, canary(told.block_size, told.hash_scheme)),
-            ("tokenizer_digest", told.tokenizer_digest, self._text.tokenizer),
-            ("template_digest", told.template_digest, self._text.template),
-        ):
-            if found != allowed:
-                return f"{field}: found {found!r}, allowed {allowed!r}"
-        return ""
+        found = (told.block_size, told.hash_scheme, told.canary, told.tokenizer_digest, told.template_digest)
+        allowed = (hashing.block_size, hashing.scheme, worker.canary, self._text.tokenizer, self._text.template)
+        return () if found == allowed else _differences(found, allowed)
+
+    def parity(self, now_s: float) -> dict[str, tuple[Disparity, ...]]:
+        """Return of every worker, in what it differs from how prompts are hashed for any model that it serves."""
+        hashings = self._hashings(self.models(), now_s)
+        return {each.registration.worker_id: self._parity(each, hashings) for each in self.workers()}
+
+    def parity_of(self, worker: Worker, now_s: float) -> tuple[Disparity, ...]:
+        """Return the same of one worker."""
+        return self._parity(worker, self._hashings(worker.registration.served_names, now_s))
+
+    def _parity(self, worker: Worker, hashings: Mapping[str, Hashing]) -> tuple[Disparity, ...]:
+        names = worker.registration.served_names
+        return tuple(dict.fromkeys(each for name in names for each in self.disparities(worker, hashings[name])))
+
+    def _hashings(self, models: Iterable[str], now_s: float) -> dict[str, Hashing]:
+        found = ((model, self.hashing(model, now_s)) for model in models)
+        return {model: hashing for model, hashing in found if hashing is not None}
+
+
+def _differences(found: tuple[str | int, ...], allowed: tuple[str | int, ...]) -> tuple[Disparity, ...]:
+    every = map(Disparity, PARITY_FIELDS, found, allowed)
+    return tuple(each for each in every if each.found != each.allowed)

@@ -1,15 +1,17 @@
 """All that a decision may read, as one fold over journal records, but for the index, which is a fold of its own.
 
-apply(record)         state changes here and nowhere else
-tick(now)             returns the records that the passing of time makes; the caller applies them
+apply(record)         what a decision may read changes here and nowhere else
+tick(now)             lets go of what is over, and returns the records that the passing of time makes; the caller
+                      applies them
 view(request, ...)    one moment, frozen
 """
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from kv_protocol.decision import TrustState
-from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft
+from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     BreakerChanged,
@@ -21,42 +23,45 @@ from kv_protocol.journal import (
     LogConnection,
     WorkerHeard,
 )
-from kv_protocol.ledger import Reconciled, Routed
+from kv_protocol.ledger import LedgerEvent, Reconciled, Routed
+from router.core.approximate import ApproximateIndex
 from router.core.fleet import Fleet, Worker
 from router.core.history import History
 from router.core.ledger import Ledger
+from router.core.predictions import Predictions
+from router.core.trust import Trust, trust_of
 from router.core.view import RankRow, RouteRequest, View
 
 Depths = tuple[int, int, int, int]
 Overlap = tuple[Depths, int, int, str]
 """Of one rank: overlap blocks by tier, epoch, seq, and why they may be wrong (empty: they are exact)."""
 
-_NOTHING_KNOWN = {"never_heard": "no KV events heard", "refused": "no room in the index"}
-"""Why nothing is known of a rank, in the words of an explanation."""
-
 
 class RouterState:
-    """Fleet, ledger and history of one router."""
+    """Fleet, ledger, history, approximate index and predictions of one router."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger) -> None:
+    def __init__(self, fleet: Fleet, ledger: Ledger, approximate: ApproximateIndex | None = None) -> None:
         self.fleet = fleet
         self.ledger = ledger
+        self.approximate = approximate or ApproximateIndex()
         self._history = History()
+        self._predictions = Predictions()
         self._turns: Counter[str] = Counter()
 
     def apply(self, record: JournalRecord) -> None:
         """Fold one record in; records that change nothing here are welcome."""
         match record:
-            case FleetApplied(event=event):
+            case FleetApplied(now_s=now_s, event=event):
                 if self._ends_a_life(event):
                     self.ledger.forget(event.worker_id)
                     self._history.forget(event.worker_id)
+                    self.approximate.forget(event.worker_id, now_s)
+                    self._predictions.forget(event.worker_id)
                 self.fleet.apply(event)
             case LoadApplied():
                 self._reconcile(record)
             case LedgerApplied(now_s=now_s, event=ledger_event):
-                if isinstance(ledger_event, Routed):
-                    self._remember(ledger_event, now_s)
+                self._remember(ledger_event, now_s)
                 self.ledger.apply(ledger_event, now_s)
             case WorkerHeard(now_s=now_s, worker_id=worker_id, instance=instance):
                 self.fleet.heard(worker_id, instance, now_s)
@@ -70,7 +75,9 @@ class RouterState:
                 pass
 
     def tick(self, now_s: float) -> list[JournalRecord]:
-        """Return what time has brought: leases that are over."""
+        """Return what time has brought: leases that are over. What no view shows any more is let go of."""
+        self.approximate.tick(now_s)
+        self._predictions.tick(now_s)
         return [LedgerApplied(now_s=now_s, event=expired) for expired in self.ledger.tick(now_s)]
 
     def _ends_a_life(self, event: FleetEvent) -> bool:
@@ -94,56 +101,77 @@ class RouterState:
         )
         self.ledger.apply(reconciled, record.now_s)
 
-    def _remember(self, routed: Routed, now_s: float) -> None:
-        worker = self.fleet.worker(routed.worker_id)
-        if worker is not None:
-            blocks = routed.uncached_tokens / worker.registration.block_size
-            self._history.add(WorkerRank(routed.worker_id, routed.dp_rank), blocks, now_s)
+    def _remember(self, event: LedgerEvent, now_s: float) -> None:
+        if isinstance(event, Routed):
+            worker = self.fleet.worker(event.worker_id)
+            if worker is None:
+                return  # it left between decision and promise
+            told, rank = worker.registration, WorkerRank(event.worker_id, event.dp_rank)
+            self._history.add(rank, event.uncached_tokens / told.block_size, now_s)
+            self.approximate.routed(rank, event.blocks, now_s, told.total_kv_blocks)
+        self._predictions.apply(event, now_s)
 
     def view(
         self,
         request: RouteRequest,
         overlap: Callable[[Sequence[int], Sequence[WorkerRank]], Sequence[Overlap]],
         now_s: float,
+        *,
+        predict_on_route: bool,
     ) -> View:
-        """Return every rank that serves the request's model, as it stands."""
-        workers = [worker for worker in self.fleet.serving(request.model) for _ in worker.registration.dp_ranks]
-        ranks = [rank for worker in self.fleet.serving(request.model) for rank in worker.registration.ranks]
+        """Return every rank that serves the request's model, as it stands, with predictions or without."""
+        workers = self.fleet.serving(request.model)
+        ranks = [rank for worker in workers for rank in worker.registration.ranks]
+        hashes = request.reusable_hashes
+        held = dict(zip(ranks, overlap(hashes, ranks), strict=True))
         shared = self.ledger.shared_blocks(request.sequence_hashes)
-        rows = [
-            self._row(request, worker, rank, held, shared.get(rank, 0), now_s)
-            for worker, rank, held in zip(workers, ranks, overlap(request.reusable_hashes, ranks), strict=True)
-        ]
+        asked = _Asked(hashes, request.hashing, held, shared, now_s, predict_on_route)
+        rows = [row for worker in workers for row in self._rows(asked, worker)]
         return View(now_s=now_s, turn=self._turns[request.model], rows=tuple(rows))
 
-    def _row(
-        self, request: RouteRequest, worker: Worker, rank: WorkerRank, held: Overlap, shared: int, now_s: float
-    ) -> RankRow:
-        overlap_blocks, epoch, seq, stale = held
-        disparity = self.fleet.disparity(worker, request.hashing)
-        trust, reason = _trust(disparity, stale)
+    def _rows(self, asked: "_Asked", worker: Worker) -> list[RankRow]:
+        unfit = self.fleet.unfit(worker, asked.now_s)
+        disparities = self.fleet.disparities(worker, asked.hashing)
+        return [
+            self._row(asked, rank, worker.registration, unfit, trust_of(disparities, asked.held[rank][3]))
+            for rank in worker.registration.ranks
+        ]
+
+    def _row(self, asked: "_Asked", rank: WorkerRank, told: WorkerRegistered, unfit: str, trust: Trust) -> RankRow:
+        overlap_blocks, epoch, seq, _ = asked.held[rank]
+        if trust.overlap_source == "approximate":
+            (depth,) = self.approximate.overlap(asked.hashes, (rank,), asked.now_s)
+            overlap_blocks = (depth, depth, depth, depth)
         load = self.ledger.load_of(rank)
         return RankRow(
             rank=rank,
-            unfit=self.fleet.unfit(worker, now_s),
-            role=worker.registration.role,
-            max_seq_len=worker.registration.max_seq_len,
-            overlap_blocks=(0, 0, 0, 0) if disparity else overlap_blocks,
+            unfit=unfit,
+            role=told.role,
+            max_seq_len=told.max_seq_len,
+            overlap_blocks=overlap_blocks,
+            overlap_source=trust.overlap_source,
+            predicted_blocks=self._predicted(asked, rank, epoch),
             epoch=epoch,
             seq=seq,
-            trust=trust,
-            trust_reason=reason,
+            trust=trust.state,
+            trust_reason=trust.reason,
             prefill_tokens_queued=load.prefill_tokens_queued,
             active_requests=load.active_requests,
             active_blocks=load.active_blocks,
-            shared_blocks=shared,
-            history_blocks=self._history.blocks(rank, now_s),
+            shared_blocks=asked.shared.get(rank, 0),
+            history_blocks=self._history.blocks(rank, asked.now_s),
         )
 
+    def _predicted(self, asked: "_Asked", rank: WorkerRank, epoch: int) -> int:
+        return self._predictions.overlap(asked.hashes, rank, epoch, asked.now_s) if asked.predict_on_route else 0
 
-def _trust(disparity: str, stale: str) -> tuple[TrustState, str]:
-    if disparity:
-        return "FALLBACK", disparity
-    if stale in _NOTHING_KNOWN:
-        return "FALLBACK", _NOTHING_KNOWN[stale]
-    return ("DEGRADED", stale) if stale else ("EXACT", "")
+
+class _Asked(NamedTuple):
+    """One request at one moment: the blocks to look for, and what was found of them by rank."""
+
+    hashes: tuple[int, ...]
+    hashing: Hashing
+    held: dict[WorkerRank, Overlap]
+    shared: dict[WorkerRank, int]
+    now_s: float
+    predict_on_route: bool

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kv_protocol.decision import TrustState
+from kv_protocol.decision import OverlapSource, TrustState
 from kv_protocol.hashing import HASH_SCHEME, Hashing
 from kv_protocol.ids import WorkerRank
 
@@ -52,6 +52,9 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     role: str
     max_seq_len: int
     overlap_blocks: tuple[int, int, int, int]
+    overlap_source: OverlapSource
+    predicted_blocks: int
+    """How much of the request's prefix is on its way there, with requests that were routed before."""
     epoch: int
     seq: int
     trust: TrustState

@@ -27,6 +27,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     [
         ("router",),
         ("indexer", "serve"),
+        ("indexer", "verify"),
         ("worker_agent", "serve"),
         ("worker_agent", "attach", "--model", "m"),
         ("worker_agent", "consolidate"),
@@ -138,5 +139,22 @@ def test_an_unknown_text_is_named() -> None:
 def test_what_a_foreign_engine_may_not_be_is_named(command: tuple[str, ...], problem: str) -> None:
     refused = run("worker_agent", *command)
     assert refused.returncode == 1
+    assert problem in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (("at",), "found none of --seq and --time, allowed one of them"),
+        (("at", "--seq", "1", "--time", "1"), "found both of --seq and --time, allowed one of them"),
+        (("tail", "--all", "--since", "1"), "found several of --from-seq, --since and --all, allowed one of them"),
+        (("dump", "--set", "nats.port=x"), "nats.port: found 'x'"),
+        (("at", "--seq", "1", "--nats-url", "nats://127.0.0.1:1"), "nats://127.0.0.1:1"),
+    ],
+)
+def test_what_the_indexer_s_commands_cannot_do_is_named_and_ends_with_2(command: tuple[str, ...], problem: str) -> None:
+    refused = run("indexer", *command)
+    assert refused.returncode == 2
     assert problem in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -9,7 +9,7 @@ import nats
 import zmq
 import zmq.asyncio
 
-from indexer.embedded import EmbeddedIndex
+from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol import codec, subjects
 from kv_protocol.events import Batch
 from kv_protocol.hashing import sequence_hashes
@@ -26,9 +26,10 @@ from worker_agent.core.consolidation import SOLE, Consolidation, Origin
 from worker_agent.core.dialects.hop_a import REPLAY_END, encode_payload, encode_sequence
 from worker_agent.core.dialects.trtllm import TrtllmRules
 from worker_agent.core.engine_events import EngineStored
+from worker_agent.core.recoveries import CHUNK_BLOCKS
 from worker_agent.core.source_cursor import SourceCursor
 from worker_agent.hop_a_reader import HopAReader
-from worker_agent.publisher import EventPublisher, ReplayServer
+from worker_agent.publisher import EventPublisher, ReplayServer, Source
 
 MODEL, WORKER = "sim-8b", "w0"
 RANK = WorkerRank(WORKER, 0)
@@ -75,7 +76,7 @@ class Agent:
 
 
 @dataclass
-class Source:
+class ScriptedSource:
     """Our publisher on a scripted engine."""
 
     engine: ScriptedEngine
@@ -106,12 +107,19 @@ def consolidator_on(
     dp_ranks: tuple[int, ...] = (0,),
     epoch: int = 100,
     outbox_bytes: int = OUTBOX_BYTES,
+    chunk_blocks: int = CHUNK_BLOCKS,
     source_stale: Callable[[int], str] | None = None,
 ) -> Consolidator:
     epochs = iter(range(epoch, epoch + 100))
     origins = [each.origin for each in publishers]
     core = Consolidation(
-        dp_ranks, BLOCK_SIZE, "i", lambda: next(epochs), origins=origins, outbox_bytes_max=outbox_bytes
+        dp_ranks,
+        BLOCK_SIZE,
+        "i",
+        lambda: next(epochs),
+        origins=origins,
+        outbox_bytes_max=outbox_bytes,
+        chunk_blocks=chunk_blocks,
     )
     readers = [
         HopAReader(
@@ -140,7 +148,7 @@ def publisher_on(
     context: zmq.asyncio.Context, engine: ScriptedEngine, rules: TrtllmRules, *, ring_bytes: int = RING_BYTES
 ) -> EventPublisher:
     return EventPublisher(
-        lambda timeout_s: rules.translate(engine.kv_events(timeout_s)),
+        Source(engine.kv_events, rules.translate, stale=rules.stale, events_lost=rules.events_lost),
         zmq.Context(context),
         ring_bytes_max=ring_bytes,
         poll_s=0.01,
@@ -160,7 +168,7 @@ async def zmq_context() -> AsyncIterator[zmq.asyncio.Context]:
 @asynccontextmanager
 async def running_source(
     context: zmq.asyncio.Context, engine: ScriptedEngine, *, ring_bytes: int = RING_BYTES
-) -> AsyncIterator[Source]:
+) -> AsyncIterator[ScriptedSource]:
     """Our publisher and replay server run, before anybody subscribes."""
     rules = TrtllmRules(engine.describe().block_size)
     publisher = publisher_on(context, engine, rules, ring_bytes=ring_bytes)
@@ -168,7 +176,7 @@ async def running_source(
     async with asyncio.TaskGroup() as group:
         parts = [thread_part("kv-events", publisher.run), Part("replay", replay.run, 1)]
         group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
-        yield Source(engine, rules, publisher, replay)
+        yield ScriptedSource(engine, rules, publisher, replay)
         stop.set()
 
 
@@ -187,6 +195,7 @@ async def running_index(url: str) -> AsyncIterator[EmbeddedIndex]:
     """The reader: a real index."""
     stop = asyncio.Event()
     async with connected(url) as log:
+        await ensure_streams(log, NATS)
         index = EmbeddedIndex(IndexSection(behind_s=0.3, answer_s=0.5), log, SystemClock())
         await index.start()
         async with asyncio.TaskGroup() as group:
@@ -218,7 +227,8 @@ async def everything(
     *,
     ring_bytes: int = RING_BYTES,
     outbox_bytes: int = OUTBOX_BYTES,
-) -> AsyncIterator[tuple[Source, Agent]]:
+    chunk_blocks: int = CHUNK_BLOCKS,
+) -> AsyncIterator[tuple[ScriptedSource, Agent]]:
     """Our publisher and a consolidator on it."""
     async with AsyncExitStack() as cleanup:
         context = await cleanup.enter_async_context(zmq_context())
@@ -229,6 +239,7 @@ async def everything(
             PublishedAt(source.publisher.endpoint, source.replay.endpoint),
             dp_ranks=engine.describe().dp_ranks,
             outbox_bytes=outbox_bytes,
+            chunk_blocks=chunk_blocks,
             source_stale=source.rules.stale,
         )
         agent = await cleanup.enter_async_context(running_agent(log, consolidator))

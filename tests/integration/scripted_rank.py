@@ -82,7 +82,7 @@ class ScriptedRank:
             await self._log.publish(self.subject, message, subjects.message_id(self.rank, self.epoch, self.seq))
 
     async def _answer(self, message: LogMessage) -> None:
-        request = recovery.decode_dump_request(message.data)
+        request = recovery.decode_recover_request(message.data)
         self.dumps_asked += 1
         await self.may_answer.wait()
         for chunk in dump_chunks(request.request_id, self.epoch, self.seq, self.held(), chunk_blocks=2):

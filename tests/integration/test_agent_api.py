@@ -143,6 +143,7 @@ async def worker(
         wall_ns=lambda: 1_700_000_000 * 10**9,
         new_id=lambda: next(ids),
         position=position,
+        status=lambda: {"log": "connected"},
     )
     app = api.app(new_registry(), token="", body_bytes_max=1 << 20)
     server, stop = HttpServer(app, "127.0.0.1", 0, drain_s=0.2, handler_cancellation=True), asyncio.Event()
@@ -470,4 +471,5 @@ async def test_the_worker_says_what_it_serves_and_how_it_is() -> None:
     async with worker() as running:
         assert [model["id"] for model in (await running.get("/v1/models"))[1]["data"]] == ["m"]
         assert await running.get("/health") == (200, {"status": "ok", "running_requests": 0})
+        assert await running.get("/status") == (200, {"status": "ok", "running_requests": 0, "log": "connected"})
         assert await running.get("/version") == (200, {"engine": "simulated", "version": "1"})

@@ -8,9 +8,10 @@ import zmq.asyncio
 from structlog.testing import capture_logs
 
 from kv_protocol import codec, fleet, recovery, subjects
+from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.events import Removed, Stored
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import DumpChunk, DumpRequest
+from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest, ReplayChunk
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import Part, run_parts, thread_part
@@ -41,7 +42,9 @@ from worker_agent.core.consolidation import SOLE
 from worker_agent.core.dialects.hop_a import REPLAY_END, encode_payload, encode_sequence
 from worker_agent.core.dialects.trtllm import TrtllmRules
 from worker_agent.core.engine_events import EngineCleared
+from worker_agent.core.recoveries import CHUNK_BLOCKS
 from worker_agent.publisher import ReplayRing, ReplayServer
+from worker_agent.status import streams_status
 
 # ---------------------------------------------------------------- the way through
 
@@ -367,7 +370,7 @@ async def test_what_was_emitted_while_the_log_was_away_is_published_in_order_whe
         await agent.until_published()
         await until_converged(index, agent)
         assert index.statistics().streams[RANK].counts.gaps == 0
-        assert agent.consolidator.publish_failures_total > 0
+        assert agent.consolidator.streams[0].failures_total > 0
     assert [batch.seq for batch in await batches_in(broker.url)] == list(range(1, 151))
 
 
@@ -378,10 +381,65 @@ async def test_while_the_log_is_away_it_is_told_once_that_nothing_is_published(b
         await eventually(lambda: not log.is_connected)
         with capture_logs() as lines:
             source.engine.store(1)
-            await eventually(lambda: agent.consolidator.publish_failures_total > 2)
+            await eventually(lambda: agent.consolidator.streams[0].failures_total > 2)
             await broker.start()
             await agent.until_published()
         assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["publish_failed"]
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_lost_its_data_and_missed_events_is_no_loss_to_its_readers(
+    broker: Broker, log: EventLog
+) -> None:
+    async with everything(log, ScriptedEngine()) as (source, agent), running_index(broker.url) as index:
+        source.engine.store(*range(1, 51))
+        await source.position(agent)
+        await until_converged(index, agent)
+        await broker.kill()
+        broker.lose_store()
+        await eventually(lambda: not log.is_connected)
+        source.engine.remove(50)
+        source.engine.store(51, parent=49)
+        await source.position(agent)
+        await broker.start()
+        await agent.until_published()
+        await until_converged(index, agent)
+        assert len(agent.held()) == 50
+        async with running_index(broker.url) as later:
+            await eventually(lambda: set(later.held(RANK)) == agent.held())
+
+
+@pytest.mark.asyncio
+async def test_while_the_log_is_away_the_status_says_so_and_what_waits(broker: Broker, log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()) as (source, agent):
+        source.engine.store(1)
+        await source.position(agent)
+        await agent.until_published()
+        rank = {
+            "worker_id": WORKER,
+            "dp_rank": 0,
+            "epoch": 100,
+            "seq": 1,
+            "published_seq": 1,
+            "waiting_bytes": 0,
+            "dropped_batches": 0,
+            "is_refused": False,
+            "stale": "",
+        }
+        assert streams_status([agent.consolidator]) == {"log": "connected", "ranks": [rank]}
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        source.engine.store(2)
+        await source.position(agent)
+        await eventually(lambda: agent.consolidator.streams[0].is_refused)
+        waiting = agent.consolidator.core.outbox(0).waiting_bytes
+        assert waiting > 0
+        away = rank | {"seq": 2, "waiting_bytes": waiting, "is_refused": True}
+        assert streams_status([agent.consolidator]) == {"log": "away", "ranks": [away]}
+        await broker.start()
+        await agent.until_published()
+        there = rank | {"seq": 2, "published_seq": 2}
+        assert streams_status([agent.consolidator]) == {"log": "connected", "ranks": [there]}
 
 
 @pytest.mark.asyncio
@@ -404,7 +462,7 @@ async def test_a_full_outbox_drops_its_oldest_and_readers_converge_by_a_dump(bro
         await agent.until_published()
         await until_converged(index, agent)
         assert len(index.held(RANK)) == 1001
-        assert agent.consolidator.dumps_total >= 1
+        assert agent.consolidator.answers[0].answered_total["dump"] >= 1
 
 
 @pytest.mark.asyncio
@@ -428,34 +486,42 @@ async def test_loss_on_hop_a_while_the_log_is_away_is_told_when_it_is_back(broke
 # ---------------------------------------------------------------- questions
 
 
-async def dump_of(log: EventLog, request: bytes, chunks: int = 1) -> list[DumpChunk]:
-    got: list[DumpChunk] = []
+async def answers_to(log: EventLog, request: bytes, parts: int = 1) -> list[Answer]:
+    got: list[Answer] = []
 
     async def on_message(message: LogMessage) -> None:
-        got.append(recovery.decode_dump_chunk(message.data))
+        got.append(recovery.decode_answer(message.data))
 
     inbox = log.new_inbox()
     await log.listen(inbox, on_message)
     await log.announce(subjects.recover(MODEL, RANK), request, inbox)
-    await eventually(lambda: len(got) >= chunks)
+    await eventually(lambda: len(got) >= parts)
     return got
 
 
+async def dump_of(log: EventLog, request: RecoverRequest, chunks: int = 1) -> list[DumpChunk]:
+    parts = await answers_to(log, recovery.encode(request), chunks)
+    return [part for part in parts if isinstance(part, DumpChunk)]
+
+
 @pytest.mark.asyncio
-async def test_a_dump_request_is_answered_with_the_whole_set_in_chunks(broker: Broker, log: EventLog) -> None:
+async def test_who_has_nothing_is_answered_with_the_whole_set_in_chunks(broker: Broker, log: EventLog) -> None:
     n = codec.BLOCKS_PER_EVENT_MAX + 10
     async with everything(log, ScriptedEngine()) as (source, agent), connected(broker.url) as asking:
         source.engine.store(*range(1, n + 1))
         source.engine.remove(n)
         assert await source.position(agent) == {0: (100, 3)}
-        of = -(-(n - 1) // recovery.CHUNK_BLOCKS_MAX)
-        chunks = await dump_of(asking, recovery.encode(DumpRequest(77)), of)
+        of = -(-(n - 1) // CHUNK_BLOCKS)
+        chunks = await dump_of(asking, RecoverRequest(77), of)
         assert [(c.request_id, c.epoch, c.last_seq, c.chunk, c.of) for c in chunks] == [
             (77, 100, 3, at, of) for at in range(of)
         ]
         blocks = [block for chunk in chunks for block in chunk.blocks()]
         assert [block.sequence_hash for block in blocks] == hashes_of(*range(1, n))
         assert [block.parent for block in blocks] == [None, *hashes_of(*range(1, n - 1))]
+        answers = agent.consolidator.answers[0]
+        await eventually(lambda: answers.answered_total["dump"] == 1)
+        assert answers.bytes_total["dump"] == sum(len(recovery.encode(chunk)) for chunk in chunks)
         await agent.until_published()
     first, second, third = [batch.event for batch in await batches_in(broker.url)]
     assert isinstance(first, Stored)
@@ -465,22 +531,76 @@ async def test_a_dump_request_is_answered_with_the_whole_set_in_chunks(broker: B
 
 
 @pytest.mark.asyncio
+async def test_who_missed_some_batches_is_answered_with_these(broker: Broker, log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()) as (source, agent), connected(broker.url) as asking:
+        source.engine.store(*range(1, 101))
+        source.engine.remove(100)
+        source.engine.store(101)
+        assert await source.position(agent) == {0: (100, 3)}
+        await agent.until_published()
+        (part,) = await answers_to(asking, recovery.encode(RecoverRequest(5, epoch=100, after_seq=1)))
+        assert isinstance(part, ReplayChunk)
+        assert (part.request_id, part.epoch, part.last_seq) == (5, 100, 3)
+        replayed = codec.decode_message(part.message)
+    assert replayed == (await batches_in(broker.url))[1:]
+
+
+@pytest.mark.asyncio
+async def test_who_differs_is_answered_with_the_buckets_that_do(broker: Broker, log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()) as (source, agent), connected(broker.url) as asking:
+        source.engine.store(*range(1, 101))
+        assert await source.position(agent) == {0: (100, 1)}
+        hashes = hashes_of(*range(1, 101))
+        held = bucket_table([SetDigest([*hashes[1:], 7]).buckets, *(SetDigest().buckets for _ in range(3))])
+        (chunk,) = await dump_of(asking, RecoverRequest(6, epoch=100, after_seq=1, buckets=held))
+        wanted = {hashes[0] >> 56, 0}
+        assert chunk.buckets == bytes(sum(1 << (b & 7) for b in wanted if b >> 3 == at) for at in range(32))
+        assert {block.sequence_hash for block in chunk.blocks()} == {each for each in hashes if each >> 56 in wanted}
+
+
+@pytest.mark.asyncio
 async def test_a_rank_that_holds_nothing_answers_with_an_empty_dump(broker: Broker, log: EventLog) -> None:
     async with everything(log, ScriptedEngine()), connected(broker.url) as asking:
-        (chunk,) = await dump_of(asking, recovery.encode(DumpRequest(1)))
+        (chunk,) = await dump_of(asking, RecoverRequest(1))
     assert (chunk.last_seq, chunk.of, list(chunk.blocks())) == (0, 1, [])
 
 
 @pytest.mark.asyncio
+async def test_an_answer_to_one_who_asked_anew_ends_where_it_is(broker: Broker, log: EventLog) -> None:
+    chunks = 3000
+    async with everything(log, ScriptedEngine(), chunk_blocks=1) as (source, agent), connected(broker.url) as asking:
+        source.engine.store(*range(1, chunks + 1))
+        await source.position(agent)
+        got: list[DumpChunk] = []
+
+        async def on_message(message: LogMessage) -> None:
+            part = recovery.decode_answer(message.data)
+            assert isinstance(part, DumpChunk)
+            got.append(part)
+            if len(got) == 1:
+                for again in (1, 2, 2):
+                    await asking.announce(subjects.recover(MODEL, RANK), recovery.encode(RecoverRequest(again)), inbox)
+
+        inbox = asking.new_inbox()
+        await asking.listen(inbox, on_message)
+        await asking.announce(subjects.recover(MODEL, RANK), recovery.encode(RecoverRequest(1)), inbox)
+        await eventually(lambda: [chunk.chunk for chunk in got if chunk.request_id == 2] == list(range(chunks)))
+        answers = agent.consolidator.answers[0]
+        await eventually(lambda: answers.answered_total["dump"] == 1)
+        assert len([chunk for chunk in got if chunk.request_id == 1]) < chunks
+        assert answers.dropped_total == 3
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("request_data", [b"", b"garbage", b"\x81\xaarequest_id\xff"])
-async def test_a_question_that_cannot_be_read_is_counted_and_the_next_is_answered(
+async def test_a_question_that_cannot_be_read_or_answered_is_counted_and_the_next_is_answered(
     broker: Broker, log: EventLog, request_data: bytes
 ) -> None:
     async with everything(log, ScriptedEngine()) as (_, agent), connected(broker.url) as asking:
         await asking.announce(subjects.recover(MODEL, RANK), request_data, asking.new_inbox())
-        await asking.announce(subjects.recover(MODEL, RANK), recovery.encode(DumpRequest(1)))  # nowhere to answer
-        assert len(await dump_of(asking, recovery.encode(DumpRequest(2)))) == 1
-        assert agent.consolidator.refused_requests_total == 1
+        await asking.announce(subjects.recover(MODEL, RANK), recovery.encode(RecoverRequest(1)))  # nowhere to answer
+        assert len(await dump_of(asking, RecoverRequest(2))) == 1
+        assert agent.consolidator.answers[0].refused_total == 2
 
 
 @pytest.mark.asyncio

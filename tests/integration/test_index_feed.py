@@ -5,105 +5,45 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiohttp
 import msgspec
 import nats
 import pytest
 import pytest_asyncio
-from aiohttp import web
-from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from bench.processes import Process
 from indexer.core.fold import RankView
 from indexer.core.prefix_index import Refusal
 from indexer.core.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
-from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.feed import TICK_S
 from indexer.http import IndexApi
 from kv_protocol import fleet, subjects
 from kv_protocol.events import Tier
 from kv_protocol.ids import WorkerRank
-from kv_runtime.clock import Clock, ManualClock, SystemClock
-from kv_runtime.config import IndexSection, NatsSection
+from kv_runtime.clock import SystemClock
+from kv_runtime.config import IndexSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog
-from kv_runtime.http import HttpServer
-from kv_runtime.supervise import Part, run_parts
-from kv_runtime.telemetry import Projection, new_registry
+from kv_runtime.telemetry import new_registry
+from router.config import RouterSettings
 from router.control_plane import ControlPlane
+from router.core.approximate import ApproximateIndex
+from router.core.fleet import Fleet, TextDigests
+from router.core.ledger import Ledger
+from router.core.state import RouterState
+from router.routing import Routing
 from tests.integration.broker import Broker, eventually
+from tests.integration.index_on_log import WAIT_S, Index, gpu, running_index
 from tests.integration.scripted_rank import MODEL, ScriptedRank
+from tests.integration.serving import Api, serving
 from tests.unit.router.samples import registered
 
-NATS = NatsSection(events_max_bytes=1 << 24)
-WAIT_S = 10.0
 NOTHING = (0, 0, 0, 0)
-NOTHING_ROUTED: Any = None
-"""For a control plane that is asked of its index alone."""
 SMALL = IndexSection(implementation="python", memory_bytes_max=1 << 20)
 SMALL_BLOCKS = (SMALL.memory_bytes_max - RANK_BYTES) // (NODE_BYTES + HOLDING_BYTES)
 """As many blocks as there is room for, of one rank."""
-
-
-def gpu(blocks: int) -> tuple[int, int, int, int]:
-    """Return how deep the prefix goes with each tier and those before it, for blocks on the GPU."""
-    return (blocks,) * 4
-
-
-@dataclass(frozen=True)
-class Index:
-    """An index that runs, and its connection."""
-
-    index: EmbeddedIndex
-    log: EventLog
-    clock: ManualClock
-
-    async def until_at(self, scripted: ScriptedRank) -> None:
-        async with asyncio.timeout(WAIT_S):
-            await self.index.wait_for(scripted.rank, scripted.epoch, scripted.seq)
-
-    async def until_stale(self, rank: WorkerRank, reason: str) -> None:
-        await eventually(lambda: self.view(rank).stale == reason, f"{self.view(rank).stale!r} is not {reason!r}")
-
-    async def pass_time(self, seconds: float) -> None:
-        """Let the index's clock, and nobody else's, go on."""
-        for _ in range(round(seconds / TICK_S)):
-            await self.clock.advance(TICK_S)
-            for _ in range(20):
-                await asyncio.sleep(0)
-
-    def view(self, rank: WorkerRank, *hashes: int) -> RankView:
-        return self.index.overlap(hashes, [rank])[0]
-
-    def happened(self, name: str, rank: WorkerRank) -> int:
-        value: int = getattr(self.index.statistics().streams[rank].counts, name)
-        return value
-
-    def metrics(self) -> str:
-        registry = new_registry()
-        Projection(registry, self.index.families)
-        return generate_latest(registry).decode()
-
-
-@asynccontextmanager
-async def running_index(
-    url: str, clock: Clock | None = None, settings: IndexSection | None = None
-) -> AsyncIterator[Index]:
-    manual, stop = ManualClock(), asyncio.Event()
-    async with AsyncExitStack() as cleanup:
-        log = await EventLog.connect(url, name="index")
-        cleanup.push_async_callback(log.close)
-        await ensure_streams(log, NATS)
-        index = EmbeddedIndex(settings or IndexSection(), log, clock or manual)
-        await index.start()
-        group = await cleanup.enter_async_context(asyncio.TaskGroup())
-        group.create_task(run_parts(index.parts(0), stop=stop, drain_s=5.0))
-        yield Index(index, log, manual)
-        stop.set()
 
 
 @pytest_asyncio.fixture
@@ -450,19 +390,35 @@ async def test_a_rank_with_more_blocks_than_memory_is_overfull_where_people_look
     assert told == [("rank_overfull", "warning", "w0/0"), ("rank_not_overfull_any_more", "info", "w0/0")]
 
 
+def routing_on(index: Index) -> Routing:
+    """Return the routing of a router without workers."""
+    settings = RouterSettings()
+    approximate = ApproximateIndex(settings.policy.approximate())
+    state = RouterState(Fleet(TextDigests("", "")), Ledger(settings.ledger.lease_s), approximate)
+    return Routing(
+        state,
+        index.index,
+        index.clock,
+        settings.policy.policy(),
+        seed=1,
+        lease_s=settings.ledger.lease_s,
+        decisions_max=1,
+    )
+
+
 @pytest.mark.asyncio
 async def test_a_full_index_is_ready_until_a_rank_is_refused_and_says_which(broker: Broker, log: EventLog) -> None:
     first, second = ScriptedRank(log, "w0"), ScriptedRank(log, "w1")
     async with (
         running_index(broker.url, settings=SMALL) as index,
         serving(IndexApi(index.index).app(new_registry(), token="")) as api,
-        serving(ControlPlane(NOTHING_ROUTED, index.index, log).app(new_registry(), token="")) as router,
+        serving(ControlPlane(routing_on(index), index.index, log).app(new_registry(), token="")) as router,
     ):
         await first.store(*range(2 * SMALL_BLOCKS))
         await index.until_at(first)
         await first.beat()
         await index.until_stale(first.rank, "overfull")
-        assert await api.get("/ready") == (200, {"ready": True, "stale": {"w0/0": "overfull"}, "refused": {}})
+        assert await api.get("/ready") == (200, answered(stale={"w0/0": "overfull"}))
         await second.beat()
         await index.until_stale(second.rank, "refused")
         status, body = await api.get("/ready")
@@ -518,7 +474,7 @@ async def test_while_the_log_is_away_nobody_is_forgotten_and_afterwards_the_inde
     await broker.kill()
     await eventually(lambda: not index.log.is_connected and not log.is_connected)
     await index.pass_time(120.0)
-    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
+    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "log_away")
     if store_lost:
         broker.lose_store()
     await broker.start()
@@ -595,7 +551,7 @@ async def test_a_frozen_log_makes_nobody_forgotten(broker: Broker, log: EventLog
                 await clock.sleep(0.05)
         finally:
             broker.thaw()
-        await eventually(lambda: index.log.is_connected and log.is_connected)
+        await index.until_stale(scripted.rank, "")
         assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
         stop.set()
 
@@ -605,35 +561,15 @@ async def test_a_frozen_log_makes_nobody_forgotten(broker: Broker, log: EventLog
 Ask = Callable[[dict[str, Any]], Awaitable[list[dict[str, Any]]]]
 
 
-class Api(NamedTuple):
-    """The stand-alone index's HTTP."""
-
-    session: aiohttp.ClientSession
-    url: str
-
-    async def post(self, body: bytes, path: str = "/v1/overlap") -> tuple[int, Any]:
-        async with self.session.post(f"{self.url}{path}", data=body) as response:
-            return response.status, await response.json()
-
-    async def get(self, path: str) -> tuple[int, Any]:
-        async with self.session.get(f"{self.url}{path}") as response:
-            return response.status, await response.json()
+def answered(*, ready: bool = True, stale: dict[str, str] | None = None) -> dict[str, Any]:
+    """Return what `/ready` says of an index that has read the log and refuses nobody."""
+    return {"ready": ready, "catching_up": "", "stale": stale or {}, "refused": {}}
 
 
 @pytest_asyncio.fixture
 async def api(index: Index) -> AsyncIterator[Api]:
     async with serving(IndexApi(index.index).app(new_registry(), token="")) as api:
         yield api
-
-
-@asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[Api]:
-    server, stop = HttpServer(app, "127.0.0.1", 0), asyncio.Event()
-    await server.start()
-    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
-        group.create_task(run_parts([Part("http", server.run)], stop=stop, drain_s=5.0))
-        yield Api(session, f"http://127.0.0.1:{server.port}")
-        stop.set()
 
 
 @pytest_asyncio.fixture(params=["embedded", "http"])
@@ -800,11 +736,11 @@ async def test_a_bad_question_for_prefixes_is_named(
 async def test_the_stand_alone_index_is_ready_while_no_rank_is_stale(
     index: Index, scripted: ScriptedRank, api: Api
 ) -> None:
-    assert await api.get("/ready") == (200, {"ready": True, "stale": {}, "refused": {}})
+    assert await api.get("/ready") == (200, answered())
     await scripted.store(1)
     await scripted.beat(stale="why")
     await index.until_stale(scripted.rank, "source")
-    assert await api.get("/ready") == (503, {"ready": False, "stale": {"w0/0": "source"}, "refused": {}})
+    assert await api.get("/ready") == (503, answered(ready=False, stale={"w0/0": "source"}))
     assert await api.get("/health") == (200, {"status": "ok"})
 
 

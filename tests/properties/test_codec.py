@@ -61,6 +61,7 @@ REGISTERED = fleet.WorkerRegistered(
 )
 HEARTBEAT = fleet.Heartbeat(instance="i", epoch=1, last_seq=2, tiers=(TierDigest(Tier.GPU, 3, 4),))
 LOAD = LoadReport(instance="i", iteration=1, running_requests=2, waiting_requests=3, used_blocks=4, total_blocks=5)
+REPLAY = recovery.ReplayChunk(request_id=1, epoch=2, last_seq=3, message=b"any")
 CHUNK = recovery.dump_chunks(1, 2, 3, [recovery.HeldBlock(4, None, 1), recovery.HeldBlock(5, 4, 15)])[0]
 DECISION = Decision(
     decision_id="d",
@@ -115,13 +116,18 @@ WIRES = {
     "fleet": Wire(fleet.decode_fleet_event, fleet.encode, fleet.encode(REGISTERED)),
     "heartbeat": Wire(fleet.decode_heartbeat, fleet.encode, fleet.encode(HEARTBEAT)),
     "load": Wire(decode_load, encode_load, encode_load(LOAD)),
-    "dump request": Wire(recovery.decode_dump_request, recovery.encode, recovery.encode(recovery.DumpRequest(7))),
-    "dump chunk": Wire(recovery.decode_dump_chunk, recovery.encode, recovery.encode(CHUNK)),
+    "recover request": Wire(
+        recovery.decode_recover_request,
+        recovery.encode,
+        recovery.encode(recovery.RecoverRequest(7, 8, 9, b"\1" * 8192)),
+    ),
+    "dump chunk": Wire(recovery.decode_answer, recovery.encode, recovery.encode(CHUNK)),
+    "replay chunk": Wire(recovery.decode_answer, recovery.encode, recovery.encode(REPLAY)),
     "journal": Wire(decode_journal, encode_journal, encode_journal(JOURNAL)),
 }
 EACH_WIRE = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 JSON_WIRES = ["fleet", "heartbeat", "load"]
-MSGPACK_WIRES = ["dump request", "dump chunk", "journal"]
+MSGPACK_WIRES = ["recover request", "dump chunk", "replay chunk", "journal"]
 
 
 def decodes_or_is_refused(wire: Wire, data: bytes) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from kv_protocol.digest import SetDigest
+from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, bucket_table
 from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
 from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
@@ -243,6 +243,12 @@ def check_proof(mirror: RankMirror, fold: Fold) -> None:
         }
         dumped.add(row.sequence_hash)
     assert dumped == everything
+    assert mirror.bucket_table() == bucket_table(SetDigest(on[tier]).buckets for tier in TIERS)
+    for bucket in {block >> 56 for block in everything}:
+        of_bucket = {block for block in everything if block >> 56 == bucket}
+        assert {
+            row.sequence_hash for row in mirror.dump((1 << bucket).to_bytes(BUCKET_SET_BYTES, "little"))
+        } == of_bucket
 
 
 @example([])

@@ -2,18 +2,19 @@
 
 A run is a random life of a fleet under a real `Routing`: workers join, differ, drain, leave and return, fall silent,
 fail, the log is lost and found; requests are routed, pinned, retried, answered, cancelled or forgotten. Of the index
-only what a decision recorded is used: its own replay is the index's affair.
+only what a decision recorded is used: its own replay is the index's affair. What was routed, and what is on its way, is
+found again by the fold alone.
 """
 
 import random
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
-from indexer.embedded import EmbeddedIndex, RankView
+from indexer.embedded import RankView
 from kv_protocol.decision import Candidate, Decision
 from kv_protocol.fleet import WorkerDraining, WorkerLeft
 from kv_protocol.ids import WorkerRank
@@ -31,6 +32,7 @@ from kv_protocol.journal import (
 )
 from kv_protocol.load import LoadReport
 from kv_runtime.clock import ManualClock
+from router.core.approximate import ApproximateIndex, ApproximateLimits
 from router.core.cost import CostParameters
 from router.core.decide import Policy, decide
 from router.core.errors import NoEligibleWorker
@@ -45,9 +47,17 @@ LEASE_S = 8.0
 STEPS = 400
 WORKERS = [f"w{number}" for number in range(6)]
 MODELS = ("m", "n")
-STALE = ("", "", "", "behind", "resyncing", "never_heard")
+STALE = ("", "", "", "behind", "resyncing", "log_away", "never_heard", "never_heard", "refused")
+STALE_OF = {
+    "no KV events heard; approximate": "never_heard",
+    "no room in the index; approximate": "refused",
+    "event log away": "log_away",
+}
+EPOCHS = (0, 1, 1, 1)
+APPROXIMATE = ApproximateLimits(ttl_s=20.0, blocks_max=24)
 POLICIES = {
     "kv": Policy(),
+    "unforeseeing": Policy(predict_on_route=False),
     "weighed": Policy(parameters=CostParameters(overlap_credit_decay=0.7, request_weight=0.3, prefill_scale=1.7)),
     "hot": Policy(temperature=0.4),
     "round-robin": Policy(mode="round-robin"),
@@ -59,7 +69,7 @@ class Journalled(RouterState):
     """A state that keeps what was applied to it."""
 
     def __init__(self) -> None:
-        super().__init__(Fleet(TEXT), Ledger(LEASE_S))
+        super().__init__(Fleet(TEXT), Ledger(LEASE_S), ApproximateIndex(APPROXIMATE))
         self.records: list[JournalRecord] = []
 
     def apply(self, record: JournalRecord) -> None:
@@ -78,9 +88,13 @@ class RandomIndex:
         views = []
         for _ in ranks:
             a, b, c, d = sorted(self._draw.randint(0, len(hashes)) for _ in range(4))
-            epoch, seq = self._draw.getrandbits(64), self._draw.randrange(1000)
+            epoch, seq = self._draw.choice(EPOCHS), self._draw.randrange(1000)
             views.append(RankView((a, b, c, d), epoch, seq, self._draw.choice(STALE)))
         return views
+
+    def catching_up(self) -> str:
+        """Return that there is nothing to wait for."""
+        return ""
 
 
 class Life:
@@ -92,7 +106,7 @@ class Life:
         self.state = Journalled()
         self.routing = Routing(
             self.state,
-            cast("EmbeddedIndex", RandomIndex(self.draw)),
+            RandomIndex(self.draw),
             self.clock,
             policy,
             seed=seed,
@@ -134,6 +148,7 @@ class Life:
             "tokenizer_digest": self.draw.choice([TEXT.tokenizer] * 5 + ["other"]),
             "role": self.draw.choice(["aggregated"] * 5 + ["prefill"]),
             "max_seq_len": self.draw.choice([0, 120, 300]),
+            "total_kv_blocks": self.draw.choice([0, 7, 20]),
         }
         self.state.apply(FleetApplied(now_s=self.clock.now(), event=registered(worker_id, **changed)))
         self._heard(worker_id)
@@ -250,15 +265,17 @@ def recorded_overlap(decision: Decision, ranks: Sequence[WorkerRank]) -> list[Ov
 
 
 def _overlap(candidate: Candidate) -> Overlap:
-    stale = "never_heard" if candidate.trust_reason == "no KV events heard" else candidate.trust_reason
-    return candidate.overlap_blocks, candidate.epoch, candidate.seq, stale
+    """Return what the index said: where it was not believed, nothing of the blocks."""
+    stale = STALE_OF.get(candidate.trust_reason, candidate.trust_reason)
+    held = candidate.overlap_blocks if candidate.overlap_source == "index" else (0, 0, 0, 0)
+    return held, candidate.epoch, candidate.seq, stale
 
 
 def decided_again(
     records: Sequence[JournalRecord], policy: Policy, leave_out: tuple[type[Any], ...] = ()
 ) -> Iterator[tuple[Decision, Decision | None]]:
     """Yield every recorded decision, and the one that the fold of all before it leads to."""
-    state = RouterState(Fleet(TEXT), Ledger(LEASE_S))
+    state = RouterState(Fleet(TEXT), Ledger(LEASE_S), ApproximateIndex(APPROXIMATE))
     for record in records:
         if isinstance(record, Decided):
             told = record.decision
@@ -267,7 +284,7 @@ def decided_again(
                 return recorded_overlap(told, ranks)
 
             request = request_of(record)
-            view = state.view(request, overlap, told.now_s)
+            view = state.view(request, overlap, told.now_s, predict_on_route=policy.predict_on_route)
             try:
                 yield told, decide(view, request, policy, told.seed)
             except NoEligibleWorker:
@@ -302,10 +319,25 @@ async def test_every_decision_is_taken_again_bit_for_bit(seed: int, policy: Poli
 
 
 @pytest.mark.asyncio
+async def test_among_them_are_such_as_went_by_what_was_routed_and_by_what_was_on_its_way() -> None:
+    candidates = [each for seed in SEEDS for each in candidates_of((await journal(seed, POLICIES["kv"]))[1])]
+    routed = [each for each in candidates if each.overlap_source == "approximate" and each.overlap_blocks[0]]
+    known = [each for each in candidates if each.overlap_source == "index"]
+    on_their_way = [each for each in known if each.expected_blocks > each.overlap_blocks[0]]
+    assert min(len(routed), len(on_their_way)) > 50
+    unforeseen = candidates_of((await journal(1, POLICIES["unforeseeing"]))[1])
+    assert {each.predicted_blocks for each in unforeseen} == {0}
+
+
+def candidates_of(records: Sequence[JournalRecord]) -> list[Candidate]:
+    return [each for record in records if isinstance(record, Decided) for each in record.decision.candidates]
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_the_folded_journal_is_the_state_that_wrote_it(seed: int) -> None:
     life, records = await journal(seed, POLICIES["kv"])
-    folded = RouterState(Fleet(TEXT), Ledger(LEASE_S))
+    folded = RouterState(Fleet(TEXT), Ledger(LEASE_S), ApproximateIndex(APPROXIMATE))
     for record in records:
         folded.apply(record)
     live = life.state
@@ -317,11 +349,15 @@ async def test_the_folded_journal_is_the_state_that_wrote_it(seed: int) -> None:
     for after_s in (0.0, 3.0, 100.0):
         now_s = life.clock.now() + after_s
         assert folded.tick(now_s) == live.tick(now_s)
+        assert folded.approximate.statistics() == live.approximate.statistics()
         for model in MODELS:
-            assert shown(folded, model, now_s) == shown(live, model, now_s)
+            for stale in ("", "never_heard"):
+                assert shown(folded, model, now_s, stale) == shown(live, model, now_s, stale)
+    assert live.approximate.statistics().evicted_blocks_total > 0
+    assert live.approximate.statistics().left_blocks_total > 0
 
 
-def shown(state: RouterState, model: str, now_s: float) -> Any:
+def shown(state: RouterState, model: str, now_s: float, stale: str) -> Any:
     request = RouteRequest(
         decision_id="d",
         request_id="r",
@@ -330,7 +366,8 @@ def shown(state: RouterState, model: str, now_s: float) -> Any:
         block_size=BLOCK_SIZE,
         sequence_hashes=tuple(2**63 + at for at in range(12)),
     )
-    return state.view(request, lambda _, ranks: [((1, 1, 1, 1), 1, 1, "")] * len(ranks), now_s)
+    held: Overlap = ((1, 1, 1, 1), 1, 1, stale)
+    return state.view(request, lambda _, ranks: [held] * len(ranks), now_s, predict_on_route=True)
 
 
 @pytest.mark.asyncio

@@ -3,26 +3,29 @@
 The simulated engine knows the GPU alone, so blocks that leave it are moved on by a model of a host tier.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from random import Random
+from typing import NamedTuple
 
 import msgspec
 
 from kv_protocol.events import Tier
-from tests.simulation.link import Timeline
 from tests.simulation.oracle import BLOCK_SIZE, Held, Names
-from tests.simulation.setup import AgentSetup
+from tests.simulation.setup import MODEL, AgentSetup
+from tests.simulation.timeline import Timeline
 from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine import EngineDescription, EngineRequest, RequestRefused
+from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
 from worker_agent.core.engine_events import EngineEvent, EngineRemoved, EngineStored
 from worker_agent.core.simulator.events import render
 from worker_agent.core.simulator.identity import Namespace
 from worker_agent.core.simulator.scheduler import Simulator, Step
+from worker_agent.core.simulator.statistics import IterationStats
 from worker_agent.core.simulator.timing import EngineTiming
 
 HOST_RATIO = 0.5
+SEQUENCE_MAX = 80
 SLOW_ENGINE = EngineTiming(
     request_base_s=0.0,
     prompt_token_s=0.0,
@@ -35,7 +38,8 @@ SLOW_ENGINE = EngineTiming(
     sequences_knee=0.0,
 )
 
-Finished = Callable[[EngineRequest, list[int]], None]
+OnOutput = Callable[[EngineOutput], None]
+Reported = Callable[[Sequence[IterationStats]], None]
 
 
 class HostTier:
@@ -72,8 +76,19 @@ class HostTier:
             parent = block_hash
 
 
+class _Generation(NamedTuple):
+    """A request that the engine computes: its tokens so far, and who is told of more."""
+
+    request: EngineRequest
+    tokens: list[int]
+    on_output: OnOutput
+
+
 class TrueEngine:
-    """The engine and its publisher's rules. `polled` is called at times when all that was flushed can be told."""
+    """The engine and its publisher's rules, until `stop`.
+
+    `polled` is called at times when all that was flushed can be told, `reported` with the statistics of each iteration.
+    """
 
     def __init__(
         self,
@@ -82,64 +97,70 @@ class TrueEngine:
         random: Random,
         names: Names,
         polled: Callable[[], None],
-        finished: Finished,
+        reported: Reported,
     ) -> None:
         self._setup, self._timeline, self._random, self._names = setup, timeline, random, names
-        self._polled, self._finished = polled, finished
+        self._polled, self._reported = polled, reported
         description = EngineDescription(
-            model="m",
+            model=MODEL,
             version="1",
             event_source="simulated",
             block_size=BLOCK_SIZE,
             total_kv_blocks=setup.total_kv_blocks,
             max_num_seqs=4,
             max_num_batched_tokens=64,
-            max_seq_len=80,
+            max_seq_len=SEQUENCE_MAX,
             dp_ranks=setup.dp_ranks,
         )
         self._simulator = Simulator(description, timing=SLOW_ENGINE, event_buffer_max_size=setup.event_buffer_max_size)
-        self._is_stepping = False
-        self._tokens: dict[str, tuple[EngineRequest, list[int]]] = {}
+        self._is_stepping = self._is_stopped = False
+        self._running: dict[str, _Generation] = {}
         self._gpu: dict[int, Held] = dict.fromkeys(setup.dp_ranks, frozenset())
         self._hosts = {dp_rank: HostTier(random, setup.host_blocks) for dp_rank in setup.dp_ranks}
         self.rules = TrtllmRules(BLOCK_SIZE)
 
-    def submit(self, request: EngineRequest) -> None:
-        """Let the engine compute; without effect where it refuses."""
-        try:
-            self._simulator.submit(request, self._timeline.now_s)
-        except RequestRefused:
-            return
-        self._tokens[request.request_id] = (request, list(request.prompt))
+    def submit(self, request: EngineRequest, on_output: OnOutput) -> None:
+        """Let the engine compute, and `on_output` hear of it; raises `RequestRefused`."""
+        self._simulator.submit(request, self._timeline.now_s)
+        self._running[request.request_id] = _Generation(request, list(request.prompt), on_output)
         self._names.learn(request, request.prompt)
         self._step()
 
-    def cancel_one(self) -> None:
-        """Whoever asked for one of the generations has gone."""
-        if self._tokens:
-            request_id = self._random.choice(list(self._tokens))
-            self._names.learn(*self._tokens.pop(request_id))
+    def cancel(self, request_id: str) -> None:
+        """Whoever asked for the generation has gone; without effect where it has ended."""
+        generation = self._running.pop(request_id, None)
+        if generation is not None:
+            self._names.learn(generation.request, generation.tokens)
             self._simulator.cancel(request_id)
             self._step()
 
+    def stop(self) -> None:
+        """Nothing is computed any more."""
+        self._is_stopped = True
+
     def _step(self) -> None:
-        if self._simulator.has_work and not self._is_stepping:
+        if self._simulator.has_work and not self._is_stepping and not self._is_stopped:
             self._is_stepping = True
             step = self._simulator.step(self._timeline.now_s)
             for request_id, output in step.outputs:
-                self._tokens[request_id][1].extend(output.token_ids)
+                self._running[request_id].tokens.extend(output.token_ids)
             self._timeline.after(step.duration_s, partial(self._stepped, step))
 
     def _stepped(self, step: Step) -> None:
         self._is_stepping = False
-        for request_id, output in step.outputs:
-            if output.finish_reason and request_id in self._tokens:
-                request, tokens = self._tokens.pop(request_id)
-                self._names.learn(request, tokens)
-                self._finished(request, tokens)
+        if self._is_stopped:
+            return
         self._simulator.flush_events()
+        for request_id, output in step.outputs:
+            generation = self._running.get(request_id)
+            if generation is not None:
+                if output.finish_reason:
+                    del self._running[request_id]
+                    self._names.learn(generation.request, generation.tokens)
+                generation.on_output(output)
         for dp_rank in self._setup.dp_ranks:
             self._gpu[dp_rank] = self._names.held(self._simulator.held_hashes(dp_rank), Tier.GPU)
+        self._reported(step.statistics)
         if self._random.random() >= self._setup.stall_ratio:
             self._polled()
         self._step()

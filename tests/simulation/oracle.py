@@ -1,10 +1,12 @@
 """What is true of blocks, from tokens alone: names, held sets, and how much of a prompt a held set serves."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from hashlib import sha256
 
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.hashing import lora_id, sequence_hashes
+from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_protocol.trtllm_hash import trtllm_block_hash
 from worker_agent.core.engine import EngineRequest
@@ -13,6 +15,13 @@ BLOCK_SIZE = 4
 
 Held = frozenset[tuple[int, Tier]]
 """What a rank holds: sequence hashes, each with the tier."""
+
+
+@cache
+def rank_named(name: str) -> WorkerRank:
+    """Return the rank that `str` made the name of."""
+    worker_id, _, dp_rank = name.partition("/")
+    return WorkerRank(worker_id, int(dp_rank))
 
 
 def held_set(blocks: Iterable[HeldBlock]) -> Held:

@@ -58,6 +58,6 @@ class Workload:
         self._asked[request_id] = conversation
         return conversation.request(request_id, turn, random.randrange(1, 9))
 
-    def finished(self, request: EngineRequest, tokens: list[int]) -> None:
+    def finished(self, request: EngineRequest, tokens: tuple[int, ...]) -> None:
         """The conversation goes on from `tokens`."""
-        self._asked[request.request_id].tokens = tuple(tokens)
+        self._asked[request.request_id].tokens = tokens

@@ -14,10 +14,10 @@ A publisher speaks for one source (the engine, a host tier's owner, ...) and for
 A loss or clear leaves what other sources hold. What is no more held because of it goes out as events of the same epoch:
 readers need nothing but the stream, and an epoch is the life of this object. Undercounting is safe: what is not counted
 on is not missed. A source is stale no more at a rank when it is known to hold nothing there, but for a clear in a batch
-that had something unreadable too.
+that had something unreadable too. Readers that lost their place, or their faith, are answered: `recoveries.py`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -25,11 +25,12 @@ import msgspec
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Event
 from kv_protocol.fleet import Heartbeat
-from kv_protocol.recovery import DumpChunk, dump_chunks
+from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest
+from worker_agent.core import recoveries
 from worker_agent.core.dialects.batches import BatchDecoder, DecoderCounts
 from worker_agent.core.engine_events import EngineBatch, EngineCleared, EngineStored
 from worker_agent.core.mirror import ENGINE, MirrorCounts, RankMirror
-from worker_agent.core.outbox import Outbox
+from worker_agent.core.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, Outbox
 
 
 class Origin(NamedTuple):
@@ -51,7 +52,9 @@ class RankStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int
     last_seq: int
+    published_seq: int
     waiting_bytes: int
+    ring_bytes: int
     dropped_batches_total: int
     held_blocks: int
     counts: dict[str, MirrorCounts]
@@ -88,7 +91,7 @@ class _Reader:
 
 
 class Consolidation:
-    """The ranks' mirrors and outboxes. `draw_epoch` gives a random u64 for each stream."""
+    """The ranks' mirrors and outboxes. `draw_epoch` gives a random u64, not 0, for each stream."""
 
     def __init__(
         self,
@@ -99,11 +102,17 @@ class Consolidation:
         *,
         origins: Sequence[Origin] = (SOLE,),
         is_eagle: bool = False,
-        outbox_bytes_max: int = 64 << 20,
+        outbox_bytes_max: int = OUTBOX_BYTES_MAX,
+        ring_bytes_max: int = RING_BYTES_MAX,
+        chunk_blocks: int = recoveries.CHUNK_BLOCKS,
     ) -> None:
         self._instance = instance
         self._mirrors = {dp_rank: RankMirror(block_size, is_eagle=is_eagle) for dp_rank in dp_ranks}
-        self._outboxes = {dp_rank: Outbox(draw_epoch(), bytes_max=outbox_bytes_max) for dp_rank in dp_ranks}
+        self._outboxes = {
+            dp_rank: Outbox(draw_epoch(), bytes_max=outbox_bytes_max, ring_bytes_max=ring_bytes_max)
+            for dp_rank in dp_ranks
+        }
+        self._chunk_blocks = chunk_blocks
         self._readers = {origin: _Reader() for origin in origins}
         self._stale: dict[tuple[int, str], str] = {}
 
@@ -193,10 +202,15 @@ class Consolidation:
             stale=self.stale(dp_rank) or source_stale,
         )
 
-    def dump(self, dp_rank: int, request_id: int) -> list[DumpChunk]:
-        """Return the rank's whole state, as of its last seq."""
-        outbox = self._outboxes[dp_rank]
-        return dump_chunks(request_id, outbox.epoch, outbox.last_seq, self._mirrors[dp_rank].dump())
+    def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
+        """Return the parts of the answer to a question about the rank, at least one, all as of its last seq now."""
+        outbox, mirror = self._outboxes[dp_rank], self._mirrors[dp_rank]
+        answer = recoveries.less_than_all(request, outbox, mirror, self._chunk_blocks)
+        return self.dump(dp_rank, request.request_id) if answer is None else answer
+
+    def dump(self, dp_rank: int, request_id: int) -> Iterator[DumpChunk]:
+        """Return the rank's whole state, as of its last seq now."""
+        return recoveries.dump(request_id, self._outboxes[dp_rank], self._mirrors[dp_rank].dump(), self._chunk_blocks)
 
     def statistics(self) -> ConsolidationStatistics:
         """Return the figures that metrics and people read."""
@@ -219,7 +233,9 @@ class Consolidation:
         return RankStatistics(
             epoch=outbox.epoch,
             last_seq=outbox.last_seq,
+            published_seq=outbox.published_seq,
             waiting_bytes=outbox.waiting_bytes,
+            ring_bytes=outbox.ring_bytes,
             dropped_batches_total=outbox.dropped_batches_total,
             held_blocks=sum(digest.block_count for digest in mirror.digests()),
             counts={source: msgspec.structs.replace(mirror.counts[source]) for source in sources},

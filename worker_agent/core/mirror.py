@@ -22,12 +22,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from kv_protocol.digest import SetDigest, TierDigest
+from kv_protocol.digest import SetDigest, TierDigest, bucket_table
 from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
-from kv_protocol.recovery import HeldBlock, parents_first
 from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 from worker_agent.core.engine_names import EngineName, SourceNames
+from worker_agent.core.held_blocks import HeldBlocks
 from worker_agent.core.mirror_blocks import MirrorBlock, MirrorBlocks, Namespace
 
 ENGINE = "engine"
@@ -64,6 +64,7 @@ class RankMirror:
         self._is_eagle = is_eagle
         self._blocks = MirrorBlocks()
         self._names: defaultdict[str, SourceNames] = defaultdict(SourceNames)
+        self._tier_bits: dict[int, int] = {}
         self._digests = {tier: SetDigest() for tier in TIERS}
         self.counts: defaultdict[str, MirrorCounts] = defaultdict(MirrorCounts)
 
@@ -186,6 +187,7 @@ class RankMirror:
         block.usable[event.tier] += is_usable
         if is_usable and block.usable[event.tier] == 1:
             self._digests[event.tier].add(sequence_hash)
+            self._tier_bits[sequence_hash] = self._tier_bits.get(sequence_hash, 0) | 1 << event.tier
             counts.stored += 1
             return True
         counts.duplicate += is_duplicate
@@ -222,17 +224,29 @@ class RankMirror:
         if block.usable[tier]:
             return False
         self._digests[tier].discard(sequence_hash)
+        bits = self._tier_bits.get(sequence_hash, 0)
+        assert bits >> tier & 1, "held no more, and let go"
+        self._tier_bits[sequence_hash] = bits & ~(1 << tier)
+        if bits == 1 << tier:
+            del self._tier_bits[sequence_hash]
         return True
 
     def digests(self) -> tuple[TierDigest, ...]:
         """Return the digest of each tier that holds something."""
         return tuple(digest.of_tier(tier) for tier, digest in self._digests.items() if digest.block_count)
 
-    def dump(self) -> Iterator[HeldBlock]:
-        """Yield every block, parents first; the mirror must not change meanwhile."""
-        held = {key: block for key, block in self._blocks.items() if block.tier_bits}
-        for sequence_hash in parents_first({key: block.parent for key, block in held.items()}):
-            yield HeldBlock(sequence_hash, held[sequence_hash].parent, held[sequence_hash].tier_bits)
+    def bucket_table(self) -> bytes:
+        """Return the digests of all buckets of all tiers."""
+        return bucket_table(digest.buckets for digest in self._digests.values())
+
+    @property
+    def held_blocks(self) -> int:
+        """How many blocks are held, on whatever tiers."""
+        return len(self._tier_bits)
+
+    def dump(self, buckets: bytes = b"") -> HeldBlocks:
+        """Return what is held now of a set of buckets (empty: of all); what changes later does not change it."""
+        return HeldBlocks(self._tier_bits, self._blocks, buckets)
 
 
 def _runs(new: list[int], hashes: list[int], parent: int | None, position: int, tier: Tier) -> Iterator[Stored]:

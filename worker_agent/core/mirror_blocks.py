@@ -30,12 +30,7 @@ class MirrorBlock:
         self.position = position
         self.namespace = namespace
         self.names = 0
-        self.usable = [0, 0, 0, 0]
-
-    @property
-    def tier_bits(self) -> int:
-        """The tiers that it is held on."""
-        return sum(1 << tier for tier in TIERS if self.usable[tier])
+        self.usable = [0] * len(TIERS)
 
 
 class MirrorBlocks(dict[int, MirrorBlock]):

@@ -1,13 +1,19 @@
 """One rank's numbered stream: canonical events in, NATS messages out, bounded.
 
-    event -> split to message size -> batch (epoch, seq from 1 without holes) -> waits -> message -> acknowledged
+event -> split to message size -> batch (epoch, seq from 1 without holes) -> waits -> message -> in flight -> kept
 
-One message is in flight at a time, so that the log keeps the order; what comes meanwhile travels together in the next.
-When more than `bytes_max` wait, the oldest batches are dropped and counted: the reader finds the gap and asks for a
-dump, which the mirror answers. The engine is never held up.
+waits       at most `bytes_max`; beyond, the oldest batches are dropped and counted. The reader finds the gap and
+            asks for a dump, which the mirror answers. The engine is never held up
+in flight   given out and not acknowledged, at most `window` messages; each is acknowledged on its own. Beyond
+            the first `SMALL_MAX` only full messages are given out: what comes meanwhile travels together
+go back     a message was not taken: all in flight are given out again, the same, in their order, before anything new
+kept        what was given out, for those who ask for the batches after a seq: a ring of at most `ring_bytes_max`,
+            the oldest give way; nothing before a batch that was dropped, for it leads nowhere
 """
 
 from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import NamedTuple
 
 from kv_protocol.codec import (
@@ -19,7 +25,13 @@ from kv_protocol.codec import (
 )
 from kv_protocol.events import Batch, Event
 
-_COUNT_BYTES = 2
+WINDOW_MESSAGES = 32
+SMALL_MAX = 4
+OUTBOX_BYTES_MAX = 64 << 20
+RING_BYTES_MAX = 16 << 20
+ENTRY_BYTES = 56
+"""What keeping a batch takes beside its bytes."""
+_ROOM = MESSAGE_BYTES_MAX - 2
 
 
 class OutMessage(NamedTuple):
@@ -33,48 +45,116 @@ class OutMessage(NamedTuple):
 class Outbox:
     """The stream of one `(worker_id, dp_rank, epoch)`."""
 
-    def __init__(self, epoch: int, *, bytes_max: int = 64 * 1024 * 1024) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        *,
+        bytes_max: int = OUTBOX_BYTES_MAX,
+        ring_bytes_max: int = RING_BYTES_MAX,
+        window: int = WINDOW_MESSAGES,
+    ) -> None:
         self.epoch = epoch
         self.last_seq = 0
         self.dropped_batches_total = 0
-        self._bytes_max = bytes_max
-        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._bytes_max, self._ring_bytes_max, self._window = bytes_max, ring_bytes_max, window
+        self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
-        self._in_flight: OutMessage | None = None
+        self._in_flight: dict[int, OutMessage] = {}
+        self._again: deque[OutMessage] = deque()
+        self._ring: deque[bytes] = deque()
+        self._ring_bytes = 0
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes that are not acknowledged yet."""
-        return self._waiting_bytes + (len(self._in_flight.payload) if self._in_flight else 0)
+        return self._waiting_bytes + sum(len(message.payload) for message in self._in_flight.values())
+
+    @property
+    def ring_bytes(self) -> int:
+        """Memory that batches take which are kept for replays."""
+        return self._ring_bytes
+
+    @property
+    def published_seq(self) -> int:
+        """The seq up to which everything was acknowledged, or dropped."""
+        return min(self._in_flight, default=self._given_seq + 1) - 1
+
+    @property
+    def _given_seq(self) -> int:
+        return self.last_seq - len(self._waiting)
 
     def add(self, event: Event, *, source_seq: int, engine_time_ns: int) -> None:
         """`event` has its seq (several, when it is large) and waits to be published."""
         for part in split_event(event):
             self.last_seq += 1
             encoded = encode_batch(Batch(self.epoch, self.last_seq, part, source_seq, engine_time_ns))
-            self._waiting.append((self.last_seq, encoded))
+            self._waiting.append(encoded)
             self._waiting_bytes += len(encoded)
+        if self._waiting_bytes > self._bytes_max:
+            self._drop()
+
+    def _drop(self) -> None:
         while self._waiting_bytes > self._bytes_max:
-            self._waiting_bytes -= len(self._waiting.popleft()[1])
+            self._waiting_bytes -= len(self._waiting.popleft())
             self.dropped_batches_total += 1
+        self._ring.clear()
+        self._ring_bytes = 0
 
     def next_message(self) -> OutMessage | None:
-        """Return the message to publish now: the unacknowledged one again, or the next; None when nothing waits."""
-        if self._in_flight is None and self._waiting:
-            self._in_flight = self._take()
-        return self._in_flight
+        """Return the message to publish now; None when nothing waits, or what waits needs acknowledgements first."""
+        if self._again:
+            return self._again.popleft()
+        flying = len(self._in_flight)
+        is_due = flying < SMALL_MAX or self._waiting_bytes >= _ROOM
+        if not self._waiting or not is_due or flying >= self._window:
+            return None
+        message = self._take()
+        self._in_flight[message.first_seq] = message
+        return message
 
-    def acknowledge(self) -> None:
-        """The message in flight is in the log."""
-        self._in_flight = None
+    def acknowledge(self, message: OutMessage) -> None:
+        """A message that was given out, once or again, is in the log."""
+        if self._in_flight.pop(message.first_seq, None) is not None:
+            self._again = deque(each for each in self._again if each.first_seq != message.first_seq)
+
+    def go_back(self) -> None:
+        """All messages in flight are to be published again."""
+        self._again = deque(self._in_flight.values())
+
+    def tail(self, after_seq: int, bytes_max: int = OUTBOX_BYTES_MAX) -> list[bytes] | None:
+        """Return messages of every batch after `after_seq`, published or not, in order.
+
+        None where one of them is gone, they have more than `bytes_max`, or there is no such place in the stream.
+        """
+        newest = self.last_seq - after_seq
+        kept = len(self._ring) + len(self._waiting)
+        if not 0 <= newest <= kept:
+            return None
+        batches = list(islice(chain(self._ring, self._waiting), kept - newest, None))
+        return list(map(pack_message, _fitting(batches))) if sum(map(len, batches)) <= bytes_max else None
 
     def _take(self) -> OutMessage:
-        taken: list[bytes] = []
-        first_seq = last_seq = self._waiting[0][0]
-        room = MESSAGE_BYTES_MAX - _COUNT_BYTES
-        while self._waiting and len(taken) < BATCHES_PER_MESSAGE_MAX and len(self._waiting[0][1]) <= room:
-            last_seq, encoded = self._waiting.popleft()
-            taken.append(encoded)
-            room -= len(encoded)
+        first_seq = self._given_seq + 1
+        taken = next(_fitting(self._waiting))
+        for encoded in taken:
+            self._waiting.popleft()
             self._waiting_bytes -= len(encoded)
-        return OutMessage(first_seq, last_seq, pack_message(taken))
+            self._ring_bytes += len(encoded) + ENTRY_BYTES
+        self._ring += taken
+        while self._ring_bytes > self._ring_bytes_max:
+            self._ring_bytes -= len(self._ring.popleft()) + ENTRY_BYTES
+        return OutMessage(first_seq, self._given_seq, pack_message(taken))
+
+
+def _fitting(batches: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Yield as many of the batches at a time as a message takes, in order."""
+    taken: list[bytes] = []
+    room = _ROOM
+    for encoded in batches:
+        if len(encoded) > room or len(taken) == BATCHES_PER_MESSAGE_MAX:
+            yield taken
+            taken, room = [], _ROOM
+        taken.append(encoded)
+        room -= len(encoded)
+    if taken:
+        yield taken

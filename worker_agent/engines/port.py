@@ -38,7 +38,11 @@ class Engine(Protocol):
         """
 
     def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Return all KV events since the last call, in TensorRT-LLM's JSON shape; wait at most `timeout_s` for one."""
+        """Return all KV events since the last call, in TensorRT-LLM's JSON shape; wait at most `timeout_s` for one.
+
+        Raises:
+            EngineError: the engine cannot be asked now.
+        """
 
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return all iterations' statistics since the last call, likewise."""

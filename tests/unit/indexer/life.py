@@ -1,19 +1,22 @@
-"""A rank as an index hears of it: batches, pulses and dumps of one consolidator, all of them right."""
+"""A rank as an index hears of it: batches, pulses and answers of one consolidator, all of them right."""
 
 from collections.abc import Iterable
 from random import Random
 
-from indexer.core.facts import ChunkArrived, HeartbeatArrived, Question
-from kv_protocol.digest import SetDigest
+from indexer.core.facts import AnswerArrived, HeartbeatArrived, Question
+from kv_protocol import codec
+from kv_protocol.digest import SetDigest, bucket_table, differing_buckets, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import HeldBlock, dump_chunks, parents_first
+from kv_protocol.recovery import Answer, HeldBlock, RecoverRequest, ReplayChunk, dump_chunks, parents_first
 from kv_protocol.splitmix import splitmix64
+
+RING_BATCHES = 12
 
 
 class Life:
-    """A rank's consolidator; a store is of `blocks_max` blocks at most."""
+    """A rank's consolidator; a store is of `blocks_max` blocks at most. It keeps the last few batches for replays."""
 
     def __init__(self, rank: WorkerRank, random: Random, *, blocks_max: int = 2) -> None:
         self.rank, self.random, self.blocks_max = rank, random, blocks_max
@@ -22,10 +25,15 @@ class Life:
     def begin(self, epoch: int) -> None:
         self.epoch, self.seq = epoch, 0
         self.held: dict[int, tuple[int | None, int]] = {}
+        self.ring: list[Batch] = []
 
     def batch(self) -> Batch:
+        return self.published(self.event())
+
+    def published(self, event: Event) -> Batch:
         self.seq += 1
-        return Batch(self.epoch, self.seq, self.event(), self.seq, 1000 + self.seq)
+        self.ring = [*self.ring, Batch(self.epoch, self.seq, event, self.seq, 1000 + self.seq)][-RING_BATCHES:]
+        return self.ring[-1]
 
     def event(self) -> Event:
         tier = self.random.choice(TIERS)
@@ -57,22 +65,32 @@ class Life:
     def clear(self) -> list[Batch]:
         """Return the batches after which nothing is held."""
         self.held.clear()
-        self.seq += len(TIERS)
-        return [Batch(self.epoch, self.seq - len(TIERS) + 1 + at, Cleared(tier)) for at, tier in enumerate(TIERS)]
+        return [self.published(Cleared(tier)) for tier in TIERS]
 
     def rows(self) -> list[HeldBlock]:
         """Return what is held, parents first."""
         order = parents_first({block: parent for block, (parent, _) in self.held.items()})
         return [HeldBlock(block, *self.held[block]) for block in order]
 
+    def digests(self) -> list[SetDigest]:
+        return [SetDigest(block for block, (_, bits) in self.held.items() if bits >> tier & 1) for tier in TIERS]
+
     def beat(self) -> HeartbeatArrived:
-        tiers = tuple(
-            SetDigest(block for block, (_, bits) in self.held.items() if bits >> tier & 1).of_tier(tier)
-            for tier in TIERS
-        )
+        tiers = tuple(digest.of_tier(tier) for tier, digest in zip(TIERS, self.digests(), strict=True))
         heartbeat = Heartbeat(instance="i", epoch=self.epoch, last_seq=self.seq, tiers=tiers)
         return HeartbeatArrived(self.rank, heartbeat)
 
-    def answer(self, question: Question) -> list[ChunkArrived]:
-        chunks = dump_chunks(question.request.request_id, self.epoch, self.seq, self.rows(), chunk_blocks=4)
-        return [ChunkArrived(self.rank, chunk) for chunk in chunks]
+    def answer(self, question: Question) -> list[AnswerArrived]:
+        return [AnswerArrived(self.rank, part) for part in self.parts(question.request)]
+
+    def parts(self, request: RecoverRequest) -> list[Answer]:
+        """Return the repair, the replay or the dump that is asked for."""
+        number, tail = request.request_id, [batch for batch in self.ring if batch.seq > request.after_seq]
+        if request.epoch == self.epoch and request.buckets:
+            buckets = differing_buckets(request.buckets, bucket_table(digest.buckets for digest in self.digests()))
+            rows = [row for row in self.rows() if is_in_buckets(row.sequence_hash, buckets)]
+            return [*dump_chunks(number, self.epoch, self.seq, rows, buckets=buckets, chunk_blocks=4)]
+        if request.epoch == self.epoch and len(tail) == self.seq - request.after_seq:
+            parts = [codec.encode_message(tail[at : at + 3]) for at in range(0, len(tail), 3)] or [b""]
+            return [ReplayChunk(request_id=number, epoch=self.epoch, last_seq=self.seq, message=part) for part in parts]
+        return [*dump_chunks(number, self.epoch, self.seq, self.rows(), chunk_blocks=4)]

@@ -1,13 +1,14 @@
 """Facts in, index changes inside, questions out: ranks that come, fall behind, fall silent and leave."""
 
 from collections.abc import Iterable, Sequence
+from random import Random
 
 import pytest
 
 from indexer.core.facts import (
+    AnswerArrived,
     BatchArrived,
     BytesRefused,
-    ChunkArrived,
     Fact,
     HeartbeatArrived,
     LogFound,
@@ -16,16 +17,18 @@ from indexer.core.facts import (
     WorkerGone,
 )
 from indexer.core.fold import IndexFold, RankView
-from indexer.core.follower import FollowerCounts, FollowerLimits
+from indexer.core.follower import FollowerLimits
 from indexer.core.places import RANKS_MAX
 from indexer.core.reference import ReferenceIndex
-from kv_protocol.digest import SetDigest
-from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
+from indexer.core.standing import FollowerCounts
+from kv_protocol.digest import SetDigest, bucket_table
+from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import DumpRequest, HeldBlock, dump_chunks, parents_first
-from kv_protocol.splitmix import choice_index, splitmix64
+from kv_protocol.recovery import HeldBlock, RecoverRequest, dump_chunks
+from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
+from tests.unit.indexer.life import Life
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 EPOCH, LATER = 11, 22
@@ -66,13 +69,23 @@ def pulse(
 
 def dump(
     rank: WorkerRank, request_id: int, last_seq: int, blocks: Iterable[HeldBlock] = (), epoch: int = EPOCH
-) -> ChunkArrived:
+) -> AnswerArrived:
     (chunk,) = dump_chunks(request_id, epoch, last_seq, blocks)
-    return ChunkArrived(rank, chunk)
+    return AnswerArrived(rank, chunk)
 
 
-def asks(rank: WorkerRank, request_id: int = 1) -> Question:
-    return Question(rank, DumpRequest(request_id))
+def asks_tail(rank: WorkerRank, request_id: int, after_seq: int, epoch: int = EPOCH) -> Question:
+    return Question(rank, RecoverRequest(request_id, epoch, after_seq))
+
+
+def asks_repair(rank: WorkerRank, request_id: int, after_seq: int, *gpu: int, host: Sequence[int] = ()) -> Question:
+    """Return the question for a repair of one who holds these blocks."""
+    table = bucket_table(SetDigest(held).buckets for held in (gpu, host, (), ()))
+    return Question(rank, RecoverRequest(request_id, EPOCH, after_seq, table))
+
+
+def asks_dump(rank: WorkerRank, request_id: int) -> Question:
+    return Question(rank, RecoverRequest(request_id))
 
 
 def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
@@ -130,12 +143,13 @@ def test_an_event_that_comes_twice_is_applied_once(fold: IndexFold) -> None:
 
 def test_a_gap_is_a_question_to_that_rank_and_its_dump_closes_it(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path(0, 2)), batch(B0, 1, path(0, 2)))
-    assert told(fold, batch(A0, 3, path(4, 6))) == [asks(A0)]
+    assert told(fold, batch(A0, 3, path(4, 6))) == [asks_tail(A0, 1, 1)]
     assert [view.stale for view in fold.overlap(PATH, [A0, B0])] == ["resyncing", ""]
     assert depths(fold, A0) == [(2, 2, 2, 2)], "the last known set goes on to be read"
-    rows = [HeldBlock(PATH[at], PATH[at - 1] if at else None, 1) for at in range(4)]
-    assert told(fold, dump(A0, 1, 2, rows)) == []
-    assert fold.overlap(PATH, [A0]) == [RankView((6, 6, 6, 6), EPOCH, 3, "")]
+    told(fold, batch(A0, 4, path(5, 6)))
+    rows = [HeldBlock(PATH[at], PATH[at - 1] if at else None, 1) for at in range(5)]
+    assert told(fold, dump(A0, 1, 3, rows)) == []
+    assert fold.overlap(PATH, [A0]) == [RankView((6, 6, 6, 6), EPOCH, 4, "")]
 
 
 def test_a_dump_replaces_what_was_held_and_what_was_parked(fold: IndexFold) -> None:
@@ -149,8 +163,8 @@ def test_a_dump_replaces_what_was_held_and_what_was_parked(fold: IndexFold) -> N
 def test_a_heartbeat_that_proves_the_set_asks_nothing_and_one_that_does_not_asks(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path(0, 3)), batch(A0, 2, path(0, 1, Tier.HOST)))
     assert told(fold, pulse(A0, 2, *PATH[:3], host=PATH[:1])) == []
-    assert told(fold, pulse(A0, 2, *PATH[:3], host=PATH[1:2])) == [asks(A0)]
-    assert told(fold, pulse(A0, 2, *PATH[:3])) == [], "one question is in flight"
+    assert told(fold, pulse(A0, 2, *PATH[:3], host=PATH[1:2])) == [asks_repair(A0, 1, 2, *PATH[:3], host=PATH[:1])]
+    assert told(fold, pulse(A0, 2)) == [], "one question is in flight"
     told(fold, dump(A0, 1, 2))
     assert told(fold, pulse(A0, 2)) == []
     assert fold.statistics().streams[A0].counts.digest_mismatches == 1
@@ -158,7 +172,7 @@ def test_a_heartbeat_that_proves_the_set_asks_nothing_and_one_that_does_not_asks
 
 def test_a_parked_block_is_not_held_and_the_digest_says_so(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path(2, 4)))
-    assert told(fold, pulse(A0, 1, *PATH[2:4])) == [asks(A0)]
+    assert told(fold, pulse(A0, 1, *PATH[2:4])) == [asks_repair(A0, 1, 1)]
     told(fold, dump(A0, 1, 1, [HeldBlock(PATH[2], PATH[1], 1), HeldBlock(PATH[3], PATH[2], 1)]))
     assert told(fold, pulse(A0, 1, *PATH[2:4])) == []
 
@@ -186,16 +200,16 @@ def test_what_is_wrong_with_a_rank_is_in_its_view(fold: IndexFold) -> None:
 
 def test_bytes_that_could_not_be_read_make_the_rank_stale_and_ask(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path()), batch(B0, 1, path()))
-    assert told(fold, BytesRefused(A0)) == [asks(A0)]
+    assert told(fold, BytesRefused(A0)) == [asks_repair(A0, 1, 1, *PATH)]
     assert [view.stale for view in fold.overlap(PATH, [A0, B0])] == ["resyncing", ""]
-    assert told(fold, BytesRefused(A0), BytesRefused(B0)) == [asks(B0)]
+    assert told(fold, BytesRefused(A0), BytesRefused(B0)) == [asks_repair(B0, 2, 1, *PATH)]
     assert fold.statistics().refused_messages_total == 3
-    told(fold, dump(A0, 1, 1))
-    assert told(fold, BytesRefused(A0)) == [asks(A0, 2)]
+    told(fold, dump(A0, 1, 1), pulse(A0, 1))
+    assert told(fold, BytesRefused(A0)) == [asks_repair(A0, 3, 1)]
 
 
 def test_bytes_refused_of_a_rank_never_heard_of_are_asked_about(fold: IndexFold) -> None:
-    assert told(fold, BytesRefused(A0)) == [asks(A0)]
+    assert told(fold, BytesRefused(A0)) == [asks_dump(A0, 1)]
     told(fold, dump(A0, 1, 7, [HeldBlock(PATH[0], None, 1)]))
     assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), EPOCH, 7, "")]
 
@@ -205,9 +219,9 @@ def test_what_is_not_answered_is_asked_again_by_each_rank_for_itself(fold: Index
     fold.apply(BytesRefused(B0), 0.5)
     fold.apply(pulse(C0, 3), 1.0)
     assert fold.tick(1.99) == []
-    assert fold.tick(2.0) == [asks(A0, 2)]
-    assert fold.tick(2.5) == [asks(B0, 2)]
-    assert fold.tick(3.0) == [asks(C0)]
+    assert fold.tick(2.0) == [asks_dump(A0, 3)]
+    assert fold.tick(2.5) == [asks_dump(B0, 4)]
+    assert fold.tick(3.0) == [asks_tail(C0, 5, 0)]
     assert fold.tick(3.99) == []
 
 
@@ -215,7 +229,7 @@ def test_blocks_parked_too_long_are_a_question_to_their_rank(fold: IndexFold) ->
     told(fold, batch(A0, 1, path(1, 3)), batch(B0, 1, path(0, 1)), batch(C0, 1, path(4, 5)))
     assert fold.statistics().index.parked_blocks == 1, "rank b had the parent"
     assert fold.tick(PARKED_TTL_S - 0.1) == []
-    assert fold.tick(PARKED_TTL_S) == [asks(C0)]
+    assert fold.tick(PARKED_TTL_S) == [asks_repair(C0, 1, 1)]
     assert fold.overlap(PATH, [C0])[0].stale == "resyncing"
     assert fold.tick(PARKED_TTL_S + 0.1) == []
 
@@ -223,7 +237,7 @@ def test_blocks_parked_too_long_are_a_question_to_their_rank(fold: IndexFold) ->
 def test_blocks_parked_beyond_the_bound_are_a_question_to_their_rank() -> None:
     fold = make_fold(parked_blocks_max=1)
     told(fold, batch(A0, 1, path(1, 2)), batch(B0, 1, path(3, 4)))
-    assert fold.tick(0) == [asks(A0)]
+    assert fold.tick(0) == [asks_repair(A0, 1, 1)]
     assert fold.statistics().index.parked_lost_blocks_total == 1
 
 
@@ -306,7 +320,7 @@ def test_who_pulses_again_after_the_log_was_found_stays(fold: IndexFold) -> None
 def test_a_forgotten_rank_that_comes_back_begins_anew_and_is_asked(fold: IndexFold) -> None:
     told(fold, pulse(A0, 0), batch(A0, 1, path()))
     fold.tick(GONE_S)
-    assert told(fold, batch(A0, 2, Removed((PATH[5],))), now_s=6) == [asks(A0)]
+    assert told(fold, batch(A0, 2, Removed((PATH[5],))), now_s=6) == [asks_tail(A0, 1, 0)]
     assert depths(fold, A0) == [(0, 0, 0, 0)]
     told(fold, dump(A0, 1, 2, [HeldBlock(PATH[0], None, 1)]), now_s=6)
     assert fold.overlap(PATH, [A0]) == [RankView((1, 1, 1, 1), EPOCH, 2, "")]
@@ -436,99 +450,44 @@ def test_statistics_tell_of_the_index_of_each_stream_and_of_each_tier(fold: Inde
 # ------------------------------------------------------------------------------------------------- all together
 
 
-class Worker:
-    """A rank that holds parts of a small forest, and its consolidator, which is right."""
-
-    def __init__(self, rank: WorkerRank, seed: int) -> None:
-        self.rank, self.seed, self.draws = rank, seed, 0
-        self.held: dict[int, tuple[int | None, int]] = {}
-        self.last_seq = 0
-
-    def below(self, count: int) -> int:
-        self.draws += 1
-        return choice_index(self.seed, count, self.draws)
-
-    def change(self) -> BatchArrived:
-        tier = TIERS[self.below(4)]
-        on_tier = [block for block, (_, bits) in self.held.items() if bits >> tier & 1]
-        event: Event
-        if self.below(40) == 0:
-            event = Cleared(tier)
-            self.release(on_tier, tier)
-        elif on_tier and self.below(3):
-            event = Removed(tuple({on_tier[self.below(len(on_tier))] for _ in range(3)}), tier)
-            self.release(event.sequence_hashes, tier)
-        else:
-            event = self.store(tier)
-        self.last_seq += 1
-        return batch(self.rank, self.last_seq, event)
-
-    def store(self, tier: Tier) -> Stored:
-        """Hold one or two blocks beyond a held one, or from a root on."""
-        places = [None, *self.held]
-        parent = places[self.below(len(places))]
-        first = splitmix64((parent or 0) + self.below(2))
-        event = Stored((first, splitmix64(first))[: 1 + self.below(2)], parent, 0 if parent is None else 1, tier)
-        for above, block in zip((parent, first), event.sequence_hashes, strict=False):
-            self.held[block] = (above, self.held.get(block, (None, 0))[1] | 1 << tier)
-        return event
-
-    def release(self, blocks: Iterable[int], tier: Tier) -> None:
-        for block in blocks:
-            parent, bits = self.held.pop(block)
-            if bits & ~(1 << tier):
-                self.held[block] = (parent, bits & ~(1 << tier))
-
-    def rows(self) -> list[HeldBlock]:
-        order = parents_first({block: parent for block, (parent, _) in self.held.items()})
-        return [HeldBlock(block, *self.held[block]) for block in order]
-
-    def beat(self) -> HeartbeatArrived:
-        tiers = tuple(
-            SetDigest(block for block, (_, bits) in self.held.items() if bits >> tier & 1).of_tier(tier)
-            for tier in TIERS
-        )
-        return HeartbeatArrived(self.rank, Heartbeat(instance="i", epoch=EPOCH, last_seq=self.last_seq, tiers=tiers))
-
-    def answer(self, question: Question) -> ChunkArrived:
-        return dump(self.rank, question.request.request_id, self.last_seq, self.rows())
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_is_lost_the_index_is_what_the_workers_hold_once_they_were_heard(fold: IndexFold, seed: int) -> None:
-    workers = {rank: Worker(rank, splitmix64(seed * 10 + at)) for at, rank in enumerate((A0, A1, B0))}
+    random = Random(seed)
+    lives = {rank: Life(rank, random) for rank in (A0, A1, B0)}
     questions: list[Question] = []
     for step in range(240):
         now_s, is_faulty = step / 4, step < 200
-        for worker in workers.values():
-            for fact in [worker.change() for _ in range(worker.below(3))]:
-                if not is_faulty or worker.below(10):
+        for life in lives.values():
+            for fact in [BatchArrived(life.rank, life.batch()) for _ in range(random.randrange(3))]:
+                if not is_faulty or random.random() < 0.9:
                     questions += fold.apply(fact, now_s)
             if step % 4 == 0:
-                questions += fold.apply(worker.beat(), now_s)
+                questions += fold.apply(life.beat(), now_s)
         for question in questions:
-            if not is_faulty or workers[question.rank].below(3):
-                assert fold.apply(workers[question.rank].answer(question), now_s) == []
+            if not is_faulty or random.random() < 0.7:
+                assert told(fold, *lives[question.rank].answer(question), now_s=now_s) == []
         questions = fold.tick(now_s)
     now_s = 60.0
     assert questions == []
-    assert [fold.apply(worker.beat(), now_s) for worker in workers.values()] == [[], [], []]
-    for rank, worker in workers.items():
-        assert set(fold.held(rank)) == set(worker.rows())
-        assert fold.overlap((), [rank]) == [RankView((0, 0, 0, 0), EPOCH, worker.last_seq, "")]
+    assert [fold.apply(life.beat(), now_s) for life in lives.values()] == [[], [], []]
+    for rank, life in lives.items():
+        assert set(fold.held(rank)) == set(life.rows())
+        assert fold.overlap((), [rank]) == [RankView((0, 0, 0, 0), life.epoch, life.seq, "")]
     now = fold.statistics().index
     assert (now.parked_blocks, now.parent_conflicts_total, now.parked_lost_blocks_total) == (0, 0, 0)
-    assert now.held_blocks == sum(len(worker.held) for worker in workers.values())
+    assert now.held_blocks == sum(len(life.held) for life in lives.values())
 
 
 def test_the_same_facts_in_the_same_order_give_the_same_state() -> None:
     folds = [make_fold(parked_blocks_max=2), make_fold(parked_blocks_max=2)]
     outcomes = []
     for fold in folds:
-        worker, other = Worker(A0, 5), Worker(B0, 6)
+        random = Random(5)
+        life, other = Life(A0, random), Life(B0, random)
         said: list[list[Question]] = []
         for step in range(300):
-            fact = (worker if step % 2 else other).change()
+            teller = life if step % 2 else other
+            fact = BatchArrived(teller.rank, teller.batch())
             said += [fold.apply(fact, step / 10)] if step % 11 else [fold.tick(step / 10)]
         outcomes.append((said, fold.statistics(), fold.held(A0), fold.held(B0)))
     assert outcomes[0] == outcomes[1]

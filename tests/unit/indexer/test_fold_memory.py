@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from indexer.core.facts import (
+    AnswerArrived,
     BatchArrived,
     BytesRefused,
-    ChunkArrived,
     Fact,
     HeartbeatArrived,
     LogFound,
@@ -31,7 +31,7 @@ from kv_protocol.digest import SetDigest
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import DumpRequest, HeldBlock, dump_chunks
+from kv_protocol.recovery import HeldBlock, RecoverRequest, dump_chunks
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS
 from tests.unit.indexer.life import Life
@@ -77,21 +77,21 @@ def pulse(rank: WorkerRank, last_seq: int, *held: int) -> HeartbeatArrived:
     return HeartbeatArrived(rank, Heartbeat(instance="i", epoch=EPOCH, last_seq=last_seq, tiers=tiers))
 
 
-def dump(rank: WorkerRank, request_id: int, last_seq: int, held: Iterable[int]) -> ChunkArrived:
+def dump(rank: WorkerRank, request_id: int, last_seq: int, held: Iterable[int]) -> AnswerArrived:
     rows, parent = [], None
     for block in held:
         rows.append(HeldBlock(block, parent, 1))
         parent = block
     (chunk,) = dump_chunks(request_id, EPOCH, last_seq, rows)
-    return ChunkArrived(rank, chunk)
+    return AnswerArrived(rank, chunk)
 
 
 def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
     return [question for fact in facts for question in fold.apply(fact, now_s)]
 
 
-def asks(rank: WorkerRank, request_id: int = 1) -> Question:
-    return Question(rank, DumpRequest(request_id))
+def asks_all(rank: WorkerRank) -> Question:
+    return Question(rank, RecoverRequest(1))
 
 
 def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
@@ -150,10 +150,11 @@ def test_what_is_parked_behind_refused_blocks_and_lost_is_asked_of_nobody() -> N
 
 def test_a_gap_of_it_is_asked_about_all_the_same() -> None:
     fold = crowded()
-    assert told(fold, batch(B0, 3, Cleared())) == [asks(B0)]
+    assert told(fold, batch(B0, 3, Cleared())) == [Question(B0, RecoverRequest(1, EPOCH, 1))]
     assert stale(fold, B0) == ["resyncing"]
-    assert told(fold, dump(B0, 1, 2, B)) == []
-    assert (stale(fold, B0), fold.overlap((), [B0])[0].seq) == (["overfull"], 3), "the clear was kept and applied"
+    told(fold, batch(B0, 4, Cleared()))
+    assert told(fold, dump(B0, 1, 3, B)) == []
+    assert (stale(fold, B0), fold.overlap((), [B0])[0].seq) == (["overfull"], 4), "the clear was kept and applied"
 
 
 # ------------------------------------------------------------------------------------------------- healing
@@ -179,7 +180,7 @@ def test_once_memory_or_nodes_have_fallen_by_a_tenth_a_dump_is_asked_and_heals(k
     told(fold, batch(A0, 2, Removed(A[-BLOCKS_MAX // 10 :])))
     assert fold.tick(1.0) == []
     told(fold, batch(A0, 3, Cleared()))
-    assert fold.tick(2.0) == [asks(B0)]
+    assert fold.tick(2.0) == [asks_all(B0)]
     assert fold.tick(2.1) == [], "one question is in flight"
     assert told(fold, dump(B0, 1, 1, B), now_s=2.2) == []
     assert stale(fold, A0, B0) == ["", ""]
@@ -206,7 +207,7 @@ def test_a_dump_that_does_not_fit_is_asked_for_again_only_after_another_fall(kin
 def test_while_memory_stands_still_a_dump_that_did_not_fit_is_not_asked_for_again() -> None:
     fold = crowded()
     told(fold, batch(A0, 2, Removed(A[-BLOCKS_MAX // 10 - 1 :])))
-    assert fold.tick(1.0) == [asks(B0)]
+    assert fold.tick(1.0) == [asks_all(B0)]
     assert told(fold, dump(B0, 1, 1, B), now_s=1.1) == []
     assert stale(fold, B0) == ["overfull"]
     for step in range(400):
@@ -269,7 +270,7 @@ def test_whatever_was_refused_all_is_known_soon_after_there_is_room(kind: str, s
     fold = IndexFold(index, memory_bytes_max=crowd.memory_bytes_max)
     lives = {rank: Life(rank, random, blocks_max=crowd.blocks_max) for rank in (A0, B0, C0)}
     was_overfull: set[WorkerRank] = set()
-    for step in range(120):
+    for step in range(160):
         now_s = step / 4
         questions: list[Question] = []
         for rank, life in lives.items():

@@ -3,20 +3,31 @@
 from collections.abc import Callable
 from random import Random
 
+import msgspec
 import pytest
 from typing_extensions import Buffer
 
-from indexer.core.facts import BatchArrived, BytesRefused, ChunkArrived, Fact, MessageArrived, Question
+from indexer.core.facts import (
+    AnswerArrived,
+    BatchArrived,
+    BytesRefused,
+    Fact,
+    HeartbeatArrived,
+    MessageArrived,
+    Question,
+)
 from indexer.core.fold import REFUSALS_KEPT_MAX, IndexFold
 from indexer.core.follower import FollowerLimits, StreamFollower
 from indexer.core.messages import Span, read_message
 from indexer.core.prefix_index import Refusal
 from indexer.core.reference import ReferenceIndex
 from kv_protocol import codec
+from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Batch, Stored
+from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import DumpRequest, HeldBlock, dump_chunks
+from kv_protocol.recovery import HeldBlock, RecoverRequest, dump_chunks
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
 from tests.unit.indexer.life import Life
@@ -49,6 +60,12 @@ class Recording(ReferenceIndex):
 
 def told(fold: IndexFold, *facts: Fact) -> list[Question]:
     return [question for fact in facts for question in fold.apply(fact, 0.0)]
+
+
+def asks_repair(fold: IndexFold, request_id: int, after_seq: int) -> Question:
+    digest = SetDigest(block.sequence_hash for block in fold.held(A0))
+    table = bucket_table([digest.buckets, *[SetDigest().buckets] * 3])
+    return Question(A0, RecoverRequest(request_id, 7, after_seq, table))
 
 
 def depth(fold: IndexFold, rank: WorkerRank = A0) -> int:
@@ -95,7 +112,7 @@ def test_a_message_during_a_resync_is_kept_and_applied_after_it() -> None:
     told(fold, arrived(path(1, 0, 1)), BytesRefused(A0), arrived(path(2, 1, 2), path(3, 2, 4)))
     assert (index.messages, depth(fold)) == (0, 1)
     (chunk,) = dump_chunks(1, 7, 1, [HeldBlock(PATH[0], None, 1)])
-    told(fold, ChunkArrived(A0, chunk))
+    told(fold, AnswerArrived(A0, chunk))
     assert (depth(fold), fold.overlap((), [A0])[0].seq) == (4, 3)
 
 
@@ -121,13 +138,13 @@ class Unreadable(ReferenceIndex):
 def test_what_the_index_refuses_is_as_bytes_that_cannot_be_read(kind: Callable[[], ReferenceIndex]) -> None:
     fold = IndexFold(kind())
     told(fold, arrived(path(1, 0, 1)))
-    assert told(fold, arrived(path(2, 1, 2))) == [Question(A0, DumpRequest(1))]
+    assert told(fold, arrived(path(2, 1, 2))) == [asks_repair(fold, 1, 1)]
     view = fold.overlap((), [A0])[0]
     assert (view.seq, view.stale, fold.statistics().refused_messages_total) == (1, "resyncing", 1)
     ((rank, reason),) = fold.take_refusals()
     assert (rank, "for no reason" in reason, fold.take_refusals()) == (A0, True, [])
     (chunk,) = dump_chunks(1, 7, 2, [HeldBlock(PATH[0], None, 1), HeldBlock(PATH[1], PATH[0], 1)])
-    assert told(fold, ChunkArrived(A0, chunk)) == []
+    assert told(fold, AnswerArrived(A0, chunk)) == []
     assert (depth(fold), fold.overlap((), [A0])[0].stale) == (2, "")
 
 
@@ -159,9 +176,11 @@ def test_refusals_that_nobody_takes_are_kept_in_a_bounded_number() -> None:
     fold = IndexFold(Refusing())
     told(fold, arrived(path(1, 0, 1)))
     for number in range(1, 50):
-        assert told(fold, arrived(path(1 + number, 0, 1))) == [Question(A0, DumpRequest(number))]
+        assert told(fold, arrived(path(1 + number, 0, 1))) == [asks_repair(fold, number, number)]
         (chunk,) = dump_chunks(number, 7, 1 + number, [])
-        told(fold, ChunkArrived(A0, chunk))
+        told(
+            fold, AnswerArrived(A0, chunk), HeartbeatArrived(A0, Heartbeat(instance="i", epoch=7, last_seq=1 + number))
+        )
     assert fold.statistics().refused_messages_total == 49
     assert len(fold.take_refusals()) == REFUSALS_KEPT_MAX
 
@@ -181,15 +200,12 @@ class TwoWays:
 
     def message(self, rank: WorkerRank, data: bytes, now_s: float) -> None:
         try:
-            one = self.whole.apply(MessageArrived(rank, read_message(data)), now_s)
-            other = [
-                question
-                for batch in codec.decode_message(data)
-                for question in self.single.apply(BatchArrived(rank, batch), now_s)
-            ]
+            message = read_message(data)
         except MalformedMessage:
             self.tell(BytesRefused(rank), now_s)
             return
+        one = self.whole.apply(MessageArrived(rank, message), now_s)
+        other = self.single.apply(MessageArrived(rank, msgspec.structs.replace(message, span=None)), now_s)
         self.compare(one, other)
 
     def tick(self, now_s: float) -> None:
@@ -249,9 +265,9 @@ def test_whole_messages_and_single_batches_make_the_same_fold(
 ) -> None:
     on_applied, spans = StreamFollower.on_applied, list[Span]()
 
-    def recorded(follower: StreamFollower, span: Span) -> None:
+    def recorded(follower: StreamFollower, span: Span) -> bool:
         spans.append(span)
-        on_applied(follower, span)
+        return on_applied(follower, span)
 
     monkeypatch.setattr(StreamFollower, "on_applied", recorded)
     play(seed, TwoWays(IndexFold(make_index(), LIMITS), IndexFold(make_index(), LIMITS)))
@@ -275,20 +291,29 @@ class TakesWhatOverlaps(StreamFollower):
 class CountsOne(StreamFollower):
     """Planted bug: a message is one batch."""
 
-    def on_applied(self, span: Span) -> None:
-        super().on_applied(span._replace(last_seq=span.first_seq))
+    def on_applied(self, span: Span) -> bool:
+        return super().on_applied(span._replace(last_seq=span.first_seq))
 
 
 class IsNeverThere(StreamFollower):
     """Planted bug: what was awaited is not noticed when it comes in a message."""
 
-    def on_applied(self, span: Span) -> None:
-        awaited = self._awaited
+    def on_applied(self, span: Span) -> bool:
+        awaited = self._pulse.awaited
+        may_prove = super().on_applied(span)
+        self._pulse.awaited = awaited
+        return may_prove
+
+
+class ProvesNothing(StreamFollower):
+    """Planted bug: what a heartbeat told of is not compared when it comes in a message."""
+
+    def on_applied(self, span: Span) -> bool:
         super().on_applied(span)
-        self._awaited = awaited
+        return False
 
 
-@pytest.mark.parametrize("planted", [TakesAnyEpoch, TakesWhatOverlaps, CountsOne, IsNeverThere])
+@pytest.mark.parametrize("planted", [TakesAnyEpoch, TakesWhatOverlaps, CountsOne, IsNeverThere, ProvesNothing])
 def test_the_comparison_fails_on_a_planted_bug(monkeypatch: pytest.MonkeyPatch, planted: type[StreamFollower]) -> None:
     def play_all() -> None:
         for seed in range(100):

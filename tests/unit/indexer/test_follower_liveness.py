@@ -10,17 +10,22 @@ from heapq import heappop, heappush
 
 import pytest
 
-from indexer.core.follower import ApplyEvent, AskDump, Effect, FollowerLimits, ReplaceAll, StreamFollower
-from kv_protocol.digest import SetDigest, TierDigest
-from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
+from indexer.core.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
+from indexer.core.follower import FollowerLimits, StreamFollower
+from kv_protocol import codec
+from kv_protocol.digest import SetDigest, TierDigest, bucket_table, differing_buckets, is_in_buckets
+from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
-from kv_protocol.recovery import DumpChunk, HeldBlock, dump_chunks
-from kv_protocol.splitmix import choice_index, unit_interval
+from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, ReplayChunk, dump_chunks
+from kv_protocol.splitmix import choice_index, splitmix64, unit_interval
 
 LIMITS = FollowerLimits(behind_s=2.0, answer_s=2.0, silent_s=3.0, kept_max=16)
 STEP_S, FAULTS_S, END_S = 0.25, 30.0, 55.0
 
-Message = Batch | Heartbeat | DumpChunk | AskDump
+RING_BATCHES = 12
+BLOCKS = [splitmix64(number) for number in range(40)]
+
+Message = Batch | Heartbeat | Answer | RecoverRequest
 
 
 class Dice:
@@ -52,31 +57,50 @@ def fold(held: set[int], event: Event) -> None:
             held.clear()
 
 
+def table(held: set[int]) -> bytes:
+    return bucket_table(SetDigest(held if tier is Tier.GPU else ()).buckets for tier in TIERS)
+
+
 class Life:
     """A consolidator that is right: one epoch."""
 
     def __init__(self, epoch: int, ends_s: float) -> None:
         self.epoch, self.ends_s, self.last_seq = epoch, ends_s, 0
         self.held: set[int] = set()
+        self.ring: list[Batch] = []
 
     def change(self, dice: Dice) -> Batch:
         gone = sorted(self.held)[: 1 + dice.below(3)]
-        event: Event = Stored((dice.below(40),))
+        event: Event = Stored((BLOCKS[dice.below(len(BLOCKS))],))
         if dice.chance(0.02):
             event = Cleared()
         elif gone and dice.chance(0.4):
             event = Removed(tuple(gone))
         fold(self.held, event)
         self.last_seq += 1
-        return Batch(self.epoch, self.last_seq, event)
+        self.ring = [*self.ring, Batch(self.epoch, self.last_seq, event)][-RING_BATCHES:]
+        return self.ring[-1]
 
     def beat(self) -> Heartbeat:
         digest = SetDigest(self.held).of_tier(Tier.GPU)
         return Heartbeat(instance="i", epoch=self.epoch, last_seq=self.last_seq, tiers=(digest,))
 
-    def dump(self, request_id: int) -> list[DumpChunk]:
-        rows = [HeldBlock(block, None, 1) for block in sorted(self.held)]
-        return dump_chunks(request_id, self.epoch, self.last_seq, rows, chunk_blocks=7)
+    def answer(self, request: RecoverRequest) -> list[Answer]:
+        tail = [batch for batch in self.ring if batch.seq > request.after_seq]
+        if request.epoch == self.epoch and request.buckets:
+            return [*self.dump(request.request_id, differing_buckets(request.buckets, table(self.held)))]
+        if request.epoch == self.epoch and len(tail) == self.last_seq - request.after_seq:
+            parts = [codec.encode_message(tail[at : at + 3]) for at in range(0, len(tail), 3)] or [b""]
+            return [
+                ReplayChunk(request_id=request.request_id, epoch=self.epoch, last_seq=self.last_seq, message=part)
+                for part in parts
+            ]
+        return [*self.dump(request.request_id)]
+
+    def dump(self, request_id: int, buckets: bytes = b"") -> list[DumpChunk]:
+        held = [block for block in sorted(self.held) if not buckets or is_in_buckets(block, buckets)]
+        rows = [HeldBlock(block, None, 1) for block in held]
+        return dump_chunks(request_id, self.epoch, self.last_seq, rows, buckets=buckets, chunk_blocks=7)
 
 
 class World:
@@ -91,7 +115,7 @@ class World:
         self.sent = 0
         self.held: set[int] = set()
         self.asked_s: list[float] = []
-        self.settled = (-1, -1)
+        self.may_ask_at_once = True
         self.work_ends_s = self.dice.below(2) * END_S or FAULTS_S
         self.reader_starts_s = self.dice.below(2) * self.dice.delay_s(FAULTS_S)
         self.loss = self.dice.delay_s(0.4)
@@ -139,28 +163,41 @@ class World:
         rate = self.log_rate if self.now_s < FAULTS_S else 30
         for batch in self.log[self.read_up_to : self.read_up_to + rate]:
             self.read_up_to += 1
-            self.perform(self.follower.on_batch(batch, self.now_s))
+            self.hear(batch)
         for message in self.arrived():
             self.hear(message)
         if self.happens(0.01):
-            self.perform(self.follower.on_refused(self.now_s))
-        self.perform(self.follower.tick(self.now_s))
+            self.follower.on_refused(self.now_s)
+        if self.happens(0.01):
+            self.follower.on_parked_lost(self.now_s)
+        self.follower.tick(self.now_s)
+        self.perform([])
 
     def arrived(self) -> Iterator[Message]:
         while self.on_the_way and self.on_the_way[0][0] <= self.now_s:
             yield heappop(self.on_the_way)[2]
 
     def hear(self, message: Message) -> None:
+        epoch = self.follower.position[0]
+        effects = self.effects(message)
+        self.may_ask_at_once |= self.follower.position[0] != epoch
+        self.perform(effects)
+
+    def effects(self, message: Message) -> list[Effect]:
         match message:
-            case AskDump(request_id):
-                for chunk in [chunk for life in self.living() for chunk in life.dump(request_id)]:
-                    self.send(chunk)
-            case DumpChunk():
-                self.perform(self.follower.on_chunk(message, self.now_s))
+            case Batch():
+                return self.follower.on_batch(message, self.now_s)
+            case DumpChunk() | ReplayChunk():
+                return self.follower.on_answer(message, self.now_s)
             case Heartbeat():
-                self.perform(self.follower.on_heartbeat(message, self.digest, self.now_s))
+                return self.follower.on_heartbeat(message, self.now_s)
+            case RecoverRequest():
+                for part in [part for life in self.living() for part in life.answer(message)]:
+                    self.send(part)
+        return []
 
     def digest(self, tier: Tier) -> TierDigest:
+        self.may_ask_at_once = True
         return SetDigest(self.held if tier is Tier.GPU else ()).of_tier(tier)
 
     def perform(self, effects: list[Effect]) -> None:
@@ -170,17 +207,21 @@ class World:
                     fold(self.held, event)
                 case ReplaceAll(chunks):
                     self.held = {block.sequence_hash for chunk in chunks for block in chunk.blocks()}
-                case AskDump():
-                    self.ask(effect)
+                case RepairBuckets(buckets, chunks):
+                    self.held = {block for block in self.held if not is_in_buckets(block, buckets)}
+                    self.held |= {block.sequence_hash for chunk in chunks for block in chunk.blocks()}
+        self.follower.prove(self.digest, self.now_s)
+        if self.follower.is_due(self.now_s):
+            self.ask()
 
-    def ask(self, question: AskDump) -> None:
-        counts = self.follower.statistics().counts
-        settled = (counts.resyncs, counts.restarts)
+    def ask(self) -> None:
+        asked = self.follower.ask(self.now_s)
         is_early = bool(self.asked_s) and self.now_s - self.asked_s[-1] < LIMITS.answer_s
-        assert not is_early or settled != self.settled, "one question in flight"
-        self.settled = settled
+        assert self.may_ask_at_once or not is_early, "one question in flight"
+        self.may_ask_at_once = False
         self.asked_s.append(self.now_s)
-        self.send(question)
+        place = (0, 0) if asked.wants == "dump" else self.follower.position
+        self.send(RecoverRequest(asked.request_id, *place, table(self.held) if asked.wants == "repair" else b""))
 
     def check(self) -> None:
         truth = self.lives[-1]
@@ -203,32 +244,30 @@ def test_the_reader_comes_to_rest_with_the_true_set(first: int) -> None:
 class RetiresForGood(StreamFollower):
     """Planted bug: an epoch that was retired is never believed again."""
 
-    def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
-        return [] if heartbeat.epoch in self._retired else super().on_heartbeat(heartbeat, digest_of, now_s)
+    def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> list[Effect]:
+        return [] if self._lives.is_retired(heartbeat.epoch) else super().on_heartbeat(heartbeat, now_s)
 
 
 class NeverAsksAgain(StreamFollower):
     """Planted bug: a lost question is waited for."""
 
-    def tick(self, now_s: float) -> list[Effect]:
-        return [] if self.stale == "resyncing" else super().tick(now_s)
+    def is_due(self, now_s: float) -> bool:
+        return super().is_due(now_s) and not self._asking.expects(self._asking.request_id)
 
 
 class AsksAtEveryBatch(StreamFollower):
     """Planted bug: more than one question in flight."""
 
-    def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
-        effects = super().on_batch(batch, now_s)
-        return effects or (self._ask(now_s) if self.stale == "resyncing" else [])
+    def is_due(self, now_s: float) -> bool:
+        return self.is_recovering and now_s > 0
 
 
 class ComparesNothing(StreamFollower):
     """Planted bug: digests are not compared, and one batch in ten is only counted."""
 
-    def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
-        del digest_of
-        told = {digest.tier: digest for digest in heartbeat.tiers}
-        return super().on_heartbeat(heartbeat, lambda tier: told.get(tier, TierDigest(tier, 0, 0)), now_s)
+    def prove(self, digest_of: Callable[[Tier], TierDigest], now_s: float) -> None:
+        del digest_of, now_s
+        self._asking.on_proof()
 
     def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
         effects = super().on_batch(batch, now_s)
@@ -238,18 +277,24 @@ class ComparesNothing(StreamFollower):
 class IsNeverBehind(StreamFollower):
     """Planted bug: what is lost at the end of the log is waited for."""
 
-    def on_heartbeat(self, heartbeat: Heartbeat, digest_of: Callable[[Tier], TierDigest], now_s: float) -> list[Effect]:
-        effects = super().on_heartbeat(heartbeat, digest_of, now_s)
-        self._awaited = None
-        return effects
+    def tick(self, now_s: float) -> None:
+        self.wait_anew(now_s)
 
 
-class CarriesTheCursorOver(StreamFollower):
-    """Planted bug: a new epoch begins where the old one ended."""
+class LosesWhatItKept(StreamFollower):
+    """Planted bug: what came while an answer was waited for is forgotten, and the place is moved over it."""
 
-    def _adopt(self, epoch: int) -> list[Effect]:
-        cursor, effects = self._cursor, super()._adopt(epoch)
-        self._cursor = cursor
+    def _settle(self, now_s: float, answered_seq: int | None = None) -> list[Effect]:
+        effects = super()._settle(now_s, answered_seq)
+        return [] if len(effects) > 1 else effects
+
+
+class BelievesHeartbeatsForEver(StreamFollower):
+    """Planted bug: what one heartbeat told of wrongly is waited for whatever the source answers."""
+
+    def on_answer(self, answer: Answer, now_s: float) -> list[Effect]:
+        awaited, effects = self._pulse.awaited, super().on_answer(answer, now_s)
+        self._pulse.awaited = awaited or self._pulse.awaited
         return effects
 
 
@@ -259,7 +304,8 @@ PLANTED: list[type[StreamFollower]] = [
     AsksAtEveryBatch,
     ComparesNothing,
     IsNeverBehind,
-    CarriesTheCursorOver,
+    LosesWhatItKept,
+    BelievesHeartbeatsForEver,
 ]
 
 

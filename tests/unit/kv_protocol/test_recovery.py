@@ -8,14 +8,17 @@ from kv_protocol.codec import MESSAGE_BYTES_MAX
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.recovery import (
+    ANSWER_BYTES_MAX,
     CHUNK_BLOCKS_MAX,
+    REQUEST_BYTES_MAX,
     BlockColumns,
     DumpChunk,
-    DumpRequest,
     HeldBlock,
+    RecoverRequest,
+    ReplayChunk,
     block_columns,
-    decode_dump_chunk,
-    decode_dump_request,
+    decode_answer,
+    decode_recover_request,
     dump_chunks,
     encode,
     parents_first,
@@ -23,6 +26,7 @@ from kv_protocol.recovery import (
 
 U64_MAX = 2**64 - 1
 CHUNK: dict[str, Any] = {
+    "type": "dump",
     "request_id": 1,
     "epoch": 2,
     "last_seq": 3,
@@ -43,12 +47,12 @@ def rows(n: int) -> list[HeldBlock]:
 @pytest.mark.parametrize("chunk_blocks", [1, 3, 7])
 def test_the_chunks_of_a_dump_hold_each_block_once_and_in_order(n: int, chunk_blocks: int) -> None:
     chunks = dump_chunks(5, 6, 7, rows(n), chunk_blocks=chunk_blocks)
-    read = [decode_dump_chunk(encode(chunk)) for chunk in chunks]
+    read = [decode_answer(encode(chunk)) for chunk in chunks]
     assert read == chunks
-    assert [block for chunk in read for block in chunk.blocks()] == rows(n)
-    assert [chunk.chunk for chunk in read] == list(range(max(1, -(-n // chunk_blocks))))
-    assert {(chunk.request_id, chunk.epoch, chunk.last_seq, chunk.of) for chunk in read} == {(5, 6, 7, len(read))}
-    assert all(len(chunk.tiers) <= chunk_blocks for chunk in read)
+    assert [block for chunk in chunks for block in chunk.blocks()] == rows(n)
+    assert [chunk.chunk for chunk in chunks] == list(range(max(1, -(-n // chunk_blocks))))
+    assert {(chunk.request_id, chunk.epoch, chunk.last_seq, chunk.of) for chunk in chunks} == {(5, 6, 7, len(chunks))}
+    assert all(len(chunk.tiers) <= chunk_blocks for chunk in chunks)
 
 
 def test_the_dump_of_an_empty_cache_is_one_empty_chunk() -> None:
@@ -60,7 +64,7 @@ def test_a_full_chunk_fits_a_message_whatever_its_numbers() -> None:
     first, second = dump_chunks(U64_MAX, U64_MAX, U64_MAX, rows(CHUNK_BLOCKS_MAX + 1))
     assert len(encode(first)) <= MESSAGE_BYTES_MAX
     assert (len(first.tiers), len(second.tiers)) == (CHUNK_BLOCKS_MAX, 1)
-    assert decode_dump_chunk(encode(first)) == first
+    assert decode_answer(encode(first)) == first
 
 
 def test_a_parent_of_hash_0_is_a_parent() -> None:
@@ -107,42 +111,59 @@ def test_a_hash_that_is_no_u64_cannot_be_dumped(block: HeldBlock) -> None:
     ],
 )
 def test_a_chunk_that_contradicts_itself_is_refused(change: dict[str, Any], reason: str) -> None:
-    assert decode_dump_chunk(msgspec.msgpack.encode(CHUNK)) == DumpChunk(**CHUNK)
-    with pytest.raises(MalformedMessage, match=f"dump chunk: .*{reason}"):
-        decode_dump_chunk(msgspec.msgpack.encode(CHUNK | change))
+    assert decode_answer(msgspec.msgpack.encode(CHUNK)) == msgspec.convert(CHUNK, DumpChunk)
+    with pytest.raises(MalformedMessage, match=f"answer: .*{reason}"):
+        decode_answer(msgspec.msgpack.encode(CHUNK | change))
 
 
 def test_a_chunk_beyond_the_size_of_a_message_is_refused_unread() -> None:
-    n = MESSAGE_BYTES_MAX // 17 + 1
-    data = encode(DumpChunk(**CHUNK | {"parents": b"\0" * 8 * n, "hashes": b"\0" * 8 * n, "tiers": b"\1" * n}))
-    with pytest.raises(MalformedMessage, match=f"dump chunk of {len(data)} bytes") as refused:
-        decode_dump_chunk(data)
-    assert refused.value.offset == MESSAGE_BYTES_MAX
+    n = ANSWER_BYTES_MAX // 17 + 1
+    data = encode(
+        msgspec.convert(CHUNK | {"parents": b"\0" * 8 * n, "hashes": b"\0" * 8 * n, "tiers": b"\1" * n}, DumpChunk)
+    )
+    with pytest.raises(MalformedMessage, match=f"answer of {len(data)} bytes") as refused:
+        decode_answer(data)
+    assert refused.value.offset == ANSWER_BYTES_MAX
 
 
 @pytest.mark.parametrize("request_id", [0, 1, U64_MAX])
 def test_a_request_survives_the_wire(request_id: int) -> None:
-    assert decode_dump_request(encode(DumpRequest(request_id))) == DumpRequest(request_id)
+    assert decode_recover_request(encode(RecoverRequest(request_id))) == RecoverRequest(request_id)
+
+
+def test_a_request_with_digests_and_a_repair_survive_the_wire() -> None:
+    request = RecoverRequest(1, 2, 3, bytes(range(256)) * 32)
+    assert decode_recover_request(encode(request)) == request
+    (repair,) = dump_chunks(1, 2, 3, [HeldBlock(5, None, 1)], buckets=b"\1" + b"\0" * 31)
+    assert decode_answer(encode(repair)) == repair
+
+
+def test_a_table_or_a_set_of_buckets_of_another_size_is_refused() -> None:
+    with pytest.raises(LimitExceeded, match=r"^buckets: found 8, allowed 0 or 8192 bytes"):
+        RecoverRequest(1, 2, 3, b"12345678")
+    with pytest.raises(LimitExceeded, match=r"^buckets: found 8, allowed 0 or 32 bytes"):
+        dump_chunks(1, 2, 3, [], buckets=b"12345678")
 
 
 @pytest.mark.parametrize("request_id", [-1, 2**64])
 def test_a_request_id_is_a_u64(request_id: int) -> None:
     with pytest.raises(LimitExceeded, match=f"^request_id: found {request_id}"):
-        DumpRequest(request_id)
+        RecoverRequest(request_id)
 
 
 @pytest.mark.parametrize(
     ("decode", "valid"),
     [
-        (decode_dump_request, encode(DumpRequest(2**40))),
-        (decode_dump_chunk, encode(DumpChunk(**CHUNK))),
+        (decode_recover_request, encode(RecoverRequest(2**40))),
+        (decode_answer, encode(msgspec.convert(CHUNK, DumpChunk))),
+        (decode_answer, encode(ReplayChunk(request_id=1, epoch=2, last_seq=3, message=b"any"))),
     ],
-    ids=["request", "chunk"],
+    ids=["request", "dump", "replay"],
 )
 def test_every_truncation_and_every_tail_is_refused(decode: Callable[[bytes], object], valid: bytes) -> None:
     broken = [valid[:length] for length in range(len(valid))] + [valid + b"\0", valid * 2]
-    for data in [*broken, b"\xc0", b"\x80", b"\x90", b"\xdf" + b"\xff" * 4, b"\x81\xa1x" + b"\x91" * 100_000 + b"\xc0"]:
-        with pytest.raises(MalformedMessage, match=r"^malformed at byte 0: dump "):
+    for data in [*broken, b"\xc0", b"\x80", b"\x90", b"\xdf" + b"\xff" * 4, b"\x81\xa1x" + b"\x91" * 9_000 + b"\xc0"]:
+        with pytest.raises(MalformedMessage, match=r"^malformed at byte 0: (recover request|answer): "):
             decode(data)
 
 
@@ -192,7 +213,7 @@ def test_columns_have_room_for_a_block(chunk_blocks: int) -> None:
 
 
 def test_the_columns_of_a_chunk_are_its_own() -> None:
-    chunk = DumpChunk(**CHUNK)
+    chunk = msgspec.convert(CHUNK, DumpChunk)
     assert chunk.columns == BlockColumns(chunk.parents, chunk.hashes, chunk.tiers)
     assert list(chunk.columns.blocks()) == list(chunk.blocks())
     assert len(chunk.columns) == 2
@@ -223,3 +244,8 @@ def test_a_row_names_a_tier_and_no_unknown_bit(bits: int) -> None:
     except LimitExceeded:
         made = 0
     assert made == allowed
+
+
+def test_a_request_beyond_its_size_is_refused_unread() -> None:
+    with pytest.raises(MalformedMessage, match=f"recover request of {REQUEST_BYTES_MAX + 1} bytes"):
+        decode_recover_request(b"\0" * (REQUEST_BYTES_MAX + 1))

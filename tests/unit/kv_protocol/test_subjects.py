@@ -157,3 +157,15 @@ def test_message_ids_of_different_batches_differ() -> None:
     }
     assert len(ids) == 16
     assert subjects.message_id(WorkerRank("w", 1), 2, 3) == "w/1/2/3"
+
+
+def test_a_pattern_is_of_all_or_of_whom_is_named() -> None:
+    rank = WorkerRank("w-1", 2)
+    slug = subjects.model_slug("m")
+    assert subjects.pattern("events") == "kv.v1.events.*.*.*"
+    assert subjects.pattern("events", slug=slug) == f"kv.v1.events.{slug}.*.*"
+    named = subjects.pattern("heartbeat", slug=slug, worker_id="w-1", dp_rank=2)
+    assert named == subjects.heartbeat("m", rank)
+    assert subjects.pattern("events", worker_id="w-1", dp_rank=0) == "kv.v1.events.*.w-1.0"
+    assert subjects.pattern("fleet", slug=slug, worker_id="w-1", dp_rank=2) == subjects.fleet("m", "w-1")
+    assert subjects.pattern("fleet") == "kv.v1.fleet.*.*"

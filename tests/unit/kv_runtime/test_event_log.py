@@ -2,77 +2,18 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Coroutine
+from typing import Any
 
 import nats
 import pytest
-import pytest_asyncio
 
-from kv_runtime import event_log
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, StreamSpec
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, reading
 from kv_runtime.nats_server import find_binary
-from tests.integration.broker import Broker, eventually, running_broker
+from tests.integration.broker import Broker, eventually
+from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
 
 SECRET = "s3cret"
-STREAM = StreamSpec("TEST", ("test.>",), max_age_s=3600, max_bytes=1 << 20)
-
-
-@pytest_asyncio.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path / "store") as running:
-        yield running
-
-
-class Reader:
-    """Keeps what it was told."""
-
-    def __init__(self) -> None:
-        self.messages: list[LogMessage] = []
-
-    async def on_message(self, message: LogMessage) -> None:
-        self.messages.append(message)
-
-    @property
-    def data(self) -> list[bytes]:
-        return [message.data for message in self.messages]
-
-    async def until(self, expected: Sequence[bytes]) -> None:
-        await eventually(lambda: len(self.messages) >= len(expected), f"{self.data} != {list(expected)}")
-        assert self.data == list(expected)
-
-
-class Connection(NamedTuple):
-    """An event log whose `run` runs, and what it said of its connection."""
-
-    log: EventLog
-    said: list[str]
-
-
-@asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Connection]:
-    said: list[str] = []
-    log = await EventLog.connect(
-        url, name="test", on_lost=lambda: said.append("lost"), on_found=lambda: said.append("found")
-    )
-    stop = asyncio.Event()
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(log.run(stop))
-            yield Connection(log, said)
-            stop.set()
-    finally:
-        await log.close()
-
-
-def numbers(first: int, last: int) -> list[bytes]:
-    return [str(number).encode() for number in range(first, last + 1)]
-
-
-async def publish_all(log: EventLog, payloads: Sequence[bytes], subject: str = "test.a") -> list[int]:
-    return [await log.publish(subject, payload) for payload in payloads]
 
 
 @pytest.mark.asyncio
@@ -81,30 +22,6 @@ async def test_no_server_is_an_error_that_names_the_address(url: str) -> None:
     with pytest.raises(BrokerUnavailable) as raised:
         await EventLog.connect(url, name="test")
     assert str(raised.value).startswith(f"nats.url {url}: ")
-
-
-@pytest.mark.asyncio
-async def test_a_stream_is_made_once_and_takes_other_limits(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        log = connection.log
-        await log.ensure_stream(STREAM)
-        await log.ensure_stream(STREAM)
-        await publish_all(log, numbers(1, 3))
-        await log.ensure_stream(STREAM._replace(max_age_s=60, max_bytes=1 << 21, per_subject=2))
-        await log.ensure_stream(STREAM._replace(subjects=("test.>", "other.>")))
-        other = Reader()
-        await log.follow("TEST", "test.>", other.on_message)
-        await other.until(numbers(2, 3))
-
-
-@pytest.mark.asyncio
-async def test_a_stream_that_cannot_be_is_an_error_that_names_it(broker: Broker) -> None:
-    async with connected(broker.url) as connection:
-        with pytest.raises(BrokerUnavailable, match=r"^stream TEST: "):
-            await connection.log.ensure_stream(STREAM._replace(max_bytes=1 << 50))
-        await connection.log.ensure_stream(STREAM)
-        with pytest.raises(BrokerUnavailable, match=r"^stream TWIN: .*overlap"):
-            await connection.log.ensure_stream(STREAM._replace(name="TWIN"))
 
 
 @pytest.mark.asyncio
@@ -294,12 +211,9 @@ async def test_a_server_that_lost_its_store_is_followed_from_the_beginning_of_th
 
 
 @pytest.mark.asyncio
-async def test_a_frozen_server_is_lost_before_the_workers_are_and_found_when_it_thaws(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(event_log, "_PUBLISH_S", 1.0)
+async def test_a_frozen_server_is_lost_before_the_workers_are_and_found_when_it_thaws(broker: Broker) -> None:
     reader = Reader()
-    async with connected(broker.url) as connection:
+    async with connected(broker.url, confirm_s=1.0) as connection:
         log = connection.log
         await log.ensure_stream(STREAM)
         await log.follow("TEST", "test.>", reader.on_message)
@@ -352,8 +266,8 @@ async def test_streams_that_the_server_lost_are_made_again(broker: Broker) -> No
 async def test_a_reading_that_the_server_ended_goes_on(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, made_again: bool
 ) -> None:
-    monkeypatch.setattr(event_log, "_HEARTBEAT_S", 0.2)
-    monkeypatch.setattr(event_log, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(reading, "HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(reading, "SILENCE_S", 0.5)
     reader, client = Reader(), await nats.connect(broker.url)
     async with connected(broker.url) as connection:
         log = connection.log
@@ -383,18 +297,6 @@ async def test_a_message_that_looks_like_a_heartbeat_is_a_message(broker: Broker
         await connection.log.publish("test.a", b"x")
         await connection.log.follow("TEST", "test.>", reader.on_message)
         await reader.until([b"", b"x"])
-    await client.close()
-
-
-@pytest.mark.asyncio
-async def test_what_others_set_on_a_stream_stays(broker: Broker) -> None:
-    client = await nats.connect(broker.url)
-    manager = client.jsm()
-    await manager.add_stream(name="TEST", subjects=["test.>"], description="ours", max_msgs=7, max_bytes=1000)
-    async with connected(broker.url) as connection:
-        await connection.log.ensure_stream(STREAM)
-    config = (await manager.stream_info("TEST")).config
-    assert (config.description, config.max_msgs, config.max_bytes) == ("ours", 7, STREAM.max_bytes)
     await client.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import aiohttp
 
-from indexer.embedded import EmbeddedIndex, RankView
+from indexer.embedded import RankView
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, OutcomeKnown, WorkerHeard
@@ -41,10 +41,15 @@ class FakeIndex:
     def __init__(self) -> None:
         self.held: dict[WorkerRank, int] = {}
         self.stale: dict[WorkerRank, str] = {}
+        self.progress = ""
 
     def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Return each rank's view."""
         return [self._view(each, min(self.held.get(each, 0), len(hashes))) for each in ranks]
+
+    def catching_up(self) -> str:
+        """Return how far it is."""
+        return self.progress
 
     def _view(self, each: WorkerRank, depth: int) -> RankView:
         return RankView((depth, depth, depth, depth), 1, 1, self.stale.get(each, ""))
@@ -74,7 +79,7 @@ class Plane:
         self.index = FakeIndex()
         self.routing = Routing(
             self.state,
-            cast("EmbeddedIndex", self.index),
+            self.index,
             self.clock,
             policy,
             seed=1,

@@ -6,6 +6,7 @@ from kv_protocol.decision import Candidate, CostTerms, Decision
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
+from router.core.approximate import ApproximateIndex, ApproximateLimits
 from router.core.fleet import Fleet, TextDigests
 from router.core.ledger import Ledger
 from router.core.state import RouterState
@@ -40,9 +41,9 @@ def registered(worker_id: str = "w0", **changed: Any) -> WorkerRegistered:
     return WorkerRegistered(**fields | changed)
 
 
-def state(lease_s: float = 300.0) -> RouterState:
+def state(lease_s: float = 300.0, approximate: ApproximateLimits | None = None) -> RouterState:
     """Return the state of a router that knows nobody."""
-    return RouterState(Fleet(TEXT), Ledger(lease_s))
+    return RouterState(Fleet(TEXT), Ledger(lease_s), ApproximateIndex(approximate))
 
 
 def route(isl_tokens: int = 40, **changed: Any) -> RouteRequest:
@@ -67,6 +68,8 @@ def row(name: str = "w0/0", **changed: Any) -> RankRow:
         "role": "aggregated",
         "max_seq_len": 0,
         "overlap_blocks": (0, 0, 0, 0),
+        "overlap_source": "index",
+        "predicted_blocks": 0,
         "epoch": 7,
         "seq": 9,
         "trust": "EXACT",

@@ -1,4 +1,4 @@
-"""What may not be asked of the control plane is a 400 that names it, whatever was written there."""
+"""The control plane: what may not be asked is a 400 that names it, and how far each rank is trusted is told."""
 
 import asyncio
 import json
@@ -9,16 +9,35 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from indexer.core.facts import HeartbeatArrived
+from indexer.core.fold import FoldStatistics, IndexFold
+from indexer.core.reference import ReferenceIndex
+from kv_protocol.fleet import Heartbeat
+from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
 from kv_runtime.http import HttpServer
 from router.control_plane import ControlPlane
-from tests.unit.router.plane import Answered, Plane, running_plane
+from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
+from tests.unit.router.samples import rank, route
 
 
 class NeverThere:
-    """An index that never gets to any position."""
+    """An index that never gets to any position; of these ranks it has heard."""
 
     implementation = "native"
+
+    def __init__(self, *heard: WorkerRank) -> None:
+        self._fold = IndexFold(ReferenceIndex())
+        for each in heard:
+            self._fold.apply(HeartbeatArrived(each, Heartbeat(instance="i", epoch=1, last_seq=0)), 0.0)
+
+    def statistics(self) -> FoldStatistics:
+        """Return the figures that people read."""
+        return self._fold.statistics()
+
+    def refused_ranks(self) -> dict[WorkerRank, str]:
+        """Return nobody."""
+        return {}
 
     async def wait_for(self, _rank: WorkerRank, _epoch: int, _seq: int) -> None:
         """Wait."""
@@ -29,7 +48,7 @@ class Control:
     """A control plane on a port that the system chose."""
 
     def __init__(self, plane: Plane) -> None:
-        index: Any = NeverThere()
+        index: Any = NeverThere(rank("w0/0"), rank("w9/0"))
         log: Any = None  # nothing is published here
         app = ControlPlane(plane.routing, index, log).app(CollectorRegistry(), token="")
         self.plane = plane
@@ -82,6 +101,56 @@ async def test_a_wait_that_is_no_time_is_named(control: Control, value: str) -> 
 async def test_a_wait_that_is_over_says_so(control: Control, value: str) -> None:
     answered = await control.get(f"/v1/index/position?worker=w0&epoch=1&seq=1&timeout_s={value}")
     assert (answered.status, answered.error["code"]) == (504, "not_reached")
+
+
+@pytest.mark.asyncio
+async def test_workers_are_listed_with_the_trust_of_every_rank_and_every_field_that_differs(control: Control) -> None:
+    control.plane.join("w0", "http://127.0.0.1:1", dp_ranks=(0, 1))
+    control.plane.join("w1", "http://127.0.0.1:1", block_size=32, tokenizer_digest="x", canary=canary(32))
+    control.plane.index.stale[rank("w0/1")] = "log_away"
+    first, second = json.loads((await control.get("/v1/workers")).body)["workers"]
+    assert first["ranks"] == [
+        {"worker_id": "w0", "dp_rank": 0, "trust": "EXACT", "trust_reason": ""},
+        {"worker_id": "w0", "dp_rank": 1, "trust": "DEGRADED", "trust_reason": "event log away"},
+    ]
+    assert first["differs"] == []
+    differences = [
+        {"field": "block_size", "found": 32, "allowed": 16},
+        {"field": "tokenizer_digest", "found": "x", "allowed": TEXT.tokenizer_digest},
+    ]
+    assert second["differs"] == differences
+    assert second["ranks"][0]["trust"] == "FALLBACK"
+    assert second["ranks"][0]["trust_reason"].startswith("block_size: found 32, allowed 16; tokenizer_digest: found ")
+
+
+@pytest.mark.asyncio
+async def test_the_index_is_shown_with_the_trust_of_every_rank_and_what_was_routed_there(control: Control) -> None:
+    control.plane.join("w0", "http://127.0.0.1:1")
+    control.plane.state.approximate.routed(rank("w0/0"), (1, 2, 3), NOW_S)
+    told = json.loads((await control.get("/v1/index")).body)
+    trust = [(each["worker_id"], each["dp_rank"], each["trust"], each["trust_reason"]) for each in told["ranks"]]
+    assert trust == [("w0", 0, "EXACT", ""), ("w9", 0, "FALLBACK", "its worker is not registered")]
+    assert told["approximate_blocks"] == {"w0/0": 3}
+
+
+@pytest.mark.asyncio
+async def test_decisions_say_where_the_overlap_came_from_and_what_of_it_was_on_its_way(control: Control) -> None:
+    plane = control.plane
+    plane.join("w0", "http://127.0.0.1:1", holds=1)
+    leases = [plane.routing.take(asked, plane.routing.decide(asked)) for asked in (route(decision_id="d1"), route())]
+    plane.index.stale[rank("w0/0")] = "never_heard"
+    leases.append(plane.routing.take(route(decision_id="d3"), plane.routing.decide(route(decision_id="d3"))))
+    listed = json.loads((await control.get("/v1/decisions")).body)["decisions"]
+    fields = ("overlap_source", "overlap_blocks", "predicted_blocks", "trust")
+    assert [tuple(each[field] for field in fields) for each in listed] == [
+        ("approximate", 2, 2, "FALLBACK"),
+        ("index", 1, 2, "EXACT"),
+        ("index", 1, 0, "EXACT"),
+    ]
+    (shown,) = json.loads((await control.get("/v1/decisions/d-1")).body)["decision"]["candidates"]
+    assert (shown["overlap_source"], shown["overlap_blocks"], shown["predicted_blocks"]) == ("index", [1, 1, 1, 1], 2)
+    for lease in leases:
+        lease.end("ok")
 
 
 @pytest.mark.asyncio

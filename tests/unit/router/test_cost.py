@@ -54,14 +54,28 @@ def test_every_weight_of_the_credit_is_heeded(parameters: CostParameters, credit
     assert terms(parameters, overlap_blocks=(3, 5, 6, 9)).overlap_credit_blocks == credit
 
 
-@pytest.mark.parametrize(("trust", "credit"), [("EXACT", 4.75), ("DEGRADED", 2.375), ("FALLBACK", 0.0)])
+@pytest.mark.parametrize(("trust", "credit"), [("EXACT", 4.75), ("DEGRADED", 2.375), ("FALLBACK", 4.75)])
 def test_the_credit_is_scaled_by_trust(trust: str, credit: float) -> None:
     found = terms(trust=trust, overlap_blocks=(3, 5, 6, 9))
     assert (found.overlap_credit_blocks, found.prefill_blocks) == (credit, 10.0 - credit)
 
 
+@pytest.mark.parametrize(
+    ("predicted", "credit"),
+    [
+        (0, 3 + 0.75 * 2 + 0.25 * 1),
+        (2, 3 + 0.75 * 2 + 0.25 * 1),  # it has more already
+        (4, 4 + 0.75 * 1 + 0.25 * 1),  # one that lay on the host is on its way to the GPU
+        (6, 6.0),
+        (8, 8.0),
+    ],
+)
+def test_what_is_on_its_way_counts_as_on_the_gpu(predicted: int, credit: float) -> None:
+    assert terms(overlap_blocks=(3, 5, 6, 9), predicted_blocks=predicted).overlap_credit_blocks == credit
+
+
 def test_every_trust_state_has_a_factor() -> None:
-    assert TRUST_FACTOR == {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBACK": 0.0}
+    assert TRUST_FACTOR == {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBACK": 1.0}
 
 
 def test_queued_prefill_is_prefill() -> None:
@@ -155,6 +169,7 @@ def rows(draw: st.DrawFn) -> RankRow:
     active = draw(counts)
     return row(
         overlap_blocks=(gpu, host, disk, 9),
+        predicted_blocks=draw(st.integers(0, 9)),
         trust=draw(st.sampled_from(["EXACT", "DEGRADED", "FALLBACK"])),
         prefill_tokens_queued=draw(counts),
         active_requests=draw(counts),
@@ -202,15 +217,22 @@ def test_more_overlap_never_costs_more(one: RankRow, more: tuple[int, int, int],
     assert after[1:] == before[1:]
 
 
-@given(rows(), st.lists(rows(), max_size=3), parameter_sets, st.sampled_from(["EXACT", "DEGRADED"]))
-def test_more_trust_never_costs_more(
-    one: RankRow, others: list[RankRow], parameters: CostParameters, trust: str
-) -> None:
-    less = {"EXACT": "DEGRADED", "DEGRADED": "FALLBACK"}[trust]
-    better, worse = (
-        cost_terms(REQUEST, [changed_to(one, trust=each), *others], parameters)[0].cost for each in (trust, less)
+@given(rows(), st.integers(1, 9), st.lists(rows(), max_size=3))
+def test_more_on_its_way_never_costs_more(one: RankRow, more: int, others: list[RankRow]) -> None:
+    sooner = changed_to(one, predicted_blocks=min(9, one.predicted_blocks + more))
+    before = cost_terms(REQUEST, [one, *others], CostParameters())
+    after = cost_terms(REQUEST, [sooner, *others], CostParameters())
+    assert after[0].cost <= before[0].cost
+    assert after[1:] == before[1:]
+
+
+@given(rows(), st.lists(rows(), max_size=3), parameter_sets)
+def test_a_doubt_never_costs_less(one: RankRow, others: list[RankRow], parameters: CostParameters) -> None:
+    exact, degraded = (
+        cost_terms(REQUEST, [changed_to(one, trust=trust), *others], parameters)[0].cost
+        for trust in ("EXACT", "DEGRADED")
     )
-    assert better <= worse
+    assert exact <= degraded
 
 
 @given(rows(), st.integers(1, 10**6), st.lists(rows(), max_size=3), parameter_sets)

@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from kv_protocol.fleet import WorkerDraining
 from kv_protocol.hashing import unpack_tokens
-from kv_protocol.journal import FleetApplied
+from kv_protocol.journal import FleetApplied, LogConnection
 from router.core.decide import Policy
 from tests.unit.router.plane import CHAT, COMPLETIONS, NOW_S, PROMPT, TEXT, Plane, encoded, running_plane, until
 from tests.unit.router.samples import MODEL, rank
@@ -861,6 +861,48 @@ async def test_ready_says_why_not(plane: Plane) -> None:
     assert await reasons() == (503, ["no worker is fit"])
     plane.leave("w0")
     assert await reasons() == (503, ["no worker is fit"])
+    plane.index.progress = "index at 40 of 100"
+    assert await reasons() == (503, ["index at 40 of 100", "no worker is fit"])
+
+
+@pytest.mark.asyncio
+async def test_a_log_that_is_away_is_told_by_ready_and_requests_are_answered(plane: Plane) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, holds=3)
+        plane.index.stale[rank("w0/0")] = "log_away"
+        plane.state.apply(LogConnection(now_s=NOW_S, heard=False))
+        ready = await plane.get("/ready")
+        answered = await plane.post()
+    note = "the event log is away: requests are routed from memory"
+    assert (ready.status, json.loads(ready.body)) == (200, {"ready": True, "reasons": [], "notes": [note]})
+    assert (answered.status, answered.headers["x-overlap-blocks"]) == (200, "3")
+    (record,) = plane.routing.decisions.newest(9)
+    assert (record.decision.chosen.trust, record.decision.chosen.trust_reason) == ("DEGRADED", "event log away")
+
+
+@pytest.mark.asyncio
+async def test_the_header_says_what_the_index_says_and_not_what_is_on_its_way(plane: Plane) -> None:
+    async with Upstream(says_and_waits(STREAM_HEAD + chunked(event("first")))) as worker:
+        plane.join("w0", worker.base_url, holds=1)
+        reader, writer = await plane.dial(STREAMED)
+        await reader.readuntil(event("first"))
+        worker.script = GOOD
+        answered = await plane.post()
+        writer.close()
+    (second, _) = plane.routing.decisions.newest(9)
+    assert second.decision.chosen.predicted_blocks == 3
+    assert answered.headers["x-overlap-blocks"] == "1"
+    assert plane.metric("predicted_on_route_blocks_total") == 2
+    assert plane.metric("predicted_cached_tokens_total") == 16
+
+
+@pytest.mark.asyncio
+async def test_of_a_worker_without_events_the_header_says_what_was_routed_to_it(plane: Plane) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        plane.index.stale[rank("w0/0")] = "never_heard"
+        overlaps = [(await plane.post()).headers["x-overlap-blocks"] for _ in range(2)]
+    assert overlaps == ["0", "3"]
 
 
 @pytest.mark.asyncio

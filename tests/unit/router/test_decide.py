@@ -124,7 +124,15 @@ def test_a_decision_has_all_that_was_weighed() -> None:
     ranks = view(
         row("w0/0", active_blocks=9),
         row("w1/0", unfit="draining"),
-        row("w2/1", trust="DEGRADED", trust_reason="behind", overlap_blocks=(1, 2, 2, 2), epoch=3, seq=4),
+        row(
+            "w2/1",
+            trust="DEGRADED",
+            trust_reason="behind",
+            overlap_blocks=(1, 2, 2, 2),
+            predicted_blocks=2,
+            epoch=3,
+            seq=4,
+        ),
         now_s=77.5,
     )
     request = route(40, decision_id="d-7", request_id="r-7")
@@ -136,6 +144,7 @@ def test_a_decision_has_all_that_was_weighed() -> None:
     winner = decided.chosen
     assert (winner.worker_id, winner.dp_rank, winner.epoch, winner.seq) == ("w2", 1, 3, 4)
     assert (winner.trust, winner.trust_reason, winner.overlap_blocks) == ("DEGRADED", "behind", (1, 2, 2, 2))
+    assert (winner.overlap_source, winner.predicted_blocks, winner.expected_blocks) == ("index", 2, 2)
     assert decided.margin_blocks == decided.candidates[0].terms.cost - winner.terms.cost
     assert [each.terms for each in decided.candidates] == cost_terms(
         request, [ranks.rows[0], ranks.rows[2]], CostParameters()

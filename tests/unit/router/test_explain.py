@@ -1,6 +1,7 @@
 """The words say what the numbers say."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -61,11 +62,17 @@ def test_candidates_are_listed_cheapest_first() -> None:
             row("w1/0", overlap_blocks=(4, 4, 4, 4), trust="DEGRADED", trust_reason="behind"),
             "costs 2.0 blocks more: mostly prefill, +2.0, its credit 2.0 against 4.0.",
         ),
-        # the winner's blocks are not believed at all: they decided nothing
+        # nothing is held anywhere
         (
-            row("w0/0", overlap_blocks=(5, 5, 5, 5), trust="FALLBACK", trust_reason="no KV events heard"),
+            row("w0/0"),
             row("w1/0", history_blocks=8.0),
             "costs 4.0 blocks more: mostly history, +4.0.",
+        ),
+        # the same blocks, of which the runner-up's are only on their way
+        (
+            row("w0/0", overlap_blocks=(4, 4, 4, 4)),
+            row("w1/0", predicted_blocks=4, prefill_tokens_queued=64),
+            "costs 4.0 blocks more: mostly prefill, +4.0, its credit 4.0 against 4.0.",
         ),
         (
             row("w0/0"),
@@ -114,6 +121,25 @@ def test_a_rank_that_is_not_fully_trusted_is_named_with_its_reason(trust: str, r
     text = explained(row("w0/0", trust=trust, trust_reason=reason), row("w1/0"))
     assert f" blocks; {trust} ({reason})" in text
     assert text.count("EXACT") == 0
+
+
+def test_it_says_where_the_overlap_of_a_rank_without_events_comes_from() -> None:
+    trust: dict[str, Any] = {"trust": "FALLBACK", "trust_reason": "no KV events heard; approximate"}
+    text = explained(row("w0/0", overlap_blocks=(4, 4, 4, 4), overlap_source="approximate", **trust))
+    assert "It went to w0/0, which by what was routed to it holds 4 of 5 reusable blocks (80%).\n" in text
+    assert " history 0.0 blocks; FALLBACK (no KV events heard; approximate)\n" in text
+
+
+def test_it_says_what_is_on_its_way_beyond_what_is_held() -> None:
+    rows = (
+        row("w0/0", overlap_blocks=(1, 1, 1, 1), predicted_blocks=4),
+        row("w1/0", overlap_blocks=(2, 2, 2, 2), predicted_blocks=2),
+    )
+    text = explained(*rows)
+    assert "It went to w0/0, which holds 1 of 5 reusable blocks (20%); 3 more are on their way there.\n" in text
+    assert "\n  w0/0: cost 7.1 = prefill 1.1 (after a credit of 4.0) + decode 6.0" in text
+    assert " blocks; 3 more are on their way there\n  w1/0: " in text
+    assert text.count("on their way") == 2, "of w1/0 nothing is on its way that it does not hold"
 
 
 def test_a_prompt_with_nothing_to_reuse_divides_by_nothing() -> None:

@@ -8,6 +8,7 @@ from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import EAGLE_HASH_SCHEME, Hashing, canary
 from router.core import fleet as fleet_module
 from router.core.fleet import SILENT_S, Fleet, Worker
+from router.core.trust import PARITY_FIELDS
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
 
 LEFT_AT_LAST = 1e9
@@ -80,7 +81,7 @@ def test_of_a_new_instances_former_life_nothing_counts() -> None:
     folded.set_breaker("w0", "refused", 9.0)
     reborn = registered(instance="w0-2", block_size=32)
     folded.apply(reborn)
-    assert known(folded) == Worker(registration=reborn)
+    assert known(folded) == Worker(registration=reborn, canary=canary(32))
     assert unfit(folded, 0.0) == "no heartbeat yet"
     assert [each.registration.worker_id for each in folded.workers()] == ["w1", "w0"], "its age neither"
 
@@ -210,7 +211,7 @@ def test_of_several_reasons_the_lasting_one_is_named() -> None:
 
 def test_a_worker_that_agrees_in_everything_differs_in_nothing() -> None:
     folded = fleet(registered())
-    assert folded.disparity(known(folded), Hashing(BLOCK_SIZE)) == ""
+    assert folded.disparities(known(folded), Hashing(BLOCK_SIZE)) == ()
 
 
 @pytest.mark.parametrize(
@@ -225,25 +226,78 @@ def test_a_worker_that_agrees_in_everything_differs_in_nothing() -> None:
 )
 def test_the_field_that_differs_is_named(changed: dict[str, Any], difference: str) -> None:
     folded = fleet(registered(**changed))
-    assert folded.disparity(known(folded), Hashing(BLOCK_SIZE)) == difference
+    (found,) = folded.disparities(known(folded), Hashing(BLOCK_SIZE))
+    assert (found.field, str(found)) == (difference.partition(":")[0], difference)
+
+
+def test_of_a_worker_that_differs_in_everything_every_field_is_named() -> None:
+    every: dict[str, Any] = {
+        "block_size": 32,
+        "hash_scheme": "sha256",
+        "canary": 1,
+        "tokenizer_digest": "x",
+        "template_digest": "y",
+    }
+    folded = fleet(registered(**every))
+    found = folded.disparities(known(folded), Hashing(BLOCK_SIZE))
+    assert tuple(each.field for each in found) == PARITY_FIELDS == tuple(every)
+    assert [each.found for each in found] == list(every.values())
+
+
+def test_the_canary_must_be_that_of_the_hashing_that_the_worker_itself_states() -> None:
+    folded = fleet(registered(block_size=32, canary=canary(BLOCK_SIZE)))
+    found = folded.disparities(known(folded), Hashing(BLOCK_SIZE))
+    assert [each.field for each in found] == ["block_size", "canary"]
+    assert found[1].allowed == canary(32)
+
+
+def test_a_registration_that_is_told_again_is_judged_anew() -> None:
+    folded = fleet(registered(canary=1))
+    folded.apply(registered(block_size=32))
+    found = folded.disparities(known(folded), Hashing(BLOCK_SIZE))
+    assert [each.field for each in found] == ["block_size"]
 
 
 def test_other_fields_may_differ() -> None:
     folded = fleet(registered(total_kv_blocks=9, version="2", event_source="vllm", max_seq_len=1))
-    assert folded.disparity(known(folded), Hashing(BLOCK_SIZE)) == ""
+    assert folded.disparities(known(folded), Hashing(BLOCK_SIZE)) == ()
 
 
 def test_a_model_is_hashed_as_its_eldest_fit_worker_states() -> None:
     folded = fleet(registered(hash_scheme=EAGLE_HASH_SCHEME, canary=canary(BLOCK_SIZE, EAGLE_HASH_SCHEME)))
     hashing = Hashing(BLOCK_SIZE, EAGLE_HASH_SCHEME)
     assert folded.hashing("m", 0.0) == hashing
-    assert folded.disparity(known(folded), hashing) == ""
+    assert folded.disparities(known(folded), hashing) == ()
 
 
 def test_a_worker_that_hashes_in_bigrams_differs_from_one_that_does_not() -> None:
     folded = fleet(registered(hash_scheme=EAGLE_HASH_SCHEME, canary=canary(BLOCK_SIZE, EAGLE_HASH_SCHEME)))
     expected = "hash_scheme: found 'xxh3-1337-eagle', allowed 'xxh3-1337'"
-    assert folded.disparity(known(folded), Hashing(BLOCK_SIZE)) == expected
+    assert [str(each) for each in folded.disparities(known(folded), Hashing(BLOCK_SIZE))] == [expected]
+
+
+def test_parity_is_judged_by_how_the_eldest_fit_worker_has_prompts_hashed() -> None:
+    folded = fleet(registered("w0"), registered("w1", block_size=32))
+    fields = {worker_id: [each.field for each in found] for worker_id, found in folded.parity(0.0).items()}
+    assert fields == {"w0": [], "w1": ["block_size"]}
+    folded.heard("w1", "w1-1", 9.0)  # and w0 is silent
+    fields = {worker_id: [each.field for each in found] for worker_id, found in folded.parity(9.0).items()}
+    assert fields == {"w0": ["block_size"], "w1": []}
+
+
+def test_a_worker_of_several_models_is_told_every_difference_once() -> None:
+    folded = fleet(
+        registered("w0"),
+        registered("w1", served_names=("n",), hash_scheme=EAGLE_HASH_SCHEME, canary=canary(16, EAGLE_HASH_SCHEME)),
+        registered("w2", served_names=("m", "n"), tokenizer_digest="x"),
+    )
+    found = folded.parity_of(known(folded, "w2"), 0.0)
+    assert [each.field for each in found] == ["tokenizer_digest", "hash_scheme"]
+    assert folded.parity(0.0) == {"w0": (), "w1": (), "w2": found}
+
+
+def test_a_worker_that_serves_no_model_differs_in_nothing() -> None:
+    assert fleet(registered(served_names=())).parity(0.0) == {"w0": ()}
 
 
 def test_an_unknown_hash_scheme_never_decides_how_prompts_are_hashed() -> None:

@@ -1,19 +1,19 @@
 """Decisions in motion: seeds, promises and leases."""
 
 from collections.abc import Sequence
-from typing import cast
 
+import msgspec
 import pytest
 
-from indexer.embedded import EmbeddedIndex, RankView
+from indexer.embedded import RankView
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, WorkerHeard
+from kv_protocol.journal import FleetApplied, LogConnection, WorkerHeard
 from kv_runtime.clock import ManualClock
 from router.core.decide import Policy
 from router.core.ledger import RankLoad
 from router.core.view import RouteRequest
-from router.routing import Lease, Routing
+from router.routing import Lease, Readiness, Routing
 from tests.unit.router.samples import rank, registered, route, state
 
 LEASE_S = 8.0
@@ -23,25 +23,38 @@ class FakeIndex:
     """Every rank holds `depth` blocks."""
 
     def __init__(self, depth: int, stale: str = "") -> None:
-        self._depth, self._stale = depth, stale
+        self._depth, self.stale, self.progress = depth, stale, ""
 
     def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Return the same for every rank, no more than was asked for."""
         depth = min(self._depth, len(hashes))
-        return [RankView((depth, depth, depth, depth), 1, 1, self._stale) for _ in ranks]
+        return [RankView((depth, depth, depth, depth), 1, 1, self.stale) for _ in ranks]
+
+    def catching_up(self) -> str:
+        """Return how far it is."""
+        return self.progress
 
 
 class Bench:
     """A `Routing`, its clock and its state."""
 
-    def __init__(self, *workers: WorkerRegistered, holds: int = 0, seed: int = 1, stale: str = "") -> None:
+    def __init__(
+        self,
+        *workers: WorkerRegistered,
+        holds: int = 0,
+        seed: int = 1,
+        stale: str = "",
+        policy: Policy | None = None,
+    ) -> None:
         self.clock = ManualClock(now_s=100.0)
         self.state = state(LEASE_S)
         for each in workers or (registered(),):
             self.state.apply(FleetApplied(now_s=100.0, event=each))
             self.state.apply(WorkerHeard(now_s=100.0, worker_id=each.worker_id, instance=each.instance))
-        index = cast("EmbeddedIndex", FakeIndex(holds, stale))
-        self.routing = Routing(self.state, index, self.clock, Policy(), seed=seed, lease_s=LEASE_S, decisions_max=100)
+        self.index = FakeIndex(holds, stale)
+        self.routing = Routing(
+            self.state, self.index, self.clock, policy or Policy(), seed=seed, lease_s=LEASE_S, decisions_max=100
+        )
 
     def take(self, request: RouteRequest) -> Lease:
         return self.routing.take(request, self.routing.decide(request))
@@ -166,6 +179,118 @@ async def test_a_breaker_is_open_for_its_time() -> None:
     assert bench.routing.unready() == ["no worker is fit"]
     await bench.clock.advance(3.0)
     assert bench.routing.unready() == []
+
+
+# ---------------------------------------------------------------- siblings of a burst
+
+
+def burst(*suffixes: int) -> list[RouteRequest]:
+    """Return requests of one prefix of 32 blocks, each with a block of its own and one token more."""
+    prefix = tuple(range(100, 132))
+    return [
+        route(16 * 33 + 1, decision_id=f"d{suffix}", sequence_hashes=(*prefix, suffix), request_id=f"r{suffix}")
+        for suffix in suffixes
+    ]
+
+
+def test_what_is_on_its_way_is_not_promised_again() -> None:
+    bench = Bench()
+    first, second = burst(1000, 2000)
+    bench.take(first)
+    assert bench.load.prefill_tokens_queued == 16 * 33 + 1
+    bench.take(second)
+    assert bench.load.prefill_tokens_queued == (16 * 33 + 1) + (16 + 1)
+
+
+def test_where_nothing_is_predicted_every_sibling_is_promised_whole() -> None:
+    bench = Bench(policy=Policy(predict_on_route=False))
+    for each in burst(1000, 2000):
+        bench.take(each)
+    assert bench.load.prefill_tokens_queued == 2 * (16 * 33 + 1)
+
+
+@pytest.mark.parametrize(("predict_on_route", "worker_id"), [(True, "w0"), (False, "w1")])
+def test_before_any_event_has_come_a_sibling_goes_where_its_prefix_was_computed(
+    predict_on_route: bool, worker_id: str
+) -> None:
+    policy = Policy(predict_on_route=predict_on_route)
+    bench = Bench(registered("w0"), registered("w1"), policy=policy)
+    first, second = burst(1000, 2000)
+    lease = bench.take(msgspec.structs.replace(first, pinned_worker="w0"))
+    lease.on_bytes()
+    decision = bench.routing.decide(second)
+    assert decision.chosen.worker_id == worker_id
+    assert decision.candidates[0].overlap_blocks == (0, 0, 0, 0), "the index has heard nothing"
+    assert decision.candidates[0].predicted_blocks == (32 if predict_on_route else 0)
+
+
+@pytest.mark.parametrize(("predict_on_route", "worker_id"), [(True, "w0"), (False, "w1")])
+def test_a_sibling_waits_for_its_prefix_rather_than_have_it_computed_at_a_rank_that_is_less_busy(
+    predict_on_route: bool, worker_id: str
+) -> None:
+    bench = Bench(registered("w0"), registered("w1"), policy=Policy(predict_on_route=predict_on_route))
+    first, second = burst(1000, 2000)
+    bench.take(msgspec.structs.replace(first, pinned_worker="w0"))
+    bench.take(route(16 * 16 + 1, decision_id="d", sequence_hashes=tuple(range(500, 516)), pinned_worker="w1"))
+    assert bench.routing.decide(second).chosen.worker_id == worker_id
+
+
+@pytest.mark.parametrize("outcome", ["ok", "cancelled", "failed"])
+def test_of_requests_that_come_one_after_the_other_the_index_alone_says_what_is_held(outcome: str) -> None:
+    bench = Bench(holds=3)
+    first, second = burst(1000, 2000)
+    bench.take(first).end(outcome)  # type: ignore[arg-type]
+    chosen = bench.routing.decide(second).chosen
+    assert (chosen.overlap_blocks, chosen.predicted_blocks) == ((3, 3, 3, 3), 0)
+
+
+@pytest.mark.asyncio
+async def test_a_long_answer_predicts_for_two_seconds_only() -> None:
+    bench = Bench()
+    first, second = burst(1000, 2000)
+    lease = bench.take(first)
+    await bench.clock.advance(1.0)
+    lease.on_bytes()
+    await bench.clock.advance(1.9)
+    assert bench.routing.decide(second).chosen.predicted_blocks == 32
+    await bench.clock.advance(0.1)
+    assert bench.routing.decide(second).chosen.predicted_blocks == 0
+
+
+def test_a_rank_without_events_is_promised_what_was_not_routed_to_it_before() -> None:
+    bench = Bench(stale="never_heard", holds=9)
+    first, second = burst(1000, 2000)
+    bench.take(first).end("ok")
+    bench.take(second)
+    assert bench.load.prefill_tokens_queued == 16 + 1
+
+
+# ---------------------------------------------------------------- trust and readiness
+
+
+def test_the_trust_of_every_rank_of_the_fleet_is_known_without_a_request() -> None:
+    bench = Bench(registered("w0", dp_ranks=(0, 1)), registered("w1", template_digest="x"), stale="log_away")
+    away = ("DEGRADED", "event log away")
+    differs = ("FALLBACK", "template_digest: found 'x', allowed 'template-1'; approximate")
+    assert bench.routing.trust() == {rank("w0/0"): away, rank("w0/1"): away, rank("w1/0"): differs}
+
+
+def test_an_index_that_is_catching_up_makes_the_router_unready_and_says_how_far_it_is() -> None:
+    bench = Bench()
+    bench.index.progress = "index at 40 of 100"
+    assert bench.routing.unready() == ["index at 40 of 100"]
+    bench.index.progress = ""
+    assert bench.routing.unready() == []
+
+
+def test_a_log_that_is_away_is_noted_and_keeps_nobody_away() -> None:
+    bench = Bench()
+    assert bench.routing.readiness() == Readiness(ready=True, reasons=[], notes=[])
+    bench.state.apply(LogConnection(now_s=100.0, heard=False))
+    note = "the event log is away: requests are routed from memory"
+    assert bench.routing.readiness() == Readiness(ready=True, reasons=[], notes=[note])
+    bench.state.apply(LogConnection(now_s=100.0, heard=True))
+    assert bench.routing.readiness().notes == []
 
 
 @pytest.mark.parametrize("stale", ["never_heard", "refused", "resyncing", "source", "behind"])

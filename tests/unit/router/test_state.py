@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
@@ -23,9 +23,11 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, Routed
 from kv_protocol.load import LoadReport
+from router.core.approximate import ApproximateLimits
 from router.core.history import HALF_LIFE_S
 from router.core.ledger import RankLoad
 from router.core.state import Overlap, RouterState
+from router.core.trust import trust_of
 from router.core.view import RankRow
 from tests.unit.router.samples import decision, rank, registered, route, state
 
@@ -62,7 +64,7 @@ def rows(
     def overlap(_: Sequence[int], ranks: Sequence[WorkerRank]) -> list[Overlap]:
         return [held] * len(ranks)
 
-    return list(folded.view(route(isl_tokens, **request), overlap, now_s).rows)
+    return list(folded.view(route(isl_tokens, **request), overlap, now_s, predict_on_route=True).rows)
 
 
 # ---------------------------------------------------------------- the view
@@ -84,7 +86,7 @@ def test_the_index_is_asked_for_what_a_cache_can_give_and_for_these_ranks() -> N
         asked.append((tuple(hashes), tuple(ranks)))
         return [HELD] * len(ranks)
 
-    joined(registered(dp_ranks=(0, 1))).view(route(32), overlap, 0.0)
+    joined(registered(dp_ranks=(0, 1))).view(route(32), overlap, 0.0, predict_on_route=True)
     assert asked == [((100,), (rank("w0/0"), rank("w0/1")))]
 
 
@@ -113,33 +115,120 @@ def test_history_is_what_was_routed_and_decays() -> None:
     assert rows(folded, HALF_LIFE_S)[0].history_blocks == 1.25
 
 
-@pytest.mark.parametrize(
-    ("stale", "trust", "reason"),
-    [
-        ("", "EXACT", ""),
-        ("behind", "DEGRADED", "behind"),
-        ("resyncing", "DEGRADED", "resyncing"),
-        ("never_heard", "FALLBACK", "no KV events heard"),
-        ("refused", "FALLBACK", "no room in the index"),
-        ("overfull", "DEGRADED", "overfull"),
-    ],
-)
-def test_trust_follows_the_stream(stale: str, trust: str, reason: str) -> None:
-    (found,) = rows(joined(registered()), held=((2, 2, 2, 2), 7, 9, stale))
-    assert (found.trust, found.trust_reason, found.overlap_blocks) == (trust, reason, (2, 2, 2, 2))
+@pytest.mark.parametrize("stale", ["", "behind", "overfull", "log_away"])
+def test_of_a_rank_whose_stream_is_followed_the_index_says_what_it_holds(stale: str) -> None:
+    folded = joined(registered())
+    promise(folded, blocks=(100,))
+    (found,) = rows(folded, held=((0, 2, 2, 2), 7, 9, stale))
+    assert (found.trust, found.trust_reason) == trust_of((), stale)
+    assert (found.overlap_source, found.overlap_blocks) == ("index", (0, 2, 2, 2))
+
+
+@pytest.mark.parametrize("stale", ["never_heard", "refused"])
+def test_of_a_rank_that_the_index_does_not_know_what_was_routed_there_says_what_it_holds(stale: str) -> None:
+    folded = joined(registered(dp_ranks=(0, 1)))
+    promise(folded, blocks=(100,))
+    first, second = rows(folded, held=((2, 2, 2, 2), 7, 9, stale))
+    assert (first.overlap_source, first.overlap_blocks) == ("approximate", (1, 1, 1, 1))
+    assert (second.overlap_source, second.overlap_blocks) == ("approximate", (0, 0, 0, 0))
+    assert first.trust_reason.endswith("; approximate")
 
 
 @pytest.mark.parametrize("stale", ["", "behind", "never_heard"])
-def test_of_a_worker_that_differs_no_overlap_is_believed(stale: str) -> None:
+def test_of_a_worker_that_differs_what_was_routed_there_says_what_it_holds(stale: str) -> None:
     folded = joined(registered(tokenizer_digest="x"))
+    promise(folded, blocks=(100,))
     (found,) = rows(folded, held=((2, 2, 2, 2), 7, 9, stale))
-    assert (found.trust, found.overlap_blocks) == ("FALLBACK", (0, 0, 0, 0))
-    assert found.trust_reason == "tokenizer_digest: found 'x', allowed 'tokenizer-1'"
+    assert (found.trust, found.overlap_source, found.overlap_blocks) == ("FALLBACK", "approximate", (1, 1, 1, 1))
+    assert found.trust_reason == "tokenizer_digest: found 'x', allowed 'tokenizer-1'; approximate"
 
 
 def test_a_worker_with_other_blocks_than_the_request_was_hashed_with_differs() -> None:
     folded = joined(registered(), registered("w1", block_size=32))
     assert [each.trust for each in rows(folded)] == ["EXACT", "FALLBACK"]
+
+
+# ---------------------------------------------------------------- what was routed, and what is on its way
+
+UNKNOWN: Overlap = ((0, 0, 0, 0), 0, 0, "never_heard")
+NOTHING_HELD: Overlap = ((0, 0, 0, 0), 7, 9, "")
+
+
+def end(folded: RouterState, lease_id: str = "l", now_s: float = 0.0) -> None:
+    folded.apply(LedgerApplied(now_s=now_s, event=Finished(lease_id=lease_id)))
+
+
+def test_what_was_routed_counts_for_its_time_whether_or_not_anybody_lets_time_pass() -> None:
+    folded = state(approximate=ApproximateLimits(ttl_s=30.0))
+    folded.apply(FleetApplied(now_s=0.0, event=registered()))
+    promise(folded, blocks=(100, 101))
+    end(folded)
+    for now_s, depth in ((29.9, 2), (30.0, 0)):
+        assert rows(folded, now_s, UNKNOWN)[0].overlap_blocks[0] == depth
+        folded.tick(now_s)
+        assert rows(folded, now_s, UNKNOWN)[0].overlap_blocks[0] == depth
+    assert folded.approximate.statistics().blocks == {}
+
+
+def test_no_more_counts_than_the_worker_has_room_for() -> None:
+    folded = joined(registered(total_kv_blocks=3))
+    promise(folded, "l", blocks=(100, 101))
+    promise(folded, "m", blocks=(200, 201))
+    assert rows(folded, held=UNKNOWN)[0].overlap_blocks == (1, 1, 1, 1)
+    assert folded.approximate.statistics().blocks == {rank(): 3}
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [registered(instance="w0-2"), WorkerLeft(worker_id="w0", instance="w0-1")],
+    ids=["a new life", "its end"],
+)
+def test_of_a_former_life_nothing_that_was_routed_counts(ending: FleetEvent) -> None:
+    folded = joined(registered())
+    promise(folded)
+    folded.apply(FleetApplied(now_s=1.0, event=ending))
+    assert folded.approximate.statistics().blocks == {}
+    folded.apply(FleetApplied(now_s=1.0, event=registered(instance="w0-2")))
+    (found,) = rows(folded, 1.0, UNKNOWN)
+    assert (found.overlap_blocks, found.predicted_blocks) == ((0, 0, 0, 0), 0)
+
+
+def test_what_is_routed_to_nobody_is_not_remembered() -> None:
+    folded = joined(registered())
+    promise(folded, name="w9/0")
+    assert folded.approximate.statistics().blocks == {}
+
+
+def test_a_promise_predicts_that_its_blocks_will_be_held_by_its_rank_while_it_lasts() -> None:
+    folded = joined(registered(dp_ranks=(0, 1)))
+    promise(folded, blocks=(100, 101), epoch=7)
+    assert [each.predicted_blocks for each in rows(folded, held=NOTHING_HELD)] == [2, 0]
+    assert [each.overlap_blocks[0] for each in rows(folded, held=NOTHING_HELD)] == [0, 0]
+    end(folded)
+    assert [each.predicted_blocks for each in rows(folded, held=NOTHING_HELD)] == [0, 0]
+
+
+def test_a_prediction_is_over_two_seconds_after_the_first_token_whether_or_not_anybody_lets_time_pass() -> None:
+    folded = joined(registered())
+    promise(folded, epoch=7)
+    folded.apply(LedgerApplied(now_s=5.0, event=FirstToken(lease_id="l")))
+    for now_s, predicted in ((6.9, 2), (7.0, 0)):
+        assert rows(folded, now_s, NOTHING_HELD)[0].predicted_blocks == predicted
+        folded.tick(now_s)
+        assert rows(folded, now_s, NOTHING_HELD)[0].predicted_blocks == predicted
+
+
+def test_a_prediction_for_a_cache_that_is_no_more_is_over() -> None:
+    folded = joined(registered())
+    promise(folded, epoch=6)
+    assert rows(folded, held=NOTHING_HELD)[0].predicted_blocks == 0
+
+
+def test_where_predictions_are_not_wanted_there_are_none() -> None:
+    folded = joined(registered())
+    promise(folded, epoch=7)
+    view = folded.view(route(), lambda _, ranks: [NOTHING_HELD] * len(ranks), 0.0, predict_on_route=False)
+    assert [each.predicted_blocks for each in view.rows] == [0]
 
 
 # ---------------------------------------------------------------- block size
@@ -169,7 +258,8 @@ def test_a_turn_is_a_decision_for_the_same_model() -> None:
     folded = joined(registered())
     turns = []
     for model in ("m", "n", "m", "n", "m"):
-        turns.append(folded.view(route(model=model), lambda _, ranks: [HELD] * len(ranks), 0.0).turn)
+        asked = route(model=model)
+        turns.append(folded.view(asked, lambda _, ranks: [HELD] * len(ranks), 0.0, predict_on_route=True).turn)
         folded.apply(Decided(now_s=0.0, decision=decision(model=model), sequence_hashes=()))
     assert turns == [0, 0, 1, 1, 2]
 

@@ -46,7 +46,7 @@ def told(core: Consolidation, dp_rank: int = 0) -> list[Batch]:
     batches: list[Batch] = []
     while message := core.outbox(dp_rank).next_message():
         batches += decode_message(message.payload)
-        core.outbox(dp_rank).acknowledge()
+        core.outbox(dp_rank).acknowledge(message)
     return batches
 
 

@@ -43,7 +43,7 @@ def told(core: Consolidation, dp_rank: int = 0) -> list[Event]:
     events: list[Event] = []
     while message := core.outbox(dp_rank).next_message():
         events += [batch.event for batch in decode_message(message.payload)]
-        core.outbox(dp_rank).acknowledge()
+        core.outbox(dp_rank).acknowledge(message)
     return events
 
 

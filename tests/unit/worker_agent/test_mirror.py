@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kv_protocol.digest import SetDigest, TierDigest
+from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
 from kv_protocol.events import Cleared, Removed, Stored, Tier
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from kv_protocol.recovery import HeldBlock
@@ -232,6 +232,31 @@ def test_a_dump_says_each_block_with_its_parent_parents_first() -> None:
         HeldBlock(CHAIN[2], CHAIN[1], GPU_1),
         HeldBlock(CHAIN[3], CHAIN[2], GPU_1),
     ]
+
+
+def test_a_dump_is_of_the_moment_when_it_was_taken_whatever_changes_then() -> None:
+    mirror = mirror_of(store(0, 3))
+    dump = mirror.dump()
+    mirror.apply(EngineCleared())
+    mirror.apply(store(0, base=200, tier=Tier.HOST))
+    assert len(dump) == 3
+    assert [(row.sequence_hash, row.tier_bits) for row in dump] == [(block, GPU_1) for block in CHAIN[:3]]
+    assert held(mirror) == {CHAIN[0]: HOST_1}
+
+
+def test_a_dump_of_some_buckets_has_their_blocks_parents_first_on_whatever_tiers() -> None:
+    mirror = mirror_of(store(0, 10), store(0, 2, tier=Tier.HOST))
+    wanted = {CHAIN[1] >> 56, CHAIN[7] >> 56}
+    buckets = sum(1 << bucket for bucket in wanted).to_bytes(BUCKET_SET_BYTES, "little")
+    of_wanted = [at for at in range(10) if CHAIN[at] >> 56 in wanted]
+    assert list(mirror.dump(buckets)) == [
+        HeldBlock(CHAIN[at], CHAIN[at - 1] if at else None, GPU_1 | HOST_1 * (at < 2)) for at in of_wanted
+    ]
+
+
+def test_a_block_on_two_tiers_is_one_held_block() -> None:
+    mirror = mirror_of(store(0, 2), store(0, tier=Tier.HOST), remove(101))
+    assert mirror.held_blocks == 1
 
 
 # -------------------------------------------------------------------- copies, groups, sources

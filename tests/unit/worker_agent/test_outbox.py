@@ -3,6 +3,8 @@
 from itertools import pairwise
 
 import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
 
 from kv_protocol.codec import (
     BATCHES_PER_MESSAGE_MAX,
@@ -12,7 +14,7 @@ from kv_protocol.codec import (
     encode_batch,
 )
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
-from worker_agent.core.outbox import Outbox, OutMessage
+from worker_agent.core.outbox import ENTRY_BYTES, SMALL_MAX, Outbox, OutMessage
 
 EPOCH = 77
 BATCH_BYTES = len(encode_batch(Batch(EPOCH, 1, Cleared())))
@@ -33,8 +35,23 @@ def drained(outbox: Outbox) -> list[OutMessage]:
     messages = []
     while message := outbox.next_message():
         messages.append(message)
-        outbox.acknowledge()
+        outbox.acknowledge(message)
     return messages
+
+
+def given(outbox: Outbox) -> list[OutMessage]:
+    """Return what is given out without any acknowledgement."""
+    return list(iter(outbox.next_message, None))
+
+
+def in_tail(outbox: Outbox, after_seq: int) -> list[int] | None:
+    """Return the seqs that the tail has; None where there is no tail."""
+    tail = outbox.tail(after_seq)
+    return None if tail is None else [batch.seq for message in tail for batch in decode_message(message)]
+
+
+def fill(outbox: Outbox, batches: int) -> None:
+    add(outbox, *(Cleared() for _ in range(batches)))
 
 
 def batches(messages: list[OutMessage]) -> list[Batch]:
@@ -70,9 +87,8 @@ def test_a_message_names_its_first_and_last_seq() -> None:
 
 def test_an_empty_outbox_has_nothing_to_publish() -> None:
     outbox = Outbox(EPOCH)
-    assert outbox.next_message() is None
-    outbox.acknowledge()
-    assert (outbox.next_message(), outbox.last_seq, outbox.waiting_bytes) == (None, 0, 0)
+    outbox.go_back()
+    assert (outbox.next_message(), outbox.last_seq, outbox.published_seq, outbox.waiting_bytes) == (None, 0, 0, 0)
 
 
 # -------------------------------------------------------------------- large events
@@ -102,23 +118,75 @@ def test_a_large_removal_goes_out_in_parts() -> None:
     ]
 
 
-# -------------------------------------------------------------------- one message in flight
-def test_until_it_is_acknowledged_the_same_message_is_given_byte_for_byte() -> None:
+# -------------------------------------------------------------------- messages in flight
+def test_a_few_messages_are_in_flight_however_small_and_what_comes_then_travels_together() -> None:
     outbox = Outbox(EPOCH)
-    add(outbox, Stored((1,)))
+    for _ in range(SMALL_MAX):
+        fill(outbox, 1)
+        next_message(outbox)
+    fill(outbox, 3)
+    assert outbox.next_message() is None
+    outbox.acknowledge(OutMessage(1, 1, b""))
+    assert [batch.seq for batch in batches([next_message(outbox)])] == [SMALL_MAX + 1, SMALL_MAX + 2, SMALL_MAX + 3]
+
+
+def test_of_full_messages_as_many_as_the_window_are_in_flight() -> None:
+    outbox = Outbox(EPOCH, window=6)
+    add(outbox, *(Stored(chain(BLOCKS_PER_EVENT_MAX)) for _ in range(8)))
+    messages = given(outbox)
+    assert [message.first_seq for message in messages] == [1, 2, 3, 4, 5, 6]
+    outbox.acknowledge(messages[3])
+    assert [message.first_seq for message in given(outbox)] == [7]
+
+
+def test_messages_are_acknowledged_each_on_its_own_in_any_order() -> None:
+    outbox = Outbox(EPOCH)
+    messages = []
+    for _ in range(3):
+        fill(outbox, 2)
+        messages.append(next_message(outbox))
+    published = []
+    for message in (messages[1], messages[0], messages[2]):
+        outbox.acknowledge(message)
+        published.append(outbox.published_seq)
+    assert published == [0, 4, 6]
+    assert outbox.waiting_bytes == 0
+
+
+def test_after_going_back_all_in_flight_are_given_out_again_byte_for_byte_before_anything_new() -> None:
+    outbox = Outbox(EPOCH)
+    messages = []
+    for _ in range(3):
+        fill(outbox, 1)
+        messages.append(next_message(outbox))
+    fill(outbox, 1)
+    outbox.acknowledge(messages[1])
+    outbox.go_back()
+    again = [next_message(outbox), next_message(outbox)]
+    assert again == [messages[0], messages[2]]
+    assert next_message(outbox).first_seq == 4
+
+
+def test_what_is_acknowledged_after_going_back_is_not_given_out_again() -> None:
+    outbox = Outbox(EPOCH)
+    fill(outbox, 1)
     message = next_message(outbox)
-    add(outbox, Stored((2,)), Cleared())
-    assert next_message(outbox) == message
-    assert [batch.seq for batch in decode_message(message.payload)] == [1]
+    outbox.go_back()
+    outbox.acknowledge(message)
+    outbox.acknowledge(message)
+    assert (outbox.next_message(), outbox.waiting_bytes, outbox.published_seq) == (None, 0, 1)
 
 
-def test_what_comes_meanwhile_travels_together_in_the_next() -> None:
+def test_going_back_twice_gives_out_everything_again() -> None:
     outbox = Outbox(EPOCH)
-    add(outbox, Stored((1,)))
-    outbox.next_message()
-    add(outbox, Stored((2,)), Cleared())
-    outbox.acknowledge()
-    assert [batch.seq for batch in decode_message(next_message(outbox).payload)] == [2, 3]
+    fill(outbox, 1)
+    messages = given(outbox)
+    fill(outbox, 1)
+    messages += given(outbox)
+    outbox.go_back()
+    assert next_message(outbox) == messages[0]
+    outbox.go_back()
+    assert given(outbox) == messages
 
 
 @pytest.mark.parametrize(("over", "batches_in_messages"), [(0, [2]), (1, [1, 1])])
@@ -157,18 +225,25 @@ def test_beyond_the_bound_the_oldest_give_way_and_are_counted() -> None:
 def test_a_drop_leaves_a_gap_in_the_seqs_that_a_reader_finds() -> None:
     outbox = Outbox(EPOCH, bytes_max=BATCH_BYTES)
     add(outbox, Cleared())
-    outbox.next_message()
+    messages = given(outbox)
     add(outbox, Cleared(), Cleared())
-    assert [batch.seq for batch in batches(drained(outbox))] == [1, 3]
+    assert [batch.seq for batch in batches(messages + drained(outbox))] == [1, 3]
 
 
-def test_the_message_in_flight_is_never_dropped_nor_changed() -> None:
+def test_messages_in_flight_are_never_dropped_nor_changed() -> None:
     outbox = Outbox(EPOCH, bytes_max=2 * BATCH_BYTES)
     add(outbox, Cleared(), Cleared())
     message = next_message(outbox)
-    add(outbox, *(Cleared() for _ in range(5)))
+    fill(outbox, 5)
+    outbox.go_back()
     assert next_message(outbox) == message
     assert outbox.dropped_batches_total == 3
+
+
+def test_what_was_dropped_is_not_waited_for() -> None:
+    outbox = Outbox(EPOCH, bytes_max=BATCH_BYTES)
+    fill(outbox, 3)
+    assert outbox.published_seq == 2
 
 
 def test_an_event_larger_than_the_bound_is_dropped_and_the_stream_goes_on() -> None:
@@ -187,7 +262,124 @@ def test_waiting_bytes_are_those_not_acknowledged_yet() -> None:
     assert outbox.waiting_bytes == len(message.payload) == 2 + 2 * BATCH_BYTES
     add(outbox, Cleared())
     assert outbox.waiting_bytes == 2 + 3 * BATCH_BYTES
-    outbox.acknowledge()
+    outbox.acknowledge(message)
     assert outbox.waiting_bytes == BATCH_BYTES
     drained(outbox)
     assert outbox.waiting_bytes == 0
+
+
+# -------------------------------------------------------------------- what is kept
+def test_the_tail_has_every_batch_after_a_seq_acknowledged_in_flight_or_waiting() -> None:
+    outbox = Outbox(EPOCH)
+    fill(outbox, 3)
+    outbox.acknowledge(next_message(outbox))
+    fill(outbox, 2)
+    next_message(outbox)
+    fill(outbox, 1)
+    assert [in_tail(outbox, after_seq) for after_seq in range(7)] == [
+        [1, 2, 3, 4, 5, 6],
+        [2, 3, 4, 5, 6],
+        [3, 4, 5, 6],
+        [4, 5, 6],
+        [5, 6],
+        [6],
+        [],
+    ]
+
+
+def test_there_is_no_tail_behind_the_end() -> None:
+    outbox = Outbox(EPOCH)
+    assert (in_tail(outbox, 0), in_tail(outbox, 1)) == ([], None)
+
+
+def test_the_tail_says_the_batches_as_they_were_published() -> None:
+    outbox = Outbox(EPOCH)
+    events: list[Event] = [Stored(chain(BLOCKS_PER_EVENT_MAX + 5)), Removed((7,)), Stored((9,), 8, 3, Tier.HOST)]
+    add(outbox, *events)
+    published = batches(drained(outbox))
+    tail = outbox.tail(0)
+    assert tail is not None
+    assert [batch for message in tail for batch in decode_message(message)] == published
+    assert all(len(message) <= MESSAGE_BYTES_MAX for message in tail)
+
+
+def test_small_messages_are_told_again_in_few() -> None:
+    outbox = Outbox(EPOCH)
+    for _ in range(100):
+        fill(outbox, 1)
+        drained(outbox)
+    tail = outbox.tail(0)
+    assert tail is not None
+    assert len(tail) == 1
+
+
+def test_the_oldest_of_what_was_published_give_way_and_there_is_no_tail_from_there() -> None:
+    outbox = Outbox(EPOCH, ring_bytes_max=3 * (BATCH_BYTES + ENTRY_BYTES))
+    fill(outbox, 5)
+    drained(outbox)
+    assert outbox.ring_bytes == 3 * (BATCH_BYTES + ENTRY_BYTES)
+    assert (in_tail(outbox, 1), in_tail(outbox, 2), in_tail(outbox, 4)) == (None, [3, 4, 5], [5])
+
+
+def test_without_a_ring_what_waits_has_a_tail_still() -> None:
+    outbox = Outbox(EPOCH, ring_bytes_max=0)
+    fill(outbox, 2)
+    drained(outbox)
+    fill(outbox, 1)
+    assert (in_tail(outbox, 1), in_tail(outbox, 2), outbox.ring_bytes) == (None, [3], 0)
+
+
+def test_no_tail_reaches_over_what_was_dropped() -> None:
+    outbox = Outbox(EPOCH, bytes_max=2 * BATCH_BYTES)
+    fill(outbox, 2)
+    message = next_message(outbox)
+    fill(outbox, 3)
+    assert (in_tail(outbox, 0), in_tail(outbox, 2), in_tail(outbox, 3)) == (None, None, [4, 5])
+    outbox.acknowledge(message)
+    drained(outbox)
+    assert (in_tail(outbox, 2), in_tail(outbox, 3)) == (None, [4, 5])
+
+
+def test_a_tail_that_is_too_long_is_none() -> None:
+    outbox = Outbox(EPOCH)
+    fill(outbox, 3)
+    assert outbox.tail(1, 2 * BATCH_BYTES) is not None
+    assert outbox.tail(0, 2 * BATCH_BYTES) is None
+
+
+# -------------------------------------------------------------------- whatever happens to it
+class Log:
+    """Takes messages, or does not, and drops what it has by its first seq, as JetStream does by the message id."""
+
+    def __init__(self) -> None:
+        self.taken: dict[int, OutMessage] = {}
+
+    def take(self, message: OutMessage) -> None:
+        assert self.taken.setdefault(message.first_seq, message) == message
+
+    @property
+    def seqs(self) -> list[int]:
+        return sorted(batch.seq for batch in batches(list(self.taken.values())))
+
+
+@drawn(st.lists(st.sampled_from(["add", "give", "take", "lose the answer", "acknowledge", "go back"]), max_size=60))
+def test_every_batch_is_in_the_log_once_whatever_was_lost_on_the_way(steps: list[str]) -> None:
+    outbox, log, flying, answers = Outbox(EPOCH, window=3), Log(), [], []
+    for step in [*steps, "go back"]:
+        if step == "add":
+            fill(outbox, 1)
+        elif step == "give" and (message := outbox.next_message()) is not None:
+            flying.append(message)
+        elif step in ("take", "lose the answer") and flying:
+            log.take(flying[0])
+            answers += [flying.pop(0)][: step == "take"]
+        elif step == "acknowledge" and answers:
+            outbox.acknowledge(answers.pop())
+        elif step == "go back":
+            flying.clear()
+            outbox.go_back()
+        assert in_tail(outbox, 0) == list(range(1, outbox.last_seq + 1))
+    for message in drained(outbox):
+        log.take(message)
+    assert log.seqs == list(range(1, outbox.last_seq + 1))
+    assert (outbox.waiting_bytes, outbox.published_seq) == (0, outbox.last_seq)

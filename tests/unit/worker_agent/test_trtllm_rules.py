@@ -175,6 +175,16 @@ def test_a_jump_of_ids_publishes_the_rank_as_cleared_before_the_event(rules: Trt
     assert rules.counts.event_id_gaps == 1
 
 
+@pytest.mark.parametrize(
+    ("ids", "lost"),
+    [((0, 1), 0), ((0, 2), 1), ((0, 100), 99), ((0, 3, 7), 5), ((0, 1, 0), 0), ((0, 9, 3), 11), ((41,), 41)],
+)
+def test_events_whose_ids_nobody_saw_are_counted_as_lost(rules: TrtllmRules, ids: tuple[int, ...], lost: int) -> None:
+    rules.translate([event(event_id, removed(1), attention_dp_rank=3) for event_id in ids])
+    assert rules.events_lost.get(3, 0) == lost
+    assert set(rules.events_lost) <= {3}
+
+
 def test_after_a_jump_ids_go_on_from_there(rules: TrtllmRules) -> None:
     rules.translate([event(0, removed()), event(7, removed())])
     assert rules.translate([event(8, removed(1))]) == of_rank_0(gone(1))

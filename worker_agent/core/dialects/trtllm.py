@@ -6,7 +6,8 @@
                 continues shows that nothing of the rank was lost, one that does not clears it
     event_id    continues the rank's. After a jump nobody knows what the rank holds, and the engine cannot say: the rank
                 is published as cleared, all memory of it is forgotten, and it is learned anew from there. Ids that go
-                back are another life of the engine: its windows are learned anew, too
+                back are another life of the engine: its windows are learned anew, too. Lives begin with id 0; what
+                was missed is counted
     window      events of narrower windows than the widest are dropped; until it is known they are held back; where it
                 turns out to be another, the rank is cleared: `trtllm_window.py`
     blocks      partial blocks, tiers, attention groups: `trtllm_blocks.py`
@@ -44,7 +45,7 @@ class _Rank:
 class TrtllmRules:
     """The rules, and what they remember of each rank. `attention_window`, in tokens, is for lost `created` events.
 
-    `translate` belongs to one thread; `stale` and `counts` may be read from others.
+    `translate` belongs to one thread; `stale`, `counts` and `events_lost` may be read from others.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class TrtllmRules:
         self._unplaced = 0
         self._unplaced_reason = ""
         self.counts = PublisherCounts()
+        self.events_lost: dict[int, int] = {}
+        """Of each rank, how many events the engine made and nobody got, by its ids; never less than before."""
 
     def translate(self, engine_events: object) -> list[RankEvent]:
         """Return what is to be published for these events, in their order; whatever they are, nothing is raised."""
@@ -101,14 +104,19 @@ class TrtllmRules:
 
     def _continues(self, head: Head) -> bool:
         rank = self._ranks.get(head.dp_rank) or self._new_rank(head.dp_rank)
-        continues = rank.next_id in (None, head.event_id)
-        if not continues:
-            self.counts.event_id_gaps += 1
-            if rank.next_id is not None and head.event_id < rank.next_id:
-                rank.window = WidestWindow(self._attention_window)
-            self._forget(rank)
-        rank.next_id = head.event_id + 1
-        return continues
+        expected, rank.next_id = rank.next_id, head.event_id + 1
+        if head.event_id == expected:
+            return True
+        is_new_life = expected is None or head.event_id < expected
+        missed = head.event_id if expected is None or is_new_life else head.event_id - expected
+        self.events_lost[head.dp_rank] = self.events_lost.get(head.dp_rank, 0) + max(0, missed)
+        if expected is None:
+            return True
+        self.counts.event_id_gaps += 1
+        if is_new_life:
+            rank.window = WidestWindow(self._attention_window)
+        self._forget(rank)
+        return False
 
     def _new_rank(self, dp_rank: int) -> _Rank:
         blocks = RankBlocks(self._block_size, self.counts, self._withheld_max)

@@ -1,0 +1,163 @@
+"""`indexer at`: the index as it was."""
+
+from typing import Any
+
+import click
+import msgspec
+
+from indexer import wall_time
+from indexer.commands.options import HASHES, RANK, Typed, connected, run_to_end, with_settings
+from indexer.config import IndexerSettings
+from indexer.core.fold import IndexFold, RankView
+from indexer.core.log_lines import short
+from indexer.core.moment import Moment
+from indexer.core.prefix_views import PrefixView
+from indexer.core.rank_state import RankState
+from indexer.history import moment_at, seq_at
+from indexer.implementations import make_index
+from kv_protocol.events import TIERS
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import SystemClock
+
+_CHILDREN_MAX = 20
+
+
+def _read_time(word: str) -> int:
+    return wall_time.read(word, SystemClock().wall_ns())
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What is wanted of a moment."""
+
+    ranks: tuple[WorkerRank, ...]
+    overlap: tuple[int, ...]
+    prefixes: tuple[int, ...]
+
+
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of it."""
+
+    stream_seq: int
+    time: str
+    snapshot: str
+    messages_read: int
+    ranks: list[dict[str, Any]]
+    overlap: list[dict[str, Any]]
+    prefixes: list[PrefixView]
+
+
+@click.command()
+@with_settings
+@click.option("--seq", type=click.IntRange(1), help="after this message of the log")
+@click.option("--time", "time_ns", type=Typed("seconds ago|ISO", _read_time),
+              help="after the last message of that time: seconds ago, or as 2026-11-21T22:10:00Z")  # fmt: skip
+@click.option("--rank", "ranks", type=RANK, multiple=True, help="only this worker rank; several may be named")
+@click.option("--overlap", type=HASHES, help="a prompt's sequence hashes, in order: who held how much of it")
+@click.option("--prefix", "prefixes", type=HASHES, multiple=True, help="blocks: who held each, and what lay behind it")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def at(
+    *,
+    settings: IndexerSettings,
+    seq: int | None,
+    time_ns: int | None,
+    ranks: tuple[WorkerRank, ...],
+    overlap: list[int] | None,
+    prefixes: tuple[list[int], ...],
+    as_json: bool,
+) -> None:
+    """Show the index as it was after a message of the log, or at a time.
+
+    The newest snapshot before it is read, and the log from there to it. Nothing that runs is disturbed. For each rank:
+    its place in its stream, how many blocks it held on each medium, their digest, and what has to be said of it, for
+    instance that the log lacks some of its batches.
+
+    What is earlier than the log and its snapshots reach is refused, and the oldest that can be had is named; the exit
+    code is then 2.
+
+    \b
+    Examples:  indexer at --time 600
+               indexer at --seq 120000 --rank w0/0 --overlap 8213904528,771239412
+    """  # noqa: D301
+    if (seq is None) == (time_ns is None):
+        raise click.UsageError(f"found {'none' if seq is None else 'both'} of --seq and --time, allowed one of them")
+    asked = _Asked(ranks, tuple(overlap or ()), tuple(block for blocks in prefixes for block in blocks))
+
+    async def work() -> Moment:
+        fold = IndexFold(make_index(settings.index)[1], memory_bytes_max=settings.index.memory_bytes_max)
+        log = await connected(settings)
+        try:
+            there = seq if seq is not None else await seq_at(log, time_ns or 0)
+            return await moment_at(log, there, fold)
+        finally:
+            await log.close()
+
+    told = _told(run_to_end(work), asked)
+    click.echo(msgspec.json.encode(told) if as_json else "\n".join(_lines(told, asked)))
+
+
+def _told(moment: Moment, asked: _Asked) -> _Told:
+    known = sorted(moment.fold.ranks())
+    if unknown := [str(rank) for rank in asked.ranks if rank not in known]:
+        raise click.BadParameter(
+            f"found {', '.join(unknown)}, allowed {', '.join(map(str, known)) or 'none: nobody was there'}",
+            param_hint="--rank",
+        )
+    ranks, notes = list(asked.ranks) or known, moment.notes()
+    states = [state for rank in ranks if (state := moment.fold.state(rank)) is not None]
+    views = zip(ranks, moment.fold.overlap(asked.overlap, ranks), strict=True) if asked.overlap else ()
+    found = [moment.fold.prefix(block, _CHILDREN_MAX) or _nobody(block) for block in asked.prefixes]
+    return _Told(
+        stream_seq=moment.stream_seq,
+        time=wall_time.shown(moment.time_ns),
+        snapshot=moment.snapshot,
+        messages_read=moment.messages_read,
+        ranks=[_rank(state, notes[state.rank]) for state in states],
+        overlap=[_overlap(rank, view) for rank, view in views],
+        prefixes=found,
+    )
+
+
+def _nobody(block: int) -> PrefixView:
+    return PrefixView(sequence_hash=block, holders=(), children_total=0, children=())
+
+
+def _rank(state: RankState, notes: list[str]) -> dict[str, Any]:
+    return {
+        **state.rank._asdict(),
+        "epoch": state.epoch,
+        "seq": state.seq,
+        "logged_seq": state.logged_seq,
+        "stale": state.stale,
+        "blocks": state.block_counts,
+        "digests": {digest.tier.name.lower(): digest.digest for digest in state.digests},
+        "notes": notes,
+    }
+
+
+def _overlap(rank: WorkerRank, view: RankView) -> dict[str, Any]:
+    blocks = {tier.name.lower(): depth for tier, depth in zip(TIERS, view.overlap_blocks, strict=True)}
+    return {**rank._asdict(), "overlap_blocks": blocks}
+
+
+def _lines(told: _Told, asked: _Asked) -> list[str]:
+    source = f"snapshot {told.snapshot} and {told.messages_read} messages" if told.snapshot else "the log alone"
+    lines = [f"after message {told.stream_seq}, of {told.time} (from {source})"]
+    for rank in told.ranks:
+        held = [
+            f"{count} {medium} (digest {rank['digests'][medium]})" for medium, count in rank["blocks"].items() if count
+        ]
+        place = f"{rank['worker_id']}/{rank['dp_rank']}  at {rank['seq']} of {short(rank['epoch'])}"
+        lines += [f"{place}, blocks: {', '.join(held) or 'none'}", *(f"    note: {note}" for note in rank["notes"])]
+    if asked.overlap:
+        lines.append(f"overlap with {len(asked.overlap)} blocks, on each medium and those before it:")
+    for view in told.overlap:
+        depths = ", ".join(f"{depth} {medium}" for medium, depth in view["overlap_blocks"].items())
+        lines.append(f"    {view['worker_id']}/{view['dp_rank']}  {depths}")
+    return [*lines, *map(_prefix, told.prefixes)]
+
+
+def _prefix(prefix: PrefixView) -> str:
+    holders = ", ".join(f"{each.worker_id}/{each.dp_rank} ({', '.join(each.media)})" for each in prefix.holders)
+    behind = f"{prefix.children_total} blocks behind it"
+    children = f": {', '.join(map(str, prefix.children))}" if prefix.children else ""
+    return f"prefix {prefix.sequence_hash}: held by {holders or 'nobody'}; {behind}{children}"

@@ -1,0 +1,109 @@
+"""`indexer dump`: what ranks hold, or held, block by block."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import click
+
+from indexer.commands.options import (
+    RANK,
+    NotWritten,
+    connected,
+    index_url_option,
+    run_to_end,
+    timeout_option,
+    with_settings,
+)
+from indexer.config import IndexerSettings
+from indexer.core.fold import IndexFold
+from indexer.core.state_lines import SHAPES, Shape, state_lines
+from indexer.history import NEWEST, kept_snapshot
+from indexer.implementations import make_index
+from indexer.index_client import IndexClient
+from kv_protocol.ids import WorkerRank
+
+
+@click.command()
+@with_settings
+@index_url_option
+@timeout_option
+@click.option("--snapshot", metavar=f"NAME|{NEWEST}", help="not the live index, but this snapshot of the log's")
+@click.option("--rank", "ranks", type=RANK, multiple=True, help="only this worker rank; several may be named")
+@click.option("--format", "shape", type=click.Choice(SHAPES), default=SHAPES[0], show_default=True,
+              help="json: a line a block; columns: a line a rank, blocks in packed columns")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="write to this file, not to the terminal")
+@click.option("--force", is_flag=True, help="replace the file if there is one")
+def dump(
+    *,
+    settings: IndexerSettings,
+    index_url: str,
+    timeout_s: float,
+    snapshot: str | None,
+    ranks: tuple[WorkerRank, ...],
+    shape: Shape,
+    out: Path | None,
+    force: bool,
+) -> None:
+    """Write what the live index holds of each rank, or what a snapshot says, parents before their children.
+
+    Each rank is of one moment; of the live index, one rank is a little later than the one before. A file is there
+    whole, or not at all.
+
+    \b
+    Examples:  indexer dump --out blocks.jsonl
+               indexer dump --snapshot newest --rank w0/0 --format columns
+    """  # noqa: D301
+
+    async def live(to: IO[bytes]) -> bool:
+        token = settings.control.token.get_secret_value()
+        async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
+            for rank in _chosen(ranks, (await index.ranks()).ranks):
+                state = await index.state(rank)
+                if state is not None:  # it may have gone meanwhile
+                    to.writelines(state_lines(state, shape))
+        return True
+
+    async def kept(to: IO[bytes], name: str) -> bool:
+        log = await connected(settings)
+        try:
+            fold = (await kept_snapshot(log, name, IndexFold(make_index(settings.index)[1]))).fold
+        finally:
+            await log.close()
+        for rank in _chosen(ranks, fold.ranks()):
+            state = fold.state(rank)
+            assert state is not None
+            to.writelines(state_lines(state, shape))
+        return True
+
+    with _target(out, force=force) as to:
+        run_to_end(lambda: live(to) if snapshot is None else kept(to, snapshot))
+
+
+def _chosen(wanted: tuple[WorkerRank, ...], known: list[WorkerRank] | tuple[WorkerRank, ...]) -> list[WorkerRank]:
+    if unknown := [str(rank) for rank in wanted if rank not in known]:
+        allowed = ", ".join(map(str, sorted(known))) or "none: nobody is there"
+        raise click.BadParameter(f"found {', '.join(unknown)}, allowed {allowed}", param_hint="--rank")
+    return sorted(wanted or known)
+
+
+@contextmanager
+def _target(out: Path | None, *, force: bool) -> Iterator[IO[bytes]]:
+    """Give what to write to; a file gets its name once it is whole."""
+    if out is None:
+        yield sys.stdout.buffer
+        return
+    if out.exists() and not force:
+        raise NotWritten(f"--out: found {out}, which is there; allowed a new file, or --force")
+    part = out.with_name(f"{out.name}.{os.getpid()}.part")
+    try:
+        with part.open("xb") as file:
+            yield file
+        part.replace(out)
+    except OSError as error:
+        raise NotWritten(f"--out: found {out}, which cannot be written: {error.strerror}") from error
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,192 @@
+"""What the commands share: where the log and the index are, how ranks and hashes are typed, and how a command ends.
+
+0    done; of `verify`: all equal
+1    of `verify`: something differs
+2    it could not be done: what was asked for may not be, or is not to be had, or somebody does not answer
+"""
+
+import asyncio
+import math
+import re
+import sys
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from indexer.config import IndexerSettings
+from indexer.core.prefix_index import IndexFull
+from indexer.history import NotKept, SnapshotUnknown
+from indexer.index_client import IndexUnavailable
+from kv_protocol.errors import LimitExceeded, ProtocolError
+from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
+from kv_protocol.splitmix import U64_MASK
+from kv_runtime.config import ConfigurationError, config_options, load_settings, render
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.supervise import run_process, until
+from kv_runtime.telemetry import configure_logs
+
+DIFFERENT, NOT_DONE = 1, 2
+INDEX_URL = "http://127.0.0.1:8001"
+TIMEOUT_S = 5.0
+_DP_RANK = re.compile(r"0|[1-9][0-9]{0,3}")
+_HASH = re.compile(r"0x[0-9a-fA-F]{1,16}|0|[1-9][0-9]{0,19}")
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """A signal came before the end."""
+
+    def __init__(self) -> None:
+        super().__init__("stopped")
+
+
+class NotWritten(Exception):
+    """The file cannot be written, or is there already."""
+
+
+_EXPECTED = (
+    BrokerUnavailable,
+    ConfigurationError,
+    IndexFull,
+    IndexUnavailable,
+    NotKept,
+    NotWritten,
+    ProtocolError,
+    SnapshotUnknown,
+    Stopped,
+)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of every process and `--nats-url`, and itself the effective `settings`.
+
+    What it raises of what can be expected ends it with `NOT_DONE`, and a line that says why.
+    """
+
+    @config_options
+    @click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
+    @wraps(command)
+    def run(
+        *, file: Path | None, assignments: tuple[str, ...], print_config: bool, nats_url: str | None, **rest: object
+    ) -> None:
+        try:
+            settings = load_settings(IndexerSettings, file=file, assignments=assignments, flags={"nats.url": nats_url})
+            if print_config:
+                click.echo(render(settings), nl=False)
+                return
+            configure_logs("warning", settings.telemetry.log_format)
+            command(settings=settings, **rest)
+        except _EXPECTED as error:
+            click.echo(f"indexer: {error}", err=True)
+            sys.exit(NOT_DONE)
+
+    return run
+
+
+def index_url_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `--index-url`."""
+    return click.option(
+        "--index-url",
+        default=INDEX_URL,
+        show_default=True,
+        help="the live index: a router's control plane, or `indexer serve`; its token is control.token",
+    )(command)
+
+
+def timeout_option(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `--timeout-s`."""
+    return click.option(
+        "--timeout-s",
+        type=Seconds(0.1, 600),
+        default=TIMEOUT_S,
+        show_default=True,
+        help="how long an answer, or the next part of one, may take",
+    )(command)
+
+
+def run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Return what `work` returns; raise `Stopped` where a signal comes first."""
+    outcome: list[T] = []
+
+    async def working() -> None:
+        outcome.append(await work())
+
+    async def main(stop: asyncio.Event) -> None:
+        await until(stop, working())
+
+    run_process(main)
+    if not outcome:
+        raise Stopped
+    return outcome[0]
+
+
+async def connected(settings: IndexerSettings) -> EventLog:
+    """Return a connection to the configured log; raise `BrokerUnavailable` where there is none."""
+    token = settings.nats.credentials.get_secret_value()
+    return await EventLog.connect(settings.nats.url, name="indexer", token=token)
+
+
+def read_rank(text: str) -> WorkerRank:
+    """Return the rank that is meant.
+
+    Raises:
+        ValueError: it is none; the message says what is allowed.
+    """
+    worker_id, _, dp_rank = text.rpartition("/")
+    try:
+        if _DP_RANK.fullmatch(dp_rank):
+            return WorkerRank(checked_worker_id(worker_id), checked_dp_rank(int(dp_rank)))
+    except LimitExceeded:
+        pass
+    raise ValueError(f"found {text!r}, allowed worker/dp_rank, as w0/0")
+
+
+def read_hashes(text: str) -> list[int]:
+    """Return the sequence hashes in a text, or in the file of that name: decimal or 0x, with commas or blanks between.
+
+    Raises:
+        ValueError: it has something else, or none; the message says what is allowed.
+    """
+    file = Path(text)
+    try:
+        words = (file.read_text(encoding="utf-8") if file.is_file() else text).replace(",", " ").strip("[] \n").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"found {text!r}, which cannot be read: {error}") from error
+    allowed = "sequence hashes (u64, decimal or 0x) with commas between, or a file of them"
+    bad = next((word for word in words if not _HASH.fullmatch(word) or int(word, 0) > U64_MASK), None)
+    if bad is not None or not words:
+        raise ValueError(f"found {bad if bad is not None else text!r}, allowed {allowed}")
+    return [int(word, 0) for word in words]
+
+
+class Typed(click.ParamType[object]):
+    """A parameter that `read` reads from a word, raising `ValueError` with what was found and what is allowed."""
+
+    def __init__(self, name: str, read: Callable[[str], object]) -> None:
+        self.name, self._read = name, read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as click has it
+        """Return what is meant by a word."""
+        try:
+            return self._read(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds within bounds; not a number is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
+        """Return the number."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"found {value!r}, allowed {self.min:g}..{self.max:g}", param, ctx)
+        return seconds
+
+
+RANK = Typed("worker/dp_rank", read_rank)
+HASHES = Typed("h1,h2,...|file", read_hashes)

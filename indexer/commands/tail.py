@@ -1,0 +1,98 @@
+"""`indexer tail`: what the log says, line by line."""
+
+import asyncio
+
+import click
+import msgspec
+
+from indexer import log_tail, wall_time
+from indexer.commands.options import RANK, Seconds, connected, with_settings
+from indexer.config import IndexerSettings
+from indexer.core.log_lines import Line, text
+from indexer.log_tail import LogTail, Start, Wanted
+from kv_protocol import subjects
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import Part, run_parts, run_process
+
+_DRAIN_S = 5.0
+
+
+@click.command()
+@with_settings
+@click.option("--rank", type=RANK, help="only this worker rank, as w0/0, and its worker's fleet events")
+@click.option("--model", help="only the ranks of this model")
+@click.option("--from-seq", type=click.IntRange(1), help="begin with this message of the events")
+@click.option("--since", type=Seconds(0, 1e9), metavar="SECONDS", help="begin so many seconds ago")
+@click.option("--all", "from_start", is_flag=True, help="begin with the oldest that is kept")
+@click.option("--heartbeats", is_flag=True, help="show heartbeats too, as they come")
+@click.option("--limit", type=click.IntRange(1), help="end after so many lines")
+@click.option("--json", "as_json", is_flag=True, help="print each line as a JSON object")
+def tail(
+    *,
+    settings: IndexerSettings,
+    rank: WorkerRank | None,
+    model: str | None,
+    from_seq: int | None,
+    since: float | None,
+    from_start: bool,
+    heartbeats: bool,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Follow the log: what ranks stored, removed and cleared, and who came and went, from now on or from the past.
+
+    A line of events is of batches in a row that do the same on the same medium: the time, the message's place in the
+    log, the rank, the lower half of its epoch in hex, the batches' numbers, what they do and where, how many blocks,
+    the first of them and what is before it. What cannot be read is said to be so, and the next is read.
+
+    It ends with a signal, or after --limit lines.
+
+    \b
+    Example:  indexer tail --since 60 --rank w0/0
+    """  # noqa: D301
+    if sum((from_seq is not None, since is not None, from_start)) > 1:
+        raise click.UsageError("found several of --from-seq, --since and --all, allowed one of them at most")
+    wanted = Wanted(
+        slug=subjects.model_slug(model) if model else "",
+        worker_id=rank.worker_id if rank else "",
+        dp_rank=rank.dp_rank if rank else None,
+        heartbeats=heartbeats,
+    )
+    clock = SystemClock()
+
+    async def start(log: EventLog) -> Start:
+        if from_start:
+            return log_tail.from_all()
+        if since is not None:
+            return await log_tail.since(log, clock.wall_ns() - round(since * 1e9))
+        return await (log_tail.from_now(log) if from_seq is None else log_tail.from_seq(log, from_seq))
+
+    async def main(stop: asyncio.Event) -> None:
+        shown = _Shown(stop, limit, as_json=as_json)
+        log = await connected(settings)
+        try:
+            await LogTail(log, clock, wanted, shown.show).begin(await start(log))
+            await run_parts([Part("event-log", log.run)], stop=stop, drain_s=_DRAIN_S)
+        finally:
+            await log.close()
+
+    run_process(main)
+
+
+class _Shown:
+    """What was printed; `stop` is set once that was enough."""
+
+    def __init__(self, stop: asyncio.Event, limit: int | None, *, as_json: bool) -> None:
+        self._stop, self._left, self._as_json = stop, limit, as_json
+
+    def show(self, line: Line) -> None:
+        """Print a line, unless enough were."""
+        if self._left == 0:
+            return
+        click.echo(msgspec.json.encode(line) if self._as_json else text(line, wall_time.shown(line.time_ns)))
+        if self._left is not None:
+            self._left -= 1
+            if not self._left:
+                self._stop.set()

@@ -1,0 +1,122 @@
+"""`indexer verify`: is the live index what the mirrors are?"""
+
+import sys
+from collections import Counter
+
+import click
+import msgspec
+
+from indexer.commands.options import (
+    DIFFERENT,
+    connected,
+    index_url_option,
+    run_to_end,
+    timeout_option,
+    with_settings,
+)
+from indexer.config import IndexerSettings
+from indexer.core.difference import BlockDifference, RankVerdict
+from indexer.core.log_lines import short
+from indexer.fleet_roll import FleetRoll
+from indexer.index_client import IndexClient
+from indexer.mirrors import Mirrors
+from indexer.verification import Verification
+from kv_runtime.clock import SystemClock
+
+_EXAMPLES = 10
+
+
+@click.command()
+@with_settings
+@index_url_option
+@timeout_option
+@click.option("--examples", type=click.IntRange(0, 1_000_000), default=_EXAMPLES, show_default=True,
+              help="how many differing blocks of a kind are shown of a rank")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object at the end")
+def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examples: int, as_json: bool) -> None:
+    """Hold the live index against every rank's own mirror, block by block.
+
+    The fleet goes on meanwhile: where a mirror is further in its stream than the index, the batches between are asked
+    for, and folded into what the index holds before the two are compared.
+
+    \b
+    equal         the same blocks, on the same media, behind the same parents, at the same place
+    differs       so many blocks are missing in the index, surplus there, on other media, or
+                  behind another parent; the first of each kind are shown
+    digest        the blocks are equal, the index's own digest of them is wrong
+    behind        the mirror is further, and does not have the batches between any more
+    beyond        the index is further than its mirror
+    other_epoch   they are in different lives of the rank's stream
+    unanswered    the index knows the rank, its mirror does not answer
+    unknown       the mirror answers, the index does not know the rank
+
+    The exit code is 0 when all are equal, 1 when one is not, 2 when it could not be found out.
+
+    \b
+    Example:  indexer verify --nats-url nats://127.0.0.1:4222 --index-url http://127.0.0.1:8001
+    """  # noqa: D301  (click reads the character, not its name)
+
+    def show(verdict: RankVerdict) -> None:
+        if not as_json:
+            click.echo("\n".join(_lines(verdict)))
+
+    async def work() -> list[RankVerdict]:
+        verdicts = []
+        clock, token = SystemClock(), settings.control.token.get_secret_value()
+        log = await connected(settings)
+        try:
+            mirrors = Mirrors(log, timeout_s)
+            await mirrors.start()
+            async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
+                await index.ranks()  # whoever is not there is found out before anybody waits
+                slugs = await FleetRoll(log, clock).call(timeout_s)
+                looking = Verification(index, mirrors, clock, timeout_s=timeout_s, examples_max=examples)
+                async for verdict in looking.verdicts(slugs):
+                    show(verdict)
+                    verdicts.append(verdict)
+        finally:
+            await log.close()
+        return verdicts
+
+    verdicts = run_to_end(work)
+    is_equal = all(verdict.verdict == "equal" for verdict in verdicts)
+    if as_json:
+        click.echo(msgspec.json.encode({"equal": is_equal, "ranks": verdicts}))
+    else:
+        counts = Counter(verdict.verdict for verdict in verdicts)
+        click.echo(f"{len(verdicts)} ranks: {', '.join(f'{n} {word}' for word, n in counts.items()) or 'none known'}")
+    if not is_equal:
+        sys.exit(DIFFERENT)
+
+
+def _lines(verdict: RankVerdict) -> list[str]:
+    blocks = ", ".join(f"{count} {medium}" for medium, count in verdict.blocks.items() if count) or "none"
+    reason = f"; {verdict.reason}" if verdict.reason else ""
+    stale = f"; stale: {verdict.stale}" if verdict.stale else ""
+    head = (
+        f"{verdict.worker_id}/{verdict.dp_rank}  {verdict.verdict}  {_places(verdict)}, blocks: {blocks}{reason}{stale}"
+    )
+    return [head, *map(_example, verdict.examples)]
+
+
+def _places(verdict: RankVerdict) -> str:
+    index = (
+        f"index at {verdict.index_seq} of {short(verdict.index_epoch)}" if verdict.index_epoch else "not in the index"
+    )
+    mirror = f"mirror at {verdict.mirror_seq}" if verdict.mirror_epoch else "no mirror"
+    other = verdict.mirror_epoch and verdict.index_epoch != verdict.mirror_epoch
+    return f"{index}, {mirror}{f' of {short(verdict.mirror_epoch)}' if other else ''}"
+
+
+def _example(block: BlockDifference) -> str:
+    parents = f"behind {_hash(block.parent)}"
+    if block.kind == "parent":
+        parents = f"behind {_hash(block.index_parent)} in the index, {_hash(block.parent)} in the mirror"
+    media = (
+        f"index: {', '.join(block.index_media) or 'not held'}; mirror: {', '.join(block.mirror_media) or 'not held'}"
+    )
+    return f"    {block.kind}  {block.sequence_hash} {parents}; {media}"
+
+
+def _hash(sequence_hash: int | None) -> str:
+    return "nothing" if sequence_hash is None else str(sequence_hash)

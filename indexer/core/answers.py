@@ -1,0 +1,56 @@
+"""The parts of an answer, put together: in any order, more than once, and never those of two answers.
+
+The first part that comes says which answer it is to be (its epoch, its last seq, its buckets, how many parts); parts of
+another one are nothing.
+"""
+
+from typing import NamedTuple
+
+from kv_protocol.digest import is_in_buckets
+from kv_protocol.recovery import BlockColumns, DumpChunk
+
+
+class RankState(NamedTuple):
+    """A whole answer: what a rank holds after `last_seq` of `epoch`, of `buckets`, or of all where they are empty."""
+
+    epoch: int
+    last_seq: int
+    buckets: bytes
+    chunks: tuple[BlockColumns, ...]
+
+    @property
+    def keeps_to_its_buckets(self) -> bool:
+        """Whether it says nothing of blocks that it is not about."""
+        top_bytes = {top_byte for chunk in self.chunks for top_byte in chunk.hashes[7::8]}
+        return all(is_in_buckets(top_byte << 56, self.buckets) for top_byte in top_bytes)
+
+
+class AnswerParts:
+    """The parts that came so far."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, DumpChunk] = {}
+
+    def clear(self) -> None:
+        """Nothing came yet."""
+        self._parts.clear()
+
+    def add(self, part: DumpChunk) -> bool:
+        """A part came; return whether it is one of this answer, and new."""
+        first = next(iter(self._parts.values()), part)
+        if _answer_of(part) != _answer_of(first) or part.chunk in self._parts:
+            return False
+        self._parts[part.chunk] = part
+        return True
+
+    def whole(self) -> RankState | None:
+        """Return the answer, once all of it came."""
+        first = next(iter(self._parts.values()), None)
+        if first is None or len(self._parts) < first.of:
+            return None
+        chunks = tuple(self._parts[at].columns for at in range(first.of) if self._parts[at].tiers)
+        return RankState(first.epoch, first.last_seq, first.buckets, chunks)
+
+
+def _answer_of(part: DumpChunk) -> tuple[int, int, int, bytes]:
+    return part.epoch, part.last_seq, part.of, part.buckets

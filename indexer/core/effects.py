@@ -1,0 +1,28 @@
+"""What a stream's state machine wants done to the index, in its order."""
+
+import msgspec
+
+from kv_protocol.events import Event
+from kv_protocol.recovery import BlockColumns
+
+
+class ApplyEvent(msgspec.Struct, frozen=True):
+    """Fold one event in."""
+
+    event: Event
+
+
+class ReplaceAll(msgspec.Struct, frozen=True):
+    """The rank holds exactly the blocks of these chunks (parents first)."""
+
+    chunks: tuple[BlockColumns, ...] = ()
+
+
+class RepairBuckets(msgspec.Struct, frozen=True):
+    """Of the blocks of these buckets the rank holds exactly those of the chunks; of the others, what it held."""
+
+    buckets: bytes
+    chunks: tuple[BlockColumns, ...] = ()
+
+
+Effect = ApplyEvent | ReplaceAll | RepairBuckets

@@ -1,0 +1,141 @@
+"""What a keeper of snapshots should do now: write one, let go of the log's beginning, let go of old ones. Pure.
+
+A snapshot covers the log up to its place. Where that is behind the log's last place, it is of another log, one that was
+lost; so are those of which it is known (`others`). The newest is the one that covers most of this log.
+
+    write     there is something in the log that the newest does not cover, and
+                  there is none, or it is older than `period_s`, or from so far in the future (the clock was set back),
+                  or what it does not cover takes more than a quarter of the log's byte limit
+    purge     the log takes more than three quarters of its byte limit: up to the place of the oldest snapshot behind
+              which it would take half of it at most, else of the newest. Only snapshots count that were read back
+    delete    what covers only what the log has not any more, or is of another log; the newest two stay
+    give up   where there is no room for a new one: the oldest first; the newest stays
+
+What a stretch of the log takes is reckoned by its messages' mean.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+from typing import NamedTuple, Self
+
+import msgspec
+
+PURGE_RATIO, PURGED_RATIO, GROWN_RATIO = 0.75, 0.5, 0.25
+KEPT_MIN = 2
+_DIGITS = 20
+_NAME = re.compile(rf"([0-9]{{{_DIGITS}}})-([0-9]{{{_DIGITS}}})")
+
+
+class SnapshotName(NamedTuple):
+    """Which place of the log a snapshot covers, and when it was taken, in nanoseconds since 1970."""
+
+    stream_seq: int
+    wall_ns: int
+
+    def __str__(self) -> str:
+        return f"{self.stream_seq:0{_DIGITS}}-{self.wall_ns:0{_DIGITS}}"
+
+    @classmethod
+    def read(cls, name: str) -> Self | None:
+        """Return what a name says; None for one that is not ours."""
+        found = _NAME.fullmatch(name)
+        return cls(int(found[1]), int(found[2])) if found else None
+
+
+class LogExtent(NamedTuple):
+    """What is in the log: from `first_seq` to `last_seq`; nothing where that is less. `bytes_now` is what it takes."""
+
+    first_seq: int
+    last_seq: int
+    bytes_now: int
+
+    def bytes_behind(self, seq: int) -> float:
+        """Return what the messages behind a place take."""
+        messages = self.last_seq - self.first_seq + 1
+        return self.bytes_now * min(1.0, max(0, self.last_seq - seq) / messages) if messages > 0 else 0.0
+
+
+class KeepingLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a snapshot is written at least, while the log grows, and what the log may take."""
+
+    period_s: float
+    log_bytes_max: int
+
+    def __post_init__(self) -> None:
+        if not self.period_s > 0 or self.log_bytes_max < 1:
+            raise ValueError(f"period_s {self.period_s}, log_bytes_max {self.log_bytes_max}: more than 0 are allowed")
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What is to be done; `purge_up_to` 0: nothing is purged."""
+
+    write: bool
+    purge_up_to: int
+    delete: tuple[str, ...]
+
+
+def plan(
+    log: LogExtent,
+    names: Iterable[str],
+    now_ns: int,
+    limits: KeepingLimits,
+    *,
+    verified: Collection[str] = (),
+    others: Collection[str] = (),
+) -> Plan:
+    """Return what is to be done.
+
+    Args:
+        log: what is in the log.
+        names: all that is in the bucket; names that are not ours are left alone.
+        now_ns: since 1970.
+        limits: of period and log.
+        verified: this log's snapshots that were read back, and are right.
+        others: snapshots that are known to be of another log.
+    """
+    ours, this = _newest_first(log, names, others), of_this_log(log, names, others)
+    useful = {name for name in this if name.stream_seq >= log.first_seq - 1}
+    return Plan(
+        write=_is_due(log, this, now_ns, limits),
+        purge_up_to=_purge_up_to(log, [name for name in this if str(name) in verified], limits),
+        delete=tuple(str(name) for name in ours[KEPT_MIN:] if name not in useful),
+    )
+
+
+def of_this_log(log: LogExtent, names: Iterable[str], others: Collection[str] = ()) -> list[SnapshotName]:
+    """Return the snapshots of this log, newest first: in this order a cold start tries them."""
+    return [name for name in _newest_first(log, names, others) if _is_of(log, name, others)]
+
+
+def to_give_up(log: LogExtent, names: Iterable[str], others: Collection[str] = ()) -> list[str]:
+    """Return the names that may go to make room for a new one, in that order."""
+    return [str(name) for name in reversed(_newest_first(log, names, others)[1:])]
+
+
+def _newest_first(log: LogExtent, names: Iterable[str], others: Collection[str]) -> list[SnapshotName]:
+    """Return the names that are ours; those of another log come last."""
+    ours = [name for name in map(SnapshotName.read, names) if name is not None]
+    return sorted(ours, key=lambda name: (_is_of(log, name, others), name), reverse=True)
+
+
+def _is_of(log: LogExtent, name: SnapshotName, others: Collection[str]) -> bool:
+    return name.stream_seq <= log.last_seq and str(name) not in others
+
+
+def _is_due(log: LogExtent, newest_first: list[SnapshotName], now_ns: int, limits: KeepingLimits) -> bool:
+    if not newest_first:
+        return log.last_seq > 0
+    newest = newest_first[0]
+    if newest.stream_seq >= log.last_seq:
+        return False
+    age_s = (now_ns - newest.wall_ns) / 1e9
+    return abs(age_s) >= limits.period_s or log.bytes_behind(newest.stream_seq) > GROWN_RATIO * limits.log_bytes_max
+
+
+def _purge_up_to(log: LogExtent, newest_first: list[SnapshotName], limits: KeepingLimits) -> int:
+    if log.bytes_now <= PURGE_RATIO * limits.log_bytes_max:
+        return 0
+    kept_max = PURGED_RATIO * limits.log_bytes_max
+    enough = [name for name in newest_first if log.bytes_behind(name.stream_seq) <= kept_max] or newest_first[:1]
+    up_to = min((name.stream_seq for name in enough), default=0)
+    return up_to if up_to >= log.first_seq else 0

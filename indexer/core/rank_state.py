@@ -1,0 +1,71 @@
+"""What is known of one rank at one moment, all of it: for those who compare it, keep it, or show it.
+
+    state    = msgpack {worker_id, dp_rank, epoch, seq, logged_seq, stale, digests, chunks}
+    digest   = [tier, blocks, digest], of each of the four tiers, in their order
+    chunk    = {parents, hashes, tiers}, the columns of `kv_protocol/recovery.py`, parents first over all chunks
+
+`digests` are the index's own account of what it holds, which it keeps beside its blocks.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kv_protocol.digest import TierDigest
+from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.events import TIERS
+from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.recovery import BlockColumns, HeldBlock
+
+
+class RankState(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's place in its stream, and what it holds there; `logged_seq` and `stale` as the follower has them."""
+
+    worker_id: str
+    dp_rank: int
+    epoch: int
+    seq: int
+    logged_seq: int
+    stale: str
+    digests: tuple[TierDigest, ...]
+    chunks: tuple[BlockColumns, ...]
+
+    def __post_init__(self) -> None:
+        checked_worker_id(self.worker_id)
+        checked_dp_rank(self.dp_rank)
+        for field in ("epoch", "seq", "logged_seq"):
+            checked_u64(field, getattr(self, field))
+        if (found := tuple(digest.tier for digest in self.digests)) != TIERS:
+            raise LimitExceeded("digests", found, "one of each tier, in order")
+
+    @property
+    def rank(self) -> WorkerRank:
+        """Whose state it is."""
+        return WorkerRank(self.worker_id, self.dp_rank)
+
+    @property
+    def block_counts(self) -> dict[str, int]:
+        """How many blocks each tier has, by its name."""
+        return {digest.tier.name.lower(): digest.block_count for digest in self.digests}
+
+    def blocks(self) -> Iterator[HeldBlock]:
+        """Yield what is held, parents first."""
+        for chunk in self.chunks:
+            yield from chunk.blocks()
+
+
+_decoder = msgspec.msgpack.Decoder(RankState)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_state(state: RankState) -> bytes:
+    """Return the msgpack of a state."""
+    return _encode(state)
+
+
+def decode_state(data: bytes) -> RankState:
+    """Return the state in `data`; raise `MalformedMessage` for anything else."""
+    try:
+        return _decoder.decode(data)
+    except UNDECODABLE as error:
+        raise MalformedMessage(0, f"state of a rank: {error}") from error

@@ -1,0 +1,60 @@
+"""Who should be there, by the log alone: the ranks that registered, and those whose pulse is heard.
+
+A rank is known with its model's slug, by which its mirror is asked. One that registered and left is not there. One that
+died without a word still stands registered: only its mirror's silence tells.
+"""
+
+from kv_protocol import fleet, subjects
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, WorkerLeft, WorkerRegistered
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+
+LISTEN_S = 1.5 * HEARTBEAT_PERIOD_S
+"""Whoever lives beats once in that time."""
+_LOOK_S = 0.05
+
+
+class FleetRoll:
+    """The ranks of a fleet."""
+
+    def __init__(self, log: EventLog, clock: Clock) -> None:
+        self._event_log, self._clock = log, clock
+        self._registered: dict[str, dict[WorkerRank, str]] = {}
+        self._beating: dict[WorkerRank, str] = {}
+
+    async def call(self, timeout_s: float) -> dict[WorkerRank, str]:
+        """Return every rank and its model's slug, after `LISTEN_S`.
+
+        Raises:
+            BrokerUnavailable: the log is away, has no streams, or its fleet could not be read in `timeout_s`.
+        """
+        reading = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
+        await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
+        await self._clock.sleep(LISTEN_S)
+        ends_s = self._clock.now() + timeout_s
+        while reading.unread:
+            if self._clock.now() > ends_s:
+                raise BrokerUnavailable(f"{subjects.FLEET_STREAM}: {reading.unread} messages not read")
+            await self._clock.sleep(_LOOK_S)
+        await self._event_log.leave(reading)
+        registered = {rank: slug for ranks in self._registered.values() for rank, slug in ranks.items()}
+        return registered | self._beating
+
+    async def _on_fleet_event(self, message: LogMessage) -> None:
+        try:
+            event = fleet.decode_fleet_event(message.data)
+        except MalformedMessage:
+            return  # whoever it was beats, or is not there
+        if isinstance(event, WorkerRegistered):
+            self._registered[event.worker_id] = dict.fromkeys(event.ranks, subjects.slug_of(message.subject))
+        elif isinstance(event, WorkerLeft):
+            self._registered.pop(event.worker_id, None)
+
+    async def _on_heartbeat(self, message: LogMessage) -> None:
+        try:
+            rank = subjects.rank_of(message.subject)
+        except MalformedMessage:
+            return
+        self._beating[rank] = subjects.slug_of(message.subject)

@@ -1,0 +1,330 @@
+"""One connection to the event log: streams, confirmed publishing, ordered reading, objects, and core NATS beside it.
+
+Everything foreign ends here: callers see `BrokerUnavailable` and `LogMessage`. A lost connection is found again by
+itself, for as long as it takes. `run`, a part of the process, then makes streams again that are gone, and sees to it
+that what is followed goes on (`reading.py`). An `on_message` that raises is our fault: `run` raises it.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Self
+
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+from nats.errors import SlowConsumerError
+from nats.js.api import StreamConfig
+
+from kv_runtime.event_log import lookup, streams
+from kv_runtime.event_log.errors import BrokerUnavailable, StreamUnfit, mapped
+from kv_runtime.event_log.metrics import LogStatistics
+from kv_runtime.event_log.objects import ObjectBucket, bucket_config
+from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading
+from kv_runtime.event_log.streams import StreamSpec, StreamState
+from kv_runtime.event_log.window import SendWindow
+from kv_runtime.supervise import until
+
+WINDOW_MESSAGES = 256
+"""Publications of one connection that may be unconfirmed; more of them hide a longer way to the server."""
+CONFIRM_S = 5.0
+_CONNECT_S = 5
+_RECONNECT_WAIT_S = 1
+_PING_S, _PINGS_MISSED_MAX = 1, 2
+"""A frozen server is lost after 3 s: before the 5 s after which its silence would be taken for that of the workers."""
+_LOOK_S = 1.0
+_USER_INFO = re.compile(r"//[^/@]*@")
+
+_log = structlog.get_logger("event_log")
+
+
+class EventLog:
+    """One connection. Made by `connect`; `run` watches over it; `close` ends it."""
+
+    def __init__(
+        self, url: str, on_lost: Callable[[], None], on_found: Callable[[], None], *, confirm_s: float = CONFIRM_S
+    ) -> None:
+        self._url = url
+        self._shown_url = _USER_INFO.sub("//", url)
+        self._on_lost, self._on_found = on_lost, on_found
+        self._timeout_s = confirm_s
+        self._client = Client()
+        self._context = self._client.jetstream(timeout=confirm_s)
+        self._window = SendWindow(self._client, WINDOW_MESSAGES, confirm_s)
+        self._ensured: dict[str, StreamConfig] = {}
+        self._readings: list[Reading] = []
+        self._unsubscribes: list[Callable[[], Awaitable[None]]] = []
+        self._due = asyncio.Event()
+        self._streams_doubtful = self._closing = False
+        self._failure: Exception | None = None
+        self._reconnects = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        name: str,
+        token: str = "",
+        on_lost: Callable[[], None] = lambda: None,
+        on_found: Callable[[], None] = lambda: None,
+        confirm_s: float = CONFIRM_S,
+    ) -> Self:
+        """Return a connected client; `on_lost` and `on_found` tell of the connection from then on.
+
+        Args:
+            url: `nats://host:port`; of a cluster, any of its servers, or several separated by commas.
+            name: how the server is told of us.
+            token: where the server wants one.
+            on_lost: called when the connection is gone.
+            on_found: called when it is back.
+            confirm_s: how long the server may take to confirm a publication, or to answer.
+
+        Raises:
+            BrokerUnavailable: there is no server at `url`, or it refuses us.
+        """
+        log = cls(url, on_lost, on_found, confirm_s=confirm_s)
+        await log._connect(name, token)
+        return log
+
+    async def _connect(self, name: str, token: str) -> None:
+        with mapped(f"nats.url {self._shown_url}"):
+            await self._client.connect(
+                servers=self._url.split(","),
+                name=name,
+                token=token or None,
+                connect_timeout=_CONNECT_S,
+                reconnect_time_wait=_RECONNECT_WAIT_S,
+                max_reconnect_attempts=1,
+                ping_interval=_PING_S,
+                max_outstanding_pings=_PINGS_MISSED_MAX,
+                disconnected_cb=self._lost,
+                reconnected_cb=self._found,
+                closed_cb=self._closed,
+                error_cb=self._erred,
+            )
+            await self._window.open()
+        self._client.options["max_reconnect_attempts"] = -1
+
+    async def _lost(self) -> None:
+        self._window.fail("the connection was lost")
+        if not self._closing:
+            _log.warning("log_lost", url=self._shown_url)
+            self._on_lost()
+
+    async def _found(self) -> None:
+        _log.info("log_found", url=self._shown_url)
+        self._reconnects += 1
+        self._streams_doubtful = True
+        for reading in self._readings:
+            reading.is_broken = True
+        self._due.set()
+        self._on_found()
+
+    async def _closed(self) -> None:
+        self._window.fail("the connection was closed")
+        if not self._closing:
+            reason = self._client.last_error
+            self._fail(BrokerUnavailable(f"nats.url {self._shown_url}: the server ended the connection: {reason}"))
+
+    async def _erred(self, error: Exception) -> None:
+        level = logging.WARNING if isinstance(error, SlowConsumerError) else logging.DEBUG
+        _log.log(level, "log_error", error=str(error) or type(error).__name__)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._due.set()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server can be reached at this moment, as far as is known: a frozen one is found out in 3 s."""
+        return self._client.is_connected
+
+    def statistics(self) -> LogStatistics:
+        """Return the connection's figures."""
+        return LogStatistics(
+            connected=self.is_connected,
+            reconnects_total=self._reconnects,
+            unconfirmed=len(self._window),
+            publish_failures_total=self._window.failures_total,
+            read_anew_total=sum(reading.read_anew_total for reading in self._readings),
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watch over the streams and what is followed until `stop` is set.
+
+        Raises:
+            BrokerUnavailable: the server ended the connection, and will not have another.
+            Exception: what an `on_message` raised.
+        """
+        while not stop.is_set():
+            self._due.clear()
+            if self._failure is not None:
+                raise self._failure
+            if self.is_connected:
+                await self._tend()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await until(stop, self._due.wait())
+
+    async def _tend(self) -> None:
+        try:
+            if self._streams_doubtful:
+                for config in self._ensured.values():
+                    await self._ensure_again(config)
+                self._streams_doubtful = False
+            for reading in self._readings:
+                if reading.is_broken or reading.is_silent:
+                    await reading.begin()
+        except BrokerUnavailable as error:
+            _log.warning("log_not_followed", reason=str(error))
+
+    async def _ensure_again(self, config: StreamConfig) -> None:
+        try:
+            await self._ensure(config)
+        except StreamUnfit as error:  # somebody replaced it under us; it is still read, and worth more than none
+            _log.error("stream_unfit", reason=str(error))
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        """The stream exists with these limits, now and whenever the log was lost and found; the rest of it stays.
+
+        Raises:
+            StreamUnfit: there is one of the name that cannot be ours (`streams.py`).
+            BrokerUnavailable: also where the server refuses the limits, with its reason.
+        """
+        await self._ensure(spec.config())
+
+    async def ensure_bucket(self, bucket: str, *, replicas: int, max_bytes: int) -> None:
+        """The bucket exists, for at most so many bytes, as `ensure_stream` has it; raises as that does."""
+        await self._ensure(bucket_config(bucket, replicas=replicas, max_bytes=max_bytes))
+
+    async def _ensure(self, config: StreamConfig) -> None:
+        assert config.name is not None
+        with self._reachable(f"stream {config.name}"):
+            await streams.ensure(self._context, config)
+        self._ensured[config.name] = config
+
+    async def stream_state(self, name: str) -> StreamState:
+        """Return what is in a stream now; raise `BrokerUnavailable` where there is none, too."""
+        with self._reachable(f"stream {name}"):
+            return await streams.state_of(self._client, name, self._timeout_s)
+
+    async def message_from(self, stream: str, seq: int) -> LogMessage | None:
+        """Return the message at `seq`, or the first behind it; None where there is none."""
+        with self._reachable(f"message {seq} of {stream}"):
+            return await lookup.message_from(self._client, stream, seq, self._timeout_s)
+
+    async def seq_at(self, stream: str, time_ns: int) -> int:
+        """Return the place of the stream's last message of that time or earlier (`lookup.py`)."""
+        with self._reachable(f"messages of {stream} by time"):
+            return await lookup.seq_at(self._client, stream, time_ns, self._timeout_s)
+
+    async def purge(self, stream: str, up_to_seq: int) -> None:
+        """The stream has no messages up to this one any more, and those behind it."""
+        with self._reachable(f"purge {stream}"):
+            await self._context.purge_stream(stream, seq=up_to_seq + 1)
+
+    def objects(self, bucket: str) -> ObjectBucket:
+        """Return the objects of a bucket, whether or not it is there."""
+        return ObjectBucket(self._client, self._context, bucket)
+
+    async def publish(self, subject: str, data: bytes, message_id: str = "") -> int:
+        """Return the message's place in its stream, where it now is, once for each `message_id`."""
+        return await (await self.send(subject, data, message_id))
+
+    async def send(self, subject: str, data: bytes, message_id: str = "") -> asyncio.Future[int]:
+        """Hand the message over; return the future of its place in its stream (`window.py`).
+
+        Messages of one caller are handed over in the order of its calls. At most `WINDOW_MESSAGES` of a connection are
+        unconfirmed: with more, this waits. The future ends with `BrokerUnavailable` when the server refuses, is lost,
+        or does not confirm in time; it is then not known whether the stream has the message.
+
+        Raises:
+            BrokerUnavailable: the server is away now, or the message is larger than it takes.
+        """
+        with mapped(f"publish {subject}"):
+            return await self._window.send(subject, data, message_id)
+
+    async def announce(self, subject: str, data: bytes, reply: str = "") -> None:
+        """The message was handed to core NATS: whoever listens now hears it, nobody else ever does."""
+        with self._reachable(f"announce {subject}"):
+            await self._client.publish(subject, data, reply=reply)
+
+    @contextmanager
+    def _reachable(self, what: str) -> Iterator[None]:
+        """Refuse at once while the server is away: kept until it is back, old news would be told as new."""
+        if not self.is_connected:
+            raise BrokerUnavailable(f"{what}: not connected")
+        with mapped(what):
+            yield
+
+    async def follow(
+        self, stream: str, subject: str, on_message: OnMessage, *, after_seq: int = 0, created: str = ""
+    ) -> Reading:
+        """`on_message` gets every message of the stream behind `after_seq` that it still has, in order, once.
+
+        Where the stream is not the one of birth `created`, or ends before `after_seq`, it gets all of them. One at a
+        time: the server sends no faster than they are taken. `run` has to run. The reading says how far it is.
+        """
+        reading = Reading(
+            self._client,
+            self._context,
+            stream,
+            subject,
+            self._teller(on_message),
+            self._due.set,
+            after_seq=after_seq,
+            created=created,
+            timeout_s=self._timeout_s,
+        )
+        await reading.begin()
+        self._readings.append(reading)
+        return reading
+
+    async def leave(self, reading: Reading) -> None:
+        """Nothing of what was followed is told any more."""
+        self._readings.remove(reading)
+        with mapped("leave"):
+            await reading.end()
+
+    async def listen(self, subject: str, on_message: OnMessage) -> None:
+        """`on_message` gets what is announced on `subject` from now on, one at a time."""
+        tell = self._teller(on_message)
+
+        async def received(message: Msg) -> None:
+            await tell(LogMessage(message.subject, message.data, reply=message.reply))
+
+        with mapped(f"listen {subject}"):
+            self._unsubscribes.append((await self._client.subscribe(subject, cb=received)).unsubscribe)
+            await self._client.flush()
+
+    def _teller(self, on_message: OnMessage) -> OnMessage:
+        async def tell(message: LogMessage) -> None:
+            try:
+                await on_message(message)
+            except Exception as error:  # noqa: BLE001 - the client would swallow it; `run` raises it
+                error.add_note(f"taking a message of {message.subject}")
+                self._fail(error)
+
+        return tell
+
+    def new_inbox(self) -> str:
+        """Return a subject that nobody else uses, for answers."""
+        return self._client.new_inbox()
+
+    async def close(self) -> None:
+        """The connection is gone, nothing is told any more; what was announced before has left, if it could."""
+        self._closing = True
+        with suppress(NatsError, TimeoutError, OSError):
+            for reading in self._readings:
+                await reading.end()
+            for unsubscribe in self._unsubscribes:
+                await unsubscribe()
+            if self.is_connected:
+                await self._client.flush(timeout=1)
+        with suppress(RuntimeError, OSError):  # it writes what is pending, also to a transport that is closed already
+            await self._client.close()
+        self._window.fail("the connection was closed")

@@ -1,0 +1,38 @@
+"""What goes wrong with the event log, by whose fault, and the seam at which the client's exceptions end."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from nats.errors import Error as NatsError
+
+
+class BrokerUnavailable(Exception):
+    """The server cannot be reached, or did not do as asked; what was meant to be done may be tried again."""
+
+
+class StreamUnfit(Exception):
+    """A stream of that name exists, with a setting that cannot be ours and that is not ours to change."""
+
+    def __init__(self, stream: str, field: str, found: object, allowed: object) -> None:
+        super().__init__(f"stream {stream}: {field}: found {found}, allowed {allowed}")
+        self.stream, self.field, self.found, self.allowed = stream, field, found, allowed
+
+
+class NoSuchObject(KeyError):
+    """The bucket has no object of that name."""
+
+    def __str__(self) -> str:
+        return f"no object {self.args[0]}"
+
+
+class ObjectDamaged(Exception):
+    """What the bucket has under the name is not what was put there."""
+
+
+@contextmanager
+def mapped(what: str) -> Iterator[None]:
+    """Raise what the client raises as `BrokerUnavailable`, with `what` before its words."""
+    try:
+        yield
+    except (NatsError, TimeoutError, OSError) as error:
+        raise BrokerUnavailable(f"{what}: {str(error) or type(error).__name__}") from error

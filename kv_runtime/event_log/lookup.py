@@ -1,0 +1,63 @@
+"""A stream's messages by place and by time: single ones, for those who need not read it in order.
+
+A message is found by its place or, where that is empty, as the first behind it. Times are the server's; it gives later
+messages later times, unless its clock is set back or another server of a cluster takes over.
+"""
+
+import base64
+
+import msgspec
+from nats.aio.client import Client
+from nats.js.api import DEFAULT_PREFIX
+from nats.js.errors import APIError
+
+from kv_runtime.event_log.reading import LogMessage
+from kv_runtime.event_log.streams import ns_of, state_of
+
+_NO_MESSAGE = 10037
+
+
+class _Message(msgspec.Struct, frozen=True):
+    subject: str
+    seq: int
+    time: str
+    data: str = ""
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    message: _Message | None = None
+    error: dict[str, object] | None = None
+
+
+async def message_from(client: Client, stream: str, seq: int, timeout_s: float) -> LogMessage | None:
+    """Return the message at `seq`, or the first behind it; None where there is none.
+
+    Raises:
+        NatsError: there is no such stream, or no answer.
+    """
+    question = msgspec.json.encode({"seq": max(seq, 1), "next_by_subj": ">"})
+    raw = await client.request(f"{DEFAULT_PREFIX}.STREAM.MSG.GET.{stream}", question, timeout=timeout_s)
+    answer = msgspec.json.decode(raw.data, type=_Answer)
+    if (found := answer.message) is not None:
+        return LogMessage(found.subject, base64.b64decode(found.data), found.seq, time_ns=ns_of(found.time))
+    if (answer.error or {}).get("err_code") != _NO_MESSAGE:
+        APIError.from_error(answer.error or {"code": 500, "description": "an answer without a message"})
+    return None
+
+
+async def seq_at(client: Client, stream: str, time_ns: int, timeout_s: float) -> int:
+    """Return the place of the last message of that time or earlier; the one before the first where all are later.
+
+    Raises:
+        NatsError: there is no such stream, or no answer.
+    """
+    state = await state_of(client, stream, timeout_s)
+    low, high = state.first_seq - 1, state.last_seq
+    while low < high:  # what is at `low` is not later, what is behind `high` is
+        middle = (low + high + 1) // 2
+        found = await message_from(client, stream, middle, timeout_s)
+        if found is None or found.time_ns > time_ns:
+            high = middle - 1
+        else:
+            low = found.stream_seq
+    return low

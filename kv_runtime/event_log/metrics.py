@@ -1,0 +1,32 @@
+"""The connection's figures, and their metrics: whoever has a log yields `log_families` at scrape time."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kv_runtime.telemetry import Family, counter, gauge
+
+
+class LogStatistics(NamedTuple):
+    """One connection to the log."""
+
+    connected: bool
+    reconnects_total: int
+    unconfirmed: int
+    """Publications on their way."""
+    publish_failures_total: int
+    """Publications that were handed over, and ended without being confirmed."""
+    read_anew_total: int
+    """Times that a followed stream turned out to be another one, or to have lost its end."""
+
+
+def log_families(statistics: LogStatistics) -> Iterator[Family]:
+    """Yield the families of one connection; a process has one."""
+    connected, unconfirmed = float(statistics.connected), float(statistics.unconfirmed)
+    yield gauge("log_connected", "1 while NATS can be reached, as far as is known", (), [((), connected)])
+    yield gauge("log_unconfirmed_messages", "Publications that NATS has not confirmed yet", (), [((), unconfirmed)])
+    for name, meaning, count in (
+        ("log_reconnects", "Times that NATS was lost and found", statistics.reconnects_total),
+        ("log_publish_failures", "Publications that NATS did not confirm", statistics.publish_failures_total),
+        ("log_read_anew", "Times that the log was lost: read again from its beginning", statistics.read_anew_total),
+    ):
+        yield counter(name, meaning, (), [((), float(count))])

@@ -1,0 +1,192 @@
+"""Objects of a bucket: whole values under names, in the layout that NATS gives its object stores.
+
+    stream OBJ_<bucket>       $O.<bucket>.C.<id>            the chunks of one put, in order
+                              $O.<bucket>.M.<name, base64>  what was put: id, size, SHA-256; one message a name
+
+Chunks come first and the description last: a name that is there was put whole. A name that is deleted goes first and
+its chunks after it. What a writer that died left between the two is nobody's, and `sweep` removes it. Reads are
+answered by the stream's leader: what was put can be read at once, in a cluster too.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import (
+    DiscardPolicy,
+    ObjectMeta,
+    ObjectMetaOptions,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.errors import NotFoundError
+from nats.js.object_store import ObjectStore
+
+from kv_runtime.event_log.errors import BrokerUnavailable, NoSuchObject, ObjectDamaged, mapped
+
+CHUNK_BYTES = 512 * 1024
+"""Half of what a server takes in one message."""
+_DIGEST = "SHA-256="
+_NO_MESSAGE = 10037
+"""The server's word that nothing is under a subject; without the stream it says another."""
+
+
+def bucket_config(bucket: str, *, replicas: int, max_bytes: int) -> StreamConfig:
+    """Return the settings of a bucket's stream: on disk; what does not fit any more is refused."""
+    return StreamConfig(
+        name=_stream_of(bucket),
+        subjects=[f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,
+        max_age=0,
+        max_bytes=max_bytes,
+        duplicate_window=120,
+        num_replicas=replicas,
+        allow_rollup_hdrs=True,
+        allow_direct=True,
+    )
+
+
+def _stream_of(bucket: str) -> str:
+    return f"OBJ_{bucket}"
+
+
+class _Info(msgspec.Struct, frozen=True):
+    """A put, as it is described."""
+
+    nuid: str
+    size: int = 0
+    chunks: int = 0
+    digest: str = ""
+    deleted: bool = False
+
+
+class ObjectBucket:
+    """The objects of one bucket. A bucket that is not there, or a server that is away, is `BrokerUnavailable`."""
+
+    def __init__(self, client: Client, context: JetStreamContext, bucket: str) -> None:
+        self._client, self._context, self._bucket = client, context, bucket
+        self._stream = _stream_of(bucket)
+        self._store = ObjectStore(bucket, self._stream, context)
+
+    async def put(self, name: str, data: bytes) -> None:
+        """`name` is `data`, whole and on disk.
+
+        Raises:
+            BrokerUnavailable: also where the bucket has no room for it; the name is then what it was.
+        """
+        meta = ObjectMeta(name=name, options=ObjectMetaOptions(max_chunk_size=CHUNK_BYTES))
+        with self._asked(f"put {name}"):
+            await self._store.put(name, data, meta)
+
+    async def get(self, name: str) -> bytes:
+        """Return what was put under `name`.
+
+        Raises:
+            NoSuchObject: nothing was, or it was deleted.
+            ObjectDamaged: it is not what was put.
+        """
+        with self._asked(f"get {name}"):
+            info = await self._info(name)
+            if info.deleted:
+                raise NoSuchObject(name)
+            data = await self._chunks(info)
+        digest = f"{_DIGEST}{base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()}"
+        if len(data) != info.size or digest != info.digest:
+            raise ObjectDamaged(f"object {name}: found {len(data)} bytes, {digest}, allowed {info.size}, {info.digest}")
+        return data
+
+    async def _info(self, name: str) -> _Info:
+        """Return the description of what is, or was, under `name`."""
+        try:
+            message = await self._context.get_last_msg(self._stream, f"$O.{self._bucket}.M.{_token_of(name)}")
+        except NotFoundError as error:
+            if error.err_code != _NO_MESSAGE:
+                raise
+            raise NoSuchObject(name) from None
+        try:
+            return msgspec.json.decode(message.data or b"", type=_Info)
+        except msgspec.DecodeError as error:
+            raise ObjectDamaged(f"object {name}: its description cannot be read: {error}") from error
+
+    async def _chunks(self, info: _Info) -> bytes:
+        """Return the chunks that are there, joined."""
+        parts: list[bytes] = []
+        seq = 0
+        for _ in range(info.chunks):
+            try:
+                message = await self._context.get_msg(
+                    self._stream, seq + 1, f"$O.{self._bucket}.C.{info.nuid}", next=True
+                )
+            except NotFoundError:
+                break
+            seq = message.seq or 0
+            parts.append(message.data or b"")
+        return b"".join(parts)
+
+    async def names(self) -> list[str]:
+        """Return the names of what is there, ascending."""
+        with self._asked("names"):
+            return sorted(_name_of(subject) for subject in await self._subjects("M"))
+
+    async def size_bytes(self) -> int:
+        """Return what the bucket takes on disk, by the server's account."""
+        with self._asked("size"):
+            return (await self._context.stream_info(self._stream)).state.bytes
+
+    async def delete(self, name: str) -> None:
+        """`name` is not there, and what was under it takes no room."""
+        with self._asked(f"delete {name}"):
+            try:
+                put_id = (await self._info(name)).nuid
+            except NoSuchObject:
+                return
+            except ObjectDamaged:
+                put_id = ""  # its chunks are nobody's now
+            await self._purge(f"M.{_token_of(name)}")
+            if put_id:
+                await self._purge(f"C.{put_id}")
+
+    async def sweep(self, now_ns: int, older_s: float) -> int:
+        """No chunks are there that are nobody's and older than `older_s`; return of how many puts there were some."""
+        swept = 0
+        with self._asked("sweep"):
+            named = {(await self._info(_name_of(subject))).nuid for subject in await self._subjects("M")}
+            for subject in await self._subjects("C"):
+                put_id = subject.rpartition(".")[2]
+                if put_id in named:
+                    continue
+                newest = (await self._context.get_last_msg(self._stream, subject)).time
+                if newest is None or newest.timestamp() < now_ns / 1e9 - older_s:
+                    await self._purge(f"C.{put_id}")
+                    swept += 1
+        return swept
+
+    async def _subjects(self, kind: str) -> list[str]:
+        info = await self._context.stream_info(self._stream, subjects_filter=f"$O.{self._bucket}.{kind}.>")
+        return list(info.state.subjects or ())
+
+    async def _purge(self, kind_and_id: str) -> None:
+        await self._context.purge_stream(self._stream, subject=f"$O.{self._bucket}.{kind_and_id}")
+
+    @contextmanager
+    def _asked(self, what: str) -> Iterator[None]:
+        what = f"bucket {self._bucket}: {what}"
+        if not self._client.is_connected:
+            raise BrokerUnavailable(f"{what}: not connected")
+        with mapped(what):
+            yield
+
+
+def _token_of(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def _name_of(subject: str) -> str:
+    return base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode()

@@ -1,0 +1,183 @@
+"""A stream being read in order: an ordered push consumer that the server forgets with the connection.
+
+    the connection is a new one, a message is missing,     go on after the last message that was told
+    or the server said nothing for `SILENCE_S`
+    the stream is another than before, or ends before      the log was lost: begin at its beginning; what had been
+    the last message that was told                         told may be told again
+    the last message that was told was removed, and more   go on with the first that is still there
+
+The server sends no faster than messages are taken (flow control), and says every `HEARTBEAT_S` that it is there.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
+
+from kv_runtime.event_log.errors import mapped
+from kv_runtime.event_log.streams import state_of
+
+HEARTBEAT_S = 2.0
+SILENCE_S = 2.5 * HEARTBEAT_S
+_OF_STREAM = "$JS.ACK."
+_PLACE_AT, _TOKENS = 5, 9
+_IDLE = "100"
+
+_log = structlog.get_logger("event_log")
+
+
+class LogMessage(NamedTuple):
+    """A message as read; `reply` is where an answer goes, if one is wanted.
+
+    `stream_seq` and `time_ns`, the server's time of it since 1970, are 0 on core NATS.
+    """
+
+    subject: str
+    data: bytes
+    stream_seq: int = 0
+    reply: str = ""
+    time_ns: int = 0
+
+
+OnMessage = Callable[[LogMessage], Awaitable[None]]
+
+
+class _Place(NamedTuple):
+    """What a message's reply subject says.
+
+    `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<ns>.<pending>`; 9 tokens, before whose stream
+    newer servers put two: the domain and the account's hash.
+    """
+
+    stream_seq: int
+    consumer_seq: int
+    time_ns: int
+    pending: int
+
+
+def _place(reply: str) -> _Place:
+    tokens = reply.split(".")
+    first = _PLACE_AT if len(tokens) == _TOKENS else _PLACE_AT + 2
+    return _Place(*map(int, tokens[first : first + 4]))
+
+
+class Reading:
+    """One stream being read; `begin` makes its consumer, and makes it anew."""
+
+    def __init__(
+        self,
+        client: Client,
+        context: JetStreamContext,
+        stream: str,
+        subject: str,
+        tell: OnMessage,
+        on_broken: Callable[[], None],
+        *,
+        after_seq: int = 0,
+        created: str = "",
+        timeout_s: float,
+    ) -> None:
+        self._client, self._context, self._timeout_s = client, context, timeout_s
+        self._stream, self._subject = stream, subject
+        self._tell, self._on_broken = tell, on_broken
+        self._turn = asyncio.Lock()
+        self._unsubscribe: Callable[[], Awaitable[None]] | None = None
+        self._received = 0
+        self._heard_at_s = 0.0
+        self.is_broken = False
+        self.created = created
+        """The stream's birth: of the one that is read."""
+        self.told_seq = after_seq
+        """Place in it of the last message that was told, and taken; 0: none."""
+        self.told_total = 0
+        self.unread = 0
+        """Messages that it had behind that, when last heard."""
+        self.read_anew_total = 0
+        """How often the log turned out to be lost."""
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the server let its heartbeats fail; a reader that is still being told something hears none."""
+        return not self._turn.locked() and asyncio.get_running_loop().time() - self._heard_at_s > SILENCE_S
+
+    async def begin(self) -> None:
+        """The stream is read on after what was told already; from its beginning where it is another one.
+
+        Raises:
+            BrokerUnavailable: there is no such stream, or no answer.
+        """
+        async with self._turn:
+            with mapped(f"follow {self._stream}"):
+                await self.end()
+                await self._find_place()
+                inbox = self._client.new_inbox()
+                self._received = 0
+                self._unsubscribe = (await self._client.subscribe(inbox, cb=self._on_message)).unsubscribe
+                consumer = await self._context.add_consumer(self._stream, self._consumer(inbox))
+            self.unread = consumer.num_pending or 0
+            self._heard_at_s = asyncio.get_running_loop().time()
+            self.is_broken = False
+
+    async def _find_place(self) -> None:
+        state = await state_of(self._client, self._stream, self._timeout_s)
+        if state.created == self.created and state.last_seq >= self.told_seq:
+            return
+        if self.told_seq:
+            _log.warning("log_read_anew", stream=self._stream, told_seq=self.told_seq, last_seq=state.last_seq)
+            self.read_anew_total += 1
+        self.created, self.told_seq = state.created, 0
+
+    def _consumer(self, inbox: str) -> ConsumerConfig:
+        return ConsumerConfig(
+            deliver_subject=inbox,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE if self.told_seq else DeliverPolicy.ALL,
+            opt_start_seq=self.told_seq + 1 if self.told_seq else None,
+            ack_policy=AckPolicy.NONE,
+            max_deliver=1,
+            filter_subject=self._subject,
+            flow_control=True,
+            idle_heartbeat=HEARTBEAT_S,
+            mem_storage=True,
+            num_replicas=1,
+        )
+
+    async def end(self) -> None:
+        """Nothing is told any more."""
+        unsubscribe, self._unsubscribe = self._unsubscribe, None
+        if unsubscribe is not None:
+            await unsubscribe()
+
+    async def _on_message(self, message: Msg) -> None:
+        async with self._turn:  # of a subscription that `begin` has dropped, nothing gets here
+            self._heard_at_s = asyncio.get_running_loop().time()
+            if not message.reply.startswith(_OF_STREAM):
+                await self._obey(message)
+                return
+            place = _place(message.reply)
+            if place.consumer_seq != self._received + 1:
+                self._break()
+                return
+            self._received += 1
+            await self._tell(LogMessage(message.subject, message.data, place.stream_seq, time_ns=place.time_ns))
+            self.told_seq, self.unread = place.stream_seq, place.pending
+            self.told_total += 1
+
+    async def _obey(self, message: Msg) -> None:
+        """Take what the server says of the reading: a heartbeat, a question whether we keep up, or its end."""
+        headers = message.headers or {}
+        if answer_to := message.reply or headers.get(Header.CONSUMER_STALLED):
+            await self._client.publish(answer_to)
+        sent = headers.get(Header.LAST_CONSUMER)
+        if headers.get(Header.STATUS) != _IDLE or (sent is not None and int(sent) != self._received):
+            self._break()
+        elif not answer_to:
+            self.unread = 0  # with nothing held back, it is idle for want of messages: what was unread is gone
+
+    def _break(self) -> None:
+        self.is_broken = True
+        self._on_broken()

@@ -1,0 +1,162 @@
+"""Streams: what each keeps, that it exists so, and what is in it.
+
+there is none                                   made
+there is one, a setting of `_FIXED` differs     `StreamUnfit`: it is somebody else's, or was made for another use
+there is one, a setting of `_TENDED` differs    updated
+any other setting                               stays as it is
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import DEFAULT_PREFIX, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+from nats.js.errors import APIError, BadRequestError, NotFoundError
+
+from kv_runtime.event_log.errors import StreamUnfit
+
+_FIXED = (
+    "sealed",
+    "storage",
+    "retention",
+    "discard",
+    "mirror",
+    "sources",
+    "subject_transform",
+    "no_ack",
+    "deny_purge",
+    "allow_rollup_hdrs",
+)
+"""Had we not found them so, the log would not keep what we rely on, or would tell something else."""
+_TENDED = ("subjects", "max_age", "max_bytes", "max_msgs_per_subject", "duplicate_window", "num_replicas")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NAME_IN_USE = 10058
+"""The server's word that a stream of the name was made meanwhile, with other settings."""
+
+
+class StreamSpec(NamedTuple):
+    """What a stream keeps; `per_subject` bounds the messages of one subject (-1: no bound).
+
+    `replicas` is how many servers of a cluster have it: 1, 3 or 5; a single server has 1.
+    """
+
+    name: str
+    subjects: tuple[str, ...]
+    max_age_s: float
+    max_bytes: int
+    per_subject: int = -1
+    duplicate_window_s: float = 30.0
+    replicas: int = 1
+
+    def config(self) -> StreamConfig:
+        """Return the settings of such a stream: on disk, the oldest go first, nothing is copied from elsewhere."""
+        return StreamConfig(
+            name=self.name,
+            subjects=list(self.subjects),
+            retention=RetentionPolicy.LIMITS,
+            storage=StorageType.FILE,
+            discard=DiscardPolicy.OLD,
+            max_age=self.max_age_s,
+            max_bytes=self.max_bytes,
+            max_msgs_per_subject=self.per_subject,
+            duplicate_window=min(self.duplicate_window_s, self.max_age_s or self.duplicate_window_s),
+            num_replicas=self.replicas,
+            allow_direct=True,
+        )
+
+
+class StreamState(NamedTuple):
+    """What is in a stream now; one without messages has `first_seq` above `last_seq`, and no times (0).
+
+    `created` is when the server made it, in its own words: a stream of the same name that was made at another time is
+    another one. Times are those of the server, since 1970.
+    """
+
+    created: str
+    first_seq: int
+    last_seq: int
+    bytes: int
+    first_time_ns: int
+    last_time_ns: int
+
+
+async def ensure(context: JetStreamContext, wanted: StreamConfig) -> None:
+    """The stream exists as wanted, whoever else ensures it meanwhile.
+
+    Raises:
+        StreamUnfit: there is one that cannot be ours.
+        NatsError: the server refuses it, for instance for want of room.
+    """
+    assert wanted.name is not None
+    present = await _config(context, wanted.name)
+    if present is None:
+        try:
+            await context.add_stream(wanted)
+        except BadRequestError as error:
+            if error.err_code != _NAME_IN_USE:
+                raise
+        present = (await context.stream_info(wanted.name)).config
+    _check(wanted, present)
+    changes = {field: getattr(wanted, field) for field in _TENDED}
+    if any(getattr(present, field) != value for field, value in changes.items()):
+        await context.update_stream(present, **changes)
+
+
+async def _config(context: JetStreamContext, name: str) -> StreamConfig | None:
+    try:
+        return (await context.stream_info(name)).config
+    except NotFoundError:
+        return None
+
+
+def _check(wanted: StreamConfig, present: StreamConfig) -> None:
+    for field in _FIXED:
+        found, allowed = (getattr(config, field) or None for config in (present, wanted))
+        if found != allowed:
+            raise StreamUnfit(str(wanted.name), field, _shown(found), _shown(allowed))
+
+
+def _shown(value: object) -> object:
+    return getattr(value, "value", value) or "none"
+
+
+class _State(msgspec.Struct, frozen=True):
+    messages: int
+    first_seq: int
+    last_seq: int
+    bytes: int
+    first_ts: str
+    last_ts: str
+
+
+class _Info(msgspec.Struct, frozen=True):
+    created: str = ""
+    state: _State | None = None
+    error: dict[str, object] | None = None
+
+
+async def state_of(client: Client, name: str, timeout_s: float) -> StreamState:
+    """Return what is in a stream; the client's own reader of this answer leaves the times out.
+
+    Raises:
+        NatsError: there is no such stream, or no answer.
+    """
+    answer = await client.request(f"{DEFAULT_PREFIX}.STREAM.INFO.{name}", timeout=timeout_s)
+    info = msgspec.json.decode(answer.data, type=_Info)
+    if info.state is None:
+        APIError.from_error(info.error or {"code": 500, "description": "an answer without a state"})
+    assert info.state is not None
+    state = info.state
+    if not state.messages:
+        return StreamState(info.created, state.last_seq + 1, state.last_seq, state.bytes, 0, 0)
+    times = ns_of(state.first_ts), ns_of(state.last_ts)
+    return StreamState(info.created, state.first_seq, state.last_seq, state.bytes, *times)
+
+
+def ns_of(time: str) -> int:
+    """Return the nanoseconds since 1970 of a UTC time as servers write it, with up to nine digits of a second."""
+    whole, _, fraction = time.removesuffix("Z").partition(".")
+    since = datetime.fromisoformat(whole).replace(tzinfo=UTC) - _EPOCH
+    return since // timedelta(seconds=1) * 10**9 + int(fraction.ljust(9, "0"))

@@ -1,0 +1,135 @@
+"""Publications on their way: handed over in order, confirmed later, at most `limit` unconfirmed.
+
+    send                     waits for room, hands the message over, returns the future of its place in the stream
+    the server confirms      the future ends with the place
+    the server refuses,      the future ends with `BrokerUnavailable`; the server may have the message nevertheless,
+    or says nothing for      which a repetition with the same message id finds out
+    `timeout_s`, or `fail`
+
+A future that ends, however it ends, makes room and is forgotten: nothing outlives it. The client's own asynchronous
+publishing leaves its futures pending for ever when an answer is lost with the connection.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable
+
+import msgspec
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import Header
+
+from kv_runtime.event_log.errors import BrokerUnavailable
+
+_NO_STREAM = "503"
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    code: int = 0
+    err_code: int = 0
+    description: str = ""
+
+
+class _Ack(msgspec.Struct, frozen=True):
+    seq: int = 0
+    error: _Refusal | None = None
+
+
+class SendWindow:
+    """The unconfirmed publications of one connection."""
+
+    def __init__(self, client: Client, limit: int, timeout_s: float) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._room = asyncio.Semaphore(limit)
+        self._unconfirmed: dict[str, _Publication] = {}
+        self._numbers = itertools.count(1)
+        self._inbox = ""
+        self.failures_total = 0
+        """Publications that were handed over, and ended without being confirmed."""
+
+    def __len__(self) -> int:
+        return len(self._unconfirmed)
+
+    async def open(self) -> None:
+        """Confirmations are heard; the client is connected."""
+        self._inbox = self._client.new_inbox()
+        await self._client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
+
+    async def send(self, subject: str, data: bytes, message_id: str) -> asyncio.Future[int]:
+        """Hand the message over once there is room; return the future of its place in its stream.
+
+        Raises:
+            BrokerUnavailable: the server is away.
+            NatsError: the message is larger than the server takes.
+        """
+        self._require_connection(subject)
+        await self._room.acquire()
+        number = str(next(self._numbers))
+        publication = _Publication(subject, self._timeout_s, lambda: self._forget(number))
+        self._unconfirmed[number] = publication
+        try:
+            self._require_connection(subject)  # waiting for room may have taken long
+            headers = {Header.MSG_ID.value: message_id} if message_id else None
+            await self._client.publish(subject, data, reply=f"{self._inbox}.{number}", headers=headers)
+        except BaseException:
+            publication.future.cancel()
+            raise
+        return publication.future
+
+    def _require_connection(self, subject: str) -> None:
+        if not self._client.is_connected:
+            raise BrokerUnavailable(f"publish {subject}: not connected")
+
+    def _forget(self, number: str) -> None:
+        future = self._unconfirmed.pop(number).future
+        self.failures_total += not future.cancelled() and future.exception() is not None
+        self._room.release()
+
+    def fail(self, why: str) -> None:
+        """All that is on its way ends with `BrokerUnavailable`."""
+        for publication in list(self._unconfirmed.values()):
+            publication.fail(why)
+
+    async def _on_answer(self, message: Msg) -> None:
+        publication = self._unconfirmed.get(message.subject.rpartition(".")[2])
+        if publication is None:
+            return
+        if message.headers and message.headers.get(Header.STATUS) == _NO_STREAM:
+            publication.fail("no stream takes this subject")
+            return
+        try:
+            ack = msgspec.json.decode(message.data, type=_Ack)
+        except msgspec.DecodeError as error:
+            publication.fail(f"unreadable answer: {error}")
+            return
+        if ack.error is not None:
+            publication.fail(f"{ack.error.description} (code {ack.error.code}, {ack.error.err_code})")
+        else:
+            publication.confirm(ack.seq)
+
+
+class _Publication:
+    """One message on its way, and the time after which it is given up."""
+
+    __slots__ = ("_on_end", "_subject", "_timer", "future")
+
+    def __init__(self, subject: str, timeout_s: float, on_end: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._subject = subject
+        self._timer = loop.call_later(timeout_s, self.fail, f"not confirmed within {timeout_s:g} s")
+        self._on_end = on_end
+        self.future: asyncio.Future[int] = loop.create_future()
+        self.future.add_done_callback(self._ended)
+
+    def confirm(self, seq: int) -> None:
+        if not self.future.done():
+            self.future.set_result(seq)
+
+    def fail(self, why: str) -> None:
+        if not self.future.done():
+            self.future.set_exception(BrokerUnavailable(f"publish {self._subject}: {why}"))
+
+    def _ended(self, _: asyncio.Future[int]) -> None:
+        self._timer.cancel()
+        self._on_end()

@@ -1,0 +1,185 @@
+"""The approximate index: what worker ranks probably hold, known by nothing but what was routed to them.
+
+    routed            the request's blocks are the rank's newest; they count for `ttl_s`
+    more than fit     the rank's oldest blocks go, of one request the deepest first, until its capacity is kept
+    `ttl_s` passed    blocks that were not routed again count no more
+    worker forgotten  nothing of it counts
+
+A rank's blocks are a tree of stretches: blocks in a row, without a fork, that one request was the last to have. Whoever
+has a block has its parents, so a parent is never older than its child; the oldest stretch is a leaf, and the order of
+expiry is kept of the leaves alone. What a request costs grows with the forks on its way, hardly with its blocks.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from sortedcontainers import SortedDict
+
+from kv_protocol.ids import WorkerRank
+from router.core.chains import shared_blocks
+
+
+class ApproximateLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a routed block counts (seconds), and how many of one rank do (blocks), whatever its worker states."""
+
+    ttl_s: float = 120.0
+    blocks_max: int = 1 << 18
+
+
+class ApproximateStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks kept of each rank; blocks that went by time, for want of room, and with their worker."""
+
+    blocks: dict[WorkerRank, int]
+    expired_blocks_total: int
+    evicted_blocks_total: int
+    left_blocks_total: int
+
+
+class _Age(NamedTuple):
+    """When blocks expire, and the number of the request that had them last."""
+
+    expires_at_s: float
+    request: int
+
+
+class _Stretch:
+    """Blocks in a row. `children` by their first block; the root has no blocks and is its own parent."""
+
+    __slots__ = ("age", "blocks", "children", "parent")
+
+    def __init__(self, blocks: Sequence[int], parent: "_Stretch | None", age: _Age) -> None:
+        self.blocks = blocks
+        self.parent = parent or self
+        self.children: dict[int, _Stretch] = {}
+        self.age = age
+
+
+class _Tree:
+    """One rank's blocks. `leaves` by age, the oldest first."""
+
+    __slots__ = ("block_count", "leaves", "root")
+
+    def __init__(self) -> None:
+        self.root = _Stretch((), None, _Age(float("inf"), 0))
+        self.leaves: SortedDict[_Age, _Stretch] = SortedDict()
+        self.block_count = 0
+
+    def add(self, chain: Sequence[int], age: _Age) -> None:
+        """The blocks of `chain` are held, and are the newest."""
+        node, at = self.root, 0
+        while at < len(chain) and (child := node.children.get(chain[at])) is not None:
+            shared = shared_blocks(child.blocks, chain, at)
+            if shared < len(child.blocks):
+                self._split(child, shared)
+            if not child.children:
+                del self.leaves[child.age]
+            child.age = age
+            node, at = child, at + shared
+        if at < len(chain):
+            node = self._extended(node, chain[at:], age)
+        if node is not self.root and not node.children:
+            self.leaves[age] = node
+
+    def _split(self, stretch: _Stretch, length: int) -> None:
+        """The blocks behind the first `length` are a stretch of their own."""
+        behind = _Stretch(stretch.blocks[length:], stretch, stretch.age)
+        behind.children = stretch.children
+        for child in behind.children.values():
+            child.parent = behind
+        if not behind.children:
+            self.leaves[behind.age] = behind
+        stretch.blocks, stretch.children = stretch.blocks[:length], {behind.blocks[0]: behind}
+
+    def _extended(self, node: _Stretch, blocks: Sequence[int], age: _Age) -> _Stretch:
+        self.block_count += len(blocks)
+        if node is not self.root and not node.children:
+            node.blocks = (*node.blocks, *blocks)
+            return node
+        leaf = node.children[blocks[0]] = _Stretch(blocks, node, age)
+        return leaf
+
+    def drop(self, blocks_max: int) -> int:
+        """Forget the oldest leaf, or `blocks_max` of its blocks, the deepest; return how many."""
+        age, leaf = self.leaves.peekitem(0)
+        dropped = min(blocks_max, len(leaf.blocks))
+        self.block_count -= dropped
+        if dropped < len(leaf.blocks):
+            leaf.blocks = leaf.blocks[:-dropped]
+            return dropped
+        del self.leaves[age]
+        parent = leaf.parent
+        del parent.children[leaf.blocks[0]]
+        if parent is not self.root and not parent.children:
+            self.leaves[parent.age] = parent
+        return dropped
+
+    def overlap(self, chain: Sequence[int], now_s: float) -> int:
+        """Return how many leading blocks of `chain` are held and have not expired."""
+        node, at = self.root, 0
+        while at < len(chain):
+            child = node.children.get(chain[at])
+            if child is None or child.age.expires_at_s <= now_s:
+                return at
+            shared = shared_blocks(child.blocks, chain, at)
+            at += shared
+            if shared < len(child.blocks):
+                return at
+            node = child
+        return at
+
+
+class ApproximateIndex:
+    """All ranks' trees. `now_s` never goes back."""
+
+    def __init__(self, limits: ApproximateLimits | None = None) -> None:
+        self._limits = limits or ApproximateLimits()
+        self._trees: dict[WorkerRank, _Tree] = {}
+        self._requests = 0
+        self._expired_blocks = self._evicted_blocks = self._left_blocks = 0
+
+    def routed(self, rank: WorkerRank, hashes: Sequence[int], now_s: float, capacity_blocks: int = 0) -> None:
+        """A request with these blocks was given to `rank`, which has room for so many (0: it does not say)."""
+        if not hashes:
+            return
+        tree = self._trees.get(rank)
+        if tree is None:
+            tree = self._trees[rank] = _Tree()
+        self._requests += 1
+        self._expire(tree, now_s)
+        tree.add(hashes, _Age(now_s + self._limits.ttl_s, self._requests))
+        capacity = min(capacity_blocks or self._limits.blocks_max, self._limits.blocks_max)
+        while tree.block_count > capacity:
+            self._evicted_blocks += tree.drop(tree.block_count - capacity)
+
+    def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank], now_s: float) -> list[int]:
+        """Return how many leading blocks each rank probably holds, in the order of `ranks`."""
+        trees = [self._trees.get(rank) for rank in ranks]
+        return [0 if tree is None else tree.overlap(hashes, now_s) for tree in trees]
+
+    def forget(self, worker_id: str, now_s: float) -> None:
+        """The worker is gone, or begins anew: nothing that was routed to it counts."""
+        for rank in [rank for rank in self._trees if rank.worker_id == worker_id]:
+            tree = self._trees.pop(rank)
+            self._expire(tree, now_s)
+            self._left_blocks += tree.block_count
+
+    def tick(self, now_s: float) -> None:
+        """Let go of what has expired; no answer changes by it."""
+        for rank, tree in list(self._trees.items()):
+            self._expire(tree, now_s)
+            if not tree.block_count:
+                del self._trees[rank]
+
+    def _expire(self, tree: _Tree, now_s: float) -> None:
+        while tree.leaves and tree.leaves.peekitem(0)[0].expires_at_s <= now_s:
+            self._expired_blocks += tree.drop(tree.block_count)
+
+    def statistics(self) -> ApproximateStatistics:
+        """Return how much is kept, expired blocks too where no time was let pass, and what went."""
+        return ApproximateStatistics(
+            blocks={rank: tree.block_count for rank, tree in self._trees.items()},
+            expired_blocks_total=self._expired_blocks,
+            evicted_blocks_total=self._evicted_blocks,
+            left_blocks_total=self._left_blocks,
+        )

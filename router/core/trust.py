@@ -1,0 +1,59 @@
+"""How far what is known of a rank is trusted, and why no further.
+
+    what is known of it                                 trust      overlap                    counts for
+    -------------------------------------------------   --------   ------------------------   ----------
+    stream followed, no hole, digest equal, parity      EXACT      the index's                1
+    any other doubt in its stream                       DEGRADED   the index's, as last known 0.5
+    no stream was ever heard, or the index has no room  FALLBACK   what was routed to it      1
+    parity is broken: its hashes say nothing to us      FALLBACK   what was routed to it      1
+
+Parity: the worker registered the block size, hash scheme, canary, tokenizer and template that prompts are hashed with.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kv_protocol.decision import OverlapSource, TrustState
+
+TRUST_STATES: tuple[TrustState, ...] = ("EXACT", "DEGRADED", "FALLBACK")
+PARITY_FIELDS = ("block_size", "hash_scheme", "canary", "tokenizer_digest", "template_digest")
+
+_NOTHING_KNOWN = {"never_heard": "no KV events heard", "refused": "no room in the index"}
+_DOUBTS = {"log_away": "event log away"}
+"""Reasons of the index in the words of an explanation; the others stand as they are."""
+
+
+class Disparity(NamedTuple):
+    """A registered field, one of `PARITY_FIELDS`, that is not what prompts are hashed with."""
+
+    field: str
+    found: str | int
+    allowed: str | int
+
+    def __str__(self) -> str:
+        return f"{self.field}: found {self.found!r}, allowed {self.allowed!r}"
+
+
+class Trust(NamedTuple):
+    """A rank's trust state and the reason for it; EXACT has none."""
+
+    state: TrustState
+    reason: str
+
+    @property
+    def overlap_source(self) -> OverlapSource:
+        """Who says what the rank holds."""
+        return "approximate" if self.state == "FALLBACK" else "index"
+
+
+EXACT = Trust("EXACT", "")
+
+
+def trust_of(disparities: Sequence[Disparity], stale: str) -> Trust:
+    """Return how far a rank is trusted that differs so, and whose stream is in this doubt (empty: in none)."""
+    if not disparities and not stale:
+        return EXACT
+    unknown = "; ".join(map(str, disparities)) or _NOTHING_KNOWN.get(stale, "")
+    if unknown:
+        return Trust("FALLBACK", f"{unknown}; approximate")
+    return Trust("DEGRADED", _DOUBTS.get(stale, stale))

@@ -1,0 +1,157 @@
+"""Whatever befalls requests: what is on its way to a rank is what a naive list of the requests in flight says."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_protocol.ids import WorkerRank
+from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Renewed, Routed
+from router.core import predictions
+from router.core.predictions import SEEN_S, Predictions
+from tests.properties.test_approximate import chain
+
+RANKS = (WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0))
+EPOCHS = (0, 7)
+LEASES = [f"l{number}" for number in range(5)]
+
+
+class Tick(NamedTuple):
+    """Time is looked at."""
+
+
+class Gone(NamedTuple):
+    """A worker left."""
+
+    worker_id: str
+
+
+Step = tuple[float, LedgerEvent | Tick | Gone]
+
+lease_ids = st.sampled_from(LEASES)
+paths = st.lists(st.integers(1, 2), max_size=6)
+events = st.one_of(
+    st.builds(
+        lambda lease_id, rank, path, epoch: Routed(
+            lease_id=lease_id,
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            blocks=chain(path),
+            uncached_tokens=0,
+            epoch=epoch,
+        ),
+        lease_ids,
+        st.sampled_from(RANKS),
+        paths,
+        st.sampled_from(EPOCHS),
+    ),
+    *(st.builds(kind, lease_id=lease_ids) for kind in (FirstToken, FirstToken, Renewed, Finished, Cancelled, Expired)),
+    st.builds(Tick),
+    st.builds(Gone, st.sampled_from(["a", "b"])),
+)
+steps = st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.5]), events), max_size=50)
+
+
+class Naive:
+    """The requests in flight, and when each of them is over."""
+
+    def __init__(self) -> None:
+        self.routed: dict[str, Routed] = {}
+        self.ends_at_s: dict[str, float] = {}
+
+    def apply(self, event: LedgerEvent, now_s: float) -> None:
+        match event:
+            case Routed(lease_id=lease_id):
+                if self.ends_at_s.get(lease_id, now_s) <= now_s:
+                    self.routed[lease_id], self.ends_at_s[lease_id] = event, float("inf")
+            case FirstToken(lease_id=lease_id) if lease_id in self.ends_at_s:
+                self.ends_at_s[lease_id] = min(self.ends_at_s[lease_id], now_s + SEEN_S)
+            case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
+                self.ends_at_s.pop(lease_id, None)
+
+    def forget(self, worker_id: str) -> None:
+        for lease_id in [lease_id for lease_id in self.ends_at_s if self.routed[lease_id].worker_id == worker_id]:
+            del self.ends_at_s[lease_id]
+
+    def overlap(self, hashes: Sequence[int], rank: WorkerRank, epoch: int, now_s: float) -> int:
+        mine = [self.routed[lease_id] for lease_id, ends_at_s in self.ends_at_s.items() if ends_at_s > now_s]
+        mine = [each for each in mine if (each.worker_id, each.dp_rank, each.epoch) == (*rank, epoch)]
+        return max((leading(each.blocks, hashes) for each in mine), default=0)
+
+
+def leading(blocks: Sequence[int], hashes: Sequence[int]) -> int:
+    alike = [block == other for block, other in zip(blocks, hashes, strict=False)]
+    return [*alike, False].index(False)
+
+
+def assert_equal(folded: Predictions, naive: Naive, asked: list[tuple[int, ...]], now_s: float) -> None:
+    for hashes in asked:
+        for rank in RANKS:
+            for epoch in EPOCHS:
+                told = folded.overlap(hashes, rank, epoch, now_s)
+                assert told == naive.overlap(hashes, rank, epoch, now_s)
+
+
+def run(script: list[Step]) -> tuple[Predictions, Naive, float]:
+    folded, naive, now_s = Predictions(), Naive(), 0.0
+    routed = {step.blocks for _, step in script if isinstance(step, Routed)}
+    asked = [*routed, *((*blocks, 9**9) for blocks in routed), ()]
+    for advance_s, step in script:
+        now_s += advance_s
+        if isinstance(step, Tick):
+            folded.tick(now_s)
+        elif isinstance(step, Gone):
+            folded.forget(step.worker_id)
+            naive.forget(step.worker_id)
+        else:
+            folded.apply(step, now_s)
+            naive.apply(step, now_s)
+        assert_equal(folded, naive, asked, now_s)
+    return folded, naive, now_s
+
+
+@given(steps)
+@settings(max_examples=300, deadline=None)
+def test_every_answer_is_that_of_a_naive_list(script: list[Step]) -> None:
+    run(script)
+
+
+@given(steps)
+@settings(deadline=None)
+def test_when_nothing_is_in_flight_nothing_is_on_its_way(script: list[Step]) -> None:
+    folded, _, now_s = run(script)
+    for lease_id in LEASES:
+        folded.apply(Finished(lease_id=lease_id), now_s)
+    assert (folded._of_rank, folded._rank_of) == ({}, {})
+
+
+SCRIPT: list[Step] = [
+    (0.0, Routed(lease_id="l0", worker_id="a", dp_rank=0, blocks=(1, 2, 3), uncached_tokens=0, epoch=7)),
+    (0.0, Routed(lease_id="l1", worker_id="a", dp_rank=0, blocks=(1, 2, 30), uncached_tokens=0, epoch=7)),
+    (1.0, FirstToken(lease_id="l0")),
+    (1.0, Finished(lease_id="l1")),
+    (1.0, Renewed(lease_id="l0")),
+    (0.0, Gone("a")),
+]
+
+
+def test_without_a_planted_bug_the_script_passes() -> None:
+    run(SCRIPT)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "bug"),
+    [
+        (predictions, "shared_blocks", lambda hashes, blocks: min(len(hashes), len(blocks))),
+        (predictions, "SEEN_S", 0.5),
+        (Predictions, "_end", lambda _self, _lease_id: None),
+        (Predictions, "_see", lambda _self, _lease_id, _now_s: None),
+    ],
+    ids=["forks overlooked", "over too soon", "endings overlooked", "first tokens overlooked"],
+)
+def test_a_planted_bug_is_seen(monkeypatch: pytest.MonkeyPatch, where: object, name: str, bug: object) -> None:
+    monkeypatch.setattr(where, name, bug)
+    with pytest.raises(AssertionError):
+        run(SCRIPT)

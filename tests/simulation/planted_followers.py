@@ -1,0 +1,196 @@
+"""Bugs of those who follow a stream: what comes, what is asked, what is answered."""
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from indexer.core.answers import AnswerParts, RankState
+from indexer.core.asking import Asking
+from indexer.core.effects import ApplyEvent, Effect
+from indexer.core.facts import Question
+from indexer.core.fold import IndexFold
+from indexer.core.follower import AHEAD_MAX, Phase, StreamFollower
+from kv_protocol.digest import TierDigest
+from kv_protocol.events import Batch, Tier
+from kv_protocol.fleet import Heartbeat
+from kv_protocol.recovery import DumpChunk
+from tests.simulation.planted import Planted
+
+
+class AppliesOverGaps(StreamFollower):
+    """Takes the next batch that comes for the next one."""
+
+    def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
+        if self._phase is Phase.LIVE and batch.epoch == self._epoch and batch.seq > self._cursor:
+            return [self._step(batch)]
+        return super().on_batch(batch, now_s)
+
+
+class AppliesTwice(StreamFollower):
+    """Forgets what it has applied."""
+
+    def _take(self, batch: Batch, now_s: float) -> list[Effect]:
+        return [ApplyEvent(batch.event)] if batch.seq <= self._cursor else super()._take(batch, now_s)
+
+
+class KeepsBlocksOverEpochs(StreamFollower):
+    """Merges a new epoch with the old one."""
+
+    def _adopt(self, epoch: int, now_s: float) -> list[Effect]:
+        super()._adopt(epoch, now_s)
+        return []
+
+
+class NeverMissesTheLast(StreamFollower):
+    """Takes a batch for lost only when a later one comes."""
+
+    def tick(self, now_s: float) -> None:
+        self.wait_anew(now_s)
+
+
+class RetiresForEver(StreamFollower):
+    """Lets the late last heartbeat of a dead epoch end the living one."""
+
+    def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> list[Effect]:
+        return [] if self._lives.is_retired(heartbeat.epoch) else super().on_heartbeat(heartbeat, now_s)
+
+
+class BelievesAnyDigest(StreamFollower):
+    """Compares nothing."""
+
+    def prove(self, digest_of: Callable[[Tier], TierDigest], now_s: float) -> None:
+        del digest_of, now_s
+        self._pulse.claim = None
+
+
+class BelievesJumps(StreamFollower):
+    """Takes any seq that a batch has for its own."""
+
+    def _take(self, batch: Batch, now_s: float) -> list[Effect]:
+        if batch.seq > self._cursor + AHEAD_MAX and self._phase is Phase.LIVE:
+            return [self._step(batch)]
+        return super()._take(batch, now_s)
+
+
+class WaitsForWhatCame(StreamFollower):
+    """Lets the late answer to a question replace what closed the hole by itself."""
+
+    def _settle(self, now_s: float, answered_seq: int | None = None) -> list[Effect]:
+        is_open, request_id = self._asking._is_open, self._asking.request_id
+        effects = super()._settle(now_s, answered_seq)
+        self._asking._is_open = is_open and answered_seq is None and request_id == self._asking.request_id
+        return effects
+
+
+class RestoresOneAhead(StreamFollower):
+    """Takes the batch after a checkpoint for applied."""
+
+    def begin_at(self, epoch: int, seq: int, logged_seq: int) -> None:
+        super().begin_at(epoch, seq + 1, logged_seq)
+
+
+class PartsOfAnyAnswer(AnswerParts):
+    """Forgets none before all of some answer came."""
+
+    def clear(self) -> None:
+        pass
+
+    def add(self, part: DumpChunk) -> bool:
+        first = next(iter(self._parts.values()), part)
+        as_if = {"epoch": first.epoch, "last_seq": first.last_seq, "of": first.of, "buckets": first.buckets}
+        return part.chunk < first.of and super().add(msgspec.structs.replace(part, **as_if))
+
+    def whole(self) -> RankState | None:
+        if (state := super().whole()) is not None:
+            self._parts.clear()
+        return state
+
+
+class MixesAnswers(Asking):
+    """Puts parts of answers to old questions together with those of the newest."""
+
+    def __init__(self, answer_s: float, backoff_max_s: float, request_ids: Iterator[int]) -> None:
+        super().__init__(answer_s, backoff_max_s, request_ids)
+        self._parts = PartsOfAnyAnswer()
+
+    def expects(self, request_id: int) -> bool:
+        return self._is_open and request_id <= self.request_id
+
+
+class TakesLateAnswers(Asking):
+    """Hears an answer to whatever was asked, even once nothing is asked any more, or another thing."""
+
+    def expects(self, request_id: int) -> bool:
+        return 0 < request_id <= self.request_id
+
+
+class NeverAsksAgain(Asking):
+    """Waits for an answer for ever."""
+
+    def is_in_flight(self, now_s: float) -> bool:
+        return self._is_open and now_s >= 0
+
+
+class KeepsQuestionsOverEpochs(Asking):
+    """Goes on to wait for what it asked of another epoch."""
+
+    def begin_anew(self) -> None:
+        self.on_proof()
+
+
+class NeverForgivesPauses(Asking):
+    """Waits longer before each question than before the last one, whatever was proven since."""
+
+    def on_answered(self) -> None:
+        unanswered_s = self._unanswered_s
+        super().on_answered()
+        self._unanswered_s = unanswered_s
+
+    def on_proof(self) -> None:
+        pass
+
+    def _longer(self, pause_s: float) -> float:
+        return max(self._answer_s, 4 * pause_s)
+
+
+class NeverPauses(Asking):
+    """Asks again as long as there is no answer."""
+
+    def is_in_flight(self, now_s: float) -> bool:
+        return self._is_open and now_s < self.asked_at_s
+
+    def is_due(self, now_s: float) -> bool:
+        return self.wants is not None and now_s >= 0
+
+
+class NeverMissesAnybody(IndexFold):
+    """Takes silence for life."""
+
+    def tick(self, now_s: float) -> list[Question]:
+        for stream in self._ranks.values():
+            stream.heard_at_s = now_s
+        return super().tick(now_s)
+
+
+FOLLOWER = "indexer.core.fold.StreamFollower"
+ASKING = "indexer.core.follower.Asking"
+FOLD = "tests.simulation.index.IndexFold"
+
+PLANTED = (
+    Planted(FOLLOWER, AppliesOverGaps, "faulty", 20),
+    Planted(FOLLOWER, AppliesTwice, "faulty", 20),
+    Planted(FOLLOWER, KeepsBlocksOverEpochs, "faulty", 40),
+    Planted(FOLLOWER, NeverMissesTheLast, "faulty", 20),
+    Planted(FOLLOWER, RetiresForEver, "restless", 20),
+    Planted(FOLLOWER, BelievesAnyDigest, "silent", 20),
+    Planted(FOLLOWER, BelievesJumps, "silent", 20),
+    Planted(FOLLOWER, WaitsForWhatCame, "restless", 80),
+    Planted(FOLLOWER, RestoresOneAhead, "torn", 20),
+    Planted(ASKING, MixesAnswers, "faulty", 20),
+    Planted(ASKING, TakesLateAnswers, "restless", 20),
+    Planted(ASKING, NeverAsksAgain, "faulty", 20),
+    Planted(ASKING, KeepsQuestionsOverEpochs, "restless", 80),
+    Planted(ASKING, NeverForgivesPauses, "silent", 20),
+    Planted(ASKING, NeverPauses, "faulty", 20),
+    Planted(FOLD, NeverMissesAnybody, "faulty", 20),
+)

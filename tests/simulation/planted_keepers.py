@@ -1,0 +1,68 @@
+"""Bugs of those who keep snapshots and the log, and of those who keep account of promised work."""
+
+from collections.abc import Collection, Iterable
+
+import msgspec
+
+from indexer.core.keeping import KeepingLimits, LogExtent, Plan, plan
+from kv_protocol.ledger import Cancelled, FirstToken, LedgerEvent
+from router.core.ledger import Ledger
+from tests.simulation.planted import Planted
+
+Names = Iterable[str]
+
+
+def purges_before_snapshots(
+    log: LogExtent, names: Names, now_ns: int, limits: KeepingLimits, **known: Collection[str]
+) -> Plan:
+    """Let go of a large log's beginning, whatever is covered."""
+    planned = plan(log, names, now_ns, limits, **known)
+    is_large = log.bytes_now > limits.log_bytes_max / 2
+    return msgspec.structs.replace(planned, purge_up_to=log.last_seq if is_large else 0)
+
+
+def purges_one_too_many(
+    log: LogExtent, names: Names, now_ns: int, limits: KeepingLimits, **known: Collection[str]
+) -> Plan:
+    """Let go of the first message that no snapshot covers, too."""
+    planned = plan(log, names, now_ns, limits, **known)
+    return msgspec.structs.replace(planned, purge_up_to=planned.purge_up_to and planned.purge_up_to + 1)
+
+
+def deletes_the_newest(
+    log: LogExtent, names: Names, now_ns: int, limits: KeepingLimits, **known: Collection[str]
+) -> Plan:
+    """Let go of all snapshots but the oldest."""
+    planned = plan(log, names := sorted(names), now_ns, limits, **known)
+    return msgspec.structs.replace(planned, delete=tuple(names[1:]))
+
+
+class LeaksCancelled(Ledger):
+    """Keeps the lease of a client who went away."""
+
+    def apply(self, event: LedgerEvent, now_s: float) -> None:
+        if not isinstance(event, Cancelled):
+            super().apply(event, now_s)
+
+
+class LeaksPrefill(Ledger):
+    """Takes a prompt for computed at its first token, and again at its end."""
+
+    def apply(self, event: LedgerEvent, now_s: float) -> None:
+        lease = self._leases.get(event.lease_id) if isinstance(event, FirstToken) else None
+        super().apply(event, now_s)
+        if lease is not None and isinstance(event, FirstToken):
+            renewed = self._leases[event.lease_id]
+            self._leases[event.lease_id] = renewed._replace(uncached_tokens=lease.uncached_tokens)
+
+
+PLAN = "indexer.core.keeping.plan"
+LEDGER = "tests.simulation.router.Ledger"
+
+PLANTED = (
+    Planted(PLAN, purges_before_snapshots, "calm", 20),
+    Planted(PLAN, purges_one_too_many, "calm", 20),
+    Planted(PLAN, deletes_the_newest, "calm", 20),
+    Planted(LEDGER, LeaksCancelled, "faulty", 20),
+    Planted(LEDGER, LeaksPrefill, "faulty", 20),
+)

@@ -1,0 +1,56 @@
+"""Bugs of those who read hop A."""
+
+from tests.simulation.planted import Planted
+from worker_agent.core.dialects.trtllm import TrtllmRules
+from worker_agent.core.dialects.trtllm_wire import Head
+from worker_agent.core.source_cursor import Delivery, SourceCursor, _Question
+
+
+class JumpsHoles(SourceCursor):
+    """Reads on behind a hole."""
+
+    def on_live(self, sequence: int, payload: bytes, now_s: float) -> Delivery:
+        self._expected = max(self._expected, sequence)
+        return super().on_live(sequence, payload, now_s)
+
+
+class GivesUpYoungHoles(SourceCursor):
+    """Takes for lost what was published after the replay was asked for."""
+
+    def on_replay_end(self, now_s: float) -> Delivery:
+        self._brought = max([self._brought, *self._kept])
+        return super().on_replay_end(now_s)
+
+
+class NeverGivesUp(SourceCursor):
+    """Asks for ever for what is lost for good."""
+
+    def on_replay_end(self, now_s: float) -> Delivery:
+        self._question, self._brought = _Question(-1, in_doubt=False), -1
+        return super().on_replay_end(now_s)
+
+
+class WaitsForEver(SourceCursor):
+    """Never asks again where an answer was lost."""
+
+    def on_no_answer(self) -> Delivery:
+        return Delivery()
+
+
+class IgnoresIdJumps(TrtllmRules):
+    """Goes on after the engine's buffer overflowed."""
+
+    def _continues(self, head: Head) -> bool:
+        return super()._continues(head) or True
+
+
+CURSOR = "tests.simulation.intake.SourceCursor"
+RULES = "tests.simulation.engine.TrtllmRules"
+
+PLANTED = (
+    Planted(CURSOR, JumpsHoles, "faulty", 20),
+    Planted(CURSOR, GivesUpYoungHoles, "faulty", 80),
+    Planted(CURSOR, NeverGivesUp, "faulty", 40),
+    Planted(CURSOR, WaitsForEver, "faulty", 20),
+    Planted(RULES, IgnoresIdJumps, "faulty", 80),
+)

@@ -1,0 +1,143 @@
+"""What comes to a stream's state machine, in few words, and what it makes of it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from indexer.core.asking import Ask
+from indexer.core.effects import ApplyEvent, Effect, RepairBuckets
+from indexer.core.follower import FollowerLimits, StreamFollower
+from indexer.core.standing import FollowerCounts
+from kv_protocol import codec
+from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
+from kv_protocol.events import Batch, Stored, Tier
+from kv_protocol.fleet import Heartbeat
+from kv_protocol.recovery import BlockColumns, DumpChunk, HeldBlock, ReplayChunk, block_columns, dump_chunks
+
+EPOCH, LATER, THIRD = 11, 22, 33
+LIMITS = FollowerLimits(behind_s=2.0, answer_s=2.0, backoff_max_s=8.0, kept_max=4, silent_s=3.0)
+FAR = 1 << 21
+FIRST_BUCKET = b"\x01" + bytes(BUCKET_SET_BYTES - 1)
+"""The bucket of all small hashes."""
+
+
+class Refused(NamedTuple):
+    """Bytes could not be read."""
+
+
+class Lost(NamedTuple):
+    """Parked blocks were lost."""
+
+
+class Tick(NamedTuple):
+    """Nothing but time."""
+
+
+Input = Batch | Heartbeat | DumpChunk | ReplayChunk | Refused | Lost | Tick
+REFUSED, LOST, TICK = Refused(), Lost(), Tick()
+
+
+def batch(seq: int, epoch: int = EPOCH) -> Batch:
+    return Batch(epoch, seq, Stored((seq,)))
+
+
+def applied(*seqs: int) -> list[Effect]:
+    return [ApplyEvent(Stored((seq,))) for seq in seqs]
+
+
+def tail(request_id: int) -> Ask:
+    return Ask(request_id, "tail")
+
+
+def repair(request_id: int) -> Ask:
+    return Ask(request_id, "repair")
+
+
+def dump(request_id: int) -> Ask:
+    return Ask(request_id, "dump")
+
+
+def pulse(last_seq: int, epoch: int = EPOCH, *, held: Iterable[int] = (), stale: str = "") -> Heartbeat:
+    tiers = (SetDigest(held).of_tier(Tier.GPU),)
+    return Heartbeat(instance="i", epoch=epoch, last_seq=last_seq, tiers=tiers, stale=stale)
+
+
+def rows(*held: int) -> tuple[HeldBlock, ...]:
+    return tuple(HeldBlock(block, None, 1) for block in held)
+
+
+def columns(*held: int, size: int = 99) -> tuple[BlockColumns, ...]:
+    return tuple(block_columns(rows(*held), size))
+
+
+def answer(request_id: int, last_seq: int, *held: int, epoch: int = EPOCH, size: int = 99) -> list[DumpChunk]:
+    return dump_chunks(request_id, epoch, last_seq, rows(*held), chunk_blocks=size)
+
+
+def whole(request_id: int, last_seq: int, *held: int, epoch: int = EPOCH) -> DumpChunk:
+    return answer(request_id, last_seq, *held, epoch=epoch)[0]
+
+
+def repaired(
+    request_id: int, last_seq: int, *held: int, epoch: int = EPOCH, buckets: bytes = FIRST_BUCKET
+) -> DumpChunk:
+    return dump_chunks(request_id, epoch, last_seq, rows(*held), buckets=buckets)[0]
+
+
+def mended(*held: int) -> RepairBuckets:
+    return RepairBuckets(FIRST_BUCKET, columns(*held))
+
+
+def replay(request_id: int, last_seq: int, *seqs: int, epoch: int = EPOCH) -> ReplayChunk:
+    message = codec.encode_message([batch(seq, epoch) for seq in seqs]) if seqs else b""
+    return ReplayChunk(request_id=request_id, epoch=epoch, last_seq=last_seq, message=message)
+
+
+def holds(*held: int) -> Callable[[Tier], TierDigest]:
+    return lambda tier: SetDigest(held if tier is Tier.GPU else ()).of_tier(tier)
+
+
+def give(
+    follower: StreamFollower, one: Input, now_s: float = 0, digest_of: Callable[[Tier], TierDigest] | None = None
+) -> list[Effect | Ask]:
+    """Return what the stream wants done and asked, of which everything is done, and asked at once."""
+    effects: list[Effect | Ask] = [*_given(follower, one, now_s)]
+    follower.prove(digest_of or holds(), now_s)
+    return [*effects, follower.ask(now_s)] if follower.is_due(now_s) else effects
+
+
+def _given(follower: StreamFollower, one: Input, now_s: float) -> Sequence[Effect]:
+    match one:
+        case Batch():
+            return follower.on_batch(one, now_s)
+        case Heartbeat():
+            return follower.on_heartbeat(one, now_s)
+        case DumpChunk() | ReplayChunk():
+            return follower.on_answer(one, now_s)
+        case Refused():
+            follower.on_refused(now_s)
+        case Lost():
+            follower.on_parked_lost(now_s)
+        case Tick():
+            follower.tick(now_s)
+    return ()
+
+
+def after(*inputs: Input, limits: FollowerLimits = LIMITS) -> StreamFollower:
+    """Return a follower to which all this came at 0 s."""
+    follower = StreamFollower(limits)
+    for one in inputs:
+        give(follower, one)
+    return follower
+
+
+def counts(follower: StreamFollower) -> FollowerCounts:
+    return follower.statistics().counts
+
+
+NEW: list[Input] = []
+LIVE: list[Input] = [batch(1), batch(2), batch(3)]
+PULSED: list[Input] = [pulse(0), *LIVE]
+BEHIND: list[Input] = [*LIVE, pulse(4)]
+HOLE: list[Input] = [*LIVE, batch(6)]
+DOUBT: list[Input] = [*LIVE, REFUSED]
+BOTH_EPOCHS: list[Input] = [*PULSED, pulse(0, LATER)]

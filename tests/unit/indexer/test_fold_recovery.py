@@ -1,0 +1,282 @@
+"""Ranks that lost their place or their faith, and get it back: by replay, repair or dump, each in its turn."""
+
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+import pytest
+
+from indexer.core.facts import (
+    AnswerArrived,
+    BatchArrived,
+    BytesRefused,
+    Fact,
+    HeartbeatArrived,
+    LogFound,
+    LogLost,
+    MessageArrived,
+    Question,
+    WorkerGone,
+)
+from indexer.core.fold import IndexFold
+from indexer.core.messages import read_message
+from indexer.core.reference import ReferenceIndex
+from indexer.core.turns import RECOVERIES_MAX, Turns
+from kv_protocol import codec
+from kv_protocol.digest import buckets_in
+from kv_protocol.events import Batch, Stored
+from kv_protocol.fleet import Heartbeat
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import DumpChunk, ReplayChunk, dump_chunks
+from kv_protocol.splitmix import splitmix64
+from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
+from tests.unit.indexer.life import Life
+
+A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
+PARENT, CHILD = splitmix64(1), splitmix64(2)
+SPOILT = 1 << 20
+
+make_index: MakeIndex = ReferenceIndex
+
+
+@pytest.fixture(autouse=True, params=IMPLEMENTATIONS)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each test be of each index."""
+    monkeypatch.setitem(globals(), "make_index", IMPLEMENTATIONS[request.param])
+
+
+@pytest.fixture
+def fold() -> IndexFold:
+    return IndexFold(make_index(parked_blocks_max=100, parked_ttl_s=50.0), gone_s=20.0)
+
+
+def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:
+    return [question for fact in facts for question in fold.apply(fact, now_s)]
+
+
+def arrived(rank: WorkerRank, *batches: Batch) -> MessageArrived:
+    return MessageArrived(rank, read_message(codec.encode_message(batches)))
+
+
+def stale(fold: IndexFold, *ranks: WorkerRank) -> list[str]:
+    return [view.stale for view in fold.overlap((), ranks)]
+
+
+def lived(fold: IndexFold, batches: int, rank: WorkerRank = A0) -> Life:
+    """Return a life of which the index knows the first so many batches."""
+    life = Life(rank, Random(str(rank)))
+    told(fold, life.beat(), *(arrived(rank, life.batch()) for _ in range(batches)), life.beat())
+    assert (stale(fold, rank), set(fold.held(rank))) == ([""], set(life.rows()))
+    return life
+
+
+def spoilt(batch: Batch) -> Batch:
+    """Return a batch that can be read, and is of other blocks."""
+    event = batch.event
+    assert isinstance(event, Stored)
+    hashes = tuple(block ^ SPOILT for block in event.sequence_hashes)
+    return msgspec.structs.replace(batch, event=msgspec.structs.replace(event, sequence_hashes=hashes))
+
+
+def refused(fold: IndexFold, ranks: Sequence[WorkerRank], now_s: float = 0) -> list[WorkerRank]:
+    """Return who is asked because bytes of all these could not be read."""
+    return [question.rank for question in told(fold, *map(BytesRefused, ranks), now_s=now_s)]
+
+
+def asked(questions: list[Question]) -> list[WorkerRank]:
+    return [question.rank for question in questions]
+
+
+# ------------------------------------------------------------------------------------------------- three kinds
+
+
+def test_a_hole_is_filled_by_a_replay(fold: IndexFold) -> None:
+    life = lived(fold, 20)
+    life.batch()
+    (question,) = told(fold, arrived(A0, life.batch(), life.batch()))
+    assert (question.request.epoch, question.request.after_seq, question.request.buckets) == (life.epoch, 20, b"")
+    answer = life.answer(question)
+    assert isinstance(answer[0].answer, ReplayChunk)
+    assert told(fold, *answer) == []
+    assert (stale(fold, A0), set(fold.held(A0))) == ([""], set(life.rows()))
+    assert fold.statistics().streams[A0].counts.replays == 1
+
+
+def test_a_hole_that_is_too_old_for_a_replay_is_filled_by_a_dump(fold: IndexFold) -> None:
+    life = lived(fold, 20)
+    batches = [life.batch() for _ in range(30)]
+    (question,) = told(fold, arrived(A0, batches[-1]))
+    answer = life.answer(question)
+    assert isinstance(answer[0].answer, DumpChunk)
+    assert told(fold, *answer) == []
+    assert (stale(fold, A0), set(fold.held(A0))) == ([""], set(life.rows()))
+    assert fold.statistics().streams[A0].counts.resyncs == 1
+
+
+def test_a_set_that_went_wrong_in_silence_is_repaired_where_it_is_wrong(fold: IndexFold) -> None:
+    life = lived(fold, 40)
+    chain = tuple(splitmix64(1000 + at) for at in range(3))
+    life.held |= {block: (parent, 1) for parent, block in zip((None, *chain), chain, strict=False)}
+    assert told(fold, arrived(A0, spoilt(life.published(Stored(chain))))) == []
+    (question,) = told(fold, life.beat())
+    assert len(question.request.buckets) == 8192
+    told(fold, arrived(A0, life.batch()))
+    answer = life.answer(question)
+    assert isinstance(answer[0].answer, DumpChunk)
+    assert 0 < len(buckets_in(answer[0].answer.buckets)) <= 12
+    assert told(fold, *answer) == []
+    assert told(fold, life.beat()) == []
+    assert (stale(fold, A0), set(fold.held(A0))) == ([""], set(life.rows()))
+    counts = fold.statistics().streams[A0].counts
+    assert (counts.digest_mismatches, counts.repairs, counts.resyncs, counts.heals) == (1, 1, 0, 1)
+
+
+def test_nothing_is_applied_between_the_question_for_a_repair_and_its_answer(fold: IndexFold) -> None:
+    life = lived(fold, 20)
+    before = set(fold.held(A0))
+    (question,) = told(fold, BytesRefused(A0))
+    answer = life.answer(question)
+    later = [life.batch() for _ in range(5)]
+    told(fold, *(arrived(A0, batch) for batch in later))
+    assert set(fold.held(A0)) == before
+    told(fold, *answer)
+    assert (fold.overlap((), [A0])[0].seq, set(fold.held(A0))) == (25, set(life.rows()))
+
+
+def test_a_question_that_another_rank_made_untrue_is_not_answered_by_a_repair(fold: IndexFold) -> None:
+    """A parked block finds its parent, which another rank stores: held now, and unknown to the question."""
+    told(fold, BatchArrived(A0, Batch(7, 1, Stored((CHILD,), PARENT, 1))))
+    (question,) = told(fold, BytesRefused(A0))
+    assert fold.held(A0) == []
+    told(fold, BatchArrived(B0, Batch(7, 1, Stored((PARENT,)))))
+    assert [block.sequence_hash for block in fold.held(A0)] == [CHILD]
+    nothing_differs = dump_chunks(question.request.request_id, 7, 2, [], buckets=bytes(32))
+    assert told(fold, *(AnswerArrived(A0, chunk) for chunk in nothing_differs)) == []
+    assert stale(fold, A0) == ["resyncing"]
+    (again,) = fold.tick(2.0)
+    assert (again.rank, again.request.epoch, again.request.buckets) == (A0, 0, b"")
+
+
+def test_what_a_repair_leaves_out_waits_for_no_parent(fold: IndexFold) -> None:
+    told(fold, BatchArrived(A0, Batch(7, 1, Stored((CHILD,), PARENT, 1))))
+    (question,) = told(fold, BytesRefused(A0))
+    told(fold, *(AnswerArrived(A0, chunk) for chunk in dump_chunks(1, 7, 2, [], buckets=bytes(32))))
+    assert question.request.request_id == 1
+    told(fold, BatchArrived(B0, Batch(7, 1, Stored((PARENT,)))))
+    assert (fold.held(A0), stale(fold, A0)) == ([], [""])
+
+
+# ------------------------------------------------------------------------------------------------- whose answers
+
+
+def test_an_answer_to_one_who_is_not_known_any_more_admits_nobody(fold: IndexFold) -> None:
+    life = lived(fold, 3)
+    (question,) = told(fold, BytesRefused(A0))
+    told(fold, WorkerGone("a"), *life.answer(question))
+    assert fold.ranks() == []
+
+
+def test_an_answer_to_a_former_stay_of_a_rank_is_none_to_the_present_one(fold: IndexFold) -> None:
+    life = lived(fold, 3)
+    (former,) = told(fold, BytesRefused(A0))
+    told(fold, WorkerGone("a"))
+    (present,) = told(fold, arrived(A0, life.batch()))
+    assert former.request.request_id != present.request.request_id
+    assert told(fold, *life.answer(former)) == []
+    assert (fold.held(A0), stale(fold, A0)) == ([], ["resyncing"])
+
+
+# ------------------------------------------------------------------------------------------------- turns
+
+
+def crowd(fold: IndexFold, count: int) -> dict[WorkerRank, Life]:
+    ranks = [WorkerRank(f"w{at:02}", 0) for at in range(count)]
+    return {rank: lived(fold, 2, rank) for rank in ranks}
+
+
+def test_so_many_are_asked_at_once_and_no_more_and_the_others_in_their_turn(fold: IndexFold) -> None:
+    lives = crowd(fold, RECOVERIES_MAX + 3)
+    ranks = list(lives)
+    questions = told(fold, *map(BytesRefused, ranks))
+    assert asked(questions) == ranks[:RECOVERIES_MAX]
+    for at in range(3):
+        assert asked(told(fold, *lives[ranks[at]].answer(questions[at]))) == [ranks[RECOVERIES_MAX + at]]
+    assert told(fold, *lives[ranks[3]].answer(questions[3])) == []
+    assert stale(fold, *ranks[:5], ranks[-1]) == [""] * 4 + ["resyncing"] * 2
+
+
+def test_those_who_are_not_answered_let_the_others_go_before_them(fold: IndexFold) -> None:
+    ranks = list(crowd(fold, RECOVERIES_MAX + 3))
+    assert refused(fold, ranks) == ranks[:RECOVERIES_MAX]
+    assert [asked(fold.tick(now_s)) for now_s in (1.0, 1.9)] == [[], []]
+    assert asked(fold.tick(2.0)) == [*ranks[RECOVERIES_MAX:], *ranks[: RECOVERIES_MAX - 3]]
+    assert fold.tick(3.9) == []
+    assert asked(fold.tick(4.0))[:3] == ranks[RECOVERIES_MAX - 3 : RECOVERIES_MAX]
+
+
+def test_who_needs_no_answer_any_more_gives_its_turn_away(fold: IndexFold) -> None:
+    lives = crowd(fold, RECOVERIES_MAX + 2)
+    ranks = list(lives)
+    missing = {rank: life.batch() for rank, life in lives.items()}
+    questions = told(fold, *(arrived(rank, life.batch()) for rank, life in lives.items()))
+    assert asked(questions) == ranks[:RECOVERIES_MAX]
+    assert asked(told(fold, arrived(ranks[0], missing[ranks[0]]))) == [ranks[-2]], "its hole closed by itself"
+    assert asked(told(fold, WorkerGone(ranks[1].worker_id))) == [ranks[-1]]
+    told(fold, arrived(ranks[-1], missing[ranks[-1]]))
+    assert stale(fold, ranks[-1]) == [""]
+
+
+def test_who_waits_and_leaves_is_not_asked_nor_is_who_gets_its_place(fold: IndexFold) -> None:
+    lives = crowd(fold, RECOVERIES_MAX + 2)
+    ranks = list(lives)
+    questions = told(fold, *map(BytesRefused, ranks))
+    told(fold, WorkerGone(ranks[-2].worker_id))
+    assert told(fold, Life(A0, Random(1)).beat()) == []
+    assert asked(told(fold, *lives[ranks[0]].answer(questions[0]))) == [ranks[-1]]
+    assert told(fold, *lives[ranks[1]].answer(questions[1])) == []
+
+
+def test_a_turn_is_had_once_however_often_it_is_waited_for() -> None:
+    turns = Turns(2)
+    for slot in (5, 3, 5, 4):
+        turns.wait(slot)
+    assert [turns.next(), turns.next(), turns.next()] == [5, 3, None]
+    turns.end(5)
+    turns.wait(5)
+    assert [turns.next(), turns.next()] == [4, None]
+    turns.leave(5)
+    turns.leave(3)
+    assert turns.next() is None
+
+
+# ------------------------------------------------------------------------------------------------- the log is away
+
+
+def test_while_the_log_is_away_who_was_current_or_behind_is_known_and_not_more(fold: IndexFold) -> None:
+    ranks = list(crowd(fold, 2))
+    ahead = Heartbeat(instance="i", epoch=7, last_seq=9)
+    told(fold, HeartbeatArrived(ranks[1], ahead), BytesRefused(B0), LogLost())
+    assert stale(fold, *ranks, B0, A0) == ["log_away", "log_away", "resyncing", "never_heard"]
+    assert [stream.stale for stream in fold.statistics().streams.values()] == ["log_away", "log_away", "resyncing"]
+    told(fold, LogFound(), now_s=1.0)
+    assert stale(fold, *ranks, B0) == ["", "behind", "resyncing"]
+
+
+def test_while_the_log_is_away_nobody_is_asked_nor_late(fold: IndexFold) -> None:
+    life = lived(fold, 3)
+    late = life.batch()
+    told(fold, life.beat(), LogLost())
+    assert [refused(fold, [B0], now_s) + asked(fold.tick(now_s)) for now_s in (0.5, 5.0, 50.0)] == [[]] * 3
+    assert asked(told(fold, LogFound(), now_s=50.0)) == [B0]
+    assert stale(fold, A0) == ["behind"]
+    assert [asked(fold.tick(now_s)) for now_s in (50.9, 51.9, 52.0)] == [[], [], [A0, B0]]
+    assert fold.statistics().streams[A0].counts.heals == 0
+    told(fold, arrived(A0, late), now_s=52.1)
+    assert stale(fold, A0) == [""]
+
+
+def test_an_outage_is_no_time_to_heal(fold: IndexFold) -> None:
+    lived(fold, 3)
+    told(fold, LogLost(), now_s=1.0)
+    told(fold, LogFound(), now_s=100.0)
+    assert fold.statistics().streams[A0].counts.heals == 0

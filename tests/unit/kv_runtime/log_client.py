@@ -1,0 +1,64 @@
+"""A connection to a real nats-server, and a reader that keeps what it is told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from kv_runtime.event_log import CONFIRM_S, EventLog, LogMessage, StreamSpec
+from tests.integration.broker import eventually
+
+STREAM = StreamSpec("TEST", ("test.>",), max_age_s=3600, max_bytes=1 << 20)
+
+
+class Reader:
+    """Keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.messages: list[LogMessage] = []
+
+    async def on_message(self, message: LogMessage) -> None:
+        self.messages.append(message)
+
+    @property
+    def data(self) -> list[bytes]:
+        return [message.data for message in self.messages]
+
+    async def until(self, expected: Sequence[bytes]) -> None:
+        await eventually(lambda: len(self.messages) >= len(expected), f"{self.data} != {list(expected)}")
+        assert self.data == list(expected)
+
+
+class Connection(NamedTuple):
+    """An event log whose `run` runs, and what it said of its connection."""
+
+    log: EventLog
+    said: list[str]
+
+
+@asynccontextmanager
+async def connected(url: str, confirm_s: float = CONFIRM_S) -> AsyncIterator[Connection]:
+    said: list[str] = []
+    log = await EventLog.connect(
+        url,
+        name="test",
+        on_lost=lambda: said.append("lost"),
+        on_found=lambda: said.append("found"),
+        confirm_s=confirm_s,
+    )
+    stop = asyncio.Event()
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(log.run(stop))
+            yield Connection(log, said)
+            stop.set()
+    finally:
+        await log.close()
+
+
+def numbers(first: int, last: int) -> list[bytes]:
+    return [str(number).encode() for number in range(first, last + 1)]
+
+
+async def publish_all(log: EventLog, payloads: Sequence[bytes], subject: str = "test.a") -> list[int]:
+    return [await log.publish(subject, payload) for payload in payloads]

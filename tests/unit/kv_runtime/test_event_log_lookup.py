@@ -1,0 +1,82 @@
+"""Messages of a stream by place and by time, on a real nats-server."""
+
+import pytest
+
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from tests.integration.broker import Broker
+from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
+
+
+async def filled(log: EventLog, count: int) -> list[int]:
+    """Return the times of `count` messages."""
+    reader = Reader()
+    await log.ensure_stream(STREAM)
+    await publish_all(log, numbers(1, count))
+    reading = await log.follow("TEST", "test.>", reader.on_message)
+    await reader.until(numbers(1, count))
+    await log.leave(reading)
+    return [message.time_ns for message in reader.messages]
+
+
+@pytest.mark.asyncio
+async def test_a_message_is_found_by_its_place_or_as_the_first_behind_it(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        log = connection.log
+        times = await filled(log, 9)
+        await log.purge("TEST", 3)
+        found = [await log.message_from("TEST", seq) for seq in (0, 1, 4, 9)]
+        assert [(each.stream_seq, each.data, each.time_ns) for each in found if each is not None] == [
+            (4, b"4", times[3]),
+            (4, b"4", times[3]),
+            (4, b"4", times[3]),
+            (9, b"9", times[8]),
+        ]
+        assert await log.message_from("TEST", 10) is None
+
+
+@pytest.mark.asyncio
+async def test_a_place_is_found_by_its_time(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        log = connection.log
+        times = await filled(log, 30)
+        assert [await log.seq_at("TEST", time) for time in times] == list(range(1, 31))
+        assert [await log.seq_at("TEST", time - 1) for time in times] == list(range(30))
+        assert await log.seq_at("TEST", times[-1] + 10**12) == 30
+        await log.purge("TEST", 10)
+        assert [await log.seq_at("TEST", times[at]) for at in (0, 9, 10, 29)] == [10, 10, 11, 30]
+
+
+@pytest.mark.asyncio
+async def test_in_an_empty_stream_no_time_has_a_message(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        assert (await log.seq_at("TEST", 10**18), await log.message_from("TEST", 1)) == (0, None)
+        await publish_all(log, numbers(1, 3))
+        await log.purge("TEST", 3)
+        assert (await log.seq_at("TEST", 10**18), await log.message_from("TEST", 1)) == (3, None)
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_is_not_there_is_named(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        with pytest.raises(BrokerUnavailable, match=r"message 1 of TEST.*stream not found"):
+            await connection.log.message_from("TEST", 1)
+        with pytest.raises(BrokerUnavailable, match=r"messages of TEST by time.*stream not found"):
+            await connection.log.seq_at("TEST", 1)
+
+
+@pytest.mark.asyncio
+async def test_who_left_a_stream_is_told_nothing_more(broker: Broker) -> None:
+    left, other = Reader(), Reader()
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        reading = await log.follow("TEST", "test.>", left.on_message)
+        await log.follow("TEST", "test.>", other.on_message)
+        await publish_all(log, numbers(1, 2))
+        await left.until(numbers(1, 2))
+        await log.leave(reading)
+        await publish_all(log, numbers(3, 4))
+        await other.until(numbers(1, 4))
+        assert left.data == numbers(1, 2)

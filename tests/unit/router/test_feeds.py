@@ -1,0 +1,95 @@
+"""A worker that differs is named in the log, with every field; one of which an old log tells is waited for."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from kv_protocol import fleet, subjects
+from kv_protocol.fleet import Heartbeat, WorkerRegistered
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import ManualClock
+from kv_runtime.event_log import LogMessage, OnMessage
+from router.feeds import ACQUAINTED_S, RouterFeeds
+from tests.unit.router.samples import MODEL, registered, state
+
+
+async def differences(*registrations: WorkerRegistered) -> list[tuple[Any, ...]]:
+    """Return what was told of the fields of workers that joined one after the other."""
+    log: Any = None  # nothing is read from it here
+    feeds = RouterFeeds(state(), log, ManualClock())
+    with capture_logs() as logs:
+        for each in registrations:
+            message = LogMessage(subjects.fleet(MODEL, each.worker_id), fleet.encode(each))
+            await feeds._on_fleet_event(message)
+    told = [entry for entry in logs if entry["event"] == "worker_differs"]
+    assert {entry["log_level"] for entry in told} <= {"error"}
+    return [(entry["worker"], entry["field"], entry["found"], entry["allowed"]) for entry in told]
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_agrees_in_everything_is_no_news() -> None:
+    assert await differences(registered(), registered("w1")) == []
+
+
+class OldLog:
+    """A log whose fleet stream has something to tell; it is told at once."""
+
+    def __init__(self, *told: WorkerRegistered) -> None:
+        self._told = told
+
+    async def listen(self, subject: str, on_message: OnMessage) -> None: ...
+
+    async def follow(self, stream: str, subject: str, on_message: OnMessage) -> Any:
+        del stream, subject
+        for each in self._told:
+            await on_message(LogMessage(subjects.fleet(MODEL, each.worker_id), fleet.encode(each)))
+        return SimpleNamespace(unread=0)
+
+
+async def begun(*told: WorkerRegistered) -> tuple[RouterFeeds, ManualClock]:
+    log: Any = OldLog(*told)
+    clock = ManualClock()
+    feeds = RouterFeeds(state(), log, clock)
+    await feeds.start()
+    return feeds, clock
+
+
+@pytest.mark.asyncio
+async def test_with_a_fleet_that_nobody_told_of_there_is_nobody_to_wait_for() -> None:
+    feeds, _ = await begun()
+    await feeds.acquainted(asyncio.Event())
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_the_log_told_of_is_waited_for_until_it_is_heard() -> None:
+    feeds, clock = await begun(registered(), registered("w1"))
+    waiting = asyncio.ensure_future(feeds.acquainted(asyncio.Event()))
+    for worker_id in ("w0", "w1"):
+        await clock.advance(ACQUAINTED_S / 4)
+        assert not waiting.done()
+        pulse = fleet.encode(Heartbeat(instance=registered(worker_id).instance, epoch=1, last_seq=0))
+        await feeds._on_heartbeat(LogMessage(subjects.heartbeat(MODEL, WorkerRank(worker_id, 0)), pulse))
+    await clock.advance(ACQUAINTED_S / 4)
+    await waiting
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_is_not_heard_is_not_waited_for_for_ever() -> None:
+    feeds, clock = await begun(registered())
+    waiting = asyncio.ensure_future(feeds.acquainted(asyncio.Event()))
+    await clock.advance(ACQUAINTED_S * 0.9)
+    assert not waiting.done()
+    await clock.advance(ACQUAINTED_S * 0.2)
+    await waiting
+
+
+@pytest.mark.asyncio
+async def test_every_field_that_differs_is_told_with_what_was_found_and_what_is_allowed() -> None:
+    odd = registered("w1", block_size=32, template_digest="x")
+    assert await differences(registered(), odd) == [
+        ("w1", "block_size", 32, 16),
+        ("w1", "template_digest", "x", "template-1"),
+    ]

@@ -1,0 +1,83 @@
+"""Changes of trust in the log: once each, and none that a heartbeat's head start makes."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from kv_protocol.fleet import WorkerLeft
+from kv_protocol.journal import FleetApplied
+from router.trust_watch import LOOK_S, TrustWatch
+from tests.unit.router.samples import registered
+from tests.unit.router.test_routing import Bench
+
+
+def looks(bench: Bench, watch: TrustWatch, stales: Iterable[str]) -> list[Any]:
+    """Look once at each of these, and return what was told: level, rank, state, reason, former state."""
+    with capture_logs() as logs:
+        for stale in stales:
+            bench.index.stale = stale
+            watch.look()
+    names = ("log_level", "worker", "dp_rank", "trust", "reason", "was")
+    assert {entry["event"] for entry in logs} <= {"rank_trust_changed"}
+    return [tuple(entry[name] for name in names) for entry in logs]
+
+
+def watched(*workers: Any) -> tuple[Bench, TrustWatch]:
+    bench = Bench(*workers)
+    return bench, TrustWatch(bench.routing, bench.clock)
+
+
+def test_a_rank_that_is_trusted_from_its_beginning_is_no_news() -> None:
+    assert looks(*watched(), ["", "", ""]) == []
+
+
+def test_a_loss_of_trust_is_a_warning_and_its_return_is_told_too_each_once() -> None:
+    told = looks(*watched(), ["", "log_away", "log_away", "log_away", "", "", ""])
+    assert told == [
+        ("warning", "w0", 0, "DEGRADED", "event log away", "EXACT"),
+        ("info", "w0", 0, "EXACT", "", "DEGRADED"),
+    ]
+
+
+def test_another_reason_for_the_same_state_is_news() -> None:
+    told = looks(*watched(), ["source", "source", "resyncing", "resyncing"])
+    assert [reason for _, _, _, _, reason, _ in told] == ["source", "resyncing"]
+
+
+def test_what_is_seen_at_one_look_alone_is_no_news() -> None:
+    assert looks(*watched(), ["", "behind", "", "behind", "", ""]) == []
+
+
+def test_a_rank_without_events_and_one_that_differs_are_told_with_the_reason() -> None:
+    bench, watch = watched(registered(), registered("w1", tokenizer_digest="x"))
+    differs = "tokenizer_digest: found 'x', allowed 'tokenizer-1'; approximate"
+    assert looks(bench, watch, ["never_heard", "never_heard"]) == [
+        ("warning", "w0", 0, "FALLBACK", "no KV events heard; approximate", "EXACT"),
+        ("warning", "w1", 0, "FALLBACK", differs, "EXACT"),
+    ]
+
+
+def test_of_a_worker_that_left_nothing_is_kept() -> None:
+    bench, watch = watched()
+    looks(bench, watch, ["source", "source"])
+    bench.state.apply(FleetApplied(now_s=100.0, event=WorkerLeft(worker_id="w0", instance="w0-1")))
+    assert looks(bench, watch, ["source"]) == []
+    bench.state.apply(FleetApplied(now_s=100.0, event=registered()))
+    assert len(looks(bench, watch, ["source", "source"])) == 1
+
+
+@pytest.mark.asyncio
+async def test_it_looks_again_and_again_until_it_is_stopped() -> None:
+    bench, watch = watched()
+    stop = asyncio.Event()
+    bench.index.stale = "source"
+    with capture_logs() as logs:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch.run(stop))
+            while not logs:
+                await bench.clock.advance(LOOK_S)
+            stop.set()
+    assert [entry["reason"] for entry in logs] == ["source"]

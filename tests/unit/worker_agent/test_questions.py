@@ -1,0 +1,73 @@
+"""Who asks about a rank, and who is answered next."""
+
+from kv_protocol.recovery import RecoverRequest
+from worker_agent.core.questions import QUESTIONS_MAX, Question, Questions
+
+FIRST, SECOND = RecoverRequest(1), RecoverRequest(2)
+
+
+def ask(questions: Questions, asker: str, request: RecoverRequest = FIRST) -> str:
+    return questions.ask(Question(asker, request))
+
+
+def test_askers_are_answered_in_the_order_in_which_they_came() -> None:
+    questions = Questions()
+    assert [ask(questions, asker) for asker in "abc"] == ["taken"] * 3
+    assert [questions.next() for _ in range(4)] == [*(Question(asker, FIRST) for asker in "abc"), None]
+
+
+def test_a_question_repeated_while_it_waits_or_is_answered_is_dropped() -> None:
+    questions = Questions()
+    ask(questions, "a")
+    assert ask(questions, "a") == "repeated"
+    answered = questions.next()
+    assert answered is not None
+    assert ask(questions, "a") == "repeated"
+    assert questions.is_wanted(answered)
+    assert questions.next() is None
+
+
+def test_a_question_repeated_after_its_answer_is_answered_again() -> None:
+    questions = Questions()
+    ask(questions, "a")
+    questions.next()
+    questions.next()
+    assert ask(questions, "a") == "taken"
+
+
+def test_another_question_of_a_waiting_asker_keeps_its_turn() -> None:
+    questions = Questions()
+    for asker in "ab":
+        ask(questions, asker)
+    assert ask(questions, "a", SECOND) == "replaced"
+    assert [questions.next() for _ in range(3)] == [Question("a", SECOND), Question("b", FIRST), None]
+
+
+def test_another_question_of_the_asker_being_answered_ends_that_answer() -> None:
+    questions = Questions()
+    ask(questions, "a")
+    answered = questions.next()
+    assert answered is not None
+    assert ask(questions, "a", SECOND) == "replaced"
+    assert not questions.is_wanted(answered)
+    assert ask(questions, "a", SECOND) == "repeated"
+    assert questions.next() == Question("a", SECOND)
+
+
+def test_questions_of_others_do_not_end_an_answer() -> None:
+    questions = Questions()
+    ask(questions, "a")
+    answered = questions.next()
+    assert answered is not None
+    ask(questions, "b")
+    assert questions.is_wanted(answered)
+
+
+def test_beyond_a_bound_askers_are_turned_away_but_those_who_wait_may_ask_anew() -> None:
+    questions = Questions()
+    for asker in range(QUESTIONS_MAX):
+        ask(questions, str(asker))
+    assert ask(questions, "late") == "turned_away"
+    assert ask(questions, "0", SECOND) == "replaced"
+    questions.next()
+    assert ask(questions, "late") == "taken"

@@ -1,0 +1,220 @@
+"""What a reader is answered that lost its place in a rank's stream, or its faith in what it holds."""
+
+from collections.abc import Iterable
+from itertools import count
+
+import pytest
+
+from kv_protocol.codec import decode_message
+from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, bucket_table, is_in_buckets
+from kv_protocol.events import Batch, Removed, Stored, Tier
+from kv_protocol.hashing import sequence_hashes
+from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, ReplayChunk
+from worker_agent.core.consolidation import Consolidation
+from worker_agent.core.dialects.hop_a import encode_payload
+from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.core.recoveries import kind_of
+
+BLOCK_SIZE, EPOCH = 2, 1000
+TOKENS = tuple(range(100))
+CHAIN = tuple(sequence_hashes(TOKENS, BLOCK_SIZE))
+EMPTY_TABLE = bucket_table([SetDigest().buckets] * 4)
+
+
+def consolidation(*, ring_bytes_max: int = 1 << 20, chunk_blocks: int = 8192) -> Consolidation:
+    """One rank; its epoch is 1000."""
+    epochs = count(EPOCH)
+    return Consolidation(
+        (0,), BLOCK_SIZE, "i", epochs.__next__, ring_bytes_max=ring_bytes_max, chunk_blocks=chunk_blocks
+    )
+
+
+def store(first: int, blocks: int, tier: Tier = Tier.GPU) -> EngineStored:
+    return EngineStored(
+        block_hashes=tuple(range(first + 1, first + 1 + blocks)),
+        parent_block_hash=first or None,
+        token_ids=TOKENS[first * BLOCK_SIZE : (first + blocks) * BLOCK_SIZE],
+        block_size=BLOCK_SIZE,
+        tier=tier,
+    )
+
+
+def tell(core: Consolidation, *events: EngineEvent) -> None:
+    core.on_payload(0, encode_payload(0.0, events, 0))
+
+
+def publish(core: Consolidation) -> list[Batch]:
+    """The log takes all there is; return it."""
+    batches: list[Batch] = []
+    while message := core.outbox(0).next_message():
+        core.outbox(0).acknowledge(message)
+        batches += decode_message(message.payload)
+    return batches
+
+
+def table(*hashes: int, host: Iterable[int] = ()) -> bytes:
+    empty = SetDigest().buckets
+    return bucket_table([SetDigest(hashes).buckets, SetDigest(host).buckets, empty, empty])
+
+
+def answer(core: Consolidation, epoch: int = EPOCH, after_seq: int = 0, buckets: bytes = b"") -> list[Answer]:
+    return list(core.recover(0, RecoverRequest(7, epoch, after_seq, buckets)))
+
+
+def replayed(parts: list[Answer]) -> list[Batch]:
+    batches: list[Batch] = []
+    for part in parts:
+        assert isinstance(part, ReplayChunk)
+        batches += decode_message(part.message) if part.message else []
+    return batches
+
+
+def rows(parts: list[Answer]) -> list[HeldBlock]:
+    blocks: list[HeldBlock] = []
+    for part in parts:
+        assert isinstance(part, DumpChunk)
+        blocks += part.blocks()
+    return blocks
+
+
+# -------------------------------------------------------------------- replay
+def test_who_missed_some_batches_is_told_these_again_as_they_were_published() -> None:
+    core = consolidation()
+    tell(core, store(0, 40), EngineRemoved(block_hashes=(40,)), store(39, 3))
+    published = publish(core)
+    parts = answer(core, after_seq=1)
+    assert replayed(parts) == published[1:]
+    assert [(part.request_id, part.epoch, part.last_seq) for part in parts] == [(7, EPOCH, 3)]
+
+
+def test_what_is_not_published_yet_is_told_too() -> None:
+    core = consolidation()
+    tell(core, store(0, 40))
+    publish(core)
+    tell(core, EngineRemoved(block_hashes=(40,)))
+    assert [batch.event for batch in replayed(answer(core, after_seq=1))] == [Removed(CHAIN[39:40])]
+
+
+def test_who_has_all_is_told_so() -> None:
+    core = consolidation()
+    tell(core, store(0, 3))
+    assert answer(core, after_seq=1) == [ReplayChunk(request_id=7, epoch=EPOCH, last_seq=1, message=b"")]
+
+
+def test_who_knows_the_epoch_and_nothing_of_it_is_told_it_from_its_beginning() -> None:
+    core = consolidation()
+    tell(core, store(0, 40))
+    assert [batch.event for batch in replayed(answer(core))] == [Stored(CHAIN[:40])]
+
+
+def test_no_seq_is_missing_or_told_twice_whatever_was_asked_for() -> None:
+    core = consolidation()
+    tell(core, store(0, 40))
+    for at in range(40, 50):
+        tell(core, store(at, 1))
+        publish(core)
+    assert [[batch.seq for batch in replayed(answer(core, after_seq=after_seq))] for after_seq in range(4, 12)] == [
+        list(range(after_seq + 1, 12)) for after_seq in range(4, 12)
+    ]
+
+
+# -------------------------------------------------------------------- dump
+@pytest.mark.parametrize("epoch", [0, EPOCH - 1, EPOCH + 1])
+def test_who_is_of_another_epoch_or_none_is_told_everything(epoch: int) -> None:
+    core = consolidation()
+    tell(core, store(0, 3), EngineRemoved(block_hashes=(3,)))
+    parts = answer(core, epoch, buckets=EMPTY_TABLE)
+    assert rows(parts) == [HeldBlock(CHAIN[0], None, 1), HeldBlock(CHAIN[1], CHAIN[0], 1)]
+    assert [(part.epoch, part.last_seq, kind_of(part)) for part in parts] == [(EPOCH, 2, "dump")]
+
+
+def test_who_missed_what_is_no_longer_kept_is_told_everything() -> None:
+    core = consolidation(ring_bytes_max=0)
+    tell(core, store(0, 40), store(40, 1))
+    publish(core)
+    assert len(rows(answer(core, after_seq=1))) == 41
+
+
+def test_a_place_that_was_never_reached_is_answered_with_everything() -> None:
+    core = consolidation()
+    tell(core, store(0, 3))
+    assert kind_of(answer(core, after_seq=2)[0]) == "dump"
+
+
+def test_what_changed_more_than_it_holds_is_told_whole() -> None:
+    core = consolidation()
+    for _ in range(20):
+        tell(core, store(0, 40), EngineCleared())
+    assert [kind_of(part) for part in answer(core, after_seq=0)] == ["dump"]
+    assert [kind_of(part) for part in answer(core, after_seq=39)] == ["replay"]
+
+
+def test_a_dump_comes_in_chunks_that_say_how_many_there_are() -> None:
+    core = consolidation(chunk_blocks=3)
+    tell(core, store(0, 7))
+    parts = answer(core, epoch=0)
+    assert [(part.chunk, part.of, len(part.tiers)) for part in parts if isinstance(part, DumpChunk)] == [
+        (0, 3, 3),
+        (1, 3, 3),
+        (2, 3, 1),
+    ]
+    assert [row.sequence_hash for row in rows(parts)] == list(CHAIN[:7])
+
+
+def test_the_answer_is_of_the_moment_it_was_asked_for_whatever_happens_while_it_is_read() -> None:
+    core = consolidation(chunk_blocks=1)
+    tell(core, store(0, 4), EngineRemoved(block_hashes=(4,)))
+    parts = core.recover(0, RecoverRequest(7))
+    first = next(parts)
+    tell(core, EngineCleared(), store(0, 1, Tier.HOST))
+    whole = [first, *parts]
+    assert rows(whole) == [HeldBlock(CHAIN[at], CHAIN[at - 1] if at else None, 1) for at in range(3)]
+    assert {part.last_seq for part in whole} == {2}
+
+
+# -------------------------------------------------------------------- repair
+def test_who_differs_is_told_the_blocks_of_the_buckets_that_do() -> None:
+    core = consolidation()
+    tell(core, store(0, 40))
+    ghost = CHAIN[0] ^ 1
+    (part,) = answer(core, after_seq=1, buckets=table(*CHAIN[:19], *CHAIN[20:40], ghost))
+    assert isinstance(part, DumpChunk)
+    wanted = {CHAIN[0] >> 56, CHAIN[19] >> 56}
+    assert {bucket for bucket in range(256) if is_in_buckets(bucket << 56, part.buckets)} == wanted
+    assert [row.sequence_hash for row in part.blocks()] == [each for each in CHAIN[:40] if each >> 56 in wanted]
+    assert (part.epoch, part.last_seq, kind_of(part)) == (EPOCH, 1, "repair")
+
+
+def test_a_block_on_another_tier_makes_its_bucket_differ() -> None:
+    core = consolidation()
+    tell(core, store(0, 40), store(0, 1, Tier.HOST))
+    parts = answer(core, after_seq=2, buckets=table(*CHAIN[:40]))
+    assert HeldBlock(CHAIN[0], None, 0b11) in rows(parts)
+    assert all(row.sequence_hash >> 56 == CHAIN[0] >> 56 for row in rows(parts))
+
+
+@pytest.mark.parametrize("after_seq", [0, 1, 2, 99])
+def test_a_repair_is_of_now_whatever_place_the_asker_is_at(after_seq: int) -> None:
+    core = consolidation()
+    tell(core, store(0, 10), EngineRemoved(block_hashes=(10,)))
+    parts = answer(core, after_seq=after_seq, buckets=EMPTY_TABLE)
+    assert [row.sequence_hash for row in rows(parts)] == list(CHAIN[:9])
+    assert {part.last_seq for part in parts} == {2}
+
+
+def test_who_differs_in_nothing_is_told_of_no_bucket() -> None:
+    core = consolidation()
+    tell(core, store(0, 10))
+    (part,) = answer(core, after_seq=1, buckets=table(*CHAIN[:10]))
+    assert isinstance(part, DumpChunk)
+    assert (part.buckets, part.of, part.tiers) == (bytes(BUCKET_SET_BYTES), 1, b"")
+    assert kind_of(part) == "repair"
+
+
+def test_a_large_repair_comes_in_chunks_of_one_moment() -> None:
+    core = consolidation(chunk_blocks=4)
+    tell(core, store(0, 10))
+    parts = core.recover(0, RecoverRequest(7, EPOCH, 1, EMPTY_TABLE))
+    first = next(parts)
+    tell(core, EngineCleared())
+    assert [row.sequence_hash for row in rows([first, *parts])] == list(CHAIN[:10])

@@ -1,0 +1,52 @@
+"""When a rank is known again whose source lost events: a row of places, each reached after the one before.
+
+    lost        the source's ids jumped: the rank was cleared, and is learnt anew from there
+    drained     the source had nothing more to say and nothing more was lost; all of it is in hop A's messages before
+                `Drained.sequence`
+    read        they were read; all of it is in the rank's batches up to a seq
+    published   the log has these batches. The loss is over
+
+Counts of lost events go up only, so each stage is the count that it was reached with. The source's thread counts and
+says `Drained`, the event loop does the rest.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Drained(NamedTuple):
+    """A moment when the source had nothing more to say: the next message's sequence, and the events lost so far."""
+
+    sequence: int
+    lost: Mapping[int, int]
+
+
+class _Read(NamedTuple):
+    lost: int
+    seq: int
+
+
+_NOTHING = _Read(0, 0)
+
+
+class Relearning:
+    """The ranks of one source."""
+
+    def __init__(self) -> None:
+        self._read: dict[int, _Read] = {}
+        self._over: dict[int, int] = {}
+
+    def on_progress(
+        self, dp_rank: int, drained: Drained, read_sequence: int, last_seq: int, published_seq: int
+    ) -> None:
+        """The source, its reader and the rank's stream are where they are."""
+        lost = drained.lost.get(dp_rank, 0)
+        if read_sequence >= drained.sequence and lost > self._read.get(dp_rank, _NOTHING).lost:
+            self._read[dp_rank] = _Read(lost, last_seq)
+        read = self._read.get(dp_rank, _NOTHING)
+        if published_seq >= read.seq:
+            self._over[dp_rank] = read.lost
+
+    def missing(self, dp_rank: int, lost: int) -> int:
+        """Return how many of the events lost so far belong to losses that are not over."""
+        return lost - self._over.get(dp_rank, 0)
