@@ -24,13 +24,10 @@ from indexer.core.fold import IndexFold
 from indexer.core.keeping import SnapshotName
 from indexer.core.messages import read_message
 from indexer.core.moment import Moment
-from indexer.core.prefix_index import PrefixIndex
 from indexer.core.snapshot import unseal
-from indexer.implementations import make_index
 from indexer.snapshots import UNREADABLE
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
-from kv_runtime.config import IndexSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, ObjectBucket, StreamState
 
 _STALL_S = 10.0
@@ -47,8 +44,9 @@ class NotKept(Exception):
     def __init__(self, field: str, found: object, oldest: "Available | None", last_seq: int) -> None:
         allowed, why = "none", "nothing is kept"
         if oldest is not None:
-            allowed = f"{oldest.stream_seq}..{last_seq}"
-            why = f"the oldest that is kept is message {oldest.stream_seq}, of {wall_time.shown(oldest.time_ns)}"
+            oldest_time = wall_time.shown(oldest.time_ns)
+            allowed = f"{oldest_time} and later" if field == "time" else f"{oldest.stream_seq}..{last_seq}"
+            why = f"the oldest that is kept is message {oldest.stream_seq}, of {oldest_time}"
         super().__init__(f"{field}: found {found}, allowed {allowed}: {why}")
         self.field, self.found, self.oldest, self.last_seq = field, found, oldest, last_seq
 
@@ -62,15 +60,6 @@ class Available(NamedTuple):
 
     stream_seq: int
     time_ns: int
-
-
-async def index_at(log: EventLog, seq: int, index: PrefixIndex | None = None) -> IndexFold:
-    """Return the fold after message `seq` of the log, in `index` (an empty one; None: the fastest there is).
-
-    Raises: as `moment_at`.
-    """
-    fold = IndexFold(make_index(IndexSection())[1] if index is None else index)
-    return (await moment_at(log, seq, fold)).fold
 
 
 async def seq_at(log: EventLog, time_ns: int) -> int:

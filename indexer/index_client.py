@@ -86,6 +86,8 @@ class IndexClient:
         try:
             async with self._session.get(self._url + path) as response:
                 status, body = response.status, await response.read()
+        except aiohttp.InvalidURL as error:
+            raise self._unavailable("found no address", "http://host:port") from error
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise IndexUnavailable(f"--index-url {self._url}: {str(error) or type(error).__name__}") from error
         if status == _UNAUTHORIZED:

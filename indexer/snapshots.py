@@ -1,8 +1,8 @@
 """The index's snapshots in their bucket: written and read back, or read at a cold start.
 
     written     put, got again, and compared; only then is the name one of the `verified`
-    restored    the best that decodes, is of the stream that is there, and that the index takes; what is none of that
-                is logged and counted, and the next is tried
+    restored    the best that decodes, covers what its name says, is of the stream that is there, and that the index
+                takes; what is none of that is logged and counted, and the next is tried
 
 Other indexes of the same log write into the same bucket.
 """
@@ -30,7 +30,7 @@ _log = structlog.get_logger("indexer")
 
 
 class SnapshotDiffers(Exception):
-    """What was read back is not what was written."""
+    """What was read is not what was written under that name."""
 
 
 class SnapshotTooLarge(Exception):
@@ -111,22 +111,23 @@ class SnapshotStore:
         """Give `take` the best snapshot of the stream; return the place that it covers, 0 where there is none."""
         try:
             for name in keeping.of_this_log(extent_of(stream), await self.names()):
-                if covered := await self._restore(str(name), stream.created, take):
+                if covered := await self._restore(name, stream.created, take):
                     return covered
         except BrokerUnavailable as error:
             _log.warning("snapshots_not_read", reason=str(error))
         return 0
 
-    async def _restore(self, name: str, created: str, take: Callable[[Checkpoint], None]) -> int:
+    async def _restore(self, covers: SnapshotName, created: str, take: Callable[[Checkpoint], None]) -> int:
+        name = str(covers)
         try:
             data = await self._bucket.get(name)
-            checkpoint = decode_checkpoint(data)
+            checkpoint = _checkpoint_in(data, covers)
             self._covered[name] = checkpoint.stream_created
             if checkpoint.stream_created != created:
                 _log.info("snapshot_of_another_log", name=name)
                 return 0
             take(checkpoint)
-        except (*UNREADABLE, IndexFull) as error:
+        except (*UNREADABLE, SnapshotDiffers, IndexFull) as error:
             self._covered.pop(name, None)
             self.refused_total += 1
             _log.warning("snapshot_refused", name=name, reason=str(error))
@@ -134,3 +135,10 @@ class SnapshotStore:
         self.newest_bytes = len(data)
         _log.info("snapshot_restored", name=name, stream_seq=checkpoint.stream_seq, ranks=len(checkpoint.ranks))
         return checkpoint.stream_seq
+
+
+def _checkpoint_in(data: bytes, covers: SnapshotName) -> Checkpoint:
+    checkpoint = decode_checkpoint(data)
+    if checkpoint.stream_seq != covers.stream_seq:
+        raise SnapshotDiffers(f"stream_seq: found {checkpoint.stream_seq}, allowed {covers.stream_seq}")
+    return checkpoint

@@ -55,7 +55,7 @@ def load(model: str, rank: WorkerRank) -> str:
 
 
 def recover(model: str, rank: WorkerRank) -> str:
-    """Return the subject on which a rank's consolidator answers with a dump."""
+    """Return the subject on which a rank's consolidator answers with a replay, a repair or a dump."""
     return _of_rank("recover", model, rank)
 
 

@@ -106,11 +106,11 @@ class IndexSection(Section):
     parked_blocks_max: int = Field(
         65_536, ge=0, le=10_000_000, description="blocks that may wait for an unknown parent; more costs memory"
     )
-    parked_ttl_s: float = Field(5.0, gt=0, le=600, description="how long they wait before their rank is resynced")
+    parked_ttl_s: float = Field(5.0, gt=0, le=600, description="how long they wait before their rank is repaired")
     behind_s: float = Field(
-        2.0, gt=0, le=60, description="how long a stream may be behind its heartbeat before it is resynced"
+        2.0, gt=0, le=60, description="how long a stream may be behind its heartbeat before it is asked for"
     )
-    answer_s: float = Field(2.0, gt=0, le=60, description="how long a dump may pause before it is asked again")
+    answer_s: float = Field(2.0, gt=0, le=60, description="how long an answer may pause before it is given up")
 
     @field_validator("memory_bytes_max")
     @classmethod

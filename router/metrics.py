@@ -14,7 +14,6 @@ from router.core.trust import PARITY_FIELDS, TRUST_STATES
 from router.feeds import RouterFeeds
 from router.routing import Routing
 
-OUTCOMES = ("ok", "refused", "failed", "cancelled")
 PHASES = ("connect", "first_byte", "body")
 _SECONDS = (1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 0.6, 1.6, 4.0, 10.0, 25.0, 60.0, 160.0)
 _DECISION_SECONDS = (1e-5, 2.5e-5, 6e-5, 1.6e-4, 4e-4, 1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 1.0)

@@ -69,7 +69,7 @@ class Consolidator:
 
     def stale(self, dp_rank: int) -> str:
         """Return why the rank's set may be wrong; empty when nothing speaks against it."""
-        return self._core.heartbeat(dp_rank, self._unread(dp_rank)).stale
+        return self._core.stale(dp_rank) or self._unread(dp_rank)
 
     def parts(self, first_stage: int) -> list[Part]:
         """Return what is to run, in four stages: live intake stops before the replays it asks for, the pulse last."""

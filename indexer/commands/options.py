@@ -182,10 +182,13 @@ class Seconds(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
         """Return the number."""
-        seconds = float(super().convert(value, param, ctx))
-        if math.isnan(seconds):
+        try:
+            is_number = not math.isnan(float(value))
+        except ValueError:
+            is_number = False
+        if not is_number:
             self.fail(f"found {value!r}, allowed {self.min:g}..{self.max:g}", param, ctx)
-        return seconds
+        return float(super().convert(value, param, ctx))
 
 
 RANK = Typed("worker/dp_rank", read_rank)

@@ -136,8 +136,9 @@ class IndexFold:
             case BatchArrived(_, batch):
                 effects = stream.follower.on_batch(batch, now_s)
             case HeartbeatArrived(_, heartbeat):
-                stream.heard_at_s, stream.instance = now_s, heartbeat.instance
                 effects = stream.follower.on_heartbeat(heartbeat, now_s)
+                if stream.follower.position[0] == heartbeat.epoch:  # else it is the last word of a life that is over
+                    stream.heard_at_s, stream.instance = now_s, heartbeat.instance
             case AnswerArrived(_, answer):
                 stream.heard_at_s = now_s
                 effects = stream.on_answer(answer, now_s)
@@ -163,20 +164,21 @@ class IndexFold:
 
     def _is_refused(self, stream: RankStream, data: bytes, now_s: float) -> bool:
         """The index took the message as far as it had memory; return whether it found other fault with it."""
-        reason = self._refusal(stream.slot, data, now_s)
+        reason = self._refusal(stream, data, now_s)
         if reason:
             self._refused_messages += 1
             self._refusals.append((stream.rank, reason))
         return bool(reason)
 
-    def _refusal(self, slot: int, data: bytes, now_s: float) -> str:
+    def _refusal(self, stream: RankStream, data: bytes, now_s: float) -> str:
         try:
-            refusals = self._index.apply_batch(slot, data, now_s)
+            refusals = self._index.apply_batch(stream.slot, data, now_s)
         except MalformedMessage as error:
             return str(error)
-        if refusals:
-            self._room.is_overfull(slot)  # how full it was is noted now, not at the next tick
         others = [each for each in refusals if not each.refused_blocks]
+        if len(refusals) > len(others):
+            self._room.is_overfull(stream.slot)  # how full it was is noted now, not at the next tick
+            stream.follower.on_no_memory()
         return f"event {others[0].event}, byte {others[0].offset}: {others[0].reason}" if others else ""
 
     def _admit(self, rank: WorkerRank, now_s: float) -> RankStream | None:

@@ -12,7 +12,8 @@
     LIVE         batch seq == cursor + 1               apply
     LIVE         batch seq > cursor + 1                gap: HOLE; the batch is kept
     HOLE         batch seq == cursor + 1               apply, and what was kept and follows; no hole left: LIVE
-    HOLE         batch seq > cursor + 1                kept, at most `kept_max`, the oldest give way
+    HOLE         batch seq > cursor + 1                kept, at most `kept_max` and `kept_blocks_max`
+                                                         in them, the oldest give way
     DOUBT        batch seq > cursor                    kept, as in HOLE; nothing is applied before the answer
     LIVE         heartbeat, last_seq > cursor          behind; HOLE when not there `behind_s` after it was told
     LIVE         heartbeat's last_seq == cursor,       digests equal: proof; or a mismatch: DOUBT: repair, or dump
@@ -34,7 +35,8 @@
     any          batch of another epoch                before the first proof of life: restart; after it: nothing
     any          anything of a retired epoch           nothing
     overfull     a mismatch, parked blocks lost        stale, and nothing else: no answer would fit
-    overfull     equal digests                         not stale: what was refused is gone at the source, too
+    overfull     equal digests                         not stale: what was refused is gone at the source, too,
+                                                         until more is refused
 
 *Settle*: what was kept and follows is applied; a new hole before the rest of it, or LIVE. What was told before the
 question and lies beyond the answer's last_seq is not believed any more. Who wants more than before asks anew
@@ -87,13 +89,14 @@ _LIVE = Phase.LIVE
 
 
 class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Patience (seconds) and room (batches) of one stream."""
+    """Patience (seconds) and room (batches, and blocks in them) of one stream."""
 
     behind_s: float = 2.0
     answer_s: float = 2.0
     backoff_max_s: float = 8.0
     silent_s: float = 3.0
     kept_max: int = 4096
+    kept_blocks_max: int = 1 << 18
 
 
 class StreamFollower:
@@ -106,7 +109,7 @@ class StreamFollower:
     def __init__(self, limits: FollowerLimits | None = None, request_ids: Iterator[int] | None = None) -> None:
         self._limits = limits or FollowerLimits()
         self._asking = Asking(self._limits.answer_s, self._limits.backoff_max_s, request_ids or count(1))
-        self._kept = KeptBatches(self._limits.kept_max)
+        self._kept = KeptBatches(self._limits.kept_max, self._limits.kept_blocks_max)
         self._pulse = Pulse()
         self._lives = Lives(self._limits.silent_s)
         self._counts = FollowerCounts()
@@ -133,8 +136,9 @@ class StreamFollower:
 
     @property
     def is_off_log(self) -> bool:
-        """Whether its place is not the log's: an answer or a restart is further, or what the log brought waits."""
-        return self._cursor != self._logged_seq or (self._logged_seq == 0 and self._counts.restarts > 0)
+        """Whether a fold of the log alone may have it elsewhere: more or less was told, or what is held is doubted."""
+        is_elsewhere = self._cursor != self._logged_seq or (self._logged_seq == 0 and self._counts.restarts > 0)
+        return is_elsewhere or self.is_recovering
 
     @property
     def stale(self) -> StaleReason:
@@ -278,6 +282,15 @@ class StreamFollower:
     def on_memory(self, *, is_overfull: bool) -> None:
         """The index has refused blocks of this rank for want of memory, or has all of them."""
         self._is_overfull, self._is_whole = is_overfull, is_overfull and self._is_whole
+
+    @property
+    def is_proven_whole(self) -> bool:
+        """Whether the rank is overfull, and holds all that its source does nevertheless."""
+        return self._is_whole
+
+    def on_no_memory(self) -> None:
+        """The index has refused blocks of this rank just now: what was proven before does not speak of them."""
+        self._is_overfull, self._is_whole = True, False
 
     def on_refused(self, now_s: float) -> None:
         """Bytes of this stream could not be read, or not be applied: what is known may be wrong."""

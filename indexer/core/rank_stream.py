@@ -63,6 +63,7 @@ class RankStream:
 
     def perform(self, effects: list[Effect], now_s: float) -> None:
         """The index holds what the stream wants it to hold, and what was claimed of that is compared."""
+        refused_blocks = self._refused_blocks()
         for effect in effects:
             match effect:
                 case ApplyEvent(event):
@@ -73,7 +74,13 @@ class RankStream:
                 case RepairBuckets(buckets, chunks):
                     self._index.repair(self.slot, buckets, chunks, now_s)
         self.follower.on_memory(is_overfull=self._room.is_overfull(self.slot))
+        if self._refused_blocks() > refused_blocks:
+            self.follower.on_no_memory()
         self.follower.prove(partial(self._index.digest, self.slot), now_s)
+
+    def _refused_blocks(self) -> int:
+        """Return how many blocks the index has refused, where a refusal would say something new of the rank."""
+        return self._index.statistics().refused_blocks_total if self.follower.is_proven_whole else 0
 
     def _change(self, event: Event, now_s: float) -> None:
         if isinstance(event, Stored):

@@ -4,8 +4,9 @@
                               $O.<bucket>.M.<name, base64>  what was put: id, size, SHA-256; one message a name
 
 Chunks come first and the description last: a name that is there was put whole. A name that is deleted goes first and
-its chunks after it. What a writer that died left between the two is nobody's, and `sweep` removes it. Reads are
-answered by the stream's leader: what was put can be read at once, in a cluster too.
+its chunks after it. What a writer that died left between the two is nobody's, and `sweep` removes it, as it does what
+a damaged description had. What is under no readable name is not ours. Reads are answered by the stream's leader: what
+was put can be read at once, in a cluster too.
 """
 
 import base64
@@ -133,7 +134,11 @@ class ObjectBucket:
     async def names(self) -> list[str]:
         """Return the names of what is there, ascending."""
         with self._asked("names"):
-            return sorted(_name_of(subject) for subject in await self._subjects("M"))
+            return sorted(await self._names())
+
+    async def _names(self) -> list[str]:
+        names = [_name_of(subject) for subject in await self._subjects("M")]
+        return [name for name in names if name is not None]
 
     async def size_bytes(self) -> int:
         """Return what the bucket takes on disk, by the server's account."""
@@ -143,21 +148,27 @@ class ObjectBucket:
     async def delete(self, name: str) -> None:
         """`name` is not there, and what was under it takes no room."""
         with self._asked(f"delete {name}"):
-            try:
-                put_id = (await self._info(name)).nuid
-            except NoSuchObject:
+            put_id = await self._put_id(name)
+            if put_id is None:
                 return
-            except ObjectDamaged:
-                put_id = ""  # its chunks are nobody's now
             await self._purge(f"M.{_token_of(name)}")
             if put_id:
                 await self._purge(f"C.{put_id}")
+
+    async def _put_id(self, name: str) -> str | None:
+        """Return the id of the put under `name`: empty where its description is damaged, None where there is none."""
+        try:
+            return (await self._info(name)).nuid
+        except NoSuchObject:
+            return None
+        except ObjectDamaged:
+            return ""
 
     async def sweep(self, now_ns: int, older_s: float) -> int:
         """No chunks are there that are nobody's and older than `older_s`; return of how many puts there were some."""
         swept = 0
         with self._asked("sweep"):
-            named = {(await self._info(_name_of(subject))).nuid for subject in await self._subjects("M")}
+            named = {await self._put_id(name) for name in await self._names()}
             for subject in await self._subjects("C"):
                 put_id = subject.rpartition(".")[2]
                 if put_id in named:
@@ -188,5 +199,8 @@ def _token_of(name: str) -> str:
     return base64.urlsafe_b64encode(name.encode()).decode()
 
 
-def _name_of(subject: str) -> str:
-    return base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode()
+def _name_of(subject: str) -> str | None:
+    try:
+        return base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode()
+    except ValueError:
+        return None

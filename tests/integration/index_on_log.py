@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from prometheus_client import generate_latest
 
-from indexer.core.fold import RankView
+from indexer.core.fold import IndexFold, RankView
+from indexer.core.prefix_index import PrefixIndex
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.feed import TICK_S
+from indexer.history import moment_at
+from indexer.implementations import make_index
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock, ManualClock
 from kv_runtime.config import IndexSection, NatsSection
@@ -26,6 +29,12 @@ WAIT_S = 10.0
 def gpu(blocks: int) -> tuple[int, int, int, int]:
     """Return how deep the prefix goes with each tier and those before it, for blocks on the GPU."""
     return (blocks,) * 4
+
+
+async def index_at(log: EventLog, seq: int, index: PrefixIndex | None = None) -> IndexFold:
+    """Return the fold after message `seq` of the log, in `index` (an empty one; None: the fastest there is)."""
+    fold = IndexFold(make_index(IndexSection())[1] if index is None else index)
+    return (await moment_at(log, seq, fold)).fold
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,12 @@ import pytest
 from indexer import wall_time
 from indexer.core.checkpoint import encode_checkpoint
 from indexer.core.keeping import SnapshotName
-from indexer.history import index_at
 from indexer.http import IndexApi
 from kv_protocol import fleet, subjects
 from kv_runtime.event_log import EventLog
 from kv_runtime.telemetry import new_registry
 from tests.integration.broker import Broker
-from tests.integration.index_on_log import Index, running_index
+from tests.integration.index_on_log import Index, index_at, running_index
 from tests.integration.scripted_rank import MODEL, ScriptedRank
 from tests.integration.serving import serving
 from tests.unit.router.samples import registered
@@ -204,10 +203,12 @@ async def test_at_refuses_what_is_not_kept_or_not_known(broker: Broker, log: Eve
     )
     assert (kept.code, kept.json["snapshot"], kept.json["time"]) == (0, third, wall_time.shown(WALL_NS)), kept.err
     assert (from_file.json["messages_read"], from_file.json["overlap"][0]["overlap_blocks"]["gpu"]) == (1, 3)
-    oldest = f"allowed 3..4: the oldest that is kept is message 3, of {wall_time.shown(WALL_NS)}\n"
+    first = wall_time.shown(WALL_NS)
+    kept_from = f"the oldest that is kept is message 3, of {first}\n"
+    oldest, oldest_time = f"allowed 3..4: {kept_from}", f"allowed {first} and later: {kept_from}"
     assert (early.code, early.err) == (2, f"indexer: seq: found 2, {oldest}")
     assert (late.code, late.err) == (2, f"indexer: seq: found 5, {oldest}")
-    assert (long_ago.code, long_ago.err) == (2, f"indexer: time: found 2001-02-03T04:05:06.999Z, {oldest}")
+    assert (long_ago.code, long_ago.err) == (2, f"indexer: time: found 2001-02-03T04:05:06.999Z, {oldest_time}")
     assert unknown.code == 2
     assert "--rank: found w9/0, allowed w0/0" in unknown.err
 

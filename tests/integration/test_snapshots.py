@@ -9,10 +9,11 @@ from pathlib import Path
 import nats
 import pytest
 import pytest_asyncio
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from indexer import keeper
-from indexer.core.checkpoint import decode_checkpoint
+from indexer.core.checkpoint import decode_checkpoint, encode_checkpoint
 from indexer.core.fold import RankView
 from indexer.core.keeping import SnapshotName
 from indexer.embedded import EmbeddedIndex, ensure_streams
@@ -116,7 +117,7 @@ async def test_a_snapshot_outlives_a_server_that_is_killed(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("damage", ["bytes", "chunks", "words"])
+@pytest.mark.parametrize("damage", ["bytes", "chunks", "words", "place"])
 async def test_a_snapshot_that_cannot_be_read_is_said_and_the_one_before_serves(
     broker: Broker, log: EventLog, scripted: ScriptedRank, bucket: ObjectBucket, damage: str
 ) -> None:
@@ -131,6 +132,8 @@ async def test_a_snapshot_that_cannot_be_read_is_said_and_the_one_before_serves(
         await bucket.put(bad, data[:-1] + bytes([data[-1] ^ 1]))
     elif damage == "words":
         await bucket.put(bad, b"no snapshot")
+    elif damage == "place":  # what was purged by such a name would not be covered
+        await bucket.put(bad, encode_checkpoint(structs.replace(decode_checkpoint(data), stream_seq=3)))
     else:
         await bucket.put(bad, data)
         client = await nats.connect(broker.url)

@@ -388,7 +388,7 @@ async def test_who_is_no_index_or_wants_a_token_is_named(broker: Broker, log: Ev
             (f"{verified.url}/metrics", "found 401|found no or another token"),
             (f"http://127.0.0.1:{broker.port}", "--index-url http://127.0.0.1:"),
             ("http://127.0.0.1:1", "--index-url http://127.0.0.1:1: .*"),
-            ("nonsense", "--index-url nonsense: .*"),
+            ("nonsense", "--index-url nonsense: found no address, allowed http://host:port"),
         ):
             async with IndexClient(url, token="guess", timeout_s=5.0) as client:
                 with pytest.raises(IndexUnavailable, match=words):

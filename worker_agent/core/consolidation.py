@@ -192,8 +192,9 @@ class Consolidation:
         )
 
     def heartbeat(self, dp_rank: int, source_stale: str = "") -> Heartbeat:
-        """Return the rank's pulse: its place and the proof of its set there, and why its sources may be wrong."""
+        """Return the rank's pulse, to be told: its place, the proof of its set there, why its sources may be wrong."""
         outbox = self._outboxes[dp_rank]
+        outbox.tell_place()
         return Heartbeat(
             instance=self._instance,
             epoch=outbox.epoch,

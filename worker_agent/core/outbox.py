@@ -6,6 +6,7 @@ waits       at most `bytes_max`; beyond, the oldest batches are dropped and coun
             asks for a dump, which the mirror answers. The engine is never held up
 in flight   given out and not acknowledged, at most `window` messages; each is acknowledged on its own. Beyond
             the first `SMALL_MAX` only full messages are given out: what comes meanwhile travels together
+told        places that a heartbeat told of: no message goes over one, so that a reader comes to just there and compares
 go back     a message was not taken: all in flight are given out again, the same, in their order, before anything new
 kept        what was given out, for those who ask for the batches after a seq: a ring of at most `ring_bytes_max`,
             the oldest give way; nothing before a batch that was dropped, for it leads nowhere
@@ -59,6 +60,7 @@ class Outbox:
         self._bytes_max, self._ring_bytes_max, self._window = bytes_max, ring_bytes_max, window
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
+        self._told: deque[int] = deque()
         self._in_flight: dict[int, OutMessage] = {}
         self._again: deque[OutMessage] = deque()
         self._ring: deque[bytes] = deque()
@@ -100,6 +102,16 @@ class Outbox:
         self._ring.clear()
         self._ring_bytes = 0
 
+    def tell_place(self) -> None:
+        """The last seq is told to readers; it is the end of a message, unless it was given out or is dropped."""
+        self._forget_passed()
+        if self._waiting and self.last_seq not in self._told:
+            self._told.append(self.last_seq)
+
+    def _forget_passed(self) -> None:
+        while self._told and self._told[0] <= self._given_seq:
+            self._told.popleft()
+
     def next_message(self) -> OutMessage | None:
         """Return the message to publish now; None when nothing waits, or what waits needs acknowledgements first."""
         if self._again:
@@ -135,7 +147,8 @@ class Outbox:
 
     def _take(self) -> OutMessage:
         first_seq = self._given_seq + 1
-        taken = next(_fitting(self._waiting))
+        self._forget_passed()
+        taken = next(_fitting(islice(self._waiting, self._told[0] - self._given_seq if self._told else None)))
         for encoded in taken:
             self._waiting.popleft()
             self._waiting_bytes -= len(encoded)

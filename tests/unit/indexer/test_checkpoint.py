@@ -192,6 +192,7 @@ def test_a_doubtful_rank_is_at_its_place_and_its_next_heartbeat_tells() -> None:
     life = lived(fold, A0, 6)
     (spoilt,) = told(fold, HeartbeatArrived(A0, Heartbeat(instance="i", epoch=7, last_seq=6)))
     assert places(fold) == {A0: (7, 6, "resyncing")}
+    assert fold.off_log() == [A0], "a snapshot should wait"
     other = restored(fold)
     assert places(other) == {A0: (7, 6, "")}
     assert told(other, *life.answer(spoilt)) == [], "the question was the other's"

@@ -348,6 +348,15 @@ def test_the_late_last_word_of_a_former_life_forgets_no_living_one(fold: IndexFo
     assert fold.ranks() == []
 
 
+def test_the_late_pulse_of_a_dead_life_does_not_name_the_living_one(fold: IndexFold) -> None:
+    for epoch, instance in ((1, "former"), (2, "living"), (1, "former")):
+        told(fold, HeartbeatArrived(A0, Heartbeat(instance=instance, epoch=epoch, last_seq=0)))
+    told(fold, WorkerGone("a", "former"))
+    assert A0 in fold.ranks()
+    told(fold, WorkerGone("a", "living"))
+    assert A0 not in fold.ranks()
+
+
 def test_a_rank_whose_life_is_not_known_yet_leaves_with_its_worker(fold: IndexFold) -> None:
     told(fold, batch(A0, 1, path(0, 2)), WorkerGone("a", "i"))
     assert fold.ranks() == []

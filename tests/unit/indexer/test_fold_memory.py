@@ -226,6 +226,19 @@ def test_a_rank_that_holds_no_more_than_fitted_is_not_stale_once_that_is_proven(
     assert (fold.tick(2.25), stale(fold, B0)) == ([], ["overfull"])
 
 
+@pytest.mark.parametrize("seqs_in_a_row", [True, False])
+def test_what_was_proven_whole_is_not_when_the_next_blocks_are_refused(*, seqs_in_a_row: bool) -> None:
+    fold = crowded()
+    told(fold, batch(B0, 2, Removed(B[100:])), pulse(B0, 2, *B[:100]))
+    assert stale(fold, B0) == [""]
+    told(fold, batch(A0, 2, Removed(A[-1:])), batch(B0, 3, stored(B[:101], 100)))
+    assert stale(fold, B0) == [""], "there was room for one"
+    more = Batch(EPOCH, 4, stored(B, 101))
+    message = read_message(codec.encode_message([more] if seqs_in_a_row else [more, more]))
+    assert told(fold, MessageArrived(B0, message)) == []
+    assert (stale(fold, B0), fold.overlap(B, [B0])[0].overlap_blocks[0]) == (["overfull"], 101)
+
+
 def test_a_restart_makes_an_overfull_rank_an_empty_one() -> None:
     fold = crowded()
     told(fold, pulse(B0, 1, *B))

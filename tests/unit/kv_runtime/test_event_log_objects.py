@@ -131,6 +131,35 @@ async def test_chunks_that_are_nobodys_are_swept_when_they_are_old(broker: Broke
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("token", ["a", "_w=="])  # no base64; no UTF-8
+async def test_what_is_under_no_readable_name_is_not_there(broker: Broker, token: str) -> None:
+    async with connected(broker.url) as connection:
+        bucket = await bucket_of(connection.log)
+        await bucket.put("a", b"a")
+        client = await nats.connect(broker.url)
+        await client.jetstream().publish(f"$O.TEST.M.{token}", b"{}")
+        await client.close()
+        assert await bucket.names() == ["a"]
+        assert await bucket.sweep(0, older_s=0.0) == 0
+        assert await bucket.get("a") == b"a"
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_description_keeps_nothing_and_holds_up_nothing(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        bucket = await bucket_of(connection.log)
+        await bucket.put("a", b"a")
+        await bucket.put("b", b"b")
+        client = await nats.connect(broker.url)
+        await client.jetstream().publish(f"$O.TEST.M.{base64.urlsafe_b64encode(b'a').decode()}", b"garbage")
+        newest = (await client.jetstream().get_last_msg("OBJ_TEST", "$O.TEST.C.>")).time
+        await client.close()
+        assert newest is not None
+        assert await bucket.sweep(round(newest.timestamp() * 1e9) + 10**9, older_s=0.0) == 1
+        assert await bucket.get("b") == b"b"
+
+
+@pytest.mark.asyncio
 async def test_without_a_bucket_or_a_server_nothing_is_known(broker: Broker) -> None:
     async with connected(broker.url, confirm_s=0.5) as connection:
         absent = connection.log.objects("NONE")

@@ -93,6 +93,14 @@ def test_a_heartbeat_is_the_place_in_the_stream_and_the_proof_of_the_set_there(c
     assert core.heartbeat(0) == Heartbeat(instance="instance", epoch=1000, last_seq=2, tiers=(digest,))
 
 
+def test_a_reader_comes_to_just_the_place_of_a_heartbeat(core: Consolidation) -> None:
+    core.on_payload(0, payload(STORED))
+    place = core.heartbeat(0).last_seq
+    core.on_payload(1, payload(REMOVED))
+    messages = list(iter(core.outbox(0).next_message, None))
+    assert [message.last_seq for message in messages] == [place, place + 1]
+
+
 def test_a_heartbeat_speaks_of_what_is_numbered_published_or_not(core: Consolidation) -> None:
     core.on_payload(0, payload(STORED))
     before = core.heartbeat(0)

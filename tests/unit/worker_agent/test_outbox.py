@@ -199,6 +199,27 @@ def test_a_message_is_filled_up_to_its_bound_and_no_further(over: int, batches_i
     assert over or MESSAGE_BYTES_MAX - 8 < len(messages[0].payload) <= MESSAGE_BYTES_MAX
 
 
+def test_no_message_goes_over_a_place_that_was_told() -> None:
+    outbox = Outbox(EPOCH)
+    outbox.tell_place()
+    for more in (3, 0, 2, 4):
+        fill(outbox, more)
+        outbox.tell_place()
+    fill(outbox, 1)
+    assert [message[:2] for message in drained(outbox)] == [(1, 3), (4, 5), (6, 9), (10, 10)]
+
+
+def test_a_place_that_was_given_out_or_dropped_divides_nothing() -> None:
+    outbox = Outbox(EPOCH, bytes_max=4 * BATCH_BYTES)
+    fill(outbox, 2)
+    assert [message[:2] for message in given(outbox)] == [(1, 2)]
+    outbox.tell_place()
+    fill(outbox, 1)
+    outbox.tell_place()
+    fill(outbox, 5)
+    assert [message[:2] for message in drained(outbox)] == [(5, 8)]
+
+
 def test_the_largest_batch_fills_a_message_alone() -> None:
     outbox = Outbox(EPOCH)
     add(outbox, Cleared(), Stored(chain(BLOCKS_PER_EVENT_MAX)), Cleared())
