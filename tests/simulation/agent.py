@@ -30,7 +30,8 @@ from worker_agent.core.simulator.statistics import IterationStats, render
 from worker_agent.core.source_cursor import Delivery
 
 TURN_S = 0.25
-CHUNK_BLOCKS = 5
+CHUNKS = 4
+"""In how many parts what a full GPU holds is told."""
 LEAVING_S = 1.0
 
 Connect = Callable[[Callable[[], None]], Connection]
@@ -72,7 +73,7 @@ class Agent:
             lambda: random.getrandbits(64),
             outbox_bytes_max=setup.outbox_bytes_max,
             ring_bytes_max=setup.ring_bytes_max,
-            chunk_blocks=CHUNK_BLOCKS,
+            chunk_blocks=setup.total_kv_blocks // CHUNKS,
         )
         self.connection = connect(self._register)
         for dp_rank in self.dp_ranks:
@@ -198,5 +199,6 @@ class Agent:
 
     def _beat(self) -> bool:
         for dp_rank in self.dp_ranks if self.is_alive else ():
-            self.connection.announce("heartbeat", self.rank(dp_rank), fleet.encode(self.core.heartbeat(dp_rank)))
+            pulse = self.core.heartbeat(dp_rank, self.intake.stale(dp_rank, self.core.outbox(dp_rank)))
+            self.connection.announce("heartbeat", self.rank(dp_rank), fleet.encode(pulse))
         return self.is_alive

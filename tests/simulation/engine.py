@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -165,9 +165,13 @@ class TrueEngine:
             self._polled()
         self._step()
 
-    def tell(self) -> Iterator[tuple[int, list[EngineEvent]]]:
-        """Yield each rank's events since the last call, ready for hop A."""
-        events = self.rules.translate(render(event) for event in self._simulator.drain_events())
+    def drain(self) -> list[dict[str, Any]]:
+        """Return what the engine says since the last call."""
+        return [render(event) for event in self._simulator.drain_events()]
+
+    def translate(self, said: list[dict[str, Any]]) -> Iterator[tuple[int, list[EngineEvent]]]:
+        """Yield each rank's events, ready for hop A."""
+        events = self.rules.translate(said)
         events.sort(key=lambda event: event.dp_rank)
         for dp_rank, of_rank in groupby(events, key=lambda event: event.dp_rank):
             yield dp_rank, [move for event in of_rank for move in self._hosts[dp_rank].moves(event.event)]

@@ -106,7 +106,9 @@ class Index:
         self._read(EVENTS)
 
     def _read(self, name: str) -> None:
-        if self.connection.is_connected:
+        place, life = self._places[name], self.connection.life
+        if self.connection.is_connected and place.read_in_life != life:
+            place.read_in_life = life
             self.connection.converse(self._begin(name))
 
     def _begin(self, name: str) -> Talk:
@@ -123,6 +125,7 @@ class Index:
             if name == EVENTS:
                 self._target_seq = last_seq
         except BrokerAway:
+            place.read_in_life = 0
             self._timeline.after(LOOK_S, partial(self._read, name))
 
     def _keep(self) -> bool:

@@ -7,13 +7,17 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from random import Random
+from typing import Any
 
 from tests.simulation.engine import TrueEngine
 from tests.simulation.link import Faults, Link
 from tests.simulation.oracle import Held
-from tests.simulation.setup import NO_FAULTS, AgentSetup
+from tests.simulation.setup import NEVER_FULL, NO_FAULTS, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from worker_agent.core.dialects import hop_a
+from worker_agent.core.drain import Drain
+from worker_agent.core.outbox import Outbox
+from worker_agent.core.relearning import Drained, Relearning
 from worker_agent.core.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor
 
 ANSWER_S = 2.0
@@ -43,6 +47,9 @@ class Intake:
         self._questions = Link(timeline, random, Faults(delay_max_s=setup.hop_a.delay_max_s), is_ordered=True)
         self._answers = Link(timeline, random, Faults(delay_max_s=setup.replay_delay_max_s), is_ordered=True)
         self.cursor = SourceCursor()
+        self._drain = Drain(0 if setup.event_buffer_max_size == NEVER_FULL else setup.event_buffer_max_size)
+        self._drained = Drained(0, {})
+        self._relearning = Relearning()
         self._question = self._lost_in_a_row = 0
         self._is_asking = False
 
@@ -54,6 +61,14 @@ class Intake:
     def truth(self, sequence: int) -> tuple[int, Held]:
         """Return the rank that a payload was of, and what it held when it was published; forget it."""
         return self._truth.pop(sequence)
+
+    def stale(self, dp_rank: int, outbox: Outbox) -> str:
+        """Return why what is known of a rank, and is on its way by `outbox`, may not be what the engine holds."""
+        rules, expected = self._engine.rules, self.cursor.expected
+        self._relearning.on_progress(dp_rank, self._drained, expected, outbox.last_seq, outbox.published_seq)
+        missing = self._relearning.missing(dp_rank, rules.events_lost.get(dp_rank, 0))
+        unanswered = "no answer to replays" if self.cursor.is_unanswered else ""
+        return (f"{missing} events lost" if missing else "") or rules.stale(dp_rank) or unanswered
 
     def stop(self) -> None:
         """Nothing is published or read any more."""
@@ -70,7 +85,22 @@ class Intake:
 
     def poll(self) -> None:
         """Publish what the engine tells."""
-        for dp_rank, events in self._engine.tell():
+        lost = sum(self._engine.rules.events_lost.values())
+        self._publish(self._take())
+        is_lossy = sum(self._engine.rules.events_lost.values()) > lost
+        if self._drain.on_turn(is_lossy=is_lossy):
+            self._drained = Drained(self._sequence, dict(self._engine.rules.events_lost))
+
+    def _take(self) -> list[dict[str, Any]]:
+        taken: list[dict[str, Any]] = []
+        polled = self._engine.drain()
+        while self._drain.on_poll(len(polled)):
+            taken += polled
+            polled = self._engine.drain()
+        return taken + polled
+
+    def _publish(self, said: list[dict[str, Any]]) -> None:
+        for dp_rank, events in self._engine.translate(said):
             payload = hop_a.encode_payload(self._clock.wall_ns() / 1e9, events, dp_rank)
             self._ring.append((self._sequence, payload))
             self._truth[self._sequence] = (dp_rank, self._engine.held(dp_rank))

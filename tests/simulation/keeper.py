@@ -21,10 +21,11 @@ AHEAD_S = 5.0
 
 
 class Place:
-    """How far a stream was read: which, and up to where."""
+    """How far a stream was read: which, and up to where; and in which life of the connection it is, or is asked for."""
 
     def __init__(self) -> None:
         self.created, self.seq = "", 0
+        self.read_in_life = 0
 
 
 def state_of(name: str, broker: Broker) -> StreamState:
@@ -60,6 +61,7 @@ class Keeper:
         self._limits = KeepingLimits(period_s=setup.snapshot_period_s, log_bytes_max=setup.bytes_max or 1 << 30)
         self._covered: dict[str, str] = {}
         self._ahead_since_s: float | None = None
+        self._is_looking = False
         self.counts: Counter[str] = Counter()
 
     def restore(self, state: StreamState) -> Talk:
@@ -79,11 +81,16 @@ class Keeper:
                 return
 
     def look(self) -> Talk:
-        """What is due is done, as far as the broker does it."""
+        """What is due is done, as far as the broker does it; one look at a time."""
+        if self._is_looking:
+            return
+        self._is_looking = True
         try:
             yield from self._keep()
         except BrokerAway:
             return
+        finally:
+            self._is_looking = False
 
     def _keep(self) -> Talk:
         state = yield partial(state_of, EVENTS)

@@ -12,7 +12,6 @@ from indexer.core.fold import IndexFold
 from indexer.core.follower import AHEAD_MAX, Phase, StreamFollower
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import Batch, Tier
-from kv_protocol.fleet import Heartbeat
 from kv_protocol.recovery import DumpChunk
 from tests.simulation.planted import Planted
 
@@ -46,13 +45,6 @@ class NeverMissesTheLast(StreamFollower):
 
     def tick(self, now_s: float) -> None:
         self.wait_anew(now_s)
-
-
-class RetiresForEver(StreamFollower):
-    """Lets the late last heartbeat of a dead epoch end the living one."""
-
-    def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> list[Effect]:
-        return [] if self._lives.is_retired(heartbeat.epoch) else super().on_heartbeat(heartbeat, now_s)
 
 
 class BelievesAnyDigest(StreamFollower):
@@ -163,6 +155,11 @@ class NeverPauses(Asking):
         return self.wants is not None and now_s >= 0
 
 
+def is_current_without_log(stale: str) -> str:
+    """Take what was current when the log was lost for current."""
+    return stale
+
+
 class NeverMissesAnybody(IndexFold):
     """Takes silence for life."""
 
@@ -172,25 +169,26 @@ class NeverMissesAnybody(IndexFold):
         return super().tick(now_s)
 
 
+WITHOUT_LOG = "indexer.core.fold_views.without_log"
 FOLLOWER = "indexer.core.fold.StreamFollower"
 ASKING = "indexer.core.follower.Asking"
 FOLD = "tests.simulation.index.IndexFold"
 
 PLANTED = (
     Planted(FOLLOWER, AppliesOverGaps, "faulty", 20),
-    Planted(FOLLOWER, AppliesTwice, "faulty", 20),
+    Planted(FOLLOWER, AppliesTwice, "faulty", 80),
     Planted(FOLLOWER, KeepsBlocksOverEpochs, "faulty", 40),
     Planted(FOLLOWER, NeverMissesTheLast, "faulty", 20),
-    Planted(FOLLOWER, RetiresForEver, "restless", 20),
     Planted(FOLLOWER, BelievesAnyDigest, "silent", 20),
     Planted(FOLLOWER, BelievesJumps, "silent", 20),
-    Planted(FOLLOWER, WaitsForWhatCame, "restless", 80),
+    Planted(FOLLOWER, WaitsForWhatCame, "faulty", 80),
     Planted(FOLLOWER, RestoresOneAhead, "torn", 20),
     Planted(ASKING, MixesAnswers, "faulty", 20),
-    Planted(ASKING, TakesLateAnswers, "restless", 20),
+    Planted(ASKING, TakesLateAnswers, "restless", 80),
     Planted(ASKING, NeverAsksAgain, "faulty", 20),
     Planted(ASKING, KeepsQuestionsOverEpochs, "restless", 80),
     Planted(ASKING, NeverForgivesPauses, "silent", 20),
     Planted(ASKING, NeverPauses, "faulty", 20),
-    Planted(FOLD, NeverMissesAnybody, "faulty", 20),
+    Planted(WITHOUT_LOG, is_current_without_log, "torn", 20),
+    Planted(FOLD, NeverMissesAnybody, "faulty", 40),
 )

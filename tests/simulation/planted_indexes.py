@@ -95,9 +95,9 @@ TREE = "tests.simulation.index.ReferenceIndex"
 
 PLANTED = (
     Planted(STREAM, RepairsAll, "faulty", 80),
-    Planted(STREAM, RepairsAsOfOld, "faulty", 40),
+    Planted(STREAM, RepairsAsOfOld, "faulty", 80),
     Planted(STREAM, AsksForTooLittle, "faulty", 80),
-    Planted(STREAM, CheckpointsWhatWaits, "faulty", 80),
+    Planted(STREAM, CheckpointsWhatWaits, "faulty", 20),
     Planted(TREE, IgnoresHostRemovals, "faulty", 20),
     Planted(TREE, LoadsOnTop, "faulty", 20),
     Planted(TREE, RepairsTheWrongBucket, "faulty", 40),

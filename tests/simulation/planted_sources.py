@@ -3,6 +3,7 @@
 from tests.simulation.planted import Planted
 from worker_agent.core.dialects.trtllm import TrtllmRules
 from worker_agent.core.dialects.trtllm_wire import Head
+from worker_agent.core.relearning import Relearning
 from worker_agent.core.source_cursor import Delivery, SourceCursor, _Question
 
 
@@ -44,6 +45,15 @@ class IgnoresIdJumps(TrtllmRules):
         return super()._continues(head) or True
 
 
+class NeverRelearns(Relearning):
+    """Never forgets that events were lost."""
+
+    def missing(self, dp_rank: int, lost: int) -> int:
+        del dp_rank
+        return lost
+
+
+RELEARNING = "tests.simulation.intake.Relearning"
 CURSOR = "tests.simulation.intake.SourceCursor"
 RULES = "tests.simulation.engine.TrtllmRules"
 
@@ -51,6 +61,7 @@ PLANTED = (
     Planted(CURSOR, JumpsHoles, "faulty", 20),
     Planted(CURSOR, GivesUpYoungHoles, "faulty", 80),
     Planted(CURSOR, NeverGivesUp, "faulty", 40),
-    Planted(CURSOR, WaitsForEver, "faulty", 20),
+    Planted(CURSOR, WaitsForEver, "faulty", 40),
+    Planted(RELEARNING, NeverRelearns, "faulty", 80),
     Planted(RULES, IgnoresIdJumps, "faulty", 80),
 )

@@ -55,6 +55,7 @@ class Router:
             decisions_max=DECISIONS_MAX,
         )
         self.outcomes: Counter[str] = Counter()
+        self.reports = 0
         self.running: dict[str, RoutedRequest] = {}
         self._was_connected = True
         index.on_fleet = self._on_fleet_event
@@ -106,6 +107,7 @@ class Router:
             report = load.decode_load(data)
         except MalformedMessage:
             return
+        self.reports += 1
         now_s = self.clock.now()
         self.state.apply(LoadApplied(now_s=now_s, worker_id=rank.worker_id, dp_rank=rank.dp_rank, report=report))
 

@@ -13,6 +13,7 @@ MODEL = "m"
 DIGESTS = TextDigests(tokenizer="tokenizer", template="template")
 DELAY_MAX_S = 1.0
 NEVER_FULL = 100_000
+NEVER_EXPIRES_S = 300.0
 NO_FAULTS = Faults()
 
 Kind = Literal["faulty", "restless", "torn", "silent", "calm"]
@@ -40,7 +41,7 @@ class AgentSetup(msgspec.Struct, frozen=True, kw_only=True):
 class RouterSetup(msgspec.Struct, frozen=True, kw_only=True):
     """How a router chooses, and how long its leases live."""
 
-    lease_s: float = 300.0
+    lease_s: float = NEVER_EXPIRES_S
     temperature: float = 0.0
     predict_on_route: bool = True
 
@@ -106,7 +107,7 @@ def drawn_setup(kind: Kind, random: Random) -> WorldSetup:
 
 def _router(random: Random) -> RouterSetup:
     return RouterSetup(
-        lease_s=random.choice([300.0, 2.0]),
+        lease_s=random.choice([NEVER_EXPIRES_S, 0.7]),
         temperature=random.choice([0.0, 0.5]),
         predict_on_route=random.choice([True, False]),
     )
@@ -115,13 +116,13 @@ def _router(random: Random) -> RouterSetup:
 def _agent(dp_ranks: tuple[int, ...], random: Random) -> AgentSetup:
     return AgentSetup(
         dp_ranks=dp_ranks,
-        total_kv_blocks=random.choice([20, 32]),
+        total_kv_blocks=random.choice([20, 32, 80]),
         host_blocks=random.choice([0, 6]),
         ring_payloads=random.choice([NEVER_FULL, NEVER_FULL, 3]),
         event_buffer_max_size=random.choice([NEVER_FULL, NEVER_FULL, 4]),
         stall_ratio=random.choice([0.0, 0.3]),
         outbox_bytes_max=random.choice([1 << 20, 1 << 20, 400]),
-        ring_bytes_max=random.choice([1 << 20, 1 << 20, 1000, 0]),
+        ring_bytes_max=random.choice([1 << 20, 1 << 20, 1 << 20, 1000, 0]),
         window=random.choice([32, 4, 1]),
         answer_part_s=random.choice([0.002, 0.3]),
         hop_a=Faults(loss_ratio=random.choice([0.0, 0.1, 0.3]), delay_max_s=random.choice([0.0, 0.3])),
@@ -151,7 +152,7 @@ def _hop_b(kind: Kind, random: Random, *, is_connection: bool) -> Faults:
     return Faults(
         loss_ratio=random.choice([0.0, 0.03, 0.15]) if kind == "faulty" else 0.0,
         double_ratio=random.choice([0.0, 0.05]),
-        spoil_ratio=0.1 if kind == "silent" else random.choice([0.0, 0.03]),
+        spoil_ratio=0.1 if kind == "silent" else random.choice([0.0, 0.03, 0.08]),
         delay_max_s=delay_max_s,
     )
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -58,6 +59,7 @@ def seen_in(world: World) -> Counter[str]:
             seen[f"hop_a_{name}"] += getattr(agent.intake.cursor, name)
     for router in world.router_lives:
         seen += router.outcomes
+        seen["load_reports"] += router.reports
     for index in world.index_lives:
         seen += index.keeper.counts
     seen["dropped_messages"] += world.broker.streams[EVENTS].dropped
@@ -99,6 +101,7 @@ def test_the_same_seed_gives_the_same_world_to_another_process() -> None:
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             check=True,
             capture_output=True,
+            cwd=Path(__file__).parents[2],
         ).stdout
         for hash_seed in ("1", "2")
     }
@@ -115,7 +118,7 @@ def test_everything_that_is_meant_to_go_wrong_goes_wrong() -> None:
         *("deduplicated", "unknown_parent", "unknown_removal", "cleared_events", "dropped_batches_total"),
         *("partial_blocks_dropped", "event_id_gaps"),
         *("hop_a_gaps_total", "hop_a_lost_total", "hop_a_duplicates_total"),
-        *("ok", "cancelled", "failed", "no_worker", "expired"),
+        *("ok", "cancelled", "failed", "no_worker", "expired", "load_reports"),
         *("deduplicated_messages", "dropped_messages", "purges", "snapshots_written", "snapshots_restored"),
     }
     assert {name for name in wanted if not seen[name]} == set()

@@ -3,9 +3,10 @@
 always     an index holds of a rank what the rank held at the index's place in its stream, block for block, and says of
            a prompt what is held of it; where messages may be wrong, it is not beyond the rank at least
            the place in an epoch goes on, never back
-           who lacks something asks for it, after a pause that has a bound
+           who lacks something asks for it, after a pause that has a bound; nothing is current without the log
+           a router has promised what it has not heard the end of, no more and, while no lease can expire, no less
            what is purged from the log a snapshot covers
-at last    every index knows every live rank exactly, proven and current, and no dead one
+at last    every index knows every live rank exactly, current and with equal digests, and no dead one
            a rank is known to hold what its engine holds, less only where hop A lost something for good
            every router can route to every live rank, and has promised nothing any more
            the log has had every batch that an outbox did not drop
@@ -18,6 +19,7 @@ from indexer.core.checkpoint import decode_checkpoint
 from indexer.core.fold import RankView
 from kv_protocol.codec import decode_message
 from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import TIERS
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from tests.simulation.agent import Agent
@@ -25,6 +27,7 @@ from tests.simulation.broker import EVENTS
 from tests.simulation.index import Index
 from tests.simulation.oracle import BLOCK_SIZE, Held, depths, held_set
 from tests.simulation.router import Router
+from tests.simulation.setup import NEVER_EXPIRES_S
 from tests.simulation.traffic import batches_of, blocks_max, blocks_of
 from tests.simulation.workload import Conversation
 
@@ -115,7 +118,16 @@ class Truth:
                     where = f"{index.name}: {rank}"
                     assert before is None or not now.is_behind(before), f"{where}: back from {before.view} to {view}"
                     self._check_rank(where, index, rank, view, prompt)
+                assert view.stale or index.connection.is_connected, f"{index.name}: {rank}: current without a log"
                 self._check_asking(life, index, rank)
+        for router in world.routers.values():
+            self._check_promises(router)
+
+    def _check_promises(self, router: Router) -> None:
+        promised = sum(load.active_requests for load in router.state.ledger.loads().values())
+        running, can_expire = len(router.running), self._world.setup.router.lease_s < NEVER_EXPIRES_S
+        assert promised <= running, f"{router.name}: promised {promised}, running {running}"
+        assert promised == running or can_expire, f"{router.name}: promised {promised}, running {running}"
 
     def _check_rank(self, where: str, index: Index, rank: WorkerRank, view: RankView, prompt: list[int]) -> None:
         past = self._history.get((rank, view.epoch), {0: frozenset()})
@@ -173,6 +185,9 @@ class Truth:
             held, mirrored = held_set(index.fold.held(rank)), agent.mirrored(rank.dp_rank)
             truth = agent.engine.held(rank.dp_rank)
             assert held == mirrored, f"{index.name}: {rank}: wrong in {held ^ mirrored}"
+            digests = [index.fold._index.digest(index.fold._ranks[rank].slot, tier) for tier in TIERS]
+            told = agent.core.heartbeat(rank.dp_rank).tiers
+            assert tuple(each for each in digests if each.block_count) == told, f"{index.name}: {rank}: digests differ"
             assert held <= truth, f"{index.name}: {rank}: invented {held - truth}"
             if agent.is_lossless:
                 assert held == truth, f"{index.name}: {rank}: lacks {truth - held}"

@@ -67,7 +67,7 @@ class World:
         """Work until `WORK_S`, troubles until `FAULTS_S`, then peace; then everything is known."""
         try:
             self._run()
-        except AssertionError as error:
+        except Exception as error:
             error.add_note(f"{self.kind} {self.seed} at {self.timeline.now_s:.2f} s of {self.setup}")
             raise
 
@@ -90,7 +90,9 @@ class World:
     # -------------------------------------------------------------- who is there
     def clock(self, process: str) -> ProcessClock:
         """Return the clock of the machine that a process runs on."""
-        return self._clocks.setdefault(process, ProcessClock(self.timeline, self.random))
+        if process not in self._clocks:
+            self._clocks[process] = ProcessClock(self.timeline, self.random)
+        return self._clocks[process]
 
     def readers(self) -> list[str]:
         """Return the names of the processes with an index."""
