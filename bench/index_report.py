@@ -63,7 +63,7 @@ def commit() -> str:
 def show(console: Console, facts: Facts, results: Results) -> None:
     """Print the tables, and the verdicts where the targets are for this scale."""
     for table in tables(results):
-        console.print(_rich(table))
+        console.print(rich_table(table))
     if not _is_judged(facts):
         console.print(_NOT_JUDGED)
     for verdict in _judged(facts, results):
@@ -73,8 +73,8 @@ def show(console: Console, facts: Facts, results: Results) -> None:
 
 def as_markdown(facts: Facts, results: Results) -> str:
     """Return what is shown as Markdown, to be put below a heading of the second level."""
-    last = _markdown(_verdict_table(results)) if _is_judged(facts) else f"{_NOT_JUDGED}\n"
-    return "\n".join([*facts.lines(), "", *(_markdown(table) for table in tables(results)), last])
+    last = markdown_table(_verdict_table(results)) if _is_judged(facts) else f"{_NOT_JUDGED}\n"
+    return "\n".join([*facts.lines(), "", *(markdown_table(table) for table in tables(results)), last])
 
 
 def as_json(facts: Facts, results: Results) -> bytes:
@@ -99,7 +99,8 @@ def _judged(facts: Facts, results: Results) -> list[Verdict]:
     return verdicts(results) if _is_judged(facts) else []
 
 
-def _rich(table: Table) -> RichTable:
+def rich_table(table: Table) -> RichTable:
+    """Return a table to be printed."""
     made = RichTable(title=table.title, title_justify="left")
     for at, name in enumerate(table.columns):
         made.add_column(name, justify="right" if at else "left")
@@ -108,7 +109,8 @@ def _rich(table: Table) -> RichTable:
     return made
 
 
-def _markdown(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """Return a table as Markdown, below a heading of the third level."""
     head = f"| {' | '.join(table.columns)} |"
     rule = f"|{'---|' * len(table.columns)}"
     rows = (f"| {' | '.join(row)} |" for row in table.rows)

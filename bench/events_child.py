@@ -1,0 +1,97 @@
+"""A process of the event bench: it plays one role, and answers what its parent asks of it.
+
+    started    `python -m bench.<module of the role> <what it is told, as JSON>`
+    first      a line of JSON: what `begin` returned, and `began_ns`, when the process's own code began to run
+    then       a line asks {"word": ..., ...}, a line answers, or says {"error": why}; until there is no more to read
+
+Times are in nanoseconds since 1970, so that those of processes of one host can be compared.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TextIO
+
+import msgspec
+
+from kv_runtime.supervise import Part, run_parts, run_process, until
+from kv_runtime.telemetry import configure_logs
+
+Answer = dict[str, Any]
+Words = Mapping[str, Callable[..., Awaitable[Answer]]]
+_DRAIN_S = 5.0
+
+
+class Role(Protocol):
+    """What a process is for."""
+
+    @property
+    def words(self) -> Words:
+        """What it can be asked, by name."""
+
+    async def begin(self) -> Answer:
+        """Everything is there that does not need the parts to run."""
+
+    def parts(self) -> list[Part]:
+        """Return what is to run, once it has begun; from stage 1 on."""
+
+    async def end(self) -> None:
+        """What it used is free."""
+
+
+async def cpu() -> Answer:
+    """Return the CPU time that this process has used."""
+    return {"cpu_ns": time.process_time_ns()}
+
+
+def live(make: Callable[..., Role]) -> None:
+    """Play the role that `make` returns of what this process was told, until nobody asks any more."""
+    began_ns = time.time_ns()
+    told = json.loads(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    configure_logs("critical", "console")
+    run_process(lambda stop: _Life(answers, began_ns).run(lambda: make(**told), stop))
+
+
+class _Life:
+    """One process, from its beginning to its end."""
+
+    def __init__(self, answers: TextIO, began_ns: int) -> None:
+        self._answers, self._began_ns = answers, began_ns
+
+    async def run(self, make: Callable[[], Role], stop: asyncio.Event) -> None:
+        role = make()
+        try:
+            self._say({"began_ns": self._began_ns} | await role.begin())
+
+            async def questions(asked_to_stop: asyncio.Event) -> None:
+                await until(asked_to_stop, self._answer_all(role.words))
+                stop.set()
+
+            await run_parts([Part("questions", questions), *role.parts()], stop=stop, drain_s=_DRAIN_S)
+        except Exception as error:
+            self._say({"error": _told(error)})
+            raise
+        finally:
+            await role.end()
+
+    async def _answer_all(self, words: Words) -> None:
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        async for line in reader:
+            asked = json.loads(line)
+            try:
+                self._say(await words[asked.pop("word")](**asked))
+            except Exception as error:  # noqa: BLE001 - the parent shows it, whatever it is
+                self._say({"error": _told(error)})
+
+    def _say(self, answer: Answer) -> None:
+        self._answers.write(msgspec.json.encode(answer).decode() + "\n")
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

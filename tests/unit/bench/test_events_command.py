@@ -1,0 +1,60 @@
+"""`router bench events`, as it is typed, and the processes that it measures in."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bench.events_plan import GROUPS, QUICK
+from bench.events_run import BenchFailed, Child, Stage
+from router.__main__ import main
+
+
+def typed(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["bench", "events", *arguments])
+
+
+def test_a_quick_run_measures_every_group(tmp_path: Path) -> None:
+    markdown = tmp_path / "out.md"
+    ran = typed("--quick", "--json", "-", "--markdown", str(markdown))
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout)
+    assert {"machine", "commit", "others_ratio", *GROUPS} <= set(told)
+    assert [cell["name"] for cell in told["freshness"]] == ["2,000 blocks/s"]
+    assert [cell["event_blocks"] for cell in told["throughput"]] == [blocks for blocks, _ in QUICK.throughput]
+    held = QUICK.ranks * QUICK.rank_blocks
+    tail = QUICK.ranks * QUICK.tail_blocks
+    assert [start["blocks"] for start in told["cold"]["starts"]] == [held + tail, held, held + tail]
+    assert [each["healed_by"] for each in told["recovery"]] == ["replay", "replay", "repair", "dump"]
+    assert [each["ranks"] for each in told["pulse"]["pulses"]] == list(QUICK.pulse_ranks)
+    assert "### Recovery: from detection to current, ms" in markdown.read_text()
+    assert "### Targets" not in markdown.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--only", "cold,best"), "found 'best', allowed freshness, throughput"),
+        (("--rounds", "3"), "No such option"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: tuple[str, ...], message: str) -> None:
+    refused = typed(*arguments)
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.stderr.split())
+
+
+@pytest.mark.asyncio
+async def test_a_process_says_what_it_could_not_do_and_goes_on() -> None:
+    async with Stage() as stage:
+        agent = await stage.child("events_agent", workers=[], block_size=16)
+        with pytest.raises(BenchFailed, match="events_agent: hold: KeyError: 'nobody'"):
+            await agent.ask("hold", worker="nobody", dp_rank=0, load={})
+        assert (await agent.ask("cpu"))["cpu_ns"] > 0
+
+
+@pytest.mark.asyncio
+async def test_a_process_that_cannot_begin_says_why() -> None:
+    with pytest.raises(BenchFailed, match=r"events_bare: begin: BrokerUnavailable: nats.url nats://127.0.0.1:1"):
+        await Child.start("events_bare", {"url": "nats://127.0.0.1:1"})
