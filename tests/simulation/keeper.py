@@ -17,7 +17,7 @@ from tests.simulation.setup import LogSetup
 from tests.simulation.stream import StreamState
 from tests.simulation.timeline import ProcessClock
 
-AHEAD_S = 5.0
+OFF_S = 5.0
 
 
 class Place:
@@ -60,21 +60,21 @@ class Keeper:
         self._fold, self._place, self._clock = fold, place, clock
         self._limits = KeepingLimits(period_s=setup.snapshot_period_s, log_bytes_max=setup.bytes_max or 1 << 30)
         self._covered: dict[str, str] = {}
-        self._ahead_since_s: float | None = None
+        self._off_since_s: float | None = None
         self._is_looking = False
         self.counts: Counter[str] = Counter()
 
     def restore(self, state: StreamState) -> Talk:
         """The best snapshot of the stream is restored, if there is one, and the place is the one that it covers."""
         names = yield _names
-        for name in map(str, keeping.of_this_log(_extent(state), names)):
-            data = yield partial(_get, name)
+        for covers in keeping.of_this_log(_extent(state), names):
+            data = yield partial(_get, name := str(covers))
             try:
                 checkpoint = decode_checkpoint(data)
             except MalformedMessage:
                 continue
             self._covered[name] = checkpoint.stream_created
-            if checkpoint.stream_created == state.created:
+            if (checkpoint.stream_created, checkpoint.stream_seq) == (state.created, covers.stream_seq):
                 self._fold.restore(checkpoint, self._clock.now())
                 self.counts["snapshots_restored"] += 1
                 self._place.created, self._place.seq = checkpoint.stream_created, checkpoint.stream_seq
@@ -100,7 +100,7 @@ class Keeper:
         verified = [name for name, covered in self._covered.items() if covered == state.created]
         others = [name for name, covered in self._covered.items() if covered != state.created]
         plan = keeping.plan(log, names, self._clock.wall_ns(), self._limits, verified=verified, others=others)
-        if plan.write and not self._is_ahead():
+        if plan.write and not self._is_off_log():
             yield from self._write(next(iter(keeping.of_this_log(log, names, others)), None))
         if plan.purge_up_to:
             yield partial(_purge, plan.purge_up_to)
@@ -108,13 +108,13 @@ class Keeper:
             yield partial(_delete, name)
             self._covered.pop(name, None)
 
-    def _is_ahead(self) -> bool:
+    def _is_off_log(self) -> bool:
         now_s = self._clock.now()
         if not self._fold.off_log():
-            self._ahead_since_s = None
+            self._off_since_s = None
             return False
-        self._ahead_since_s = now_s if self._ahead_since_s is None else self._ahead_since_s
-        return now_s - self._ahead_since_s < AHEAD_S
+        self._off_since_s = now_s if self._off_since_s is None else self._off_since_s
+        return now_s - self._off_since_s < OFF_S
 
     def _write(self, newest: SnapshotName | None) -> Talk:
         place = self._place

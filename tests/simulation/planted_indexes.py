@@ -94,13 +94,13 @@ STREAM = "indexer.core.fold.RankStream"
 TREE = "tests.simulation.index.ReferenceIndex"
 
 PLANTED = (
-    Planted(STREAM, RepairsAll, "faulty", 80),
+    Planted(STREAM, RepairsAll, "faulty", 20),
     Planted(STREAM, RepairsAsOfOld, "faulty", 80),
-    Planted(STREAM, AsksForTooLittle, "faulty", 80),
-    Planted(STREAM, CheckpointsWhatWaits, "faulty", 20),
+    Planted(STREAM, AsksForTooLittle, "faulty", 40),
+    Planted(STREAM, CheckpointsWhatWaits, "faulty", 80),
     Planted(TREE, IgnoresHostRemovals, "faulty", 20),
     Planted(TREE, LoadsOnTop, "faulty", 20),
-    Planted(TREE, RepairsTheWrongBucket, "faulty", 40),
-    Planted(TREE, RepairsOnTop, "faulty", 80),
+    Planted(TREE, RepairsTheWrongBucket, "faulty", 20),
+    Planted(TREE, RepairsOnTop, "faulty", 20),
     Planted(TREE, RestoresAnEmptyIndex, "calm", 20),
 )

@@ -62,6 +62,6 @@ PLANTED = (
     Planted(CURSOR, GivesUpYoungHoles, "faulty", 80),
     Planted(CURSOR, NeverGivesUp, "faulty", 40),
     Planted(CURSOR, WaitsForEver, "faulty", 40),
-    Planted(RELEARNING, NeverRelearns, "faulty", 80),
-    Planted(RULES, IgnoresIdJumps, "faulty", 80),
+    Planted(RELEARNING, NeverRelearns, "faulty", 120),
+    Planted(RULES, IgnoresIdJumps, "faulty", 120),
 )

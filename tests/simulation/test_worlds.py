@@ -4,7 +4,7 @@ import pytest
 
 from tests.simulation.seeds import CI_SEEDS, TEST_SEEDS, failure
 
-AT_ONCE = 50
+AT_ONCE = 25
 
 
 @pytest.mark.parametrize("first", range(0, TEST_SEEDS, AT_ONCE))
