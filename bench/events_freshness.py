@@ -1,6 +1,7 @@
 """Freshness: how old a KV event is when an index in another process has applied it, while blocks flow.
 
-scripted   `agents` agents, whose engines tell of so many blocks a second together; from the engine's flush
+scripted   `agents` agents, whose engines tell of so many blocks a second together; from the engine's flush. Once more
+           with agents that collect no garbage: what is left is not the collector's
 fleet      a router, four workers with simulated engines, and requests; from when the agent made the payload of it
 bare       what the log alone needs for as many messages of the same bytes: one client publishes, another follows
 """
@@ -39,6 +40,8 @@ class Freshness(NamedTuple):
     age: Spread
     stages_ms: dict[str, float]
     bare: Spread
+    is_ours: bool = True
+    """Whether targets are for it: the processes are as they serve."""
     busy: Busy | None = None
     longest_gc_ms: float | None = None
     """The longest that garbage collection held up an agent."""
@@ -59,14 +62,17 @@ async def freshness(plan: Plan, on_turn: Callable[[str], None]) -> list[Freshnes
     for blocks_s in plan.rates_blocks_s:
         on_turn(f"{blocks_s:,} blocks/s")
         cells.append(await scripted(plan, blocks_s))
+    for blocks_s in plan.uncollected_rates_blocks_s:
+        on_turn(f"{blocks_s:,} blocks/s, no garbage collection")
+        cells.append(await scripted(plan, blocks_s, collects=False))
     if plan.has_fleet:
         on_turn("requests")
         cells.append(await fleet(plan))
     return cells
 
 
-async def scripted(plan: Plan, blocks_s: int) -> Freshness:
-    """Return the ages of batches at one rate of all engines together."""
+async def scripted(plan: Plan, blocks_s: int, *, collects: bool = True) -> Freshness:
+    """Return the ages of batches at one rate of all engines together; agents collect garbage, or do not."""
     seconds = plan.warming_s + plan.flowing_s
     loads = [
         Load(number, round(blocks_s / plan.agents * seconds), EVENT_BLOCKS, BLOCK_TOKENS)
@@ -74,7 +80,8 @@ async def scripted(plan: Plan, blocks_s: int) -> Freshness:
     ]
     async with Stage() as stage:
         index, *agents = await asyncio.gather(
-            stage.child("events_index"), *(_source(stage, load, blocks_s / plan.agents) for load in loads)
+            stage.child("events_index"),
+            *(_source(stage, load, blocks_s / plan.agents, collects=collects) for load in loads),
         )
         await index.ask("watch")
         begins_ns = time.time_ns() + round(_BEGIN_S * 1e9)
@@ -86,13 +93,14 @@ async def scripted(plan: Plan, blocks_s: int) -> Freshness:
     warm_ns = begins_ns + round(plan.warming_s * 1e9)
     sent = {each["rank"]: Sent(each["flushed_ns"], each["handed_ns"]) for each in told}
     of = [age for age in ages(seen.batches, sent) if age.flushed_ns >= warm_ns]
-    return _cell(f"{blocks_s:,} blocks/s", seen, of, bare)._replace(
-        busy=busy, longest_gc_ms=1e3 * max(each["longest_gc_s"] for each in told)
-    )
+    name = f"{blocks_s:,} blocks/s{'' if collects else ', no GC'}"
+    longest_gc_ms = 1e3 * max(each["longest_gc_s"] for each in told)
+    return _cell(name, seen, of, bare)._replace(is_ours=collects, busy=busy, longest_gc_ms=longest_gc_ms)
 
 
-def _source(stage: Stage, load: Load, blocks_s: float) -> Awaitable[Child]:
-    return stage.child("events_source", worker=f"w{load.seed}", load=load._asdict(), blocks_s=blocks_s)
+def _source(stage: Stage, load: Load, blocks_s: float, *, collects: bool) -> Awaitable[Child]:
+    told = {"worker": f"w{load.seed}", "load": load._asdict(), "blocks_s": blocks_s, "collects": collects}
+    return stage.child("events_source", **told)
 
 
 async def _flow(agents: Sequence[Child], index: Child, begins_ns: int) -> list[Answer]:

@@ -14,6 +14,8 @@ class Plan(NamedTuple):
 
     # freshness
     rates_blocks_s: tuple[int, ...] = (1_000, 10_000, 50_000)
+    uncollected_rates_blocks_s: tuple[int, ...] = (10_000, 50_000)
+    """Once more with agents that collect no garbage, to tell what that costs."""
     agents: int = 4
     flowing_s: float = 6.0
     warming_s: float = 1.0
@@ -45,6 +47,7 @@ QUICK = Plan(
     is_full=False,
     rounds=1,
     rates_blocks_s=(2_000,),
+    uncollected_rates_blocks_s=(),
     agents=2,
     flowing_s=1.0,
     warming_s=0.2,

@@ -87,9 +87,12 @@ class Collections:
 
 
 class SourceRole:
-    """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` once it is asked to `play`."""
+    """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` once it is asked to `play`.
 
-    def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float) -> None:
+    The process collects garbage as any, or not at all.
+    """
+
+    def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float, collects: bool) -> None:
         self._url, self._worker = url, worker
         self._load = Load(**load)
         self._engine = ScheduledEngine(schedule(self._load, blocks_s))
@@ -97,6 +100,8 @@ class SourceRole:
         self._clock = SystemClock()
         self._context = zmq.asyncio.Context()
         self._collections = Collections()
+        if not collects:
+            gc.disable()
 
     @property
     def words(self) -> Words:

@@ -16,7 +16,7 @@ Figure = tuple[str, float]
 
 def verdicts(results: Results) -> list[Verdict]:
     """Return the verdict on every target, and on the controls."""
-    fresh, through = results.freshness or [], results.throughput or []
+    fresh, through = [cell for cell in results.freshness or () if cell.is_ours], results.throughput or []
     starts = results.cold.starts[:1] if results.cold else []
     return [
         _at_most("engine's flush to applied, p50", _P50_MS, " ms", ((cell.name, cell.age.p50_ms) for cell in fresh)),

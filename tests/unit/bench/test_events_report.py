@@ -17,7 +17,10 @@ from bench.index_tables import NONE
 
 def fresh(name: str, p50_ms: float, p99_ms: float, busy: Busy | None = None) -> Freshness:
     bare = Spread(0.5, 1.0, 2.0)
-    return Freshness(name, 1000.0, 125.0, 120.0, 118.0, Spread(p50_ms, p99_ms, 90.0), {"to log": 2.0}, bare, busy)
+    return Freshness(name, 1000.0, 125.0, 120.0, 118.0, Spread(p50_ms, p99_ms, 90.0), {"to log": 2.0}, bare, busy=busy)
+
+
+OTHER = fresh("no GC", 7.0, 70.0)._replace(is_ours=False)
 
 
 def start(name: str, caught_up_s: float, proven_s: float) -> Start:
@@ -25,7 +28,7 @@ def start(name: str, caught_up_s: float, proven_s: float) -> Start:
 
 
 ALL = Results(
-    freshness=[fresh("slow", 4.0, 49.0, Busy(Cpu(0.1, 0.2, 0.3), 0.4)), fresh("fast", 6.0, 51.0)],
+    freshness=[fresh("slow", 4.0, 49.0, Busy(Cpu(0.1, 0.2, 0.3), 0.4)), fresh("fast", 6.0, 51.0), OTHER],
     throughput=[Throughput(8, 1e5, 25, 174_000.0, Cpu(9.0, 0.3, 0.3), 8e6, Cpu(0.02, 0.07, 0.0), 3)],
     cold=Cold(
         [start("a snapshot", 1.5, 3.5), start("the log", 9.0, 9.5)],
@@ -53,6 +56,10 @@ def test_a_target_is_missed_by_each_cell_that_misses_it() -> None:
     ]
 
 
+def test_what_is_not_as_it_serves_is_shown_and_not_judged() -> None:
+    assert [row[0] for row in tables(ALL)[0].rows] == ["slow", "fast", "no GC"]
+
+
 def test_what_was_not_measured_is_not_reached() -> None:
     assert {verdict.holds for verdict in verdicts(Results())} == {None}
     assert {row[-1] for row in verdict_table(verdicts(Results())).rows} == {"not measured"}
@@ -67,7 +74,7 @@ def test_all_groups_have_tables_with_a_cell_for_each_column() -> None:
 
 
 def test_cpu_that_is_not_known_is_not_nothing() -> None:
-    slow, fast = tables(ALL)[1].rows
+    slow, fast, _ = tables(ALL)[1].rows
     assert slow[-4:] == ("0.1", "0.2", "0.3", "0.4")
     assert fast[-4:] == (NONE,) * 4
 
