@@ -202,7 +202,7 @@ class Meter:
         """Return what was used since."""
         seconds, all_s = time.monotonic() - self._began_s, _machine_cpu_s() - self._all_before_s
         used = (await self._stage.cpu(self._agents, self._index)).since(self._before)
-        return Busy(used.over(seconds), (all_s - sum(used)) / seconds)
+        return Busy(used.over(seconds), max(0.0, all_s - sum(used)) / seconds)  # the accounts differ by some ticks
 
 
 def _machine_cpu_s() -> float:
