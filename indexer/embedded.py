@@ -5,7 +5,10 @@ index.overlap(sequence_hashes, ranks)         one moment's truth, no await
 hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, natively where that was built
 """
 
+import asyncio
 from collections.abc import Iterator, Sequence
+
+import structlog
 
 from indexer.core.fold import FoldStatistics, IndexFold, RankView
 from indexer.core.follower import FollowerLimits
@@ -26,16 +29,21 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import Clock
 from kv_runtime.config import IndexSection, NatsSection
-from kv_runtime.event_log import EventLog, StreamSpec, log_families
+from kv_runtime.event_log import BrokerSilent, EventLog, StreamSpec, log_families
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
 
 __all__ = ["EmbeddedIndex", "FoldStatistics", "RankView", "ensure_streams", "hash_blocks", "is_blind", "rank_routes"]
 
+STREAMS_S = 30.0
+"""How long a process waits at its start for a server that answers."""
+_ASK_AGAIN_S = 0.5
 _FLEET_BYTES_MAX = 64 << 20
 _SNAPSHOTS_IN_LOG = 4
 """A snapshot is written at least so often within the age that the log keeps, lest it lose what none covers."""
 _DEFAULT_NATS = NatsSection()
+
+_log = structlog.get_logger("indexer")
 
 
 async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
@@ -43,8 +51,21 @@ async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
 
     Raises:
         StreamUnfit: one is there that cannot be ours.
-        BrokerUnavailable: also where the server refuses one, for instance for want of room.
+        BrokerUnavailable: also where the server refuses one, for instance for want of room; and where it has been
+            silent for `STREAMS_S`: a cluster that is starting has no leaders for some seconds.
     """
+    deadline_s = asyncio.get_running_loop().time() + STREAMS_S
+    while True:
+        try:
+            return await _ensure_streams(log, nats)
+        except BrokerSilent as error:
+            if asyncio.get_running_loop().time() >= deadline_s:
+                raise
+            _log.warning("streams_awaited", reason=str(error))
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+
+async def _ensure_streams(log: EventLog, nats: NatsSection) -> None:
     events = StreamSpec(
         subjects.EVENTS_STREAM,
         (subjects.EVENTS_ALL,),

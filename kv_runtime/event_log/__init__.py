@@ -1,7 +1,7 @@
 """The event log's client. `connection` is the door; the rest is what it is made of."""
 
 from kv_runtime.event_log.connection import CONFIRM_S, WINDOW_MESSAGES, EventLog
-from kv_runtime.event_log.errors import BrokerUnavailable, NoSuchObject, ObjectDamaged, StreamUnfit
+from kv_runtime.event_log.errors import BrokerSilent, BrokerUnavailable, NoSuchObject, ObjectDamaged, StreamUnfit
 from kv_runtime.event_log.metrics import LogStatistics, log_families
 from kv_runtime.event_log.objects import ObjectBucket
 from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading
@@ -10,6 +10,7 @@ from kv_runtime.event_log.streams import StreamSpec, StreamState
 __all__ = [
     "CONFIRM_S",
     "WINDOW_MESSAGES",
+    "BrokerSilent",
     "BrokerUnavailable",
     "EventLog",
     "LogMessage",

@@ -4,10 +4,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nats.errors import Error as NatsError
+from nats.js.errors import APIError, ServiceUnavailableError
+
+_NO_PEERS_YET = 10005
+"""A cluster's word while too few of its servers have found each other for a stream's replicas."""
 
 
 class BrokerUnavailable(Exception):
     """The server cannot be reached, or did not do as asked; what was meant to be done may be tried again."""
+
+
+class BrokerSilent(BrokerUnavailable):
+    """The server did not answer in time, or says that it cannot yet: a cluster without leaders does so."""
 
 
 class StreamUnfit(Exception):
@@ -34,5 +42,10 @@ def mapped(what: str) -> Iterator[None]:
     """Raise what the client raises as `BrokerUnavailable`, with `what` before its words."""
     try:
         yield
-    except (NatsError, TimeoutError, OSError) as error:
+    except (TimeoutError, ServiceUnavailableError) as error:
+        raise BrokerSilent(f"{what}: {str(error) or type(error).__name__}") from error
+    except APIError as error:
+        unavailable = BrokerSilent if error.err_code == _NO_PEERS_YET else BrokerUnavailable
+        raise unavailable(f"{what}: {error}") from error
+    except (NatsError, OSError) as error:
         raise BrokerUnavailable(f"{what}: {str(error) or type(error).__name__}") from error

@@ -1,12 +1,16 @@
 """Three nats-servers that keep the streams together: the leader of KV_EVENTS is killed, or retires."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from indexer.embedded import ensure_streams
 from kv_protocol import subjects
+from kv_runtime.config import NatsSection
+from kv_runtime.event_log import BrokerSilent, EventLog, StreamSpec
 from tests.faults.children import Children
 from tests.faults.fleet import READY_S, Fleet, Shape, fleet
 from tests.faults.nats_servers import Cluster, until_all_led, until_led_by
@@ -75,6 +79,25 @@ async def test_a_cluster_whose_stream_leader_retires_loses_nothing_and_goes_on(
         await nothing_is_lost(running, kept)
         assert min(await running.totals("log_reconnects_total", *READERS)) >= 1
         recoveries.add("cluster of three, the stream's leader retired (lame duck)", recovered_s, LEADER_S, sent)
+
+
+@pytest.mark.asyncio
+async def test_streams_are_awaited_while_the_cluster_has_no_leader(tmp_path: Path) -> None:
+    async with Children() as children:
+        first, *others = Cluster(children, tmp_path, SERVERS).servers.values()
+        await first.start()
+        log = await EventLog.connect(first.url, name="early", confirm_s=0.3)
+        ensuring = asyncio.ensure_future(ensure_streams(log, NatsSection(replicas=SERVERS, events_max_bytes=1 << 26)))
+        try:
+            with pytest.raises(BrokerSilent):
+                await log.ensure_stream(StreamSpec(subjects.EVENTS_STREAM, (subjects.EVENTS_ALL,), 60, 1 << 20))
+            assert not ensuring.done()
+            await asyncio.gather(*(server.start() for server in others))
+            await ensuring
+            await until_all_led([server.url for server in others], STREAMS)
+        finally:
+            ensuring.cancel()
+            await log.close()
 
 
 async def nothing_is_lost(running: Fleet, kept: list[Stored]) -> None:
