@@ -2,8 +2,20 @@
 
 import click
 
+from bench.dataplane import dataplane
+from bench.decision import decision
 from bench.events import events
+from bench.hot_spots_command import hot_spots
 from bench.index import index
+from bench.oracle import oracle
 from bench.trace_command import trace
 
-COMMANDS: dict[str, click.Command] = {"events": events, "index": index, "trace": trace}
+COMMANDS: dict[str, click.Command] = {
+    "dataplane": dataplane,
+    "decision": decision,
+    "oracle": oracle,
+    "events": events,
+    "hot-spots": hot_spots,
+    "index": index,
+    "trace": trace,
+}

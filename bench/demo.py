@@ -19,6 +19,7 @@ from bench.report import LAG_LIMIT_S, Figures, figures, lag_counts, lag_p99_s, m
 from bench.workload import WorkloadShape, conversations
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.supervise import until
+from router.core.policies import MODES as MODES_OF_THE_ROUTER
 
 MODEL = "sim-8b"
 BLOCK_SIZE = 32
@@ -126,6 +127,12 @@ class Demo:
         await until(stop, asyncio.Event().wait())
 
 
+def _exact(result: ModeResult) -> str:
+    if not MODES_OF_THE_ROUTER[result.mode].reads_overlap:
+        return "not asked for"
+    return f"{result.figures.exact_predictions} of {result.figures.requests}"
+
+
 def _rows(results: list[ModeResult]) -> list[tuple[str, list[str]]]:
     return [
         ("requests", [f"{r.figures.requests}" for r in results]),
@@ -135,7 +142,7 @@ def _rows(results: list[ModeResult]) -> list[tuple[str, list[str]]]:
         ("TTFT p99, simulated ms", [_ttft(r, r.figures.ttft_p99_ms) for r in results]),
         ("tokens saved", [f"{r.figures.tokens_saved:,}" for r in results]),
         ("imbalance (max / mean)", [f"{r.figures.imbalance:.2f}" for r in results]),
-        ("overlap predicted exactly", [f"{r.figures.exact_predictions} of {r.figures.requests}" for r in results]),
+        ("overlap predicted exactly", [_exact(r) for r in results]),
         ("CPU router, s", [f"{r.cpu_s['router']:.1f}" for r in results]),
         ("CPU nats-server, s", [f"{r.cpu_s['nats-server']:.1f}" for r in results]),
         ("CPU workers, s", [f"{r.cpu_s['workers']:.1f}" for r in results]),

@@ -14,9 +14,11 @@ from bench.trace_figures import Slo
 from bench.trace_grid import GridResult, GridShape, cells, check_fits, run_grid
 from bench.trace_report import as_json, show, trace_lines
 from bench.trace_synthetic import SyntheticShape, synthetic_trace
-from router.core.cost import CostParameters
-from router.core.decide import MODES
+from router.core.policies import MODES
+from router.core.policy import CostParameters
 
+_MODES = tuple(mode for mode in MODES if mode != "direct")
+"""A trace names no worker."""
 _SIZES = tuple(str(1 << power) for power in range(4, 10))  # 16..512: divisors of a trace's block
 _WIDTH = 150
 """Columns of a table that is not printed on a terminal."""
@@ -51,8 +53,8 @@ class _List(click.ParamType[tuple[float, ...]]):
 def _modes(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
     modes = tuple(dict.fromkeys(value.split(",")))
     for mode in modes:
-        if mode not in MODES:
-            raise click.BadParameter(f"found {mode!r}, allowed {', '.join(MODES)}")
+        if mode not in _MODES:
+            raise click.BadParameter(f"found {mode!r}, allowed {', '.join(_MODES)}")
     return modes
 
 

@@ -12,8 +12,9 @@ which they were scheduled; so a run is a function of its arguments.
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from types import MappingProxyType
 from typing import NamedTuple
 
 from bench.trace import TraceRequest
@@ -23,13 +24,14 @@ from bench.virtual_worker import MODEL, TEXT, describe, instance_of, registered
 from indexer.core.facts import BatchArrived, HeartbeatArrived
 from indexer.core.fold import IndexFold
 from indexer.core.reference import ReferenceIndex
+from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
-from router.core.decide import Policy
 from router.core.fleet import Fleet
 from router.core.ledger import Ledger
+from router.core.policy import Policy
 from router.core.state import RouterState
 from router.core.view import RouteRequest
 from router.routing import Lease, Routing
@@ -49,6 +51,13 @@ class FleetShape(NamedTuple):
     lag_s: float = 0.005
     slowdown: float = 1.0
     foreseen_max: int = FORESEEN_MAX
+
+
+class FollowUp(NamedTuple):
+    """A request that is sent `after_s` seconds after the answer to another; it has no time of arrival of its own."""
+
+    after_s: float
+    request: TraceRequest
 
 
 class Outcome(NamedTuple):
@@ -104,17 +113,33 @@ class _InFlight(NamedTuple):
 
 
 class VirtualFleet:
-    """A fleet that plays one trace, once. Each of `requests` fits into a worker's cache."""
+    """A fleet that plays one trace, once. Each of `requests` fits into a worker's cache.
 
-    def __init__(self, shape: FleetShape, policy: Policy, requests: Sequence[TraceRequest], *, seed: int) -> None:
+    `follow_ups` are found by the block ids of the request that they follow.
+    """
+
+    def __init__(
+        self,
+        shape: FleetShape,
+        policy: Policy,
+        requests: Sequence[TraceRequest],
+        *,
+        seed: int,
+        follow_ups: Mapping[tuple[int, ...], FollowUp] = MappingProxyType({}),
+    ) -> None:
         self._shape = shape
-        self._requests = requests
+        self._requests = list(requests)
+        self._first = len(requests)
+        self._follow_ups = follow_ups
         self._clock = VirtualClock()
         self._hashes = TraceHashes(shape.block_size)
         description = describe(
             kv_tokens=shape.kv_tokens,
             block_size=shape.block_size,
-            max_seq_len=max(each.isl_tokens + each.osl_tokens for each in requests),
+            max_seq_len=max(
+                each.isl_tokens + each.osl_tokens
+                for each in (*requests, *(follow_up.request for follow_up in follow_ups.values()))
+            ),
         )
         ranks = [WorkerRank(f"w{number}", 0) for number in range(shape.workers)]
         block_hash, slowdown, foreseen_max = self._hashes.of_engine_block, shape.slowdown, shape.foreseen_max
@@ -144,7 +169,7 @@ class VirtualFleet:
     def _join(self, description: EngineDescription) -> None:
         for engine in self._engines:
             joined = registered(engine.rank, description)
-            self.state.apply(FleetApplied(now_s=0.0, event=joined))
+            self._routing.apply(FleetApplied(now_s=0.0, event=joined))
             heartbeat = Heartbeat(instance=joined.instance, epoch=EPOCH, last_seq=0)
             self._index.apply(HeartbeatArrived(engine.rank, heartbeat), 0.0)
         self._pulse_s = -HEARTBEAT_PERIOD_S
@@ -153,19 +178,26 @@ class VirtualFleet:
         heapq.heappush(self._agenda, (at_s, kind, next(self._turn), act))
 
     def _expect(self, number: int) -> None:
-        if number < len(self._requests):
+        if number < self._first:
             self._at(self._requests[number].arrival_s, _ARRIVE, lambda: self._arrive(number))
 
+    def _follow(self, request: TraceRequest) -> None:
+        follow_up = self._follow_ups.get(request.block_ids)
+        if follow_up is not None:
+            number, at_s = len(self._requests), self._clock.now_s + follow_up.after_s
+            self._requests.append(follow_up.request._replace(arrival_s=at_s))
+            self._at(at_s, _ARRIVE, lambda: self._arrive(number))
+
     def _arrive(self, number: int) -> None:
-        self._expect(number + 1)
+        if number < self._first:
+            self._expect(number + 1)
         self._pulse()
         request, request_id = self._requests[number], f"r{number}"
         asked = self._route_request(request_id, request)
-        decision = self._routing.decide(asked)
-        lease = self._routing.take(asked, decision)
-        chosen = decision.chosen
-        worker = self._number_of[chosen.worker_id]
-        predicted_blocks = min(chosen.overlap_blocks[0], asked.reusable_blocks)
+        verdict = self._routing.decide(asked)
+        lease = self._routing.take(asked, verdict)
+        worker = self._number_of[verdict.winner.worker_id]
+        predicted_blocks = min(verdict.overlap_blocks, asked.reusable_blocks)
         self._in_flight[request_id] = _InFlight(request, worker, lease, predicted_blocks * self._shape.block_size)
         engine = self._engines[worker]
         self._at(
@@ -187,7 +219,7 @@ class VirtualFleet:
             model=MODEL,
             isl_tokens=request.isl_tokens,
             block_size=self._shape.block_size,
-            sequence_hashes=self._hashes.of_prompt(request),
+            sequence_hashes=pack_u64(self._hashes.of_prompt(request)),
             max_tokens=request.osl_tokens,
         )
 
@@ -199,9 +231,8 @@ class VirtualFleet:
         self._pulse_s = now_s
         for engine in self._engines:
             worker_id = engine.rank.worker_id
-            self.state.apply(WorkerHeard(now_s=now_s, worker_id=worker_id, instance=instance_of(worker_id)))
-        for record in self.state.tick(now_s):
-            self.state.apply(record)
+            self._routing.apply(WorkerHeard(now_s=now_s, worker_id=worker_id, instance=instance_of(worker_id)))
+        self._routing.tick()
 
     def _await(self, engine: VirtualEngine) -> None:
         assert engine.ends_s is not None
@@ -228,9 +259,10 @@ class VirtualFleet:
         told.lease.on_bytes()
         if output.finish_reason is None:
             return
-        told.lease.end("ok", output.cached_tokens)
+        told.lease.end("ok", output.cached_tokens, told.request.osl_tokens)
         del self._in_flight[request_id]
         request = told.request
+        self._follow(request)
         assert told.lease.ttft_s is not None
         self._outcomes.append(
             Outcome(

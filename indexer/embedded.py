@@ -1,7 +1,7 @@
 """The index inside another process: the one door through which the router reaches it.
 
 index = EmbeddedIndex(settings, log, clock);  await index.start();  parts = [..., *index.parts(stage)]
-index.overlap(sequence_hashes, ranks)         one moment's truth, no await
+index.columns(chain, ranks)                   one moment's truth, no await
 hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, natively where that was built
 """
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from indexer.core.fold import FoldStatistics, IndexFold, RankView
+from indexer.core.fold import FoldStatistics, IndexFold, OverlapColumns, RankView
 from indexer.core.follower import FollowerLimits
 from indexer.core.keeping import KeepingLimits
-from indexer.core.prefix_index import PrefixOrder
+from indexer.core.prefix_index import Hashes, PrefixOrder
 from indexer.core.prefix_views import PrefixView, StretchView
 from indexer.core.rank_state import RankState
 from indexer.core.standing import is_blind
@@ -33,7 +33,16 @@ from kv_runtime.event_log import BrokerSilent, EventLog, StreamSpec, log_familie
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import Family
 
-__all__ = ["EmbeddedIndex", "FoldStatistics", "RankView", "ensure_streams", "hash_blocks", "is_blind", "rank_routes"]
+__all__ = [
+    "EmbeddedIndex",
+    "FoldStatistics",
+    "OverlapColumns",
+    "RankView",
+    "ensure_streams",
+    "hash_blocks",
+    "is_blind",
+    "rank_routes",
+]
 
 STREAMS_S = 30.0
 """How long a process waits at its start for a server that answers."""
@@ -126,8 +135,19 @@ class EmbeddedIndex:
         """Return how far the log was read of what it had at the start; empty once all of it was."""
         return self._feed.catching_up()
 
-    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each."""
+    def log_seq(self) -> int:
+        """Return the place in `KV_EVENTS` up to which all was applied."""
+        return self._feed.place.stream_seq
+
+    def columns(self, chain: Hashes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each.
+
+        Cheap for a tuple that was asked for before, the very same one.
+        """
+        return self._fold.columns(chain, ranks)
+
+    def overlap(self, sequence_hashes: Hashes, ranks: Sequence[WorkerRank]) -> list[RankView]:
+        """Return the same rank by rank."""
         return self._fold.overlap(sequence_hashes, ranks)
 
     async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:

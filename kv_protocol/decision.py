@@ -43,6 +43,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     seq: int
     terms: CostTerms
+    is_weighed: bool = True
+    """Whether the policy looked at costs; where it did not, `terms` say nothing."""
+    is_spilled: bool = False
+    """Whether the spill gate took its credit: too much is queued there, and little elsewhere."""
+    predicted_ttft_s: float | None = None
+    predicted_itl_s: float | None = None
 
     @property
     def expected_blocks(self) -> int:
@@ -80,6 +86,14 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     margin_blocks: float | None
     candidates: tuple[Candidate, ...]
     excluded: tuple[Exclusion, ...] = ()
+    reason: str = ""
+    """In one word of a closed set, why the winner won."""
+    action: str = "admit"
+    """What the policy has done with the request: admit, queue or reject."""
+    regret_blocks: int = 0
+    """By how much another candidate's overlap was longer than the winner's."""
+    session_rank: str = ""
+    """`worker/dp_rank` to which the request's session is bound; empty: to none."""
 
     def __post_init__(self) -> None:
         for field, index in (("winner", self.winner), ("runner_up", self.runner_up)):

@@ -1,27 +1,78 @@
 """A router's journal: every input that a decision may read, in the order in which it was applied, and every decision.
 
 The view is a fold over these records, so that a recorded decision can be taken again, bit for bit. `now_s` is the time
-used when the record was applied (the router's monotonic clock, seconds). Source: `interfaces.md`, "The router's
-journal".
+used when the record was applied (the router's monotonic clock, seconds). Of the index, whose own inputs stay in the
+event log, its answer is recorded with each decision. Source: `interfaces.md`, "The router's journal".
+
+    message = msgpack [version 1, life u64, first u64, records]     at most 512 KiB
+    record  = msgpack [kind, now_s, field, ...]                     in the order of the fields; later ones may follow
+
+Records of one life are numbered from 1 without holes; `first` is the number of the message's first. `Lost` takes as
+many numbers as it stands for, so that whoever reads finds out about all that is not there.
 """
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
 
 import msgspec
 
-from kv_protocol.decision import Decision
-from kv_protocol.errors import UNDECODABLE, MalformedMessage
+from kv_protocol.decided import Decided, RequestRecord
+from kv_protocol.decision import Exclusion
+from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.fleet import FleetEvent
-from kv_protocol.ledger import LedgerEvent
+from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.ledger import LedgerEvent, Routed
 from kv_protocol.load import LoadReport
 
+VERSION = 1
+MESSAGE_BYTES_MAX = 512 * 1024
 
-class KvMessageApplied(msgspec.Struct, frozen=True, tag="kv", kw_only=True):
-    """The message at `stream_seq` of `KV_EVENTS` was applied; its bytes stay in the log."""
+AttemptOutcome = Literal["ok", "client_fault", "back_pressure", "erred", "failed", "cancelled"]
+"""Answered; refused for the client's fault (4xx); too busy (429, 503); status 500 and other 5xx, which may be the
+request's own fault; the worker's fault (connect, cut, timeout, 502, 504, redirect); the client left."""
+
+
+class JournalBegan(msgspec.Struct, frozen=True, tag="began", array_like=True, kw_only=True):
+    """A router's life began with an empty state, made from these settings; what comes before is of another life.
+
+    `settings` is all that the state is made of, by name (`router/core/state_settings.py`).
+    """
 
     now_s: float
-    stream_seq: int
+    router: str
+    started_ns: int
+    """Wall time, since 1970."""
+    settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        checked_worker_id(self.router)
+        checked_u64("started_ns", self.started_ns)
 
 
-class LoadApplied(msgspec.Struct, frozen=True, tag="load", kw_only=True):
+class FleetApplied(msgspec.Struct, frozen=True, tag="fleet", array_like=True, kw_only=True):
+    """A fleet event was applied."""
+
+    now_s: float
+    event: FleetEvent
+
+
+class WorkerHeard(msgspec.Struct, frozen=True, tag="heard", array_like=True, kw_only=True):
+    """A worker's heartbeat came."""
+
+    now_s: float
+    worker_id: str
+    instance: str
+
+
+class LogConnection(msgspec.Struct, frozen=True, tag="log", array_like=True, kw_only=True):
+    """The event log can be heard from now on, or cannot."""
+
+    now_s: float
+    heard: bool
+
+
+class LoadApplied(msgspec.Struct, frozen=True, tag="load", array_like=True, kw_only=True):
     """A rank's load report was applied."""
 
     now_s: float
@@ -30,61 +81,73 @@ class LoadApplied(msgspec.Struct, frozen=True, tag="load", kw_only=True):
     report: LoadReport
 
 
-class LedgerApplied(msgspec.Struct, frozen=True, tag="ledger", kw_only=True):
-    """A ledger event was applied."""
+class LedgerApplied(msgspec.Struct, frozen=True, tag="ledger", array_like=True, kw_only=True):
+    """A ledger event was applied: this router's own, or that of the replica `router`."""
 
     now_s: float
     event: LedgerEvent
+    router: str = ""
 
 
-class FleetApplied(msgspec.Struct, frozen=True, tag="fleet", kw_only=True):
-    """A fleet event was applied."""
+class Promised(msgspec.Struct, frozen=True, tag="promised", array_like=True, kw_only=True):
+    """`LedgerApplied`, shorter: the event's `blocks` are those of the decision recorded last, whose lease it is."""
 
     now_s: float
-    event: FleetEvent
+    event: Routed
+
+    def __post_init__(self) -> None:
+        if self.event.blocks:
+            raise LimitExceeded("blocks", f"{len(self.event.blocks)} bytes", "none: they are the decision's")
 
 
-class WorkerHeard(msgspec.Struct, frozen=True, tag="heard", kw_only=True):
-    """A worker's heartbeat came."""
+class PolicyChanged(msgspec.Struct, frozen=True, tag="policy", array_like=True, kw_only=True):
+    """This policy holds from now on: all of its fields, by name."""
+
+    now_s: float
+    policy: dict[str, Any]
+
+
+class AttemptEnded(msgspec.Struct, frozen=True, tag="attempt", array_like=True, kw_only=True):
+    """An attempt at a rank ended. `phase` is where it failed: connect, first_byte, body; empty: nowhere.
+
+    `decision_id` is that of its lease; `erred_before` the ranks at which an earlier attempt at this very request ended
+    as "erred", where this one is "ok".
+    """
 
     now_s: float
     worker_id: str
-    instance: str
+    dp_rank: int
+    outcome: AttemptOutcome
+    phase: str = ""
+    reason: str = ""
+    retry_after_s: float | None = None
+    decision_id: str = ""
+    erred_before: tuple[WorkerRank, ...] = ()
 
 
-class LogConnection(msgspec.Struct, frozen=True, tag="log", kw_only=True):
-    """The event log can be heard from now on, or cannot."""
+class TimePassed(msgspec.Struct, frozen=True, tag="tick", array_like=True, kw_only=True):
+    """Time was let pass: what was over by now is gone."""
 
     now_s: float
-    heard: bool
 
 
-class BreakerChanged(msgspec.Struct, frozen=True, tag="breaker", kw_only=True):
-    """A rank's circuit breaker opened (until `open_until_s`) or closed (None)."""
+class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True, kw_only=True):
+    """The index's word on a rank, from the next decision on that reads it: its stream's epoch, and what speaks
+    against its blocks (empty: nothing)."""  # noqa: D205, D209
 
     now_s: float
     worker_id: str
-    reason: str
-    open_until_s: float | None
+    dp_rank: int
+    epoch: int
+    doubt: str
+
+    def __post_init__(self) -> None:
+        checked_worker_id(self.worker_id)
+        checked_dp_rank(self.dp_rank)
+        checked_u64("epoch", self.epoch)
 
 
-class PolicyChanged(msgspec.Struct, frozen=True, tag="policy", kw_only=True):
-    """Another policy, or other parameters of it, hold from now on."""
-
-    now_s: float
-    policy: str
-    parameters: dict[str, float]
-
-
-class Decided(msgspec.Struct, frozen=True, tag="decided", kw_only=True):
-    """A decision, with the request's sequence hashes, from which it can be taken again."""
-
-    now_s: float
-    decision: Decision
-    sequence_hashes: tuple[int, ...]
-
-
-class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", kw_only=True):
+class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True):
     """How a decision turned out: what the worker says it reused of the prompt, and when tokens came."""
 
     now_s: float
@@ -93,33 +156,100 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", kw_only=True):
     cached_tokens: int | None = None
     ttft_s: float | None = None
     duration_s: float | None = None
+    output_tokens: int | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_only=True):
+    """Nobody could take a request; `exclusions` says for every rank why not."""
+
+    now_s: float
+    request: RequestRecord
+    exclusions: tuple[Exclusion, ...]
+
+
+class Lost(msgspec.Struct, frozen=True, tag="lost", array_like=True, kw_only=True):
+    """`count` records that stood here were given up: the log was away, or slower than they came."""
+
+    now_s: float
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise LimitExceeded("count", self.count, "1 or more")
 
 
 JournalRecord = (
-    KvMessageApplied
-    | LoadApplied
-    | LedgerApplied
+    JournalBegan
     | FleetApplied
     | WorkerHeard
     | LogConnection
-    | BreakerChanged
+    | LoadApplied
+    | LedgerApplied
+    | Promised
+    | AttemptEnded
     | PolicyChanged
+    | TimePassed
+    | RankStanding
     | Decided
     | OutcomeKnown
+    | Refused
+    | Lost
 )
 
-_decoder = msgspec.msgpack.Decoder(list[JournalRecord])
-_encode = msgspec.msgpack.Encoder().encode
+
+class JournalMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Records of one life, in their order; `first` is the number of the first of them."""
+
+    version: int
+    life: int
+    first: int
+    records: tuple[JournalRecord, ...]
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise LimitExceeded("version", self.version, str(VERSION))
+        checked_u64("life", self.life)
+        checked_u64("first", self.first)
 
 
-def encode_journal(records: list[JournalRecord]) -> bytes:
-    """Return one journal message."""
-    return _encode(records)
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(JournalMessage)
+_cutter = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw, list[list[msgspec.Raw]]])
+_KINDS = {kind.__struct_config__.tag: kind for kind in get_args(JournalRecord)}
+_IN_RECORD = re.compile(r"\$\[3\]\[(\d+)\]\[(\d+)\](?:\[(\d+)\])?")
+encode_record = _encoder.encode
 
 
-def decode_journal(data: bytes) -> list[JournalRecord]:
-    """Return the records of a journal message; raise `MalformedMessage` for anything else."""
+def pack_journal(life: int, first: int, encoded: Sequence[bytes]) -> bytes:
+    """Return one message of records that `encode_record` made; the caller keeps to `MESSAGE_BYTES_MAX`."""
+    return _encoder.encode((VERSION, life, first, [msgspec.Raw(each) for each in encoded]))
+
+
+def decode_journal(data: bytes) -> JournalMessage:
+    """Return a journal message; raise `MalformedMessage`, which names the field, for anything else."""
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise MalformedMessage(MESSAGE_BYTES_MAX, f"journal: {len(data)} bytes, at most {MESSAGE_BYTES_MAX} allowed")
     try:
         return _decoder.decode(data)
     except UNDECODABLE as error:
-        raise MalformedMessage(0, f"journal: {error}") from error
+        raise MalformedMessage(0, f"journal: {_named(str(error), data)}") from error
+
+
+def _named(reason: str, data: bytes) -> str:
+    """Return the reason with the names of the record and the field that it means by their places."""
+    found = _IN_RECORD.search(reason)
+    if found is None:
+        return reason
+    record, place, inner = found.groups()
+    try:
+        kind = _KINDS[msgspec.msgpack.decode(_cutter.decode(data)[3][int(record)][0], type=str)]
+    except (*UNDECODABLE, KeyError):  # what is behind the field may be worse
+        return reason
+    if place == "0":
+        return reason
+    named = f"$[3][{record}] {kind.__struct_config__.tag}.{kind.__struct_fields__[int(place) - 1]}"
+    if inner is not None and named.endswith(".request"):
+        named += f".{RequestRecord.__struct_fields__[int(inner)]}"
+    elif inner is not None:
+        named += f"[{inner}]"
+    return reason.replace(found[0], named)

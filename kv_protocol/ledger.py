@@ -3,21 +3,46 @@
 Every booking is a lease: it ends by `Finished` or `Cancelled`, or the ledger itself ends it (`Expired`).
 """
 
+from typing import Literal
+
 import msgspec
+
+from kv_protocol.errors import LimitExceeded
+
+_BLOCK_BYTES = 8
+
+ExpiryCause = Literal["silence", "engine"]
+"""Nothing was heard of the lease for its whole time; or its rank's engine has known of fewer requests for a while."""
 
 
 class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True):
-    """A request was given to a rank: `blocks` are its sequence hashes, `uncached_tokens` what it must still prefill."""
+    """A request was given to a rank.
+
+    `blocks` are its sequence hashes (u64s, little-endian, in the order of the chain), `uncached_tokens` what it must
+    still prefill.
+
+    Raises:
+        LimitExceeded: `blocks` is cut within a block, or a count is less than nothing.
+    """
 
     lease_id: str
     worker_id: str
     dp_rank: int
-    blocks: tuple[int, ...]
+    blocks: bytes
     uncached_tokens: int
     extra_blocks: int = 0
     """Blocks of the request without a sequence hash (the partial last one)."""
     epoch: int = 0
     """Of the rank's stream as it stood then; 0: none was heard."""
+    session_id: str = ""
+    """Whose request it is, for affinity; empty: no session's."""
+
+    def __post_init__(self) -> None:
+        if len(self.blocks) % _BLOCK_BYTES:
+            raise LimitExceeded("blocks", len(self.blocks), f"a multiple of {_BLOCK_BYTES} bytes")
+        if self.uncached_tokens < 0 or self.extra_blocks < 0:
+            found = (self.uncached_tokens, self.extra_blocks)
+            raise LimitExceeded("uncached_tokens and extra_blocks", found, "0 or more")
 
 
 class FirstToken(msgspec.Struct, frozen=True, tag="first_token", kw_only=True):
@@ -45,9 +70,10 @@ class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True):
 
 
 class Expired(msgspec.Struct, frozen=True, tag="expired", kw_only=True):
-    """Nothing was heard of the lease for its whole time; the ledger ended it."""
+    """Nobody ended the lease; the ledger did."""
 
     lease_id: str
+    cause: ExpiryCause = "silence"
 
 
 class Reconciled(msgspec.Struct, frozen=True, tag="reconciled", kw_only=True):
@@ -60,4 +86,15 @@ class Reconciled(msgspec.Struct, frozen=True, tag="reconciled", kw_only=True):
     used_blocks: int
 
 
-LedgerEvent = Routed | FirstToken | Renewed | Finished | Cancelled | Expired | Reconciled
+class Unreported(msgspec.Struct, frozen=True, tag="unreported", kw_only=True):
+    """The rank's engine has said nothing of its load for a while: what it said last counts no more."""
+
+    worker_id: str
+    dp_rank: int
+
+
+LeaseEvent = Routed | FirstToken | Renewed | Finished | Cancelled | Expired
+"""What replicas tell each other; of its engine's load every one of them hears for itself."""
+LedgerEvent = LeaseEvent | Reconciled | Unreported
+ENDINGS = Finished | Cancelled | Expired
+"""After which nothing of a lease is left."""

@@ -20,6 +20,8 @@ FLEET_ALL = "kv.v1.fleet.>"
 JOURNAL_ALL = "kv.v1.journal.>"
 HEARTBEAT_ALL = "kv.v1.heartbeat.>"
 LOAD_ALL = "kv.v1.load.>"
+LEDGER_ALL = "kv.v1.ledger.*"
+"""What routers tell all others of the work they promised."""
 
 _SLUG_CHARACTERS_MAX = 48
 _OF_RANK = re.compile(rf"kv\.v1\.[a-z]+\.[a-z0-9-]+\.({WORKER_ID_PATTERN})\.(0|[1-9][0-9]{{0,3}})")
@@ -77,6 +79,16 @@ def fleet(model: str, worker_id: str) -> str:
 def journal(router_id: str) -> str:
     """Return the subject of a router's journal."""
     return f"kv.v1.journal.{checked_worker_id(router_id)}"
+
+
+def ledger(slug: str) -> str:
+    """Return the subject on which routers tell each other of the work they promised for the model with this slug."""
+    return f"kv.v1.ledger.{slug}"
+
+
+def ledger_of(slug: str, router_id: str) -> str:
+    """Return the subject on which one router is asked, or answered, of the same; `*` as slug: of all models."""
+    return f"kv.v1.ledger.{slug}.{checked_worker_id(router_id)}"
 
 
 def pattern(kind: str, *, slug: str = "", worker_id: str = "", dp_rank: int | None = None) -> str:

@@ -1,128 +1,120 @@
-"""A chat becomes text: its messages are checked, and a model's own template renders them in a sandbox.
+"""A chat becomes text: a model's own template renders it in a sandbox (`template_sandbox.py`), within bounds.
 
-Rules for a message, the same for every model:
+    messages       checked (`chat_messages.py`), calls' arguments as objects, parts as the template wants them
+    tools          render with the template "tool_use" where the model has one
+    documents, reasoning_effort, template_kwargs      variables of the template, besides the special tokens; names that
+                   the rendering itself sets are refused. Source: vLLM gives `reasoning_effort` and `documents` so.
+    continue_final_message      the text ends with the last message, so that the model goes on with it; then there is no
+                   generation prompt. Source: transformers 4.57, `render_jinja_template`.
 
-    role        one of ROLES
-    content     a string; or text parts, which are joined without anything between them;
-                or null, when an assistant's message has tool_calls
-    characters  whatever UTF-8 can express: no lone surrogates
-
-Rendering is a function of its arguments: a template sees no date (`strftime_now` is not defined), no file and no
-network. The environment is that of the library the templates are written for.
-Source: transformers 4.57, `utils/chat_template_utils.py`, `_compile_jinja_template`.
+Rendering is a function of its arguments. It is given up when it becomes too long or takes too long; both are looked at
+whenever the template writes something.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from hashlib import sha256
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from time import perf_counter
+from typing import Any, TypedDict
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Template, TemplateSyntaxError
+from typing_extensions import Unpack
 
-Message = Mapping[str, Any]
-Tool = Mapping[str, Any]
+from kv_runtime.chat_messages import (
+    Message,
+    TextError,
+    Tool,
+    blame_characters,
+    checked_messages,
+    checked_unicode,
+    digest_of,
+    with_parsed_calls,
+)
+from kv_runtime.content_format import loops_over_parts
+from kv_runtime.template_sandbox import chat_environment
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-_FOUND_CHARACTERS_MAX = 200
-_DIGEST_CHARACTERS = 32
+__all__ = ["ChatOptions", "ChatTemplate", "Message", "TextError", "Tool", "file_content", "read_template"]
 
-
-class TextError(Exception):
-    """A model directory or a chat that cannot become tokens: `field` (a path), what was `found`, what is `allowed`."""
-
-    def __init__(self, field: str, found: object, allowed: str) -> None:
-        super().__init__(f"{field}: found {repr(found)[:_FOUND_CHARACTERS_MAX]}, allowed {allowed}")
-        self.field = field
-        self.found = found
-        self.allowed = allowed
-
-
-def digest_of(content: bytes) -> str:
-    """Return 32 hex digits that identify `content`: the first half of its SHA-256, as `sha256sum` prints it."""
-    return sha256(content).hexdigest()[:_DIGEST_CHARACTERS]
+RENDERED_CHARACTERS_MAX = 1 << 26
+RENDER_S = 5.0
+_LOOKED_AT_EVERY = 64
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 
 
-def checked_unicode(field: str, text: str) -> str:
-    """Return `text`; raise `TextError` where UTF-8 cannot express it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TextError(field, text[error.start], "text without lone surrogates") from error
-    return text
+class ChatOptions(TypedDict, total=False):
+    """How a chat is rendered; what is left out is as clients of the OpenAI interface expect."""
 
-
-def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return copies of the messages, each with `content` a string or None; raise `TextError`, which names the place."""
-    return [_checked_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
-
-
-def _checked_message(where: str, message: object) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise TextError(where, message, "an object")
-    if message.get("role") not in ROLES:
-        raise TextError(f"{where}.role", message.get("role"), f"one of {', '.join(ROLES)}")
-    return {**message, "content": _checked_content(f"{where}.content", message)}
-
-
-def _checked_content(where: str, message: Message) -> str | None:
-    content = message.get("content")
-    if isinstance(content, str):
-        return checked_unicode(where, content)
-    if isinstance(content, list):
-        return "".join(_checked_part(f"{where}[{index}]", part) for index, part in enumerate(content))
-    if content is None and message["role"] == "assistant" and message.get("tool_calls"):
-        return None
-    raise TextError(where, content, "a string, a list of text parts, or null beside an assistant's tool_calls")
-
-
-def _checked_part(where: str, part: object) -> str:
-    if not isinstance(part, Mapping):
-        raise TextError(where, part, "an object")
-    if part.get("type") != "text":
-        raise TextError(f"{where}.type", part.get("type"), "'text'")
-    if not isinstance(part.get("text"), str):
-        raise TextError(f"{where}.text", part.get("text"), "a string")
-    return checked_unicode(f"{where}.text", part["text"])
+    add_generation_prompt: bool
+    """Whether it ends where the assistant's answer begins; yes, unless the final message is continued."""
+    continue_final_message: bool
+    tools: Sequence[Tool] | None
+    documents: Sequence[Mapping[str, Any]] | None
+    reasoning_effort: str | None
+    template_kwargs: Mapping[str, Any] | None
 
 
 class ChatTemplate:
-    """A model's own template, compiled. `digest` covers all that rendering depends on beside the messages."""
+    """A model's own template, compiled. `digest` covers all that rendering depends on beside the chat."""
 
-    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        *,
+        rendered_characters_max: int = RENDERED_CHARACTERS_MAX,
+        render_s: float = RENDER_S,
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
         """Compile `sources`: "default", and where the model has it "tool_use", which renders chats with tools.
 
         `special_tokens` are the template's variables (`bos_token`, ...). Raises `TextError` for a template that does
         not parse.
         """
-        environment = _environment()
+        environment = chat_environment()
         try:
             self._templates = {name: environment.from_string(source) for name, source in sources.items()}
+            self._keeps_parts = {name: loops_over_parts(environment.parse(each)) for name, each in sources.items()}
         except TemplateSyntaxError as error:
             raise TextError("chat_template", f"line {error.lineno}: {error.message}", "a Jinja2 template") from error
+        self._characters_max, self._render_s, self._now = rendered_characters_max, render_s, now
+        self.sources = dict(sources)
         self.special_tokens = dict(special_tokens)
-        self.digest = digest_of(json.dumps([dict(sources), self.special_tokens], sort_keys=True).encode())
+        self.digest = digest_of(json.dumps([self.sources, self.special_tokens], sort_keys=True).encode())
 
-    def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Tool] | None = None
-    ) -> str:
+    def render(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
         """Return the chat as the model reads it; raise `TextError` for one that the template refuses."""
-        template = self._templates.get("tool_use" if tools else "default") or self._templates["default"]
-        checked = [_with_parsed_calls(f"messages[{at}]", m) for at, m in enumerate(checked_messages(messages))]
+        return self.render_utf8(messages, **options).decode()
+
+    def render_utf8(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
+        """Return the same in UTF-8."""
+        name = "tool_use" if options.get("tools") and "tool_use" in self._templates else "default"
+        checked = checked_messages(messages, keeps_parts=self._keeps_parts[name])
+        variables = _variables(with_parsed_calls(checked), options, self.special_tokens)
         try:
-            rendered = template.render(
-                self.special_tokens,
-                messages=checked,
-                tools=list(tools) if tools else None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
+            rendered = self._written(self._templates[name], variables)
+        except TextError:
+            raise
         except Exception as error:  # a template may fail in any way that an expression may
             raise TextError("messages", str(error), "a chat that the model's template renders") from error
-        return checked_unicode("messages", rendered)
+        if options.get("continue_final_message"):
+            rendered = _continued(rendered, checked)
+        try:
+            return rendered.encode()
+        except UnicodeEncodeError:
+            blame_characters(checked)
+            return checked_unicode("messages", rendered).encode()
+
+    def _written(self, template: Template, variables: dict[str, Any]) -> str:
+        """Return what the template writes; raise `TextError` when that is too much."""
+        pieces, length, until_s = [], 0, self._now() + self._render_s
+        for piece in template.root_render_func(template.new_context(variables)):
+            pieces.append(piece)
+            length += len(piece)
+            if length > self._characters_max:
+                raise TextError("messages", f"{length} characters, rendered", f"at most {self._characters_max}")
+            if len(pieces) % _LOOKED_AT_EVERY == 0 and self._now() > until_s:
+                raise TextError("messages", "a chat that takes too long", f"at most {self._render_s} s of rendering")
+        return "".join(pieces)
 
 
 def read_template(directory: Path) -> ChatTemplate:
@@ -173,61 +165,35 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return tokens
 
 
-def _with_parsed_calls(where: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with its calls' arguments as objects: OpenAI sends JSON in a string, templates want objects.
-
-    Source: transformers, "Tool use" of the chat template guide.
-    """
-    calls = message.get("tool_calls")
-    if not calls:
-        return message
-    if not isinstance(calls, list):
-        raise TextError(f"{where}.tool_calls", calls, "a list")
-    return {**message, "tool_calls": [_parsed_call(f"{where}.tool_calls[{at}]", c) for at, c in enumerate(calls)]}
-
-
-def _parsed_call(where: str, call: object) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
-        raise TextError(f"{where}.function", function, "an object")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except ValueError as error:
-            raise TextError(f"{where}.function.arguments", arguments, "JSON") from error
-    return {**call, "function": {**function, "arguments": arguments}}
+def _variables(messages: Sequence[Message], options: ChatOptions, special_tokens: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the template sees."""
+    given = options.get("template_kwargs") or {}
+    for name in _RESERVED:
+        if name in given:
+            raise TextError(f"chat_template_kwargs.{name}", given[name], "variables that the rendering does not set")
+    continues = options.get("continue_final_message", False)
+    prompts = options.get("add_generation_prompt", not continues)
+    if continues and prompts:
+        raise TextError("add_generation_prompt", prompts, "false beside continue_final_message")
+    effort, tools, documents = options.get("reasoning_effort"), options.get("tools"), options.get("documents")
+    return {
+        **special_tokens,
+        **({} if effort is None else {"reasoning_effort": effort}),
+        **given,
+        "messages": messages,
+        "tools": list(tools) if tools else None,
+        "documents": list(documents) if documents else None,
+        "add_generation_prompt": prompts,
+    }
 
 
-class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is only a scope."""
-
-    tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """Return the block's statements in a scope of their own."""
-        lineno = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    return environment
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  (templates name or place the arguments as they like)
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _continued(rendered: str, messages: Sequence[Message]) -> str:
+    """Return what is rendered up to the end of the last message's text, whose spaces the template may have cut off."""
+    content = messages[-1]["content"] if messages else None
+    if isinstance(content, list):
+        content = content[-1]["text"] if content else None
+    at = rendered.rfind(content.strip()) if isinstance(content, str) else -1
+    if not isinstance(content, str) or at < 0:
+        raise TextError("continue_final_message", "true", "a last message whose text the template writes")
+    whole = content.lstrip()
+    return rendered[: at + len(whole if rendered.startswith(whole, at) else content.strip())]

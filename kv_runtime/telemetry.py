@@ -7,13 +7,20 @@ process has one registry, its own.
 import asyncio
 import logging
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import structlog
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 from structlog.typing import Processor
 
 from kv_runtime.clock import Clock
@@ -22,7 +29,7 @@ from kv_runtime.supervise import until
 PREFIX = "kvrouter_"
 LAG_PERIOD_S = 0.05
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.5)
-Family = CounterMetricFamily | GaugeMetricFamily
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily
 Sample = tuple[tuple[str, ...], float]
 
 
@@ -113,4 +120,74 @@ def gauge(name: str, meaning: str, labels: Iterable[str] = (), samples: Iterable
     family = GaugeMetricFamily(PREFIX + name, meaning, labels=list(labels))
     for values, value in samples:
         family.add_metric(values, value)
+    return family
+
+
+class Distribution:
+    """How observations lie between bounds. Observing is two additions and a search, so a request may do it often.
+
+    `counts[i]` are those above `bounds[i - 1]` and at most `bounds[i]`; the last of them, above every bound.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total: float = 0
+
+    def observe(self, value: float) -> None:
+        """One more was seen."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class Count:
+    """How often something happened."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+class Mean:
+    """How many were seen, and their sum: of what only the mean is asked."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total: float = 0
+
+    def observe(self, value: float) -> None:
+        """One more was seen."""
+        self.count += 1
+        self.total += value
+
+
+def histogram(
+    name: str, meaning: str, labels: Iterable[str], samples: Iterable[tuple[tuple[str, ...], Distribution]]
+) -> Family:
+    """Return a histogram family `kvrouter_<name>`: label values, then what was observed of them.
+
+    There is no `_sum` where a bound is below 0: it might fall, which a reader takes for a restart.
+    """
+    family = HistogramMetricFamily(PREFIX + name, meaning, labels=(names := tuple(labels)))
+    for values, seen in samples:
+        cumulative, buckets = 0, []
+        for bound, count in zip((*seen.bounds, float("inf")), seen.counts, strict=True):
+            cumulative += count
+            buckets.append((str(floatToGoString(bound)), float(cumulative)))  # type: ignore[no-untyped-call]
+        family.add_metric(values, buckets, seen.total)
+        if seen.bounds[0] < 0:  # of these the library leaves out the count as well
+            family.add_sample(f"{family.name}_count", dict(zip(names, values, strict=True)), float(cumulative))
+    return family
+
+
+def summary(name: str, meaning: str, labels: Iterable[str], samples: Iterable[tuple[tuple[str, ...], Mean]]) -> Family:
+    """Return a summary family `kvrouter_<name>` without quantiles: label values, then what was observed of them."""
+    family = SummaryMetricFamily(PREFIX + name, meaning, labels=list(labels))
+    for values, seen in samples:
+        family.add_metric(values, seen.count, seen.total)
     return family

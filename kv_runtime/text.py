@@ -1,11 +1,6 @@
 """Text becomes tokens and tokens become text, the same in router and agent, and never over the network.
 
-A chat is a list of pieces. A piece begins with a token that only the template can write, and ends before the next one,
-so that
-
-    encode_chat(chat) = encode_piece(p) for every piece p of chat_pieces(chat), one after the other,
-
-and a piece that was encoded before need not be encoded again. There are two kinds of model:
+There are two kinds of model:
 
     "byte"       built in, for simulated workers and tests. Ids 0..255 are UTF-8 bytes, the ids above are the template's
                  own, which no text of a user can write. Message by message:
@@ -13,37 +8,47 @@ and a piece that was encoded before need not be encoded again. There are two kin
                      [<|tools|> json <|end|>]  { <|role|> content [<|calls|> json] <|end|> }  [<|assistant|>]
 
                  so the tokens of messages[:k] begin those of messages; and a prompt, with the UTF-8 that was
-                 answered to it, begins the prompt of the next turn.
+                 answered to it, begins the prompt of the next turn. Documents and template variables have no place.
     a directory  `tokenizer.json` and `tokenizer_config.json`, the template in the latter or in `chat_template.jinja`.
                  Exactly what the engine itself would encode: a special token in a user's text is that token there too.
 
-Everything but a detokenizer is immutable and may be used by several threads at once; long texts belong off the event
-loop.
+Text of a directory's model may be cut before a mark: an added token that the tokenizer takes out before it looks at the
+rest, whatever stands around it (`marks.py`). What was encoded up to a mark need not be encoded again:
+
+    pack_marked(text) = pack_marked(text[:at]) + pack_marked(text[at:])     for every `at` of cut_places(text)
+
+Packed ids are little-endian u32s. Everything but a detokenizer is immutable and may be used by several threads at once;
+long texts belong off the event loop.
 """
 
 import codecs
 import json
-import re
+import sys
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from tokenizers import Tokenizer
+from typing_extensions import Unpack
 
-from kv_runtime.chat_template import (
-    ChatTemplate,
-    Message,
-    TextError,
-    Tool,
-    checked_messages,
-    checked_unicode,
-    digest_of,
-    file_content,
-    read_template,
-)
+from kv_runtime.chat_messages import blame_characters, checked_messages, checked_unicode, digest_of
+from kv_runtime.chat_template import ChatOptions, ChatTemplate, Message, TextError, Tool, file_content, read_template
+from kv_runtime.encoders import CONFIGURED, Encoder, HfEncoder, Wanted, choose_encoder
+from kv_runtime.marks import mark_pattern
 
-__all__ = ["ByteText", "Detokenizer", "Message", "Piece", "Text", "TextError", "TokenizerText", "Tool", "load_text"]
+__all__ = [
+    "ByteText",
+    "ChatOptions",
+    "Detokenizer",
+    "Message",
+    "Text",
+    "TextError",
+    "TokenizerText",
+    "Tool",
+    "load_text",
+]
 
 BYTE_MODEL = "byte"
 _BYTE_IDS = 256
@@ -60,13 +65,6 @@ _BYTE_SPECIALS = (*dict.fromkeys(_ROLE_TOKENS.values()), _END, _TOOLS, _CALLS)
 _REPLACEMENT = "\ufffd"
 _HELD_TOKENS_MAX = 8
 """A character is at most four bytes, so at most four tokens: what stays broken for longer is none."""
-
-
-class Piece(NamedTuple):
-    """A part of a chat that is encoded by itself: the token it begins with ("" for none), and the text after it."""
-
-    special: str
-    text: str
 
 
 class Detokenizer(Protocol):
@@ -94,52 +92,48 @@ class Text(ABC):
     eos_ids: frozenset[int]
 
     @abstractmethod
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a completion's prompt, with those that the model wants around it.
+    def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:
+        """Return the packed tokens of a completion's prompt, with those that the model wants around it, if so asked.
 
         Raises:
             TextError: lone surrogates.
         """
 
     @abstractmethod
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`; special and unknown ids have none, broken UTF-8 becomes U+FFFD."""
-
-    @abstractmethod
-    def chat_pieces(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Tool] | None = None
-    ) -> list[Piece]:
-        """Return the chat as pieces; with `add_generation_prompt` it ends where the assistant's answer begins.
+    def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
+        """Return the packed tokens of a chat.
 
         Raises:
             TextError: a message that is not allowed, or a chat that the template refuses.
         """
 
     @abstractmethod
-    def encode_piece(self, piece: Piece) -> list[int]:
-        """Return the tokens of one piece of `chat_pieces`, which do not depend on its neighbours."""
+    def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
+        """Return the chat as one string, for people to read; raise `TextError` as `pack_chat` does."""
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`; special and unknown ids have none, broken UTF-8 becomes U+FFFD."""
 
     @abstractmethod
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""
 
-    def encode_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Tool] | None = None
-    ) -> list[int]:
-        """Return the tokens of the chat; raise `TextError` as `chat_pieces` does."""
-        pieces = self.chat_pieces(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        return [token for piece in pieces for token in self.encode_piece(piece)]
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return what `pack` does as numbers."""
+        return _unpacked(self.pack(text, add_special_tokens=add_special_tokens))
 
-    def render_chat(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Tool] | None = None
-    ) -> str:
-        """Return the chat as one string, for people to read: it cannot say which of its tokens a user wrote."""
-        pieces = self.chat_pieces(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        return "".join(piece.special + piece.text for piece in pieces)
+    def encode_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> list[int]:
+        """Return what `pack_chat` does as numbers."""
+        return _unpacked(self.pack_chat(messages, **options))
 
 
-def load_text(model_path: str) -> Text:
-    """Return the model's text: "byte", or a local directory; raise `TextError` for anything else, or broken files."""
+def load_text(model_path: str, encoder: Wanted = "hf") -> Text:
+    """Return the model's text: "byte", or a local directory, whose `encoder` encodes.
+
+    Raises:
+        TextError: anything else, broken files, or a fast encoder that is wanted and not equal.
+    """
     if model_path == BYTE_MODEL:
         return ByteText()
     directory = Path(model_path)
@@ -151,42 +145,39 @@ def load_text(model_path: str) -> Text:
         tokenizer = Tokenizer.from_buffer(content)
     except ValueError as error:
         raise TextError(str(path), str(error), "what the tokenizers library writes") from error
-    return TokenizerText(tokenizer, digest_of(content), read_template(directory))
+    tokenizer.no_truncation()  # a file may ask for either; a prompt is neither cut nor filled up
+    tokenizer.no_padding()
+    chosen = choose_encoder(tokenizer, content, encoder)
+    return TokenizerText(tokenizer, digest_of(content), read_template(directory), chosen)
 
 
 class ByteText(Text):
     """The built-in model: a token per UTF-8 byte, and one per mark of the template."""
 
     tokenizer_digest = digest_of(repr((_BYTE_IDS, _BYTE_SPECIALS)).encode())
-    template_digest = digest_of(repr((1, _BYTE_SPECIALS, _ROLE_TOKENS)).encode())
+    template_digest = digest_of(repr((2, _BYTE_SPECIALS, _ROLE_TOKENS)).encode())
     vocab_size = _BYTE_IDS + len(_BYTE_SPECIALS)
     special_ids: Mapping[str, int] = {token: _BYTE_IDS + at for at, token in enumerate(_BYTE_SPECIALS)}
     eos_ids = frozenset({special_ids[_END]})
 
-    def encode(self, text: str) -> list[int]:
+    def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:  # noqa: ARG002 - there are none
         """Return the bytes of the text; there are no tokens around them."""
-        return list(checked_unicode("text", text).encode())
+        return _packed_characters(checked_unicode("text", text).encode().decode("latin-1"))
+
+    def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
+        """Return the pieces that the module's first lines draw: a mark's id, then a text's bytes, whatever it says."""
+        characters: list[str] = []
+        for mark, text in _byte_pieces(messages, options):
+            characters += chr(self.special_ids[mark]), text.encode().decode("latin-1")
+        return _packed_characters("".join(characters))
+
+    def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
+        """Return the pieces as they are called: it cannot be told which of the marks a user wrote."""
+        return "".join(mark + text for mark, text in _byte_pieces(messages, options))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of those ids that are bytes."""
         return _bytes_of(ids).decode(errors="replace")
-
-    def chat_pieces(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Tool] | None = None
-    ) -> list[Piece]:
-        """Return the pieces that the module's first lines draw."""
-        end = Piece(_END, "")
-        pieces = [Piece(_TOOLS, _json("tools", tools)), end] if tools else []
-        for index, message in enumerate(checked_messages(messages)):
-            pieces.append(Piece(_ROLE_TOKENS[message["role"]], message["content"] or ""))
-            if message.get("tool_calls"):
-                pieces.append(Piece(_CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"])))
-            pieces.append(end)
-        return [*pieces, Piece(_ROLE_TOKENS["assistant"], "")] if add_generation_prompt else pieces
-
-    def encode_piece(self, piece: Piece) -> list[int]:
-        """Return the mark's id and the text's bytes, whatever they spell."""
-        return [self.special_ids[piece.special], *piece.text.encode()]
 
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""
@@ -196,14 +187,15 @@ class ByteText(Text):
 class TokenizerText(Text):
     """A model of a directory: a `tokenizers` tokenizer and a Jinja2 template."""
 
-    def __init__(self, tokenizer: Tokenizer, tokenizer_digest: str, template: ChatTemplate) -> None:
-        tokenizer.no_truncation()  # a file may ask for either; a prompt is neither cut nor filled up
-        tokenizer.no_padding()
+    def __init__(
+        self, tokenizer: Tokenizer, tokenizer_digest: str, template: ChatTemplate, encoder: Encoder | None = None
+    ) -> None:
+        """Read with `tokenizer`, and encode with `encoder`, or the tokenizer too."""
         added = tokenizer.get_added_tokens_decoder()
         self._tokenizer = tokenizer
         self._template = template
-        self._cut = _cut_pattern([token.content for token in added.values() if not token.normalized])
-        self._cut_tokens = {t.content for t in added.values() if not (t.normalized or t.lstrip or t.single_word)}
+        self._marks = mark_pattern(added.values(), (*template.sources.values(), *template.special_tokens.values()))
+        self.encoder = encoder or HfEncoder(tokenizer, CONFIGURED)
         self.tokenizer_digest = tokenizer_digest
         self.template_digest = template.digest
         self.vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
@@ -211,29 +203,33 @@ class TokenizerText(Text):
         eos_id = tokenizer.token_to_id(template.special_tokens.get("eos_token", ""))
         self.eos_ids = frozenset() if eos_id is None else frozenset({eos_id})
 
-    def encode(self, text: str) -> list[int]:
+    def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:
         """Return the tokens of the text, with what the tokenizer's post-processor puts around them."""
-        return self._tokenizer.encode(checked_unicode("text", text)).ids
+        return self.encoder.pack(checked_unicode("text", text), add_special_tokens=add_special_tokens)
+
+    def pack_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
+        """Return the rendered chat's tokens; the template has already written what the model wants around it."""
+        return self.pack_marked(self._template.render(messages, **options))
+
+    def render_chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> str:
+        """Return the chat as the model reads it."""
+        return self._template.render(messages, **options)
+
+    def render_utf8(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> bytes:
+        """Return the chat as the model reads it, in UTF-8."""
+        return self._template.render_utf8(messages, **options)
+
+    def pack_marked(self, text: str) -> bytes:
+        """Return the tokens of a rendered chat, or of a part of one that was cut at `cut_places`."""
+        return self.encoder.pack(text, add_special_tokens=False)
+
+    def cut_places(self, text: str) -> list[tuple[int, int]]:
+        """Return where marks stand in the text, begin and end of each: it may be cut before them."""
+        return [match.span() for match in self._marks.finditer(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids` without special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
-
-    def chat_pieces(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True, tools: Sequence[Tool] | None = None
-    ) -> list[Piece]:
-        """Return the rendered chat, cut before every token that the tokenizer takes out before it looks at the rest."""
-        rendered = self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-        cuts = [match for match in self._cut.finditer(rendered) if match[0] in self._cut_tokens]
-        starts = [match.start() for match in cuts] + [len(rendered)]
-        pieces = [Piece("", rendered[: starts[0]])] if starts[0] else []
-        return pieces + [
-            Piece(match[0], rendered[match.end() : end]) for match, end in zip(cuts, starts[1:], strict=True)
-        ]
-
-    def encode_piece(self, piece: Piece) -> list[int]:
-        """Return the piece's tokens; the template has already written what the model wants around a chat."""
-        return self._tokenizer.encode(piece.special + piece.text, add_special_tokens=False).ids
 
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""
@@ -295,7 +291,31 @@ def _json(field: str, value: object) -> str:
     return checked_unicode(field, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
-def _cut_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches where the tokenizer does: leftmost, then longest. Of no tokens, nowhere."""
-    longest_first = sorted(tokens, key=len, reverse=True)
-    return re.compile("|".join(re.escape(token) for token in longest_first) or r"(?!)")
+def _byte_pieces(messages: Sequence[Message], options: ChatOptions) -> list[tuple[str, str]]:
+    """Return marks, and the text after each."""
+    checked = checked_messages(messages)
+    blame_characters(checked)
+    tools, continues = options.get("tools"), options.get("continue_final_message", False)
+    pieces = [(_TOOLS, _json("tools", tools)), (_END, "")] if tools else []
+    for index, message in enumerate(checked):
+        pieces.append((_ROLE_TOKENS[message["role"]], message["content"] or ""))
+        if message.get("tool_calls"):
+            pieces.append((_CALLS, _json(f"messages[{index}].tool_calls", message["tool_calls"])))
+        pieces.append((_END, ""))
+    if options.get("add_generation_prompt", not continues):
+        pieces.append((_ROLE_TOKENS["assistant"], ""))
+    elif continues:
+        pieces.pop()
+    return pieces
+
+
+def _packed_characters(characters: str) -> bytes:
+    """Return the characters' numbers, packed."""
+    return characters.encode("utf-32-le")
+
+
+def _unpacked(ids: bytes) -> list[int]:
+    unpacked = array("I", ids)
+    if sys.byteorder == "big":
+        unpacked.byteswap()
+    return unpacked.tolist()

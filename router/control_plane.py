@@ -3,7 +3,7 @@
 GET    /v1/decisions?limit=       the newest          GET  /v1/decisions/{id}      one, explained
 GET    /v1/workers                the fleet           POST /v1/workers             add one
 POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}      forget it
-GET    /v1/index                  ranks and figures   GET  /v1/policy              the policy in force
+GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy the policy in force (`policy_swap.py`)
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
 GET    /metrics, /health, /live, /ready, /version
@@ -12,25 +12,31 @@ GET    /metrics, /health, /live, /ready, /version
 import asyncio
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
+from typing import Any
 
 import msgspec
+import structlog
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from indexer.embedded import EmbeddedIndex, rank_routes
 from kv_protocol import fleet, subjects
-from kv_protocol.errors import MalformedMessage
+from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.events import TIERS
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.ids import WorkerRank
+from kv_runtime.config import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
 from router.core.explain import explain
 from router.core.fleet import Worker
 from router.core.trust import Disparity, Trust
+from router.policy_swap import fields_of, swapped
 from router.routing import DecisionRecord, Routing
+
+_log = structlog.get_logger("router")
 
 _BODY_BYTES_MAX = 1 << 20
 _DECIMAL = re.compile(r"[0-9]{1,20}")
@@ -60,6 +66,8 @@ class ControlPlane:
                 web.get("/v1/index/position", self._position),
                 *rank_routes(self._index),
                 web.get("/v1/policy", self._policy),
+                web.put("/v1/policy", self._swap_policy),
+                web.patch("/v1/policy", self._swap_policy),
                 web.get("/health", self._health),
                 web.get("/live", self._health),
                 web.get("/ready", self._ready),
@@ -80,21 +88,20 @@ class ControlPlane:
         if record is None:
             message = f"id: found {request.match_info['id']!r}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
-        return json_response(
-            {"decision": record.decision, "outcome": record.outcome, "explanation": explain(record.decision)}
-        )
+        decision = record.decision
+        return json_response({"decision": decision, "outcome": record.outcome, "explanation": explain(decision)})
 
     async def _workers(self, _: web.Request) -> web.Response:
         known, now_s = self._routing.state.fleet, self._routing.clock.now()
-        parity, trust = known.parity(now_s), self._routing.trust()
-        return json_response(
-            {
-                "workers": [
-                    _worker(worker, known.unfit(worker, now_s), parity[worker.registration.worker_id], trust)
-                    for worker in known.workers()
-                ]
-            }
-        )
+        parity, trust, breakers = known.parity(now_s), self._routing.trust(), self._routing.state.breakers
+
+        def shown(worker: Worker) -> dict[str, object]:
+            told, unfit = worker.registration, known.unfit(worker, now_s)
+            ranks = [{**_trusted(rank, trust[rank]), "unfit": breakers.unfit(rank, now_s)} for rank in told.ranks]
+            reasons = [str(rank["unfit"]) for rank in ranks]
+            return _worker(worker, unfit or (reasons[0] if all(reasons) else ""), parity[told.worker_id], ranks)
+
+        return json_response({"workers": [shown(worker) for worker in known.workers()]})
 
     async def _add_worker(self, request: web.Request) -> web.Response:
         try:
@@ -169,7 +176,21 @@ class ControlPlane:
         return json_response({"reached": True})
 
     async def _policy(self, _: web.Request) -> web.Response:
-        return json_response(self._routing.policy)
+        return json_response(fields_of(self._routing.policy))
+
+    async def _swap_policy(self, request: web.Request) -> web.Response:
+        routing = self._routing
+        try:
+            named = msgspec.json.decode(await request.read(), type=dict[str, Any])
+            policy = swapped(routing.policy, named, routing.state.modes, whole=request.method == "PUT")
+        except UNDECODABLE as error:
+            return error_response(400, f"body: {error}", "invalid_request_error", param="body")
+        except ConfigurationError as error:
+            return error_response(400, "; ".join(error.problems), "invalid_request_error", param="policy")
+        before, changes = fields_of(routing.policy), fields_of(policy)
+        routing.set_policy(policy)
+        _log.info("policy_changed", **{name: value for name, value in changes.items() if value != before[name]})
+        return json_response(changes)
 
     async def _health(self, _: web.Request) -> web.Response:
         return json_response({"status": "ok"})
@@ -209,12 +230,12 @@ def _summary(record: DecisionRecord) -> dict[str, object]:
 
 
 def _worker(
-    worker: Worker, unfit: str, disparities: Sequence[Disparity], trust: Mapping[WorkerRank, Trust]
+    worker: Worker, unfit: str, disparities: Sequence[Disparity], ranks: list[dict[str, object]]
 ) -> dict[str, object]:
     return {
         "unfit": unfit,
         "draining": worker.draining,
-        "ranks": [_trusted(rank, trust[rank]) for rank in worker.registration.ranks],
+        "ranks": ranks,
         "differs": [each._asdict() for each in disparities],
         "registration": worker.registration,
     }

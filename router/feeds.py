@@ -1,4 +1,4 @@
-"""Fleet events, heartbeats and load reports into the router's state; the log's connection and time as well."""
+"""Fleet events, heartbeats, load reports, the log's connection and time, applied as they come: see `Routing.apply`."""
 
 import asyncio
 
@@ -8,11 +8,12 @@ from kv_protocol import fleet, load, subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, LoadApplied, LogConnection, WorkerHeard
+from kv_protocol.journal import FleetApplied, LedgerApplied, LoadApplied, LogConnection, WorkerHeard
+from kv_protocol.ledger import Expired
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage, Reading
 from kv_runtime.supervise import until
-from router.core.state import RouterState
+from router.routing import Routing
 
 TICK_S = 0.25
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
@@ -22,10 +23,11 @@ _log = structlog.get_logger("router")
 
 
 class RouterFeeds:
-    """Keeps one state true to one log; parts of a process: `run` lets time pass."""
+    """Keeps one router's state true to one log; parts of a process: `run` lets time pass."""
 
-    def __init__(self, state: RouterState, log: EventLog, clock: Clock) -> None:
-        self._state, self._event_log, self._clock = state, log, clock
+    def __init__(self, routing: Routing, log: EventLog, clock: Clock) -> None:
+        self._routing, self._event_log, self._clock = routing, log, clock
+        self._fleet = routing.state.fleet
         self._was_connected = True
         self._fleet_log: Reading | None = None
         self.refused_messages_total = 0
@@ -47,7 +49,7 @@ class RouterFeeds:
 
     def _has_strangers(self) -> bool:
         is_read = self._fleet_log is not None and not self._fleet_log.unread
-        return not is_read or any(worker.heard_at_s is None for worker in self._state.fleet.workers())
+        return not is_read or any(worker.heard_at_s is None for worker in self._fleet.workers())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Let time pass until `stop` is set."""
@@ -55,10 +57,10 @@ class RouterFeeds:
             now_s, connected = self._clock.now(), self._event_log.is_connected
             if connected != self._was_connected:
                 self._was_connected = connected
-                self._state.apply(LogConnection(now_s=now_s, heard=connected))
-            for record in self._state.tick(now_s):
-                _log.warning("lease_expired", record=str(record))
-                self._state.apply(record)
+                self._routing.apply(LogConnection(now_s=now_s, heard=connected))
+            for record in self._routing.tick():
+                if isinstance(record, LedgerApplied) and isinstance(record.event, Expired):
+                    _log.warning("lease_expired", lease=record.event.lease_id, cause=record.event.cause)
             await until(stop, self._clock.sleep(TICK_S))
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
@@ -68,11 +70,11 @@ class RouterFeeds:
             self._refuse(message, error)
             return
         now_s = self._clock.now()
-        self._state.apply(FleetApplied(now_s=now_s, event=event))
-        worker = self._state.fleet.worker(event.worker_id)
+        self._routing.apply(FleetApplied(now_s=now_s, event=event))
+        worker = self._fleet.worker(event.worker_id)
         _log.info("fleet_event", kind=type(event).__name__, worker=event.worker_id, instance=event.instance)
         if isinstance(event, WorkerRegistered) and worker is not None:
-            for each in self._state.fleet.parity_of(worker, now_s):
+            for each in self._fleet.parity_of(worker, now_s):
                 _log.error("worker_differs", worker=event.worker_id, **each._asdict())
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
@@ -84,7 +86,7 @@ class RouterFeeds:
             self._refuse(message, error)
             return
         now_s = self._clock.now()
-        self._state.apply(WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=heartbeat.instance))
+        self._routing.apply(WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=heartbeat.instance))
 
     async def _on_load(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:
@@ -94,7 +96,7 @@ class RouterFeeds:
         except MalformedMessage as error:
             self._refuse(message, error)
             return
-        self._state.apply(
+        self._routing.apply(
             LoadApplied(now_s=self._clock.now(), worker_id=rank.worker_id, dp_rank=rank.dp_rank, report=report)
         )
 

@@ -3,24 +3,30 @@
 decide   one moment's view, the policy in force, the next seed
 take     the decision counts: it is recorded, and its work is promised under a lease
 lease    first token, bytes flowing, the end; each told to the ledger
+apply    the one way by which the state changes: fleet, heartbeats, promises, outcomes, policy. All of it is recorded
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Literal, Protocol
 
 import msgspec
 
-from indexer.embedded import RankView, is_blind
+from indexer.embedded import OverlapColumns, RankView, is_blind
 from kv_protocol.decision import Decision
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import BreakerChanged, Decided, LedgerApplied, OutcomeKnown
+from kv_protocol.journal import LedgerApplied, OutcomeKnown, PolicyChanged, TimePassed
 from kv_protocol.ledger import Cancelled, Finished, FirstToken, LedgerEvent, Renewed, Routed
 from kv_protocol.splitmix import splitmix64
 from kv_runtime.clock import Clock
-from router.core.decide import Policy, decide
-from router.core.state import Overlap, RouterState
+from router.core.decide import decide
+from router.core.errors import NoEligibleWorker
+from router.core.policy import Policy
+from router.core.recording import Recorder, Recorders, RefusedRequest
+from router.core.state import Applied, RouterState
 from router.core.trust import Trust, trust_of
+from router.core.verdict import Verdict
 from router.core.view import RouteRequest
 
 OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
@@ -29,8 +35,11 @@ OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
 class OverlapIndex(Protocol):
     """Whoever knows what the ranks hold."""
 
-    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> Sequence[RankView]:
+    def columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
         """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each."""
+
+    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> Sequence[RankView]:
+        """Return the same rank by rank, for whoever looks seldom."""
 
     def catching_up(self) -> str:
         """Return how far the index has come at its start; empty once it has caught up with the log."""
@@ -45,10 +54,15 @@ class Readiness(msgspec.Struct, frozen=True):
 
 
 class DecisionRecord(msgspec.Struct, kw_only=True):
-    """A decision and, once known, its outcome."""
+    """A verdict and, once known, its outcome."""
 
-    decision: Decision
+    verdict: Verdict
     outcome: OutcomeKnown | None = None
+
+    @property
+    def decision(self) -> Decision:
+        """The same for people; not cheap."""
+        return self.verdict.decision()
 
 
 class DecisionLog:
@@ -59,14 +73,15 @@ class DecisionLog:
         self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
         self._of_request: dict[str, str] = {}
 
-    def add(self, decision: Decision) -> DecisionRecord:
+    def add(self, verdict: Verdict) -> DecisionRecord:
         """Keep a decision; the oldest gives way."""
-        record = self._records[decision.decision_id] = DecisionRecord(decision=decision)
-        self._of_request[decision.request_id] = decision.decision_id
+        request = verdict.request
+        record = self._records[request.decision_id] = DecisionRecord(verdict=verdict)
+        self._of_request[request.request_id] = request.decision_id
         if len(self._records) > self._decisions_max:
             decision_id, oldest = self._records.popitem(last=False)
-            if self._of_request.get(oldest.decision.request_id) == decision_id:
-                del self._of_request[oldest.decision.request_id]
+            if self._of_request.get(oldest.verdict.request.request_id) == decision_id:
+                del self._of_request[oldest.verdict.request.request_id]
         return record
 
     def find(self, any_id: str) -> DecisionRecord | None:
@@ -84,44 +99,59 @@ class Lease:
     def __init__(self, routing: "Routing", record: DecisionRecord, lease_s: float) -> None:
         self._routing = routing
         self._record = record
+        self._lease_id = record.verdict.decision_id
         self._renew_every_s = lease_s / 4
         self._began_s = self._renewed_s = routing.clock.now()
         self._first_token_s: float | None = None
+        self.decode_s: float | None = None
+        """From the first token to the end; None until then, and where there was none."""
         self._ended = False
 
     @property
     def ttft_s(self) -> float | None:
-        """From being routed to the first byte of the answer."""
+        """From being routed to the first token, or the first byte where only that is seen."""
         return None if self._first_token_s is None else self._first_token_s - self._began_s
+
+    def first_token(self) -> None:
+        """The answer has begun: the prompt is computed. Nothing, the second time."""
+        if self._first_token_s is None:
+            self._first_token_s = self._renewed_s = self._routing.clock.now()
+            self._routing.tell(FirstToken(lease_id=self._lease_id))
 
     def on_bytes(self) -> None:
         """Bytes of the answer have come."""
-        lease_id = self._record.decision.decision_id
-        now_s = self._routing.clock.now()
         if self._first_token_s is None:
-            self._first_token_s = self._renewed_s = now_s
-            self._routing.tell(FirstToken(lease_id=lease_id))
-        elif now_s - self._renewed_s >= self._renew_every_s:
+            self.first_token()
+            return
+        now_s = self._routing.clock.now()
+        if now_s - self._renewed_s >= self._renew_every_s:
             self._renewed_s = now_s
-            self._routing.tell(Renewed(lease_id=lease_id))
+            self._routing.tell(Renewed(lease_id=self._lease_id))
 
-    def end(self, outcome: OutcomeName, cached_tokens: int | None = None) -> None:
-        """The request is over at this rank; nothing is promised any more."""
+    def end(self, outcome: OutcomeName, cached_tokens: int | None = None, output_tokens: int | None = None) -> None:
+        """The request is over at this rank; nothing is promised any more.
+
+        `cached_tokens` are what the worker says it reused of the prompt, `output_tokens` what it says it answered with.
+        """
         if self._ended:
             return
         self._ended = True
-        decision_id = self._record.decision.decision_id
-        ended = Cancelled(lease_id=decision_id) if outcome == "cancelled" else Finished(lease_id=decision_id)
+        lease_id = self._lease_id
+        ended = Cancelled(lease_id=lease_id) if outcome == "cancelled" else Finished(lease_id=lease_id)
         self._routing.tell(ended)
         now_s = self._routing.clock.now()
-        self._record.outcome = OutcomeKnown(
+        if self._first_token_s is not None:
+            self.decode_s = now_s - self._first_token_s
+        known = self._record.outcome = OutcomeKnown(
             now_s=now_s,
-            decision_id=decision_id,
+            decision_id=lease_id,
             outcome=outcome,
             cached_tokens=cached_tokens,
             ttft_s=self.ttft_s,
             duration_s=now_s - self._began_s,
+            output_tokens=output_tokens,
         )
+        self._routing.apply(known)
 
 
 class Routing:
@@ -137,49 +167,84 @@ class Routing:
         seed: int,
         lease_s: float,
         decisions_max: int,
+        recorder: Recorder | None = None,
     ) -> None:
+        """The policy is in force. `recorder` is told of all that is applied, beginning with that."""
         self.state = state
         self.clock = clock
-        self.policy = policy
         self.decisions = DecisionLog(decisions_max)
         self._index = index
         self._seed = seed
         self._lease_s = lease_s
+        self._record = (recorder or Recorders()).record
         self._taken = 0
+        self.match_s = self.choose_s = 0.0
+        """How long the last decision took to look at the ranks, and to choose among them."""
+        self.set_policy(policy)
 
-    def decide(self, request: RouteRequest) -> Decision:
-        """Return who should take the request; nothing is promised yet. Raises `NoEligibleWorker`."""
-        predict_on_route = self.policy.predict_on_route
-        view = self.state.view(request, self._overlap, self.clock.now(), predict_on_route=predict_on_route)
-        return decide(view, request, self.policy, splitmix64(self._seed + self._taken))
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.state.policy
 
-    def take(self, request: RouteRequest, decision: Decision) -> Lease:
-        """The request goes where `decision` says: recorded and promised."""
-        now_s, chosen = self.clock.now(), decision.chosen
+    def set_policy(self, policy: Policy) -> None:
+        """Another policy is in force from now on. Its mode is one of the state's `modes`."""
+        self.apply(PolicyChanged(now_s=self.clock.now(), policy=msgspec.to_builtins(policy)))
+
+    def apply(self, record: Applied) -> None:
+        """The state changes by this, and the recorder is told."""
+        self.state.apply(record)
+        self._record(record)
+
+    def decide(self, request: RouteRequest) -> Verdict:
+        """Return who should take the request; nothing is promised yet.
+
+        Raises:
+            NoEligibleWorker: nobody may.
+            WorkerNotNamed: the mode leaves the choice to the caller, who has not made it.
+        """
+        state, began_s = self.state, perf_counter()
+        view = state.view(request, self._index.columns, self.clock.now())
+        viewed_s = perf_counter()
+        verdict = decide(view, request, state.policy, splitmix64(self._seed + self._taken), state.modes)
+        self.match_s, self.choose_s = viewed_s - began_s, perf_counter() - viewed_s
+        return verdict
+
+    def take(self, request: RouteRequest, verdict: Verdict) -> Lease:
+        """The request goes where `verdict` says: recorded and promised."""
         self._taken += 1
-        self.state.apply(Decided(now_s=now_s, decision=decision, sequence_hashes=request.sequence_hashes))
-        held = min(chosen.expected_blocks, request.reusable_blocks)
+        self.apply(verdict)
+        held_blocks = min(verdict.expected_blocks, request.reusable_blocks)
         self.tell(
             Routed(
-                lease_id=decision.decision_id,
-                worker_id=chosen.worker_id,
-                dp_rank=chosen.dp_rank,
+                lease_id=request.decision_id,
+                worker_id=verdict.winner.worker_id,
+                dp_rank=verdict.winner.dp_rank,
                 blocks=request.sequence_hashes,
-                uncached_tokens=request.isl_tokens - held * request.block_size,
+                uncached_tokens=request.isl_tokens - held_blocks * request.block_size,
                 extra_blocks=int(request.isl_tokens % request.block_size > 0),
-                epoch=chosen.epoch,
+                epoch=verdict.epoch,
+                session_id=request.session_id,
             )
         )
-        return Lease(self, self.decisions.add(decision), self._lease_s)
+        return Lease(self, self.decisions.add(verdict), self._lease_s)
+
+    def refuse(self, request: RouteRequest, error: NoEligibleWorker) -> None:
+        """Nobody could take the request, and it was told so: that is recorded."""
+        self._record(RefusedRequest(self.clock.now(), request, error.exclusions))
 
     def tell(self, event: LedgerEvent) -> None:
         """Apply a ledger event now."""
-        self.state.apply(LedgerApplied(now_s=self.clock.now(), event=event))
+        self.apply(LedgerApplied(now_s=self.clock.now(), event=event))
 
-    def open_breaker(self, worker_id: str, reason: str, open_s: float) -> None:
-        """The worker failed: leave it alone for a while."""
+    def tick(self) -> list[Applied]:
+        """Let time pass: that, and what it brought, is applied; what it brought is returned."""
         now_s = self.clock.now()
-        self.state.apply(BreakerChanged(now_s=now_s, worker_id=worker_id, reason=reason, open_until_s=now_s + open_s))
+        self.apply(TimePassed(now_s=now_s))
+        brought: list[Applied] = [*self.state.tick(now_s)]
+        for record in brought:
+            self.apply(record)
+        return brought
 
     def readiness(self) -> Readiness:
         """Return whether requests should be sent here now, and why not.
@@ -197,11 +262,12 @@ class Routing:
         """
         now_s, fleet = self.clock.now(), self.state.fleet
         fit = [worker for worker in fleet.workers() if not fleet.unfit(worker, now_s)]
-        ranks = [rank for worker in fit for rank in worker.registration.ranks]
+        every = [rank for worker in fit for rank in worker.registration.ranks]
+        ranks = [rank for rank in every if not self.state.breakers.unfit(rank, now_s)]
         views = zip(ranks, self._index.overlap((), ranks), strict=True)
         blind = [f"{rank}: {view.stale}" for rank, view in views if is_blind(view.stale)]
         progress = self._index.catching_up()
-        return [*([progress] if progress else []), *(blind if fit else ["no worker is fit"])]
+        return [*([progress] if progress else []), *(blind if ranks else ["no worker is fit"])]
 
     def trust(self) -> dict[WorkerRank, Trust]:
         """Return how far what is known of each rank of the fleet is trusted now."""
@@ -210,7 +276,3 @@ class Routing:
         ranks = [rank for worker in fleet.workers() for rank in worker.registration.ranks]
         views = zip(ranks, self._index.overlap((), ranks), strict=True)
         return {rank: trust_of(parity[rank.worker_id], view.stale) for rank, view in views}
-
-    def _overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[Overlap]:
-        views = self._index.overlap(sequence_hashes, ranks)
-        return [(view.overlap_blocks, view.epoch, view.seq, view.stale) for view in views]

@@ -1,54 +1,32 @@
-"""What is looked at in an answer that is otherwise passed on unread: the count of reused tokens, and where events end.
+"""What is looked at in an answer that is otherwise passed on unread: how many tokens it had, near its end.
 
-Both a whole answer and a stream that carries usage name the engine's own count near the end: `"cached_tokens": <n>`.
+    "usage": {"prompt_tokens": <n>, "completion_tokens": <n>, "prompt_tokens_details": {"cached_tokens": <n>}}
+
+A whole answer and a stream that carries usage both name it last; of several (a stream may tell it with every event) the
+last one counts. Source: the OpenAI API reference, "The chat completion object".
 """
 
 import re
+from typing import NamedTuple
 
-_CACHED_TOKENS = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,10})')
-_EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
-_TAIL_BYTES = 64
-"""Kept of the bytes before, so that a count cut in two by a chunk's end is found."""
-
-
-class UsageReader:
-    """Fed an answer's bytes in order; knows the last count in them."""
-
-    def __init__(self) -> None:
-        self._tail = b""
-        self.cached_tokens: int | None = None
-
-    def feed(self, chunk: bytes) -> None:
-        """Look at the next bytes."""
-        window = self._tail + chunk
-        if b'"cached_tokens"' in window:
-            found = _CACHED_TOKENS.findall(window)
-            if found:
-                self.cached_tokens = int(found[-1])
-        self._tail = window[-_TAIL_BYTES:]
+_USAGE = b'"usage"'
+_COUNT = re.compile(rb'"(completion_tokens|cached_tokens)"\s*:\s*(\d{1,10})(?!\d)')
 
 
-class WholeEvents:
-    """Lets a stream's bytes through up to the last event's end, so that an error event never follows half an event.
+class Usage(NamedTuple):
+    """An answer's own counts of tokens; None where it does not say."""
 
-    More than `HELD_BYTES_MAX` without an end is no event stream that we know: it goes through as it is.
-    """
+    output_tokens: int | None
+    cached_tokens: int | None
 
-    HELD_BYTES_MAX = 1 << 20
 
-    def __init__(self) -> None:
-        self._held = b""
+NOTHING_SAID = Usage(None, None)
 
-    def push(self, chunk: bytes) -> bytes:
-        """Return what may be passed on now."""
-        held = self._held + chunk
-        end = max((at + len(mark) for mark in _EVENT_ENDS if (at := held.rfind(mark)) >= 0), default=0)
-        if not end and len(held) > self.HELD_BYTES_MAX:
-            end = len(held)
-        self._held = held[end:]
-        return held[:end]
 
-    def flush(self) -> bytes:
-        """Return what is held, at the stream's own end."""
-        held, self._held = self._held, b""
-        return held
+def usage_in(tail: bytes) -> Usage:
+    """Return what the end of an answer says."""
+    at = tail.rfind(_USAGE)
+    if at < 0:
+        return NOTHING_SAID
+    counts = {name: int(count) for name, count in _COUNT.findall(tail, at)}
+    return Usage(counts.get(b"completion_tokens"), counts.get(b"cached_tokens"))

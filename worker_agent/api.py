@@ -132,9 +132,13 @@ class AgentApi:
     def _prompt(self, request: Request) -> list[int]:
         if request.kv_prompt_ids is not None:
             return prompt_ids(request.kv_prompt_ids)
+        if request.nvext is not None and (given := request.nvext.prompt_ids()) is not None:
+            return given
         if isinstance(request, ChatRequest):
-            return self._text.encode_chat(request.messages, tools=request.tools)
-        return self._text.encode(request.prompt) if isinstance(request.prompt, str) else list(request.prompt)
+            return self._text.encode_chat(request.messages, **request.template_options)
+        if not isinstance(request.prompt, str):
+            return list(request.prompt)
+        return self._text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
 
     async def _whole(
         self, _: web.Request, request: Request, asked: EngineRequest, answer: Answer

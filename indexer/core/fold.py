@@ -1,6 +1,6 @@
 """The index as a fold over the log: streams in, index changes inside, questions out.
 
-    apply(fact, now) -> questions to send        tick(now) -> questions to send        overlap(...) -> what is held
+    apply(fact, now) -> questions to send        tick(now) -> questions to send        columns(...) -> what is held
     checkpoint(...) -> all of it, at a place in the log        restore(checkpoint, now)
 
 Facts come in any order, late, twice or never; `follower.py` says what each means. A rank is forgotten when its worker
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import count
 
+import numpy as np
 from msgspec.structs import replace
 
 from indexer.core.checkpoint import Checkpoint
@@ -37,11 +38,12 @@ from indexer.core.facts import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.core.fold_views import NEVER_HEARD, REFUSED, FoldStatistics, RankView
+from indexer.core.fold_views import FoldStatistics, RankView
 from indexer.core.follower import FollowerLimits, StreamFollower
 from indexer.core.messages import Message
+from indexer.core.overlap_columns import OverlapColumns, Seatings, StreamStanding
 from indexer.core.places import Places
-from indexer.core.prefix_index import PrefixIndex, PrefixOrder
+from indexer.core.prefix_index import Hashes, PrefixIndex, PrefixOrder
 from indexer.core.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
 from indexer.core.rank_state import RankState
 from indexer.core.rank_stream import RankStream
@@ -55,12 +57,13 @@ from kv_protocol.fleet import HEARTBEAT_PERIOD_S, MISSED_HEARTBEATS_MAX
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 
-__all__ = ["REFUSALS_KEPT_MAX", "FoldStatistics", "IndexFold", "RankView"]
+__all__ = ["REFUSALS_KEPT_MAX", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"]
 
 AWAKE_S = 1.0
 """Ticks come faster than that while the process is awake."""
 REFUSALS_KEPT_MAX = 16
 _COLUMNS_MIN = 64
+_OF_A_RANK = (BatchArrived, MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
 
 
 class IndexFold:
@@ -85,8 +88,8 @@ class IndexFold:
         self._ranks: dict[WorkerRank, RankStream] = {}
         self._turns = Turns(RECOVERIES_MAX)
         self._request_ids = count(1)
-        self._columns = _COLUMNS_MIN
-        self._depths = _depth_table(_COLUMNS_MIN)
+        self._seatings = Seatings(self._slot_of)
+        self._make_room(_COLUMNS_MIN)
         self._log_heard = True
         self._ticked_at_s: float | None = None
         self._refused_messages = 0
@@ -96,6 +99,8 @@ class IndexFold:
 
     def apply(self, fact: Fact, now_s: float) -> list[Question]:
         """Fold one fact in; return what is to be asked because of it."""
+        if not isinstance(fact, _OF_A_RANK):
+            self._seatings.touch_all()
         match fact:
             case WorkerCame(worker_id, capacity_blocks):
                 self._places.set_capacity(worker_id, capacity_blocks)
@@ -124,6 +129,7 @@ class IndexFold:
 
     def _apply_to_rank(self, fact: RankFact, now_s: float) -> list[Question]:
         self._refused_messages += isinstance(fact, BytesRefused)
+        self._seatings.touch(fact.rank)
         stream = self._ranks.get(fact.rank)
         if stream is None and not isinstance(fact, AnswerArrived):
             stream = self._admit(fact.rank, now_s)
@@ -186,15 +192,22 @@ class IndexFold:
         return None if slot is None else self._follow(rank, slot, now_s)
 
     def _follow(self, rank: WorkerRank, slot: int, now_s: float) -> RankStream:
-        while slot >= self._columns:
-            self._columns *= 2
-            self._depths = _depth_table(self._columns)
+        while slot >= self._nobody:
+            self._make_room(2 * (self._nobody + 1))
+        self._seatings.clear()
         follower = StreamFollower(self._limits, self._request_ids)
         stream = self._ranks[rank] = RankStream(rank, slot, follower, self._index, self._room, now_s)
         return stream
 
+    def _make_room(self, columns: int) -> None:
+        """There is room for the depths of so many ranks, as `PrefixIndex.match` wants it; the last one is nobody."""
+        self._matched = array("i", bytes(4 * len(TIERS) * columns))
+        self._depths = np.frombuffer(self._matched, dtype=np.int32).reshape(len(TIERS), columns)
+        self._nobody = columns - 1
+
     def _forget(self, stream: RankStream) -> None:
         del self._ranks[stream.rank]
+        self._seatings.clear()
         self._places.give_back(stream.slot)
         self._room.forget(stream.slot)
         self._turns.leave(stream.slot)
@@ -204,6 +217,7 @@ class IndexFold:
     def tick(self, now_s: float) -> list[Question]:
         """Let time pass: forget ranks that fell silent, ask again what was not answered, or what there is room for."""
         self._forgive_stall(now_s)
+        self._seatings.touch_all()
         if self._log_heard:
             for stream in [each for each in self._ranks.values() if now_s - each.heard_at_s >= self._gone_s]:
                 self._forget(stream)
@@ -268,6 +282,7 @@ class IndexFold:
             self._room.forget(stream.slot)
             self._turns.leave(stream.slot)
         self._ranks.clear()
+        self._seatings.clear()
         self._places.sit({place.slot: place.rank for place in checkpoint.ranks})
         for place in checkpoint.ranks:
             self._follow(place.rank, place.slot, now_s).begin_at(place)
@@ -278,20 +293,36 @@ class IndexFold:
 
     # ---------------------------------------------------------------------------------------------- what is known
 
-    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
+    def columns(self, chain: Hashes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        """Return what each of `ranks` holds of the chain, and where its stream stands; who has no place holds nothing.
+
+        Cheap for a tuple that was asked for before, the very same one.
+        """
+        seating = self._seatings.of(ranks)
+        seating.refresh(self._standing)
+        self._index.match(chain, self._matched)
+        return OverlapColumns(self._depths.take(seating.slots, 1), seating.epochs, seating.seqs, seating.doubts)
+
+    def overlap(self, sequence_hashes: Hashes, ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Return the view of each of `ranks`, in their order; of one that has no place, a stale and empty one."""
-        depths, columns, views, streams = self._depths, self._columns, list[RankView](), self._ranks
-        self._index.match(sequence_hashes, depths)
-        for rank in ranks:
-            stream = streams.get(rank)
-            if stream is None:
-                views.append(REFUSED if self._places.is_refused(rank) else NEVER_HEARD)
-                continue
-            at = stream.slot
-            overlap = depths[at], depths[at + columns], depths[at + 2 * columns], depths[at + 3 * columns]
+        self._index.match(sequence_hashes, self._matched)
+        return [self._view(rank) for rank in ranks]
+
+    def _view(self, rank: WorkerRank) -> RankView:
+        gpu, host, disk, external = self._depths[:, self._slot_of(rank)].tolist()
+        return RankView((gpu, host, disk, external), *self._standing(rank))
+
+    def _slot_of(self, rank: WorkerRank) -> int:
+        stream = self._ranks.get(rank)
+        return self._nobody if stream is None else stream.slot
+
+    def _standing(self, rank: WorkerRank) -> StreamStanding:
+        stream = self._ranks.get(rank)
+        if stream is None:
+            epoch, seq, stale = 0, 0, "refused" if self._places.is_refused(rank) else "never_heard"
+        else:
             epoch, seq, stale = stream.follower.standing()
-            views.append(RankView(overlap, epoch, seq, stale))
-        return views if self._log_heard else [view.without_log() for view in views]
+        return epoch, seq, stale if self._log_heard else without_log(stale)
 
     def ranks(self) -> list[WorkerRank]:
         """Return all ranks that have a stream."""
@@ -349,8 +380,3 @@ class IndexFold:
     def _stream_statistics(self, stream: RankStream) -> FollowerStatistics:
         found = stream.follower.statistics()
         return found if self._log_heard else replace(found, stale=without_log(found.stale))
-
-
-def _depth_table(columns: int) -> "array[int]":
-    """Return room for the depths of `columns` ranks, as `PrefixIndex.match` wants it."""
-    return array("i", bytes(4 * 4 * columns))

@@ -1,10 +1,9 @@
 """What is read of a fold: each rank's view, for a decision; all figures, for metrics and people."""
 
 import msgspec
-from msgspec.structs import replace
 
 from indexer.core.prefix_index import Depths, IndexStatistics
-from indexer.core.standing import FollowerStatistics, without_log
+from indexer.core.standing import FollowerStatistics
 from kv_protocol.ids import WorkerRank
 
 
@@ -15,14 +14,6 @@ class RankView(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     seq: int
     stale: str
-
-    def without_log(self) -> "RankView":
-        """Return the same while the log cannot be heard."""
-        return replace(self, stale=without_log(self.stale))
-
-
-NEVER_HEARD = RankView((0, 0, 0, 0), 0, 0, "never_heard")
-REFUSED = RankView((0, 0, 0, 0), 0, 0, "refused")
 
 
 class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import msgspec
 from sortedcontainers import SortedDict
 
 from kv_protocol.ids import WorkerRank
-from router.core.chains import shared_blocks
+from router.core.chains import BLOCK_BYTES, block_count, shared_blocks
 
 
 class ApproximateLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,14 +44,14 @@ class _Age(NamedTuple):
 
 
 class _Stretch:
-    """Blocks in a row. `children` by their first block; the root has no blocks and is its own parent."""
+    """Blocks in a row, packed. `children` by their first block; the root has no blocks and is its own parent."""
 
     __slots__ = ("age", "blocks", "children", "parent")
 
-    def __init__(self, blocks: Sequence[int], parent: "_Stretch | None", age: _Age) -> None:
+    def __init__(self, blocks: bytes, parent: "_Stretch | None", age: _Age) -> None:
         self.blocks = blocks
         self.parent = parent or self
-        self.children: dict[int, _Stretch] = {}
+        self.children: dict[bytes, _Stretch] = {}
         self.age = age
 
 
@@ -61,72 +61,69 @@ class _Tree:
     __slots__ = ("block_count", "leaves", "root")
 
     def __init__(self) -> None:
-        self.root = _Stretch((), None, _Age(float("inf"), 0))
+        self.root = _Stretch(b"", None, _Age(float("inf"), 0))
         self.leaves: SortedDict[_Age, _Stretch] = SortedDict()
         self.block_count = 0
 
-    def add(self, chain: Sequence[int], age: _Age) -> None:
+    def add(self, chain: bytes, age: _Age) -> None:
         """The blocks of `chain` are held, and are the newest."""
         node, at = self.root, 0
-        while at < len(chain) and (child := node.children.get(chain[at])) is not None:
-            shared = shared_blocks(child.blocks, chain, at)
-            if shared < len(child.blocks):
-                self._split(child, shared)
+        while (child := node.children.get(chain[at : at + BLOCK_BYTES])) is not None:
+            if not chain.startswith(child.blocks, at):
+                self._split(child, shared_blocks(child.blocks, chain, at // BLOCK_BYTES) * BLOCK_BYTES)
             if not child.children:
                 del self.leaves[child.age]
             child.age = age
-            node, at = child, at + shared
+            node, at = child, at + len(child.blocks)
         if at < len(chain):
             node = self._extended(node, chain[at:], age)
         if node is not self.root and not node.children:
             self.leaves[age] = node
 
-    def _split(self, stretch: _Stretch, length: int) -> None:
-        """The blocks behind the first `length` are a stretch of their own."""
-        behind = _Stretch(stretch.blocks[length:], stretch, stretch.age)
+    def _split(self, stretch: _Stretch, cut: int) -> None:
+        """The blocks behind the first `cut` bytes are a stretch of their own."""
+        behind = _Stretch(stretch.blocks[cut:], stretch, stretch.age)
         behind.children = stretch.children
         for child in behind.children.values():
             child.parent = behind
         if not behind.children:
             self.leaves[behind.age] = behind
-        stretch.blocks, stretch.children = stretch.blocks[:length], {behind.blocks[0]: behind}
+        stretch.blocks, stretch.children = stretch.blocks[:cut], {behind.blocks[:BLOCK_BYTES]: behind}
 
-    def _extended(self, node: _Stretch, blocks: Sequence[int], age: _Age) -> _Stretch:
-        self.block_count += len(blocks)
+    def _extended(self, node: _Stretch, blocks: bytes, age: _Age) -> _Stretch:
+        self.block_count += block_count(blocks)
         if node is not self.root and not node.children:
-            node.blocks = (*node.blocks, *blocks)
+            node.blocks += blocks
             return node
-        leaf = node.children[blocks[0]] = _Stretch(blocks, node, age)
+        leaf = node.children[blocks[:BLOCK_BYTES]] = _Stretch(blocks, node, age)
         return leaf
 
     def drop(self, blocks_max: int) -> int:
         """Forget the oldest leaf, or `blocks_max` of its blocks, the deepest; return how many."""
         age, leaf = self.leaves.peekitem(0)
-        dropped = min(blocks_max, len(leaf.blocks))
+        held = block_count(leaf.blocks)
+        dropped = min(blocks_max, held)
         self.block_count -= dropped
-        if dropped < len(leaf.blocks):
-            leaf.blocks = leaf.blocks[:-dropped]
+        if dropped < held:
+            leaf.blocks = leaf.blocks[: (held - dropped) * BLOCK_BYTES]
             return dropped
         del self.leaves[age]
         parent = leaf.parent
-        del parent.children[leaf.blocks[0]]
+        del parent.children[leaf.blocks[:BLOCK_BYTES]]
         if parent is not self.root and not parent.children:
             self.leaves[parent.age] = parent
         return dropped
 
-    def overlap(self, chain: Sequence[int], now_s: float) -> int:
+    def overlap(self, chain: bytes, now_s: float) -> int:
         """Return how many leading blocks of `chain` are held and have not expired."""
         node, at = self.root, 0
-        while at < len(chain):
-            child = node.children.get(chain[at])
-            if child is None or child.age.expires_at_s <= now_s:
-                return at
-            shared = shared_blocks(child.blocks, chain, at)
-            at += shared
-            if shared < len(child.blocks):
-                return at
-            node = child
-        return at
+        while (child := node.children.get(chain[at : at + BLOCK_BYTES])) is not None:
+            if child.age.expires_at_s <= now_s:
+                break
+            if not chain.startswith(child.blocks, at):
+                return at // BLOCK_BYTES + shared_blocks(child.blocks, chain, at // BLOCK_BYTES)
+            node, at = child, at + len(child.blocks)
+        return at // BLOCK_BYTES
 
 
 class ApproximateIndex:
@@ -138,24 +135,24 @@ class ApproximateIndex:
         self._requests = 0
         self._expired_blocks = self._evicted_blocks = self._left_blocks = 0
 
-    def routed(self, rank: WorkerRank, hashes: Sequence[int], now_s: float, capacity_blocks: int = 0) -> None:
+    def routed(self, rank: WorkerRank, chain: bytes, now_s: float, capacity_blocks: int = 0) -> None:
         """A request with these blocks was given to `rank`, which has room for so many (0: it does not say)."""
-        if not hashes:
+        if not chain:
             return
         tree = self._trees.get(rank)
         if tree is None:
             tree = self._trees[rank] = _Tree()
         self._requests += 1
         self._expire(tree, now_s)
-        tree.add(hashes, _Age(now_s + self._limits.ttl_s, self._requests))
+        tree.add(chain, _Age(now_s + self._limits.ttl_s, self._requests))
         capacity = min(capacity_blocks or self._limits.blocks_max, self._limits.blocks_max)
         while tree.block_count > capacity:
             self._evicted_blocks += tree.drop(tree.block_count - capacity)
 
-    def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank], now_s: float) -> list[int]:
+    def overlap(self, chain: bytes, ranks: Sequence[WorkerRank], now_s: float) -> list[int]:
         """Return how many leading blocks each rank probably holds, in the order of `ranks`."""
         trees = [self._trees.get(rank) for rank in ranks]
-        return [0 if tree is None else tree.overlap(hashes, now_s) for tree in trees]
+        return [0 if tree is None else tree.overlap(chain, now_s) for tree in trees]
 
     def forget(self, worker_id: str, now_s: float) -> None:
         """The worker is gone, or begins anew: nothing that was routed to it counts."""

@@ -5,7 +5,6 @@ the lowest and the highest, and candidate i is drawn with probability proportion
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from kv_protocol.splitmix import choice_index, unit_interval
@@ -19,28 +18,40 @@ class Choice(NamedTuple):
     margin: float | None
 
 
-def choose(costs: Sequence[float], temperature: float, seed: int) -> Choice:
+def choose(costs: list[float], temperature: float, seed: int) -> Choice:
     """Return the choice among one or more costs."""
-    winner = _lowest(costs, seed) if temperature <= 0 else _sampled(costs, temperature, seed)
-    others = [index for index in range(len(costs)) if index != winner]
-    if not others:
+    return beside(costs, _lowest(costs, seed) if temperature <= 0 else _sampled(costs, temperature, seed))
+
+
+def beside(costs: list[float], winner: int) -> Choice:
+    """Return the choice of `winner`, with the cheapest of the others, the first among equals."""
+    if len(costs) == 1:
         return Choice(winner, None, None)
-    runner_up = min(others, key=costs.__getitem__)
-    return Choice(winner, runner_up, costs[runner_up] - costs[winner])
+    own, costs[winner] = costs[winner], math.inf
+    second = min(costs)
+    runner_up = costs.index(second)
+    costs[winner] = own
+    return Choice(winner, runner_up, second - own)
 
 
-def _lowest(costs: Sequence[float], seed: int) -> int:
+def _lowest(costs: list[float], seed: int) -> int:
     lowest = min(costs)
-    ties = [index for index, cost in enumerate(costs) if cost == lowest]
-    return ties[choice_index(seed, len(ties))]
+    ties = costs.count(lowest)
+    at = costs.index(lowest)
+    for _ in range(choice_index(seed, ties) if ties > 1 else 0):
+        at = costs.index(lowest, at + 1)
+    return at
 
 
-def _sampled(costs: Sequence[float], temperature: float, seed: int) -> int:
+def _sampled(costs: list[float], temperature: float, seed: int) -> int:
     lowest, span = min(costs), max(costs) - min(costs)
     if span == 0:
         return choice_index(seed, len(costs))
-    weights = [math.exp(-(cost - lowest) / span / temperature) for cost in costs]
-    point = unit_interval(seed) * sum(weights)
+    total, weights = 0.0, list[float]()
+    for cost in costs:
+        weights.append(math.exp(-(cost - lowest) / span / temperature))
+        total += weights[-1]  # `sum` adds up in another way in other versions of Python
+    point = unit_interval(seed) * total
     for index, weight in enumerate(weights):
         point -= weight
         if point < 0:

@@ -1,4 +1,4 @@
-"""The cost of a candidate, in blocks; B = block size, N = ISL / B.
+"""The cost of a candidate, in blocks; B = block size, N = ceil(ISL / B).
 
     overlap_credit = trust * (overlap_credit * decay * device + host_weight * host + disk_weight * disk)
     decay          = 1 / (1 + overlap_credit_decay * excess),  excess = ((queued - least queued) / B) / N
@@ -9,56 +9,115 @@
 
 `queued`: uncached tokens promised to the rank and not yet past their first token. `device`, `host`, `disk`: blocks that
 each tier adds to the prefix; what is on its way to the rank counts as on the device. trust: EXACT 1, DEGRADED 0.5 of
-what was last known, FALLBACK 1 of what was routed there. Source: `routing.md`, "Cost of a candidate".
+what was last known, FALLBACK 1 of what was routed there. A request promises N blocks; prefill is not rounded. With
+overlap_credit 0 no tier is credited: the policy then goes by load alone.
+
+Spill gate: a rank with queued > max(4 * ISL, spill_tokens) has no credit while another has less than half of that.
+
+Source: `routing.md`, "Cost of a candidate"; N and overlap_credit 0 as the peer has them (`router bench oracle`). Each
+term is a column over the candidates. Every number comes of additions, products and comparisons of its own column, one
+after another, so that all machines agree on each bit.
 """
 
-from collections.abc import Sequence
+from typing import NamedTuple
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from kv_protocol.decision import CostTerms, TrustState
-from router.core.view import RankRow, RouteRequest
+from router.core.policy import CostParameters, Policy
+from router.core.view import Floats, Ints, RouteRequest, View
 
 TRUST_FACTOR: dict[TrustState, float] = {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBACK": 1.0}
 """What share of a rank's overlap is credited; of a FALLBACK rank the overlap is the approximate index's."""
+SPILL_ISL = 4
+"""So many times a request's own tokens may be queued before a rank is over its gate."""
 
 
-class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Weights of the terms."""
+class CostColumns(NamedTuple):
+    """The addends of every candidate's cost, as `CostTerms` has them; None: 0 for all, or 1 for the multiplier."""
 
-    overlap_credit: float = 1.0
-    overlap_credit_decay: float = 0.0
-    host_weight: float = 0.75
-    disk_weight: float = 0.25
-    prefill_scale: float = 1.0
-    request_weight: float = 0.0
-    history_weight: float = 0.5
+    overlap_credit_blocks: Floats
+    prefill_blocks: Floats
+    decode_blocks: Ints
+    request_blocks: Floats | None
+    history_blocks: Floats | None
+    constraint_multiplier: Floats | None
+    cost: Floats
+    spilled: NDArray[np.bool_] | None
+    """Whose credit the spill gate took; None: nobody's."""
+
+    def terms(self, at: int) -> CostTerms:
+        """Return those of one candidate."""
+        return CostTerms(
+            overlap_credit_blocks=float(self.overlap_credit_blocks[at]),
+            prefill_blocks=float(self.prefill_blocks[at]),
+            decode_blocks=float(self.decode_blocks[at]),
+            request_blocks=_at(self.request_blocks, at, 0.0),
+            history_blocks=_at(self.history_blocks, at, 0.0),
+            constraint_multiplier=_at(self.constraint_multiplier, at, 1.0),
+            cost=float(self.cost[at]),
+        )
 
 
-def cost_terms(request: RouteRequest, rows: Sequence[RankRow], parameters: CostParameters) -> list[CostTerms]:
-    """Return the terms of every row, in their order."""
-    least = min((row.prefill_tokens_queued for row in rows), default=0)
-    return [_terms(request, row, row.prefill_tokens_queued - least, parameters) for row in rows]
+def _at(column: Floats | None, at: int, default: float) -> float:
+    return default if column is None else float(column[at])
 
 
-def _terms(request: RouteRequest, row: RankRow, excess_tokens: int, parameters: CostParameters) -> CostTerms:
-    block_size = request.block_size
-    decay = 1.0 / (1.0 + parameters.overlap_credit_decay * excess_tokens / request.isl_tokens)
-    gpu, host, disk, _ = (max(depth, row.predicted_blocks) for depth in row.overlap_blocks)
-    credit = TRUST_FACTOR[row.trust] * (
-        parameters.overlap_credit * decay * gpu
-        + parameters.host_weight * (host - gpu)
-        + parameters.disk_weight * (disk - host)
-    )
-    prefill = max(0.0, (row.prefill_tokens_queued + request.isl_tokens) / block_size - credit)
-    decode = float(row.active_blocks - row.shared_blocks + -(-request.isl_tokens // block_size))
-    request_blocks = parameters.request_weight * row.active_requests
-    history = parameters.history_weight * row.history_blocks
-    return CostTerms(
-        overlap_credit_blocks=credit,
-        prefill_blocks=parameters.prefill_scale * prefill,
-        decode_blocks=decode,
-        request_blocks=request_blocks,
-        history_blocks=history,
-        cost=parameters.prefill_scale * prefill + decode + request_blocks + history,
-    )
+def cost_columns(view: View, request: RouteRequest, policy: Policy, multiplier: Floats | None = None) -> CostColumns:
+    """Return the terms of every rank of `view`, in their order; `multiplier` is that of the constraints."""
+    parameters, tokens, block_size = policy.parameters, request.isl_tokens, request.block_size
+    credit, spilled = _credit(view, request, policy)
+    prefill = np.maximum((view.queued_tokens + tokens) / block_size - credit, 0.0)
+    if parameters.prefill_scale != 1.0:
+        prefill *= parameters.prefill_scale
+    decode = view.active_blocks - view.shared_blocks + -(-tokens // block_size)
+    cost: Floats = prefill + decode
+    request_blocks = _weighted(view.active_requests, parameters.request_weight)
+    if request_blocks is not None:
+        cost += request_blocks
+    history_blocks = _weighted(view.history_blocks, parameters.history_weight)
+    if history_blocks is not None:
+        cost += history_blocks
+    if multiplier is not None:
+        cost *= multiplier
+    return CostColumns(credit, prefill, decode, request_blocks, history_blocks, multiplier, cost, spilled)
+
+
+def _weighted(column: Ints | Floats, weight: float) -> Floats | None:
+    if not weight:
+        return None
+    weighted: Floats = column * np.float64(weight)
+    return weighted
+
+
+def _credit(view: View, request: RouteRequest, policy: Policy) -> tuple[Floats, NDArray[np.bool_] | None]:
+    parameters, queued, tokens = policy.parameters, view.queued_tokens, request.isl_tokens
+    if not parameters.overlap_credit:
+        return np.zeros(len(queued)), None
+    device, host, disk = np.maximum(view.overlap[:3], view.predicted)
+    credit: Floats = device * parameters.overlap_credit
+    if parameters.overlap_credit_decay:
+        credit *= _decay(queued, -(-tokens // request.block_size) * request.block_size, parameters)
+    if device.tobytes() != disk.tobytes():  # the tiers between them add nothing where these agree
+        credit += (host - device) * parameters.host_weight
+        credit += (disk - host) * parameters.disk_weight
+    if view.trust_factor is not None:
+        credit *= view.trust_factor
+    spilled = _spilled(queued, max(SPILL_ISL * tokens, policy.spill_tokens)) if policy.spill_tokens else None
+    if spilled is not None:
+        credit[spilled] = 0.0
+    return credit, spilled
+
+
+def _decay(queued: Ints, tokens: int, parameters: CostParameters) -> Floats:
+    excess = (queued - np.minimum.reduce(queued)) / max(1, tokens)
+    decay: Floats = 1.0 / (parameters.overlap_credit_decay * excess + 1.0)
+    return decay
+
+
+def _spilled(queued: Ints, gate_tokens: int) -> NDArray[np.bool_] | None:
+    if np.maximum.reduce(queued) <= gate_tokens or 2 * np.minimum.reduce(queued) >= gate_tokens:
+        return None
+    over: NDArray[np.bool_] = queued > gate_tokens
+    return over

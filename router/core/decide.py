@@ -1,105 +1,94 @@
-"""`decide`: view, request, policy and seed in, a decision with all its terms out. Pure: the same in, the same out.
+"""`decide`: view, request, policy and seed in, a verdict out. Pure: the same in, the same out.
 
-eligible   the rank is fit, its role serves whole requests, the prompt fits, no pin forbids it, it has not failed
-           this request before
-kv         lowest cost (see `cost.py`, `choice.py`)
-round-robin  the eligible ranks in turn
+excluded     who may not take the request at all (`eligibility.py`), and of a full miss, of which no candidate holds
+             or awaits anything, newcomers that had their share, unless all had
+candidates   the others; the mode chooses among them (`policies.py`)
+reason       the mode's, but `pinned` where the caller named the worker, `newcomer` where newcomers were passed over
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
-import msgspec
+import numpy as np
 
-from kv_protocol.decision import Candidate, CostTerms, Decision, Exclusion
-from router.core.choice import Choice, choose
-from router.core.cost import CostParameters, cost_terms
+from kv_protocol.errors import LimitExceeded
+from router.core.eligibility import exclusions
 from router.core.errors import NoEligibleWorker
-from router.core.view import RankRow, RouteRequest, View
+from router.core.policies import MODES, Candidates, Choice, Mode, choose_by
+from router.core.policy import Policy
+from router.core.verdict import Reason, Verdict, exclusions_of
+from router.core.view import RouteRequest, View
+
+HAD_ITS_SHARE = "newcomer: it had its share of requests of which nobody holds anything"
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """How a router chooses: a mode of `MODES` and its parameters."""
-
-    mode: str = "kv"
-    parameters: CostParameters = CostParameters()
-    temperature: float = 0.0
-    predict_on_route: bool = True
-    """Whether blocks on their way to a rank count as held by it."""
-
-
-def _by_cost(_view: View, terms: Sequence[CostTerms], policy: Policy, seed: int) -> Choice:
-    return choose([term.cost for term in terms], policy.temperature, seed)
-
-
-def _in_turn(view: View, terms: Sequence[CostTerms], _policy: Policy, _seed: int) -> Choice:
-    return Choice(view.turn % len(terms), None, None)
-
-
-MODES: dict[str, Callable[[View, Sequence[CostTerms], Policy, int], Choice]] = {
-    "kv": _by_cost,
-    "round-robin": _in_turn,
-}
-
-
-def decide(view: View, request: RouteRequest, policy: Policy, seed: int) -> Decision:
-    """Return who takes the request.
+def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: Mapping[str, Mode] = MODES) -> Verdict:
+    """Return who takes the request, chosen by the mode of `modes` that the policy names.
 
     Raises:
         NoEligibleWorker: nobody may.
+        WorkerNotNamed: the caller should have named a worker, and has not.
+        LimitExceeded: a user's mode chose nobody that is there.
     """
-    rows, excluded = [], []
-    for row in view.rows:
-        reason = _ineligible(row, request)
-        if reason:
-            excluded.append(Exclusion(worker_id=row.rank.worker_id, dp_rank=row.rank.dp_rank, reason=reason))
-        else:
-            rows.append(row)
-    if not rows:
-        raise NoEligibleWorker(request.model, tuple(excluded))
-    terms = cost_terms(request, rows, policy.parameters)
-    choice = MODES[policy.mode](view, terms, policy, seed)
-    return Decision(
-        decision_id=request.decision_id,
-        request_id=request.request_id,
-        model=request.model,
+    mode, why = modes[policy.mode], exclusions(view, request)
+    places: Sequence[int] = range(len(why))
+    if not (why is view.unfit and view.whole) and any(why):
+        places = [place for place, reason in enumerate(why) if not reason]
+    if not places:
+        raise NoEligibleWorker(request.model, exclusions_of(view, why))
+    others = places
+    if mode.reads_overlap and policy.newcomers and True in view.newcomer and request.reusable_blocks:
+        others = _settled(view, places)
+    if others is not places:
+        why = tuple(reason or HAD_ITS_SHARE * view.newcomer[place] for place, reason in enumerate(why))
+    choice = choose_by(mode, Candidates(view, others), request, policy, seed)
+    if not 0 <= choice.winner < len(others):
+        raise LimitExceeded(f"{policy.mode}: winner", choice.winner, f"one of {len(others)} candidates")
+    place = others[choice.winner]
+    overlap, expected, regret = _held(view, others, place) if mode.reads_overlap else (0, 0, 0)
+    forecast = view.forecast
+    return Verdict(
+        request=request,
         policy=policy.mode,
+        reason=_reason(choice, request, is_one_passed_over=others is not places),
+        action="admit" if choice.meets_targets else policy.unmet,
+        meets_targets=choice.meets_targets,
         seed=seed,
         now_s=view.now_s,
-        block_size=request.block_size,
-        isl_tokens=request.isl_tokens,
-        reusable_blocks=request.reusable_blocks,
-        winner=choice.winner,
+        view=view,
+        exclusions=why,
+        places=others,
+        costs=choice.costs,
+        winner=view.ranks[place],
+        winner_at=choice.winner,
         runner_up=choice.runner_up,
-        margin_blocks=choice.margin,
-        candidates=tuple(_candidate(row, term) for row, term in zip(rows, terms, strict=True)),
-        excluded=tuple(excluded),
+        margin_blocks=choice.margin_blocks,
+        overlap_blocks=overlap,
+        expected_blocks=expected,
+        regret_blocks=regret,
+        epoch=view.epochs[place],
+        trust=view.trust[place].state,
+        ttft_s=None if forecast is None else float(forecast.ttft_s[place]),
+        itl_s=None if forecast is None else float(forecast.itl_s[place]),
     )
 
 
-def _ineligible(row: RankRow, request: RouteRequest) -> str:
-    if row.unfit:
-        return row.unfit
-    if row.role != "aggregated":
-        return f"role {row.role}: serves no whole requests"
-    if row.max_seq_len and request.isl_tokens + max(1, request.max_tokens) > row.max_seq_len:
-        return f"max_seq_len: {request.isl_tokens} + {max(1, request.max_tokens)} tokens, at most {row.max_seq_len}"
-    if request.pinned_worker not in (None, row.rank.worker_id):
-        return f"pinned to {request.pinned_worker}"
-    if request.pinned_dp_rank not in (None, row.rank.dp_rank):
-        return f"pinned to dp_rank {request.pinned_dp_rank}"
-    return "failed this request" if row.rank in request.tried else ""
+def _settled(view: View, places: Sequence[int]) -> Sequence[int]:
+    """Return of a full miss the places of those that are no newcomers with their share; else, and without any, all."""
+    others = [place for place in places if not view.newcomer[place]]
+    if not others or len(others) == len(places) or view.expected[places].any():
+        return places
+    return others
 
 
-def _candidate(row: RankRow, terms: CostTerms) -> Candidate:
-    return Candidate(
-        worker_id=row.rank.worker_id,
-        dp_rank=row.rank.dp_rank,
-        overlap_blocks=row.overlap_blocks,
-        overlap_source=row.overlap_source,
-        predicted_blocks=row.predicted_blocks,
-        trust=row.trust,
-        trust_reason=row.trust_reason,
-        epoch=row.epoch,
-        seq=row.seq,
-        terms=terms,
-    )
+def _reason(choice: Choice, request: RouteRequest, *, is_one_passed_over: bool) -> Reason:
+    if request.pinned_worker is not None:
+        return "pinned"
+    return "newcomer" if is_one_passed_over and choice.reason != "affinity" else choice.reason
+
+
+def _held(view: View, places: Sequence[int], place: int) -> tuple[int, int, int]:
+    """Return what is held at one place, what is expected there, and how much more a candidate holds."""
+    depths = view.overlap[0]
+    overlap = int(depths[place])
+    best = np.maximum.reduce(depths if len(places) == len(depths) else depths[places])
+    return overlap, max(overlap, int(view.predicted[place])), int(best) - overlap

@@ -1,5 +1,7 @@
 """A decision in words, from its own terms and nothing else."""
 
+from collections.abc import Iterator
+
 from kv_protocol.decision import Candidate, CostTerms, Decision
 
 
@@ -12,21 +14,10 @@ def _opening(decision: Decision) -> str:
     chosen = decision.chosen
     share = f"{_device(chosen)} of {decision.reusable_blocks} reusable blocks"
     holds = "holds" if chosen.overlap_source == "index" else "by what was routed to it holds"
+    what = f", which {holds} {share} ({_percent(decision, chosen)}){_awaited(chosen)}" if chosen.is_weighed else ""
     return (
         f"Request {decision.request_id}: {decision.isl_tokens} tokens for {decision.model}, policy {decision.policy}. "
-        f"It went to {_name(chosen)}, which {holds} {share} ({_percent(decision, chosen)}){_awaited(chosen)}."
-    )
-
-
-def _line(candidate: Candidate) -> str:
-    terms = candidate.terms
-    beside = _awaited(candidate)
-    if candidate.trust != "EXACT":
-        beside += f"; {candidate.trust} ({candidate.trust_reason})"
-    return (
-        f"  {_name(candidate)}: cost {terms.cost:.1f} = prefill {terms.prefill_blocks:.1f} "
-        f"(after a credit of {terms.overlap_credit_blocks:.1f}) + decode {terms.decode_blocks:.1f}"
-        f" + requests {terms.request_blocks:.1f} + history {terms.history_blocks:.1f} blocks{beside}"
+        f"It went to {_name(chosen)}{what}."
     )
 
 
@@ -35,18 +26,59 @@ def _awaited(candidate: Candidate) -> str:
     return f"; {more} more are on their way there" if more else ""
 
 
+def _line(candidate: Candidate) -> str:
+    weighed = f": {_terms(candidate.terms)}" if candidate.is_weighed else " was a candidate"
+    return f"  {_name(candidate)}{weighed}{'; '.join(['', *_notes(candidate)])}"
+
+
+def _terms(terms: CostTerms) -> str:
+    times = f", times {terms.constraint_multiplier:.2f} for its constraints" if terms.constraint_multiplier != 1 else ""
+    return (
+        f"cost {terms.cost:.1f} = prefill {terms.prefill_blocks:.1f} "
+        f"(after a credit of {terms.overlap_credit_blocks:.1f}) + decode {terms.decode_blocks:.1f}"
+        f" + requests {terms.request_blocks:.1f} + history {terms.history_blocks:.1f} blocks{times}"
+    )
+
+
+def _notes(candidate: Candidate) -> Iterator[str]:
+    if candidate.is_weighed and candidate.expected_blocks > _device(candidate):
+        yield f"{candidate.expected_blocks - _device(candidate)} more are on their way there"
+    if candidate.is_spilled:
+        yield "no credit, since too much is queued there"
+    if candidate.predicted_ttft_s is not None and candidate.predicted_itl_s is not None:
+        first_ms, between_ms = 1e3 * candidate.predicted_ttft_s, 1e3 * candidate.predicted_itl_s
+        yield f"predicted {first_ms:.0f} ms to the first token and {between_ms:.1f} ms between tokens"
+    if candidate.trust != "EXACT":
+        yield f"{candidate.trust} ({candidate.trust_reason})"
+
+
 def _closing(decision: Decision) -> list[str]:
     closing = [f"  {each.worker_id}/{each.dp_rank}: not eligible, {each.reason}" for each in decision.excluded]
-    if decision.policy == "round-robin":
-        closing.append("It was this rank's turn; costs had no say.")
-    elif decision.runner_up is None or decision.margin_blocks is None:
-        closing.append("There was no other candidate.")
-    else:
+    said = _REASONS.get(decision.reason)
+    if said is not None:
+        closing.append(said)
+    if decision.runner_up is None:
+        closing += [] if said else ["There was no other candidate."]
+    elif decision.margin_blocks is not None:
         closing.append(_margin(decision, decision.candidates[decision.runner_up], decision.margin_blocks))
+    if decision.action != "admit":
+        closing.append(f"It is not predicted to meet its targets there: {decision.action}.")
     return closing
 
 
+_REASONS = {
+    "turn": "It was this rank's turn; costs had no say.",
+    "pinned": "The caller named it.",
+    "affinity": "The request's session is at home there.",
+    "newcomer": "Nobody holds anything of the request, and newcomers had their share of such.",
+    "predicted_ttft": "It is predicted to answer first.",
+    "user": "A mode of the configuration chose it.",
+}
+
+
 def _margin(decision: Decision, runner_up: Candidate, margin: float) -> str:
+    if margin < 0 and decision.reason != "draw":
+        return f"{_name(runner_up)} would have cost {-margin:.1f} blocks less."
     if margin == 0:
         return f"{_name(runner_up)} costs the same; seed {decision.seed} broke the tie."
     if margin < 0:

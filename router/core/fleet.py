@@ -1,10 +1,9 @@
-"""The fleet as a fold over fleet events, heartbeats and the circuit breakers.
+"""The fleet as a fold over fleet events and heartbeats.
 
-    registered, new instance     known, nothing of its former life counts; breaker closed
+    registered, new instance     known, nothing of its former life counts
     heartbeat                    alive, if it is of the registered instance
     silent for `SILENT_S`        not eligible (unless the log itself cannot be heard: silence then says nothing)
     draining / left              takes no new work / forgotten
-    breaker opened until t       not eligible before t
 
 A model's block size and hash scheme are those of its eldest fit worker (of the eldest, while none is fit), its
 tokenizer and template are this router's; of a worker that differs the events say nothing of our prompts (parity), and
@@ -45,8 +44,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """What its canary must be, by the block size and hash scheme that it states."""
     heard_at_s: float | None = None
     draining: bool = False
-    breaker_open_until_s: float | None = None
-    breaker_reason: str = ""
 
 
 class Fleet:
@@ -57,9 +54,12 @@ class Fleet:
         self._workers: dict[str, Worker] = {}
         self._log_heard = True
         self.refused_total = 0
+        self.changes = 0
+        """Grows whenever what is said of any worker may have changed otherwise than by time."""
 
     def apply(self, event: FleetEvent) -> None:
         """Fold a fleet event in; one of another instance than the registered changes nothing."""
+        self.changes += 1
         known = self._workers.get(event.worker_id)
         if isinstance(event, WorkerRegistered):
             self._register(event, known)
@@ -84,7 +84,8 @@ class Fleet:
         """A heartbeat came."""
         known = self._workers.get(worker_id)
         if known is not None and known.registration.instance == instance:
-            self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
+            heard = self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
+            self.changes += self.unfit(known, now_s) != self.unfit(heard, now_s)
 
     def log_heard(self, *, heard: bool, now_s: float) -> None:
         """The log can (not) be heard; when it is found again, everybody has a full time to speak."""
@@ -93,19 +94,12 @@ class Fleet:
                 if worker.heard_at_s is not None:
                     self._workers[worker_id] = msgspec.structs.replace(worker, heard_at_s=now_s)
         self._log_heard = heard
+        self.changes += 1
 
     @property
     def is_log_heard(self) -> bool:
         """Whether the event log can be heard."""
         return self._log_heard
-
-    def set_breaker(self, worker_id: str, reason: str, open_until_s: float | None) -> None:
-        """Open the worker's breaker until a time, or close it (None)."""
-        known = self._workers.get(worker_id)
-        if known is not None:
-            self._workers[worker_id] = msgspec.structs.replace(
-                known, breaker_open_until_s=open_until_s, breaker_reason=reason
-            )
 
     def workers(self) -> Iterator[Worker]:
         """Yield all workers, eldest first."""
@@ -116,12 +110,20 @@ class Fleet:
         return self._workers.get(worker_id)
 
     def models(self) -> tuple[str, ...]:
-        """Return the names that requests may use, each once."""
-        return tuple(dict.fromkeys(name for worker in self.workers() for name in worker.registration.served_names))
+        """Return the names that requests may use, each once: of models, then of adapters."""
+        told = [worker.registration for worker in self.workers()]
+        names = [name for each in told for name in each.served_names]
+        return tuple(dict.fromkeys([*names, *(lora for each in told for lora in each.loras)]))
+
+    def lora_of(self, model: str) -> str:
+        """Return the adapter that a request for this name asks for; empty: a model's own name asks for none."""
+        told = [worker.registration for worker in self.workers()]
+        is_adapter = any(model in each.loras for each in told) and not any(model in each.served_names for each in told)
+        return model if is_adapter else ""
 
     def serving(self, model: str) -> list[Worker]:
-        """Return the workers that serve a model by this name, eldest first."""
-        return [worker for worker in self.workers() if model in worker.registration.served_names]
+        """Return the workers that serve a model by this name, or have loaded an adapter of this name, eldest first."""
+        return [worker for worker in self.workers() if _serves(worker.registration, model)]
 
     def hashing(self, model: str, now_s: float) -> Hashing | None:
         """Return how prompts for a model are hashed; None without any worker."""
@@ -138,11 +140,14 @@ class Fleet:
             return "draining"
         if worker.heard_at_s is None:
             return "no heartbeat yet"
-        if self._log_heard and now_s - worker.heard_at_s >= SILENT_S:
-            return f"silent for {now_s - worker.heard_at_s:.1f} s"
-        if worker.breaker_open_until_s is not None and now_s < worker.breaker_open_until_s:
-            return f"breaker open: {worker.breaker_reason}"
+        if self._log_heard and now_s >= worker.heard_at_s + SILENT_S:
+            return f"silent for {SILENT_S:.0f} s or longer"
         return ""
+
+    def valid_until_s(self, workers: Iterable[Worker], now_s: float) -> float:
+        """Return when time alone may first change what `unfit` says of one of these; inf: it does not."""
+        heard_s = (worker.heard_at_s for worker in workers if worker.heard_at_s is not None)
+        return min((each + SILENT_S for each in heard_s if each + SILENT_S > now_s), default=float("inf"))
 
     def disparities(self, worker: Worker, hashing: Hashing) -> tuple[Disparity, ...]:
         """Return in what the worker's registration differs from what prompts are hashed with; nothing: in nothing."""
@@ -167,6 +172,10 @@ class Fleet:
     def _hashings(self, models: Iterable[str], now_s: float) -> dict[str, Hashing]:
         found = ((model, self.hashing(model, now_s)) for model in models)
         return {model: hashing for model, hashing in found if hashing is not None}
+
+
+def _serves(told: WorkerRegistered, model: str) -> bool:
+    return model in told.served_names or model in told.loras
 
 
 def _differences(found: tuple[str | int, ...], allowed: tuple[str | int, ...]) -> tuple[Disparity, ...]:

@@ -4,37 +4,96 @@
     FirstToken    the uncached tokens are computed
     Renewed       the lease runs anew (bytes still flow)
     Finished, Cancelled, Expired    nothing is promised any more
-    Reconciled    what the engine itself reports stands beside the promise
+    Reconciled    what the engine itself reports stands beside the promise, and corrects it (`reported.py`)
+    Unreported    the engine's word counts no more
 
-Blocks are counted once a rank, however many requests share them; one inverted index, block -> ranks, answers how many
-of a new request's blocks a rank already works on. When nothing is in flight every sum is 0.
+Blocks are counted once a rank, however many requests share them; one inverted index of chains -> ranks answers how many
+of a new request's blocks a rank already works on. When nothing is in flight, and no engine speaks of requests that are
+not ours, every sum is 0.
+
+Replicas' leases are leases like any other, and end by the same events. `origin` says whose they are: their owner alone
+corrects them by what engines report, so that all of its replicas do the same.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from kv_protocol.ids import WorkerRank
-from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Reconciled, Renewed, Routed
+from kv_protocol.ledger import (
+    Cancelled,
+    Expired,
+    Finished,
+    FirstToken,
+    LedgerEvent,
+    Reconciled,
+    Renewed,
+    Routed,
+    Unreported,
+)
+from router.core.chains import ChainCounts, Path
+from router.core.rank_table import RankTable
+from router.core.reported import Reported
+
+SILENT_S = 10.0
+"""A lease that gave a sign of life within this time is not ended because its engine knows of fewer requests."""
 
 
 class RankLoad(msgspec.Struct, kw_only=True):
-    """One rank's promises; `reported_*` is its engine's own word."""
+    """One rank's promises; `reported_*` is its engine's own word, `foreign_requests` those of it that are not ours."""
 
     active_requests: int = 0
     active_blocks: int = 0
     prefill_tokens_queued: int = 0
+    foreign_requests: int = 0
     reported_running: int = 0
     reported_waiting: int = 0
     reported_used_blocks: int = 0
 
 
-class _Lease(NamedTuple):
-    routed: Routed
-    rank: WorkerRank
-    uncached_tokens: int
-    expires_at_s: float
+class LoadColumns(NamedTuple):
+    """Of n ranks: uncached tokens not past their first token; requests, the foreign ones too; distinct blocks."""
+
+    queued_tokens: NDArray[np.int64]
+    active_requests: NDArray[np.int64]
+    active_blocks: NDArray[np.int64]
+
+
+class LedgerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Leases that run, and that nobody ended, by cause; of each rank that reports, requests reported less promised."""
+
+    open_leases: int
+    expired_total: int
+    corrected_total: int
+    differences: dict[WorkerRank, int]
+
+
+class _Rank:
+    """One rank's sums; `row` is its place in the columns."""
+
+    __slots__ = ("extra_blocks", "is_gone", "queued_tokens", "rank", "reported", "requests", "row")
+
+    def __init__(self, rank: WorkerRank, row: int) -> None:
+        self.rank = rank
+        self.row = row
+        self.requests = self.queued_tokens = self.extra_blocks = 0
+        self.reported = Reported()
+        self.is_gone = False  # forgotten, but for requests that have not ended
+
+
+class _Lease:
+    __slots__ = ("at", "expires_at_s", "extra_blocks", "generation", "origin", "path", "uncached_tokens")
+
+    def __init__(self, routed: Routed, at: _Rank, path: Path[WorkerRank], origin: str, expires_at_s: float) -> None:
+        self.at = at
+        self.path = path
+        self.origin = origin
+        self.uncached_tokens = routed.uncached_tokens
+        self.extra_blocks = routed.extra_blocks
+        self.generation = at.reported.generation
+        self.expires_at_s = expires_at_s
 
 
 class Ledger:
@@ -43,107 +102,180 @@ class Ledger:
     def __init__(self, lease_s: float = 300.0) -> None:
         self._lease_s = lease_s
         self._leases: dict[str, _Lease] = {}  # in the order of their expiry
-        self._loads: dict[WorkerRank, RankLoad] = {}
-        self._ranks_of: dict[int, dict[WorkerRank, int]] = {}
-        self._gone: set[WorkerRank] = set()  # forgotten, but for requests that have not ended
-        self.expired_total = 0
+        self._ranks: dict[WorkerRank, _Rank] = {}
+        self._chains: ChainCounts[WorkerRank] = ChainCounts()
+        self._table = RankTable("q", (0, 0, 0))  # the fields of `LoadColumns`
+        self._expired = self._corrected = 0
 
-    def apply(self, event: LedgerEvent, now_s: float) -> None:
-        """Fold one event in."""
+    def apply(self, event: LedgerEvent, now_s: float, origin: str = "") -> None:
+        """Fold one event in. `origin` is the router whose lease it is of; empty: this one."""
         match event:
             case Routed():
-                self._book(event, now_s)
-            case Reconciled():
-                load = self._load(WorkerRank(event.worker_id, event.dp_rank))
-                load.reported_running = event.running_requests
-                load.reported_waiting = event.waiting_requests
-                load.reported_used_blocks = event.used_blocks
+                self._book(event, now_s, origin)
             case FirstToken(lease_id=lease_id) | Renewed(lease_id=lease_id):
                 self._renew(lease_id, now_s, prefilled=isinstance(event, FirstToken))
             case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id):
                 self._end(lease_id)
-            case Expired(lease_id=lease_id):
-                self.expired_total += self._end(lease_id)
+            case Expired(lease_id=lease_id, cause=cause):
+                ended = self._end(lease_id)
+                self._expired += ended and cause == "silence"
+                self._corrected += ended and cause == "engine"
+            case Reconciled():
+                self._reconcile(event, now_s)
+            case Unreported(worker_id=worker_id, dp_rank=dp_rank):
+                self._unreport(WorkerRank(worker_id, dp_rank))
 
-    def tick(self, now_s: float) -> list[Expired]:
-        """Return the endings of leases whose time is over; the caller applies them, as any other event."""
-        overdue = []
+    def tick(self, now_s: float) -> list[Expired | Unreported]:
+        """Return what time has brought; the caller applies it, as any other event, and else is told it again.
+
+        Those are endings of leases whose time is over, and of our own that an engine knows nothing of; and the engines
+        that have fallen silent.
+        """
+        events: list[Expired | Unreported] = []
         for lease_id, lease in self._leases.items():
             if lease.expires_at_s > now_s:
                 break
-            overdue.append(Expired(lease_id=lease_id))
-        return overdue
+            events.append(Expired(lease_id=lease_id))
+        for at in self._ranks.values():
+            if at.reported.excess:
+                events.extend(self._unknown_to(at, now_s))
+            if at.reported.is_silent(now_s):
+                events.append(Unreported(worker_id=at.rank.worker_id, dp_rank=at.rank.dp_rank))
+        return events
 
-    def _load(self, rank: WorkerRank) -> RankLoad:
-        self._gone.discard(rank)
-        return self._loads.setdefault(rank, RankLoad())
+    def _unknown_to(self, at: _Rank, now_s: float) -> list[Expired]:
+        """Return the endings of the eldest of the rank's leases, as many as its engine does not know of."""
+        eldest: list[tuple[str, _Lease]] = []
+        for lease_id, lease in self._leases.items():
+            heard_s = lease.expires_at_s - self._lease_s
+            if heard_s > now_s - SILENT_S or len(eldest) == at.reported.excess:
+                break
+            if lease.at is at and at.reported.is_settled(lease.generation):
+                eldest.append((lease_id, lease))
+        overdue = [each for each in eldest if not each[1].origin and each[1].expires_at_s > now_s]
+        return [Expired(lease_id=lease_id, cause="engine") for lease_id, _ in overdue]
 
-    def _book(self, routed: Routed, now_s: float) -> None:
+    def _rank(self, rank: WorkerRank) -> _Rank:
+        at = self._ranks.get(rank)
+        if at is None:
+            at = self._ranks[rank] = _Rank(rank, self._table.row(rank))
+        at.is_gone = False
+        return at
+
+    def _show(self, at: _Rank) -> None:
+        """The columns tell of the rank as it is."""
+        requests, blocks = at.requests + at.reported.foreign, self._chains.blocks(at.rank) + at.extra_blocks
+        self._table.put(at.row, at.queued_tokens, requests, blocks)
+
+    def _book(self, routed: Routed, now_s: float, origin: str) -> None:
         if routed.lease_id in self._leases:
             return
-        rank = WorkerRank(routed.worker_id, routed.dp_rank)
-        self._leases[routed.lease_id] = _Lease(routed, rank, routed.uncached_tokens, now_s + self._lease_s)
-        load = self._load(rank)
-        load.active_requests += 1
-        load.prefill_tokens_queued += routed.uncached_tokens
-        load.active_blocks += routed.extra_blocks
-        for block in routed.blocks:
-            counts = self._ranks_of.setdefault(block, {})
-            counts[rank] = counts.get(rank, 0) + 1
-            load.active_blocks += counts[rank] == 1
+        at = self._rank(WorkerRank(routed.worker_id, routed.dp_rank))
+        path = self._chains.add(at.rank, routed.blocks)
+        self._leases[routed.lease_id] = _Lease(routed, at, path, origin, now_s + self._lease_s)
+        at.requests += 1
+        at.queued_tokens += routed.uncached_tokens
+        at.extra_blocks += routed.extra_blocks
+        at.reported.booked()
+        self._show(at)
 
     def _renew(self, lease_id: str, now_s: float, *, prefilled: bool) -> None:
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return
         if prefilled:
-            self._loads[lease.rank].prefill_tokens_queued -= lease.uncached_tokens
-            lease = lease._replace(uncached_tokens=0)
-        self._leases[lease_id] = lease._replace(expires_at_s=now_s + self._lease_s)
+            lease.at.queued_tokens -= lease.uncached_tokens
+            lease.uncached_tokens = 0
+            self._show(lease.at)
+        lease.expires_at_s = now_s + self._lease_s
+        self._leases[lease_id] = lease
 
     def _end(self, lease_id: str) -> bool:
         lease = self._leases.pop(lease_id, None)
         if lease is None:
             return False
-        load = self._loads[lease.rank]
-        load.active_requests -= 1
-        load.prefill_tokens_queued -= lease.uncached_tokens
-        load.active_blocks -= lease.routed.extra_blocks
-        for block in lease.routed.blocks:
-            counts = self._ranks_of[block]
-            counts[lease.rank] -= 1
-            if not counts[lease.rank]:
-                del counts[lease.rank]
-                load.active_blocks -= 1
-            if not counts:
-                del self._ranks_of[block]
-        if lease.rank in self._gone and not load.active_requests:
-            self._gone.discard(lease.rank)
-            del self._loads[lease.rank]
+        at = lease.at
+        self._chains.remove(lease.path)
+        at.requests -= 1
+        at.queued_tokens -= lease.uncached_tokens
+        at.extra_blocks -= lease.extra_blocks
+        at.reported.ended(lease.generation)
+        self._show(at)
+        if at.is_gone and not at.requests:
+            self._drop(at)
         return True
 
-    def load_of(self, rank: WorkerRank) -> RankLoad:
-        """Return a copy of the rank's load; zeroes for an unknown one."""
-        return msgspec.structs.replace(self._loads.get(rank, RankLoad()))
+    def _drop(self, at: _Rank) -> None:
+        self._table.remove(at.rank)
+        del self._ranks[at.rank]
 
-    def shared_blocks(self, blocks: Iterable[int]) -> dict[WorkerRank, int]:
-        """Return, per rank that works on any, how many of these (distinct) blocks it already works on."""
-        shared: dict[WorkerRank, int] = {}
-        for block in blocks:
-            for rank in self._ranks_of.get(block, ()):
-                shared[rank] = shared.get(rank, 0) + 1
-        return shared
+    def _reconcile(self, report: Reconciled, now_s: float) -> None:
+        at = self._rank(WorkerRank(report.worker_id, report.dp_rank))
+        at.reported.heard(report, at.requests, now_s)
+        self._show(at)
+
+    def _unreport(self, rank: WorkerRank) -> None:
+        at = self._ranks.get(rank)
+        if at is not None:
+            at.reported.withdraw()
+            self._show(at)
 
     def forget(self, worker_id: str) -> None:
         """The worker is gone: what its engine reported counts no more, and of its ranks nothing once leases ended."""
-        for rank in [rank for rank in self._loads if rank.worker_id == worker_id]:
-            load = self._loads[rank]
-            if load.active_requests:
-                load.reported_running = load.reported_waiting = load.reported_used_blocks = 0
-                self._gone.add(rank)
-            else:
-                del self._loads[rank]
+        for at in [at for rank, at in self._ranks.items() if rank.worker_id == worker_id]:
+            at.reported.withdraw()
+            at.is_gone = True
+            self._show(at)
+            if not at.requests:
+                self._drop(at)
+
+    def columns(self, ranks: tuple[WorkerRank, ...]) -> LoadColumns:
+        """Return the loads in the order of `ranks`, zeroes for unknown ones; they do not change any more.
+
+        Cheap for a tuple that was asked for before, the very same one.
+        """
+        return LoadColumns(*self._table.columns(ranks))
+
+    def shared(self, chain: bytes) -> dict[WorkerRank, int]:
+        """Return, per rank that works on any, how many blocks of the chain it already works on."""
+        return self._chains.depths(chain)
+
+    def load_of(self, rank: WorkerRank) -> RankLoad:
+        """Return the rank's load as it is now; zeroes for an unknown one."""
+        at = self._ranks.get(rank)
+        if at is None:
+            return RankLoad()
+        running, waiting, used = at.reported.newest
+        return RankLoad(
+            active_requests=at.requests,
+            active_blocks=self._chains.blocks(rank) + at.extra_blocks,
+            prefill_tokens_queued=at.queued_tokens,
+            foreign_requests=at.reported.foreign,
+            reported_running=running,
+            reported_waiting=waiting,
+            reported_used_blocks=used,
+        )
 
     def loads(self) -> dict[WorkerRank, RankLoad]:
-        """Return a copy of every rank's load."""
-        return {rank: self.load_of(rank) for rank in self._loads}
+        """Return every rank's load."""
+        return {rank: self.load_of(rank) for rank in self._ranks}
+
+    def statistics(self) -> LedgerStatistics:
+        """Return how many leases there are, what became of others, and how far promises and reports differ."""
+        reporting = [at for at in self._ranks.values() if at.reported.is_heard]
+        return LedgerStatistics(
+            open_leases=len(self._leases),
+            expired_total=self._expired,
+            corrected_total=self._corrected,
+            differences={at.rank: sum(at.reported.newest[:2]) - at.requests for at in reporting},
+        )
+
+    @property
+    def expired_total(self) -> int:
+        """How many leases nobody ended for their whole time."""
+        return self._expired
+
+    def is_empty(self) -> bool:
+        """Whether no lease runs, and nothing of those that ended is left."""
+        nothing = all((at.requests, at.queued_tokens, at.extra_blocks) == (0, 0, 0) for at in self._ranks.values())
+        return not self._leases and self._chains.is_empty() and nothing

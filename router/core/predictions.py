@@ -3,40 +3,58 @@
     routed                  the request's blocks count as held by its rank
     first token             they count for `SEEN_S` more: by then the rank's events have told of them, or never will
     the lease ends          they count no more
-    another epoch           of the rank's stream: what was on its way went into a cache that is no more
+    another epoch           of the rank's stream, in which a request was routed since: what was on its way before went
+                            into a cache that is no more
     worker forgotten        they count no more
 
 Nothing of it outlives its request, so of requests that come one after the other the index alone says what is held.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import deque
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Routed
-from router.core.chains import shared_blocks
+from router.core.chains import ChainCounts, Path
 
 SEEN_S = 2.0
 
 
-class _Prediction(NamedTuple):
-    epoch: int
-    blocks: tuple[int, ...]
-    ends_at_s: float
+class _Life:
+    """One epoch of a rank's stream, as long as nothing is routed there in another."""
+
+    __slots__ = ("epoch", "rank")
+
+    def __init__(self, rank: WorkerRank, epoch: int) -> None:
+        self.rank = rank
+        self.epoch = epoch
+
+
+class _Prediction:
+    __slots__ = ("is_seen", "path")
+
+    def __init__(self, path: Path[_Life]) -> None:
+        self.path = path
+        self.is_seen = False
 
 
 class Predictions:
-    """The predictions of all requests in flight, by their leases. Unknown leases and second endings change nothing."""
+    """The predictions of all requests in flight, by their leases. Unknown leases and second endings change nothing.
+
+    `now_s` never goes back.
+    """
 
     def __init__(self) -> None:
-        self._of_rank: dict[WorkerRank, dict[str, _Prediction]] = {}
-        self._rank_of: dict[str, WorkerRank] = {}
+        self._predictions: dict[str, _Prediction] = {}
+        self._chains: ChainCounts[_Life] = ChainCounts()
+        self._lives: dict[WorkerRank, _Life] = {}  # in which a request was routed last
+        self._seen: deque[tuple[float, str, _Prediction]] = deque()  # when they are over, in that order
 
     def apply(self, event: LedgerEvent, now_s: float) -> None:
         """Fold one event in; those that say nothing of a request's way are welcome."""
         match event:
             case Routed():
-                self._add(event, now_s)
+                self.tick(now_s)
+                self._add(event)
             case FirstToken(lease_id=lease_id):
                 self._see(lease_id, now_s)
             case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
@@ -44,54 +62,56 @@ class Predictions:
             case _:
                 pass
 
-    def _add(self, routed: Routed, now_s: float) -> None:
-        rank = self._rank_of.get(routed.lease_id)
-        if rank is not None and self._of_rank[rank][routed.lease_id].ends_at_s > now_s:
+    def _add(self, routed: Routed) -> None:
+        if routed.lease_id in self._predictions:
             return
-        self._end(routed.lease_id)
-        rank = self._rank_of[routed.lease_id] = WorkerRank(routed.worker_id, routed.dp_rank)
-        on_their_way = self._of_rank.setdefault(rank, {})
-        on_their_way[routed.lease_id] = _Prediction(routed.epoch, routed.blocks, float("inf"))
+        rank = WorkerRank(routed.worker_id, routed.dp_rank)
+        life = self._lives.get(rank)
+        if life is None or life.epoch != routed.epoch:
+            life = self._lives[rank] = _Life(rank, routed.epoch)
+        self._predictions[routed.lease_id] = _Prediction(self._chains.add(life, routed.blocks))
 
     def _see(self, lease_id: str, now_s: float) -> None:
-        rank = self._rank_of.get(lease_id)
-        if rank is not None:
-            on_their_way = self._of_rank[rank]
-            known = on_their_way[lease_id]
-            on_their_way[lease_id] = known._replace(ends_at_s=min(known.ends_at_s, now_s + SEEN_S))
+        prediction = self._predictions.get(lease_id)
+        if prediction is not None and not prediction.is_seen:
+            prediction.is_seen = True
+            self._seen.append((now_s + SEEN_S, lease_id, prediction))
 
     def _end(self, lease_id: str) -> None:
-        rank = self._rank_of.pop(lease_id, None)
-        if rank is not None:
-            on_their_way = self._of_rank[rank]
-            del on_their_way[lease_id]
-            if not on_their_way:
-                del self._of_rank[rank]
+        prediction = self._predictions.pop(lease_id, None)
+        if prediction is not None:
+            self._chains.remove(prediction.path)
+            life = prediction.path.key
+            if not self._chains.blocks(life) and self._lives.get(life.rank) is life:
+                del self._lives[life.rank]
 
     def forget(self, worker_id: str) -> None:
         """The worker is gone, or begins anew: nothing is on its way to what it was."""
-        for rank in [rank for rank in self._of_rank if rank.worker_id == worker_id]:
-            for lease_id in self._of_rank.pop(rank):
-                del self._rank_of[lease_id]
+        of_worker = [
+            lease_id
+            for lease_id, prediction in self._predictions.items()
+            if prediction.path.key.rank.worker_id == worker_id
+        ]
+        for lease_id in of_worker:
+            self._end(lease_id)
 
     def tick(self, now_s: float) -> None:
         """Let go of what is over; no answer changes by it."""
-        ended = [
-            lease_id
-            for on_their_way in self._of_rank.values()
-            for lease_id, prediction in on_their_way.items()
-            if prediction.ends_at_s <= now_s
-        ]
-        for lease_id in ended:
-            self._end(lease_id)
+        while self._seen and self._seen[0][0] <= now_s:
+            _, lease_id, prediction = self._seen.popleft()
+            if self._predictions.get(lease_id) is prediction:
+                self._end(lease_id)
 
-    def overlap(self, hashes: Sequence[int], rank: WorkerRank, epoch: int, now_s: float) -> int:
-        """Return how many leading blocks `rank`, whose stream is in `epoch`, is about to hold."""
-        longest = 0
-        for its_epoch, blocks, ends_at_s in self._of_rank.get(rank, {}).values():
-            if longest == len(hashes):
-                break
-            can_be_longer = longest < len(blocks) and blocks[longest] == hashes[longest]
-            if can_be_longer and its_epoch == epoch and ends_at_s > now_s:
-                longest = shared_blocks(hashes, blocks)
-        return longest
+    def is_empty(self) -> bool:
+        """Whether nothing is on its way, and nothing of what was is left, but for the times of first tokens."""
+        return not self._predictions and not self._lives and self._chains.is_empty()
+
+    def depths(self, chain: bytes, now_s: float) -> dict[WorkerRank, tuple[int, int]]:
+        """Return, of each rank that is about to hold any, its epoch, and how many leading blocks of `chain`."""
+        self.tick(now_s)
+        lives = self._lives
+        return {
+            life.rank: (life.epoch, blocks)
+            for life, blocks in self._chains.depths(chain).items()
+            if lives.get(life.rank) is life
+        }

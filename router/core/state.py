@@ -1,90 +1,159 @@
-"""All that a decision may read, as one fold over journal records, but for the index, which is a fold of its own.
+"""All that a decision may read, as one fold over journal records, but for the index, whose answer is an argument.
 
 apply(record)         what a decision may read changes here and nowhere else
 tick(now)             lets go of what is over, and returns the records that the passing of time makes; the caller
                       applies them
-view(request, ...)    one moment, frozen
+view(request, ...)    one moment, as columns
+
+A decision that counts is applied as its `Verdict`, or as the journal has it (`Decided`), from which nothing but the
+turn can be told: who replays decides again, and applies what comes of it. What a view has of the fleet is worked out
+when something that it is made of was applied, or time has changed it, and kept until then (`standing.py`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
+import msgspec
+import numpy as np
+
+from kv_protocol.decided import Decided
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
-    BreakerChanged,
-    Decided,
+    AttemptEnded,
     FleetApplied,
     JournalRecord,
     LedgerApplied,
     LoadApplied,
     LogConnection,
+    OutcomeKnown,
+    PolicyChanged,
+    TimePassed,
     WorkerHeard,
 )
-from kv_protocol.ledger import LedgerEvent, Reconciled, Routed
+from kv_protocol.ledger import Reconciled, Routed
+from router.core.affinity import Affinity
 from router.core.approximate import ApproximateIndex
-from router.core.fleet import Fleet, Worker
+from router.core.breakers import Breakers
+from router.core.fleet import Fleet
+from router.core.forecasts import Forecasts
 from router.core.history import History
 from router.core.ledger import Ledger
+from router.core.newcomers import Newcomers
+from router.core.policies import MODES, Mode
+from router.core.policy import Policy
 from router.core.predictions import Predictions
-from router.core.trust import Trust, trust_of
-from router.core.view import RankRow, RouteRequest, View
+from router.core.standing import Standing
+from router.core.verdict import Verdict
+from router.core.view import Depths, Ints, OverlapAnswer, RouteRequest, View
 
-Depths = tuple[int, int, int, int]
-Overlap = tuple[Depths, int, int, str]
-"""Of one rank: overlap blocks by tier, epoch, seq, and why they may be wrong (empty: they are exact)."""
+Applied = JournalRecord | Verdict
+AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
+"""Who holds how much of a chain: the index, or what was recorded of its answer."""
+_STANDINGS_MAX = 256
 
 
 class RouterState:
-    """Fleet, ledger, history, approximate index and predictions of one router."""
+    """Fleet, ledger and all else that one router decides by. `modes` are those that a policy can name."""
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, approximate: ApproximateIndex | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        approximate: ApproximateIndex | None = None,
+        *,
+        affinity: Affinity | None = None,
+        breakers: Breakers | None = None,
+        modes: Mapping[str, Mode] = MODES,
+    ) -> None:
         self.fleet = fleet
         self.ledger = ledger
         self.approximate = approximate or ApproximateIndex()
+        self.affinity = affinity or Affinity()
+        self.breakers = breakers or Breakers()
+        self.policy = Policy()
+        """The one in force: what was applied last."""
+        self.modes = modes
         self._history = History()
         self._predictions = Predictions()
+        self._newcomers = Newcomers()
+        self._forecasts = Forecasts()
         self._turns: Counter[str] = Counter()
+        self._standings: dict[tuple[str, Hashing], Standing] = {}
+        self._standings_of = (0, 0)
 
-    def apply(self, record: JournalRecord) -> None:
+    # ------------------------------------------------------------------------------------------------- records
+
+    def apply(self, record: Applied) -> None:
         """Fold one record in; records that change nothing here are welcome."""
         match record:
-            case FleetApplied(now_s=now_s, event=event):
-                if self._ends_a_life(event):
-                    self.ledger.forget(event.worker_id)
-                    self._history.forget(event.worker_id)
-                    self.approximate.forget(event.worker_id, now_s)
-                    self._predictions.forget(event.worker_id)
-                self.fleet.apply(event)
+            case LedgerApplied():
+                self._promise(record)
+            case Verdict():
+                self._decided(record)
+            case OutcomeKnown():
+                self._forecasts.ended(record)
+            case Decided(request=request):
+                self._turns[request.model] += 1
             case LoadApplied():
                 self._reconcile(record)
-            case LedgerApplied(now_s=now_s, event=ledger_event):
-                self._remember(ledger_event, now_s)
-                self.ledger.apply(ledger_event, now_s)
+            case AttemptEnded():
+                self._attempted(record)
+            case PolicyChanged(policy=policy):
+                self.policy = msgspec.convert(policy, Policy)
+            case TimePassed(now_s=now_s):
+                self._let_go(now_s)
+            case _:
+                self._apply_to_fleet(record)
+
+    def _attempted(self, record: AttemptEnded) -> None:
+        """A breaker learns of it; whoever is not of the fleet any more has none."""
+        if self.fleet.worker(record.worker_id) is None:
+            return
+        known = tuple(rank for rank in record.erred_before if self.fleet.worker(rank.worker_id) is not None)
+        self.breakers.apply(
+            record if known == record.erred_before else msgspec.structs.replace(record, erred_before=known)
+        )
+
+    def _apply_to_fleet(self, record: Applied) -> None:
+        match record:
             case WorkerHeard(now_s=now_s, worker_id=worker_id, instance=instance):
                 self.fleet.heard(worker_id, instance, now_s)
+            case FleetApplied(now_s=now_s, event=event):
+                self._begin_or_end_a_life(event, now_s)
+                self.fleet.apply(event)
             case LogConnection(now_s=now_s, heard=heard):
                 self.fleet.log_heard(heard=heard, now_s=now_s)
-            case BreakerChanged(worker_id=worker_id, reason=reason, open_until_s=open_until_s):
-                self.fleet.set_breaker(worker_id, reason, open_until_s)
-            case Decided(decision=decision):
-                self._turns[decision.model] += 1
             case _:
                 pass
 
     def tick(self, now_s: float) -> list[JournalRecord]:
-        """Return what time has brought: leases that are over. What no view shows any more is let go of."""
+        """Return what time has brought, for the caller to apply. What no view shows any more is let go of."""
+        self._let_go(now_s)
+        return [LedgerApplied(now_s=now_s, event=event) for event in self.ledger.tick(now_s)]
+
+    def _let_go(self, now_s: float) -> None:
         self.approximate.tick(now_s)
         self._predictions.tick(now_s)
-        return [LedgerApplied(now_s=now_s, event=expired) for expired in self.ledger.tick(now_s)]
+        self.affinity.tick(now_s)
 
-    def _ends_a_life(self, event: FleetEvent) -> bool:
+    def _begin_or_end_a_life(self, event: FleetEvent, now_s: float) -> None:
         known = self.fleet.worker(event.worker_id)
-        if known is None or isinstance(event, WorkerDraining):
-            return False
-        return isinstance(event, WorkerLeft) == (known.registration.instance == event.instance)
+        is_same = known is not None and known.registration.instance == event.instance
+        if isinstance(event, WorkerDraining) or isinstance(event, WorkerLeft) != is_same:
+            return
+        if known is not None:
+            self._forget(event.worker_id, now_s)
+        if isinstance(event, WorkerRegistered):
+            self._newcomers.joined(event, now_s)
+
+    def _forget(self, worker_id: str, now_s: float) -> None:
+        self.approximate.forget(worker_id, now_s)
+        for fold in (self.ledger, self._history, self._predictions, self._newcomers, self._forecasts):
+            fold.forget(worker_id)
+        self.affinity.forget(worker_id)
+        self.breakers.forget(worker_id)
 
     def _reconcile(self, record: LoadApplied) -> None:
         report, known = record.report, self.fleet.worker(record.worker_id)
@@ -100,78 +169,108 @@ class RouterState:
             used_blocks=report.used_blocks,
         )
         self.ledger.apply(reconciled, record.now_s)
+        self._newcomers.used(WorkerRank(record.worker_id, record.dp_rank), report.used_blocks)
 
-    def _remember(self, event: LedgerEvent, now_s: float) -> None:
-        if isinstance(event, Routed):
-            worker = self.fleet.worker(event.worker_id)
-            if worker is None:
-                return  # it left between decision and promise
+    def _promise(self, record: LedgerApplied) -> None:
+        event, now_s = record.event, record.now_s
+        if isinstance(event, Routed) and (worker := self.fleet.worker(event.worker_id)) is not None:
             told, rank = worker.registration, WorkerRank(event.worker_id, event.dp_rank)
-            self._history.add(rank, event.uncached_tokens / told.block_size, now_s)
+            uncached_blocks = event.uncached_tokens / told.block_size
+            self._history.add(rank, uncached_blocks, now_s)
+            self._newcomers.promised(rank, uncached_blocks)
             self.approximate.routed(rank, event.blocks, now_s, told.total_kv_blocks)
         self._predictions.apply(event, now_s)
+        self.affinity.apply(event, now_s)
+        if not record.router:
+            self.breakers.follow(event, now_s)
+        self.ledger.apply(event, now_s, record.router)
 
-    def view(
-        self,
-        request: RouteRequest,
-        overlap: Callable[[Sequence[int], Sequence[WorkerRank]], Sequence[Overlap]],
-        now_s: float,
-        *,
-        predict_on_route: bool,
-    ) -> View:
-        """Return every rank that serves the request's model, as it stands, with predictions or without."""
-        workers = self.fleet.serving(request.model)
-        ranks = [rank for worker in workers for rank in worker.registration.ranks]
-        hashes = request.reusable_hashes
-        held = dict(zip(ranks, overlap(hashes, ranks), strict=True))
-        shared = self.ledger.shared_blocks(request.sequence_hashes)
-        asked = _Asked(hashes, request.hashing, held, shared, now_s, predict_on_route)
-        rows = [row for worker in workers for row in self._rows(asked, worker)]
-        return View(now_s=now_s, turn=self._turns[request.model], rows=tuple(rows))
+    def _decided(self, verdict: Verdict) -> None:
+        self._turns[verdict.request.model] += 1
+        mode = self.modes[verdict.policy]
+        is_cold = mode.reads_overlap and not verdict.expected_blocks and bool(verdict.request.reusable_blocks)
+        if is_cold and not verdict.view.expected.any():
+            self._newcomers.missed(verdict.winner, verdict.view.ranks)
+        if mode.reads_forecast:
+            self._forecasts.decided(verdict)
 
-    def _rows(self, asked: "_Asked", worker: Worker) -> list[RankRow]:
-        unfit = self.fleet.unfit(worker, asked.now_s)
-        disparities = self.fleet.disparities(worker, asked.hashing)
-        return [
-            self._row(asked, rank, worker.registration, unfit, trust_of(disparities, asked.held[rank][3]))
-            for rank in worker.registration.ranks
-        ]
+    # ------------------------------------------------------------------------------------------------- the view
 
-    def _row(self, asked: "_Asked", rank: WorkerRank, told: WorkerRegistered, unfit: str, trust: Trust) -> RankRow:
-        overlap_blocks, epoch, seq, _ = asked.held[rank]
-        if trust.overlap_source == "approximate":
-            (depth,) = self.approximate.overlap(asked.hashes, (rank,), asked.now_s)
-            overlap_blocks = (depth, depth, depth, depth)
-        load = self.ledger.load_of(rank)
-        return RankRow(
-            rank=rank,
-            unfit=unfit,
-            role=told.role,
-            max_seq_len=told.max_seq_len,
-            overlap_blocks=overlap_blocks,
-            overlap_source=trust.overlap_source,
-            predicted_blocks=self._predicted(asked, rank, epoch),
-            epoch=epoch,
-            seq=seq,
-            trust=trust.state,
-            trust_reason=trust.reason,
-            prefill_tokens_queued=load.prefill_tokens_queued,
-            active_requests=load.active_requests,
-            active_blocks=load.active_blocks,
-            shared_blocks=asked.shared.get(rank, 0),
-            history_blocks=self._history.blocks(rank, asked.now_s),
+    def view(self, request: RouteRequest, ask: AskIndex, now_s: float) -> View:
+        """Return every rank that serves the request's model, as far as the mode in force reads it.
+
+        `ask` is asked for what a cache can give, of exactly those ranks, and only where the mode reads it.
+        """
+        mode, standing = self.modes[self.policy.mode], self.standing(request.model, request.hashing, now_s)
+        turn = self._turns[request.model]
+        if mode.reads_overlap and standing.ranks:
+            view = self._whole_view(request, standing, ask, now_s, turn)
+            if mode.reads_forecast:
+                view = view._replace(forecast=self._forecasts.forecast(view, request))
+        else:
+            view = standing.blank(now_s, turn)
+            if mode.reads_load:
+                view = view._replace(**self.ledger.columns(standing.ranks)._asdict())
+        if self.policy.affinity != "off":
+            view = view._replace(bound=self.affinity.bound(request.session_id, now_s))
+        return view
+
+    def _whole_view(self, request: RouteRequest, standing: Standing, ask: AskIndex, now_s: float, turn: int) -> View:
+        chain, ranks = request.reusable_hashes, standing.ranks
+        answer = ask(chain, ranks)
+        trusted = standing.trusted(answer.doubts)
+        if trusted.without_events:
+            self._put_routed(answer.depths, chain, standing, trusted.without_events, now_s)
+        queued_tokens, active_requests, active_blocks = self.ledger.columns(ranks)
+        shared = self.ledger.shared(request.sequence_hashes)
+        return View(
+            now_s=now_s,
+            turn=turn,
+            ranks=ranks,
+            told=standing.told,
+            unfit=standing.unfit,
+            trust=trusted.trust,
+            overlap=answer.depths,
+            predicted=self._predicted(chain, standing, answer.epochs, now_s),
+            epochs=answer.epochs,
+            seqs=answer.seqs,
+            queued_tokens=queued_tokens,
+            active_requests=active_requests,
+            active_blocks=active_blocks,
+            shared_blocks=standing.column(shared) if shared else standing.no_ints,
+            history_blocks=self._history.columns(ranks, now_s),
+            newcomer=self._newcomers.flags(ranks),
+            trust_factor=trusted.factor,
+            whole=standing.whole,
+            seq_len_min=standing.seq_len_min,
         )
 
-    def _predicted(self, asked: "_Asked", rank: WorkerRank, epoch: int) -> int:
-        return self._predictions.overlap(asked.hashes, rank, epoch, asked.now_s) if asked.predict_on_route else 0
+    def standing(self, model: str, hashing: Hashing, now_s: float) -> Standing:
+        """Return who serves a model, how fit and how far trusted, where prompts are hashed so."""
+        changes = self.fleet.changes, self.breakers.changes
+        if changes != self._standings_of or len(self._standings) > _STANDINGS_MAX:
+            self._standings.clear()
+            self._standings_of = changes
+        known = self._standings.get((model, hashing))
+        if known is None or now_s >= known.valid_until_s:
+            known = Standing(self.fleet, model, hashing, now_s, self.breakers)
+            self._standings[model, hashing] = known
+        return known
 
+    def _put_routed(
+        self, depths: Depths, chain: bytes, standing: Standing, places: tuple[int, ...], now_s: float
+    ) -> None:
+        """Of ranks without events, what was routed to them is what they hold."""
+        ranks = [standing.ranks[place] for place in places]
+        depths[:, places] = self.approximate.overlap(chain, ranks, now_s)
 
-class _Asked(NamedTuple):
-    """One request at one moment: the blocks to look for, and what was found of them by rank."""
-
-    hashes: tuple[int, ...]
-    hashing: Hashing
-    held: dict[WorkerRank, Overlap]
-    shared: dict[WorkerRank, int]
-    now_s: float
-    predict_on_route: bool
+    def _predicted(self, chain: bytes, standing: Standing, epochs: tuple[int, ...], now_s: float) -> Ints:
+        found = self._predictions.depths(chain, now_s) if self.policy.predict_on_route else None
+        if not found:
+            return standing.no_ints
+        place_of, predicted = standing.place_of, [0] * len(epochs)
+        for rank, (epoch, blocks) in found.items():
+            place = place_of.get(rank)
+            if place is not None and epochs[place] == epoch:
+                predicted[place] = blocks
+        return np.array(predicted, dtype=np.int64)

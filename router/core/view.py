@@ -1,17 +1,33 @@
-"""What a decision reads: the request, and every rank that serves its model, as they stood at one moment."""
+"""What a decision reads: the request, and every rank that serves its model, as they stood at one moment.
+
+A view is columns: place i of each speaks of `ranks[i]`. Arrays are read-only to whoever decides, and belong to the view
+alone or to nobody who changes them, so that a view can be kept. `only` cuts the columns to some ranks.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from kv_protocol.decision import OverlapSource, TrustState
+from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, Hashing
 from kv_protocol.ids import WorkerRank
+from router.core.chains import BLOCK_BYTES
+from router.core.trust import Trust
+
+Ints = NDArray[np.int64]
+Depths = NDArray[np.int32]
+Floats = NDArray[np.float64]
 
 
 class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request, as far as routing reads it.
 
-    `sequence_hashes` are those of all full blocks of the prompt (`isl_tokens` tokens); `reusable_blocks` of them can
-    come from a cache, since the last token is always computed. Pins are None, or the only worker or rank allowed.
+    `sequence_hashes` are those of all full blocks of the prompt (`isl_tokens` tokens), packed (`chains.py`);
+    `reusable_blocks` of them can come from a cache, since the last token is always computed. Pins are None, or the only
+    worker or rank allowed.
     """
 
     decision_id: str
@@ -19,10 +35,23 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     model: str
     isl_tokens: int
+    """0: not known; the prompt was not encoded, because the mode reads no overlap."""
     block_size: int
     hash_scheme: str = HASH_SCHEME
-    sequence_hashes: tuple[int, ...]
+    sequence_hashes: bytes = b""
     max_tokens: int = 0
+    lora: str = ""
+    """The adapter that is asked for; empty: the base model."""
+    session_id: str = ""
+    """Whose requests would rather stay at one rank; empty: no session's."""
+    priority: int = 0
+    strict_priority: int = 0
+    tenant: str = ""
+    expected_osl: int = 0
+    required_taints: tuple[str, ...] = ()
+    preferred_taints: tuple[tuple[str, float], ...] = ()
+    ttft_target_s: float | None = None
+    itl_target_s: float | None = None
     pinned_worker: str | None = None
     pinned_dp_rank: int | None = None
     tried: tuple[WorkerRank, ...] = ()
@@ -39,37 +68,100 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.isl_tokens - 1) // self.block_size
 
     @property
-    def reusable_hashes(self) -> tuple[int, ...]:
-        """The hashes to look for in the index."""
-        return self.sequence_hashes[: self.reusable_blocks]
+    def reusable_hashes(self) -> bytes:
+        """The hashes to look for in the index, packed."""
+        return self.sequence_hashes[: self.reusable_blocks * BLOCK_BYTES]
 
 
-class RankRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One rank that serves the model. `unfit` says why it takes no new work; empty when it may."""
+class OverlapAnswer(Protocol):
+    """What an index says of some ranks, in their order."""
 
-    rank: WorkerRank
-    unfit: str
-    role: str
-    max_seq_len: int
-    overlap_blocks: tuple[int, int, int, int]
-    overlap_source: OverlapSource
-    predicted_blocks: int
-    """How much of the request's prefix is on its way there, with requests that were routed before."""
-    epoch: int
-    seq: int
-    trust: TrustState
-    trust_reason: str
-    prefill_tokens_queued: int
-    active_requests: int
-    active_blocks: int
-    shared_blocks: int
-    """How many of the request's full blocks the rank already works on."""
-    history_blocks: float
+    @property
+    def depths(self) -> Depths:
+        """(4, n): leading blocks held on the tiers 0..t."""
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The epoch of each rank's stream; 0: none was heard."""
+
+    @property
+    def seqs(self) -> tuple[int, ...]:
+        """The last number of that epoch that was applied."""
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why what is said may be wrong; empty: it is exact."""
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment. `turn` counts the decisions taken before for the same model."""
+class Forecast(NamedTuple):
+    """What a request is predicted to live through at each rank: seconds to its first token, and between tokens."""
+
+    ttft_s: Floats
+    itl_s: Floats
+
+
+class View(NamedTuple):
+    """One moment of the ranks that serve a model, eldest worker first. `turn` counts its decisions before."""
 
     now_s: float
     turn: int
-    rows: tuple[RankRow, ...]
+    ranks: tuple[WorkerRank, ...]
+    told: tuple[WorkerRegistered, ...]
+    """The registration behind each rank."""
+    unfit: tuple[str, ...]
+    """Why the rank takes no new work; empty when it may."""
+    trust: tuple[Trust, ...]
+    overlap: Depths
+    """(4, n): leading blocks held on the tiers 0..t; the approximate index's where trust is FALLBACK."""
+    predicted: Ints
+    """Leading blocks that are on their way there with requests routed before."""
+    epochs: tuple[int, ...]
+    seqs: tuple[int, ...]
+    queued_tokens: Ints
+    """Uncached tokens promised to the rank and not yet past their first token."""
+    active_requests: Ints
+    active_blocks: Ints
+    shared_blocks: Ints
+    """How many of the request's full blocks the rank already works on."""
+    history_blocks: Floats
+    newcomer: tuple[bool, ...]
+    """Whether the rank has joined of late, and had its share of full misses."""
+    bound: WorkerRank | None = None
+    """Where the request's session is at home; None: nowhere."""
+    trust_factor: Floats | None = None
+    """What share of the rank's overlap is credited; None: all of it, at every rank."""
+    forecast: Forecast | None = None
+    """None: the mode did not ask for one."""
+    whole: bool = False
+    """Every rank is known to be fit and to serve whole requests; False: each must be looked at."""
+    seq_len_min: int = 0
+    """The smallest `max_seq_len` that a worker states; 0: none does. Known where `whole` is."""
+
+    @property
+    def expected(self) -> Ints:
+        """How many leading blocks each rank is counted on to have on its GPU."""
+        expected: Ints = np.maximum(self.overlap[0], self.predicted)
+        return expected
+
+    def only(self, places: Sequence[int]) -> "View":
+        """Return the same moment of the ranks at these places alone."""
+        at = np.asarray(places, dtype=np.intp)
+        forecast = self.forecast
+        return self._replace(
+            ranks=tuple(self.ranks[place] for place in places),
+            told=tuple(self.told[place] for place in places),
+            unfit=tuple(self.unfit[place] for place in places),
+            trust=tuple(self.trust[place] for place in places),
+            overlap=self.overlap[:, at],
+            predicted=self.predicted[at],
+            epochs=tuple(self.epochs[place] for place in places),
+            seqs=tuple(self.seqs[place] for place in places),
+            queued_tokens=self.queued_tokens[at],
+            active_requests=self.active_requests[at],
+            active_blocks=self.active_blocks[at],
+            shared_blocks=self.shared_blocks[at],
+            history_blocks=self.history_blocks[at],
+            newcomer=tuple(self.newcomer[place] for place in places),
+            trust_factor=None if self.trust_factor is None else self.trust_factor[at],
+            forecast=None if forecast is None else Forecast(forecast.ttft_s[at], forecast.itl_s[at]),
+        )

@@ -51,5 +51,10 @@ async def test_caches_were_small_enough_that_blocks_were_removed(client: Client)
 async def test_the_router_counted_predicted_and_actual_tokens_alike(client: Client) -> None:
     async with client.session.get(f"{client.control_url}/metrics") as response:
         lines = (await response.text()).splitlines()
-    totals = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
-    assert totals["kvrouter_predicted_cached_tokens_total"] == totals["kvrouter_actual_cached_tokens_total"] > 0
+    values = {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+    predicted, actual = (
+        {worker: values[f'kvrouter_{name}_cached_tokens_total{{worker="{worker}"}}'] for worker in ("w0", "w1")}
+        for name in ("predicted", "actual")
+    )
+    assert predicted == actual
+    assert sum(actual.values()) > 0

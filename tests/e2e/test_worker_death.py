@@ -109,7 +109,7 @@ async def returns_empty(fleet: Fleet, client: Client) -> None:
     body = {"model": MODEL, "prompt": "person 1 says " + "words and words " * 20}
     routed = (await client.post("/v1/route", body)).body
     candidates = {each["worker_id"]: each for each in routed["decision"]["candidates"]}
-    assert set(candidates) == {"w0", "w1", "w2", "w3"}
+    assert set(candidates) == {"w0", "w1", "w2", "w3"}, routed["decision"]["excluded"]
     assert candidates[VICTIM]["overlap_blocks"] == [0, 0, 0, 0]
     assert any(each["overlap_blocks"][0] for each in candidates.values()), "the others still hold it"
     answered = await client.complete(prompt, x_worker_instance_id=VICTIM)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import choice_index
 from router.core import approximate
@@ -17,9 +18,9 @@ BLOCKS_MAX = 12
 RANKS = (WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0))
 
 
-def chain(path: Sequence[int]) -> tuple[int, ...]:
+def chain(path: Sequence[int]) -> bytes:
     """Return sequence hashes of which each names its whole path, as real ones do."""
-    return tuple(int("".join(map(str, path[: at + 1])), 8) for at in range(len(path)))
+    return pack_u64([int("".join(map(str, path[: at + 1])), 8) for at in range(len(path))])
 
 
 class Routing(NamedTuple):
@@ -64,11 +65,11 @@ class Naive:
         self.ages: dict[WorkerRank, dict[int, tuple[float, int, int]]] = {}
         self.requests = self.expired = self.evicted = self.left = 0
 
-    def routed(self, rank: WorkerRank, hashes: Sequence[int], now_s: float, capacity_blocks: int) -> None:
+    def routed(self, rank: WorkerRank, hashes: bytes, now_s: float, capacity_blocks: int) -> None:
         ages = self.ages.setdefault(rank, {})
         self.expire(ages, now_s)
         self.requests += 1
-        ages.update({block: (now_s + TTL_S, self.requests, -depth) for depth, block in enumerate(hashes)})
+        ages.update({block: (now_s + TTL_S, self.requests, -depth) for depth, block in enumerate(unpack_u64(hashes))})
         while len(ages) > min(capacity_blocks or BLOCKS_MAX, BLOCKS_MAX):
             del ages[min(ages, key=ages.__getitem__)]
             self.evicted += 1
@@ -85,13 +86,13 @@ class Naive:
             self.expire(ages, now_s)
             self.left += len(ages)
 
-    def overlap(self, hashes: Sequence[int], rank: WorkerRank, now_s: float) -> int:
+    def overlap(self, hashes: bytes, rank: WorkerRank, now_s: float) -> int:
         ages = self.ages.get(rank, {})
-        alive = [block in ages and ages[block][0] > now_s for block in hashes]
+        alive = [block in ages and ages[block][0] > now_s for block in unpack_u64(hashes)]
         return [*alive, False].index(False)
 
 
-def questions(script: list[Step]) -> list[tuple[int, ...]]:
+def questions(script: list[Step]) -> list[bytes]:
     """Return the chains to ask for: all that were routed, longer ones, and some that were not."""
     routed = {step.path for _, step in script if isinstance(step, Routing)}
     return [chain(path) for path in {*routed, *(((*path, 1)) for path in routed), (1, 2, 1, 2), (3,), ()}]
@@ -141,14 +142,14 @@ def test_what_is_kept_and_what_went_is_counted_as_a_naive_list_counts_it(script:
 @settings(deadline=None)
 def test_never_more_counts_than_one_request_of_the_last_ttl_had_there(script: list[Step]) -> None:
     index, _, now_s = run(script)
-    at_s, recent = 0.0, dict[WorkerRank, list[tuple[int, ...]]]()
+    at_s, recent = 0.0, dict[WorkerRank, list[bytes]]()
     for advance_s, step in script:
         at_s += advance_s
         if isinstance(step, Routing) and at_s > now_s - TTL_S:
             recent.setdefault(step.rank, []).append(chain(step.path))
     for hashes in questions(script):
         for rank, depth in zip(RANKS, index.overlap(hashes, RANKS, now_s), strict=True):
-            assert depth == 0 or any(each[:depth] == hashes[:depth] for each in recent.get(rank, []))
+            assert depth == 0 or any(each[: 8 * depth] == hashes[: 8 * depth] for each in recent.get(rank, []))
 
 
 @given(steps)
@@ -213,11 +214,11 @@ def parents_first(tree: approximate._Tree, blocks_max: int) -> int:
     """Drop a leaf from its beginning."""
     dropped = PLANTED_DROP(tree, blocks_max)
     for leaf in tree.leaves.values():
-        leaf.blocks = leaf.blocks[-len(leaf.blocks) :][::-1]
+        leaf.blocks = pack_u64(unpack_u64(leaf.blocks)[::-1])
     return dropped
 
 
-def never_over(tree: approximate._Tree, hashes: Sequence[int], now_s: float) -> int:
+def never_over(tree: approximate._Tree, hashes: bytes, now_s: float) -> int:
     """Heed no time."""
     return PLANTED_OVERLAP(tree, hashes, now_s - 100.0)
 
@@ -230,7 +231,7 @@ PLANTED_DROP, PLANTED_OVERLAP = approximate._Tree.drop, approximate._Tree.overla
     [
         (approximate._Tree, "drop", parents_first),
         (approximate._Tree, "overlap", never_over),
-        (approximate, "shared_blocks", lambda stretch, hashes, at: min(len(stretch), len(hashes) - at)),
+        (approximate, "shared_blocks", lambda stretch, hashes, at: min(len(stretch), len(hashes) - 8 * at) // 8),
         (approximate.ApproximateIndex, "forget", lambda _self, _worker_id, _now_s: None),
     ],
     ids=["parents first", "nothing expires", "forks overlooked", "nobody forgotten"],

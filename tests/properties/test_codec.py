@@ -14,20 +14,25 @@ from hypothesis import strategies as st
 
 from kv_protocol import fleet, recovery
 from kv_protocol.codec import BATCHES_PER_MESSAGE_MAX, decode_message, encode_message, split_event
-from kv_protocol.decision import Candidate, CostTerms, Decision
+from kv_protocol.decided import Decided, RequestRecord
+from kv_protocol.decision import Exclusion
 from kv_protocol.digest import SetDigest, TierDigest
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.journal import (
-    Decided,
     FleetApplied,
+    JournalBegan,
+    JournalMessage,
     JournalRecord,
-    KvMessageApplied,
     LedgerApplied,
     LoadApplied,
+    Lost,
     PolicyChanged,
+    RankStanding,
+    Refused,
     decode_journal,
-    encode_journal,
+    encode_record,
+    pack_journal,
 )
 from kv_protocol.ledger import Routed
 from kv_protocol.load import LoadReport, decode_load, encode_load
@@ -63,40 +68,44 @@ HEARTBEAT = fleet.Heartbeat(instance="i", epoch=1, last_seq=2, tiers=(TierDigest
 LOAD = LoadReport(instance="i", iteration=1, running_requests=2, waiting_requests=3, used_blocks=4, total_blocks=5)
 REPLAY = recovery.ReplayChunk(request_id=1, epoch=2, last_seq=3, message=b"any")
 CHUNK = recovery.dump_chunks(1, 2, 3, [recovery.HeldBlock(4, None, 1), recovery.HeldBlock(5, 4, 15)])[0]
-DECISION = Decision(
-    decision_id="d",
-    request_id="r",
-    model="m",
+ASKED = RequestRecord(
+    decision_id="d", request_id="r", model="m", isl_tokens=33, block_size=16, sequence_hashes=bytes(16)
+)
+DECIDED = Decided(
+    now_s=1.0,
+    request=ASKED,
     policy="kv",
     seed=1,
-    now_s=1.0,
-    block_size=16,
-    isl_tokens=33,
-    reusable_blocks=2,
+    kv_seq=2,
+    turn=3,
+    ranks=3,
     winner=0,
-    runner_up=None,
-    margin_blocks=None,
-    candidates=(
-        Candidate(
-            worker_id="w-1",
-            dp_rank=0,
-            overlap_blocks=(0, 0, 0, 0),
-            trust="EXACT",
-            trust_reason="",
-            epoch=1,
-            seq=1,
-            terms=CostTerms(),
-        ),
-    ),
+    worker_id="w-1",
+    dp_rank=0,
+    runner_up=2,
+    margin_blocks=0.5,
+    reason="overlap",
+    best=b"\0\0\2\0",
+    terms=b"\2" + bytes(16),
+    costs=bytes(4),
+    overlap=b"\1\5\1\0\2\0",
 )
-JOURNAL: list[JournalRecord] = [
-    KvMessageApplied(now_s=1.0, stream_seq=2),
+ROUTED = Routed(lease_id="l", worker_id="w-1", dp_rank=0, blocks=bytes(16), uncached_tokens=3)
+JOURNAL: tuple[JournalRecord, ...] = (
+    JournalBegan(now_s=1.0, router="r", started_ns=1, settings={"lease_s": 1.0}),
     LoadApplied(now_s=1.0, worker_id="w-1", dp_rank=0, report=LOAD),
-    LedgerApplied(now_s=1.0, event=Routed(lease_id="l", worker_id="w-1", dp_rank=0, blocks=(1, 2), uncached_tokens=3)),
+    LedgerApplied(now_s=1.0, event=ROUTED),
     FleetApplied(now_s=1.0, event=REGISTERED),
-    PolicyChanged(now_s=1.0, policy="kv", parameters={"a": 1.0}),
-    Decided(now_s=1.0, decision=DECISION, sequence_hashes=(1, 2)),
-]
+    PolicyChanged(now_s=1.0, policy={"mode": "kv", "parameters": {"a": 1.0}}),
+    RankStanding(now_s=1.0, worker_id="w-1", dp_rank=0, epoch=1, doubt="behind"),
+    DECIDED,
+    Refused(now_s=1.0, request=ASKED, exclusions=(Exclusion(worker_id="w-1", dp_rank=0, reason="draining"),)),
+    Lost(now_s=1.0, count=2),
+)
+
+
+def pack(message: JournalMessage) -> bytes:
+    return pack_journal(message.life, message.first, [encode_record(record) for record in message.records])
 
 
 class Wire(NamedTuple):
@@ -123,7 +132,7 @@ WIRES = {
     ),
     "dump chunk": Wire(recovery.decode_answer, recovery.encode, recovery.encode(CHUNK)),
     "replay chunk": Wire(recovery.decode_answer, recovery.encode, recovery.encode(REPLAY)),
-    "journal": Wire(decode_journal, encode_journal, encode_journal(JOURNAL)),
+    "journal": Wire(decode_journal, pack, pack(JournalMessage(version=1, life=5, first=1, records=JOURNAL))),
 }
 EACH_WIRE = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 JSON_WIRES = ["fleet", "heartbeat", "load"]
@@ -246,7 +255,7 @@ def test_whatever_a_peer_sends_of_itself_can_be_journalled(source: st.DataObject
             if isinstance(heard, LoadReport)
             else FleetApplied(now_s=1.0, event=heard)
         )
-        assert decode_journal(encode_journal([record])) == [record]
+        assert decode_journal(pack_journal(5, 1, [encode_record(record)])).records == (record,)
 
 
 @CALM

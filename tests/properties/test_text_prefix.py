@@ -1,7 +1,8 @@
-"""Turns of a chat extend each other token by token: what makes a KV cache worth keeping, and a piece worth keeping."""
+"""Turns of a chat extend each other token by token: what makes a KV cache worth keeping, and a text worth cutting."""
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import find, given, settings
@@ -80,27 +81,31 @@ def test_only_the_template_writes_marks(chat: list[Message]) -> None:
 
 
 def encodes_as_a_whole(text: TokenizerText, content: str) -> bool:
-    chat = [{"role": "user", "content": content}]
-    return text.encode_chat(chat) == text._tokenizer.encode(text.render_chat(chat), add_special_tokens=False).ids
+    rendered = text.render_chat([{"role": "user", "content": content}])
+    places = [0, *(begin for begin, _ in text.cut_places(rendered)), len(rendered)]
+    parts = [text.pack_marked(rendered[begin:end]) for begin, end in pairwise(places)]
+    return b"".join(parts) == text.pack_marked(rendered)
 
 
 @settings(CALM, max_examples=500)
 @given(st.one_of(awkward, words))
-def test_pieces_encode_as_the_whole_chat_does(content: str) -> None:
+def test_parts_encode_as_the_whole_chat_does(content: str) -> None:
     assert encodes_as_a_whole(TOKENIZER_TEXT, content)
 
 
-@pytest.mark.parametrize("token", ["<mask>", "<word>"])
+def test_the_template_writes_marks_that_text_is_cut_at() -> None:
+    rendered = TOKENIZER_TEXT.render_chat([{"role": "user", "content": "hello<|end|>"}] * 2)
+    assert [rendered[begin:end] for begin, end in TOKENIZER_TEXT.cut_places(rendered)] == [
+        "<|a|>",
+        "<|end|>",
+        "<|end|>",
+    ] * 2
+
+
+@pytest.mark.parametrize("token", ["<mask>", "<word>", ">x", "a<|a|>"])
 def test_a_cut_at_the_wrong_token_would_be_found(token: str) -> None:
     broken = tokenizer_text()
-    broken._cut_tokens.add(token)
-    find(awkward, lambda content: not encodes_as_a_whole(broken, content), settings=PLANTED)
-
-
-@pytest.mark.parametrize("pattern", [r"a<\|a\|>|<\|a\|>>|<\|a\|>|>x", r"<\|a\|>|<\|a\|>>|>x"], ids=["late", "shortest"])
-def test_a_cut_where_the_tokenizer_makes_none_would_be_found(pattern: str) -> None:
-    broken = tokenizer_text()
-    broken._cut = re.compile(pattern)
+    broken._marks = re.compile(re.escape(token))
     find(awkward, lambda content: not encodes_as_a_whole(broken, content), settings=PLANTED)
 
 

@@ -20,7 +20,7 @@ from indexer.core.facts import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.core.fold import IndexFold, RankView
+from indexer.core.fold import IndexFold, OverlapColumns, RankView
 from indexer.core.messages import read_message
 from indexer.core.reference import ReferenceIndex
 from kv_protocol import fleet, recovery
@@ -66,8 +66,12 @@ class Index:
         if setup.log.keep_every_s:
             timeline.every(setup.log.keep_every_s, self._keep)
 
-    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> Sequence[RankView]:
+    def columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
         """Return how much of a prefix each rank holds."""
+        return self.fold.columns(chain, ranks)
+
+    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> Sequence[RankView]:
+        """Return the same rank by rank."""
         return self.fold.overlap(sequence_hashes, ranks)
 
     def catching_up(self) -> str:

@@ -169,7 +169,7 @@ class NeverMissesAnybody(IndexFold):
         return super().tick(now_s)
 
 
-WITHOUT_LOG = "indexer.core.fold_views.without_log"
+WITHOUT_LOG = "indexer.core.fold.without_log"
 FOLLOWER = "indexer.core.fold.StreamFollower"
 ASKING = "indexer.core.follower.Asking"
 FOLD = "tests.simulation.index.IndexFold"

@@ -40,20 +40,20 @@ def deletes_the_newest(
 class LeaksCancelled(Ledger):
     """Keeps the lease of a client who went away."""
 
-    def apply(self, event: LedgerEvent, now_s: float) -> None:
+    def apply(self, event: LedgerEvent, now_s: float, origin: str = "") -> None:
         if not isinstance(event, Cancelled):
-            super().apply(event, now_s)
+            super().apply(event, now_s, origin)
 
 
 class LeaksPrefill(Ledger):
     """Takes a prompt for computed at its first token, and again at its end."""
 
-    def apply(self, event: LedgerEvent, now_s: float) -> None:
+    def apply(self, event: LedgerEvent, now_s: float, origin: str = "") -> None:
         lease = self._leases.get(event.lease_id) if isinstance(event, FirstToken) else None
-        super().apply(event, now_s)
-        if lease is not None and isinstance(event, FirstToken):
-            renewed = self._leases[event.lease_id]
-            self._leases[event.lease_id] = renewed._replace(uncached_tokens=lease.uncached_tokens)
+        tokens = 0 if lease is None else lease.uncached_tokens
+        super().apply(event, now_s, origin)
+        if lease is not None:
+            lease.uncached_tokens = tokens
 
 
 PLAN = "indexer.core.keeping.plan"

@@ -10,16 +10,27 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from kv_protocol import fleet, load
-from kv_protocol.decision import Decision
+from kv_protocol.codec import pack_u64
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, LoadApplied, LogConnection, WorkerHeard
-from router.core.decide import Policy
+from kv_protocol.journal import (
+    AttemptEnded,
+    AttemptOutcome,
+    FleetApplied,
+    LedgerApplied,
+    LoadApplied,
+    LogConnection,
+    WorkerHeard,
+)
+from kv_protocol.ledger import Expired
+from router.core.breakers import BreakerLimits, Breakers
 from router.core.errors import NoEligibleWorker
 from router.core.fleet import Fleet
 from router.core.ledger import Ledger
+from router.core.policy import Policy
 from router.core.state import RouterState
+from router.core.verdict import Verdict
 from router.core.view import RouteRequest
 from router.routing import Lease, OutcomeName, Routing
 from tests.simulation.calls import Call, Caller
@@ -44,7 +55,8 @@ class Router:
     def __init__(self, index: Index, setup: RouterSetup, seed: int, forward: Forward, finished: Finished) -> None:
         self.index, self._forward, self.finished, self.is_alive = index, forward, finished, True
         self.clock = index.clock
-        self.state = RouterState(Fleet(DIGESTS), Ledger(setup.lease_s))
+        breakers = Breakers(BreakerLimits(open_s=BREAKER_S, open_s_max=2 * BREAKER_S))
+        self.state = RouterState(Fleet(DIGESTS), Ledger(setup.lease_s), breakers=breakers)
         self.routing = Routing(
             self.state,
             index,
@@ -81,10 +93,10 @@ class Router:
         now_s, is_connected = self.clock.now(), self.index.connection.is_connected
         if is_connected != self._was_connected:
             self._was_connected = is_connected
-            self.state.apply(LogConnection(now_s=now_s, heard=is_connected))
-        for record in self.state.tick(now_s):
-            self.outcomes["expired"] += 1
-            self.state.apply(record)
+            self.routing.apply(LogConnection(now_s=now_s, heard=is_connected))
+        for record in self.routing.tick():
+            if isinstance(record, LedgerApplied) and isinstance(record.event, Expired):
+                self.outcomes["expired"] += 1
 
     # -------------------------------------------------------------- what it hears
     def _on_fleet_event(self, data: bytes) -> None:
@@ -92,7 +104,7 @@ class Router:
             event = fleet.decode_fleet_event(data)
         except MalformedMessage:
             return
-        self.state.apply(FleetApplied(now_s=self.clock.now(), event=event))
+        self.routing.apply(FleetApplied(now_s=self.clock.now(), event=event))
 
     def _on_pulse(self, rank: WorkerRank, data: bytes, _: str) -> None:
         try:
@@ -100,7 +112,7 @@ class Router:
         except MalformedMessage:
             return
         heard = WorkerHeard(now_s=self.clock.now(), worker_id=rank.worker_id, instance=heartbeat.instance)
-        self.state.apply(heard)
+        self.routing.apply(heard)
 
     def _on_load(self, rank: WorkerRank, data: bytes, _: str) -> None:
         try:
@@ -109,7 +121,7 @@ class Router:
             return
         self.reports += 1
         now_s = self.clock.now()
-        self.state.apply(LoadApplied(now_s=now_s, worker_id=rank.worker_id, dp_rank=rank.dp_rank, report=report))
+        self.routing.apply(LoadApplied(now_s=now_s, worker_id=rank.worker_id, dp_rank=rank.dp_rank, report=report))
 
     # -------------------------------------------------------------- what it does
     def route(self, request: EngineRequest) -> None:
@@ -123,25 +135,37 @@ class Router:
             self.running[request_id].leave()
 
     def decide(self, request: EngineRequest, decision_id: str, tried: Sequence[WorkerRank] = ()) -> "Decided":
-        """Return the request as it is routed, and the decision; raises `NoEligibleWorker`."""
+        """Return the request as it is routed, and the verdict; raises `NoEligibleWorker`."""
         route = RouteRequest(
             decision_id=decision_id,
             request_id=request.request_id,
             model=MODEL,
             isl_tokens=len(request.prompt),
             block_size=BLOCK_SIZE,
-            sequence_hashes=tuple(sequence_hashes(request.prompt, BLOCK_SIZE, cache_salt=request.cache_salt)),
+            sequence_hashes=pack_u64(sequence_hashes(request.prompt, BLOCK_SIZE, cache_salt=request.cache_salt)),
             max_tokens=request.max_tokens,
             tried=tuple(tried),
         )
         return route, self.routing.decide(route)
+
+    def attempted(self, rank: WorkerRank, decision_id: str, outcome: AttemptOutcome, phase: str = "") -> None:
+        """An attempt at a rank ended so."""
+        ended = AttemptEnded(
+            now_s=self.clock.now(),
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            outcome=outcome,
+            phase=phase,
+            decision_id=decision_id,
+        )
+        self.routing.apply(ended)
 
     def forward(self, rank: WorkerRank, request: EngineRequest, caller: Caller) -> Call:
         """Send a request on."""
         return self._forward(self.name, rank, request, caller)
 
 
-Decided = tuple[RouteRequest, Decision]
+Decided = tuple[RouteRequest, Verdict]
 
 
 class RoutedRequest:
@@ -153,25 +177,26 @@ class RoutedRequest:
         self._tried: list[WorkerRank] = []
         self._call: Call | None = None
         self._lease: Lease | None = None
+        self._decision_id = ""
 
     def attempt(self) -> None:
         """Route it, and send it on."""
-        decision_id = f"{self._request.request_id}-{len(self._tried)}"
+        decision_id = self._decision_id = f"{self._request.request_id}-{len(self._tried)}"
         try:
-            route, decision = self._router.decide(self._request, decision_id, self._tried)
+            route, verdict = self._router.decide(self._request, decision_id, self._tried)
         except NoEligibleWorker:
             self._finish("no_worker")
             return
-        self._lease = self._router.routing.take(route, decision)
-        chosen = decision.chosen
-        rank = WorkerRank(chosen.worker_id, chosen.dp_rank)
+        self._lease = self._router.routing.take(route, verdict)
+        rank = verdict.winner
         self._tried.append(rank)
-        asked = msgspec.structs.replace(self._request, request_id=decision_id, dp_rank=chosen.dp_rank)
+        asked = msgspec.structs.replace(self._request, request_id=decision_id, dp_rank=rank.dp_rank)
         self._call = self._router.forward(rank, asked, self)
 
     def leave(self) -> None:
         """The client has gone."""
         self.abandon()
+        self._attempted("cancelled")
         self._settle("cancelled")
 
     def abandon(self) -> None:
@@ -186,21 +211,26 @@ class RoutedRequest:
         self._lease.on_bytes()
         if output.finish_reason is not None:
             self._router.finished(self._request, (*self._request.prompt, *self._answer))
+            self._attempted("ok")
             self._settle("ok", output.cached_tokens)
 
     def on_refused(self) -> None:
         """The worker will not compute it."""
+        self._attempted("client_fault")
         self._settle("refused")
 
     def on_failure(self, phase: str) -> None:
         """The worker failed."""
         assert self._lease is not None
         self._lease.end("failed")
-        self._router.routing.open_breaker(self._tried[-1].worker_id, phase, BREAKER_S)
+        self._attempted("failed", phase)
         if self._answer or len(self._tried) > RETRY_LIMIT:
             self._finish("failed")
         else:
             self.attempt()
+
+    def _attempted(self, outcome: AttemptOutcome, phase: str = "") -> None:
+        self._router.attempted(self._tried[-1], self._decision_id, outcome, phase)
 
     def _settle(self, outcome: OutcomeName, cached_tokens: int | None = None) -> None:
         assert self._lease is not None

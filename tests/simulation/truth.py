@@ -206,7 +206,8 @@ class Truth:
             promised = (load.active_requests, load.active_blocks, load.prefill_tokens_queued)
             assert promised == (0, 0, 0), f"{router.name}: {rank}: promised {load}"
         if live:
-            _, decision = router.decide(self._world.workload.request(), "at last")
+            _, verdict = router.decide(self._world.workload.request(), "at last")
+            decision = verdict.decision()
             trust = {WorkerRank(each.worker_id, each.dp_rank): each.trust for each in decision.candidates}
             assert trust == dict.fromkeys(live, "EXACT"), f"{router.name}: {decision}"
             assert not any(each.predicted_blocks for each in decision.candidates), f"{router.name}: {decision}"

@@ -3,7 +3,7 @@
 import base64
 
 from kv_protocol.hashing import unpack_tokens
-from kv_protocol.openai import ChatRequest, CompletionRequest, Request, RequestInvalid
+from kv_protocol.openai import GUIDED_KEYS, ChatRequest, CompletionRequest, Request, RequestInvalid, is_given
 from worker_agent.core.engine import EngineDescription, EngineRequest
 
 _TOKEN_BYTES = 4
@@ -30,9 +30,12 @@ def check_supported(request: Request) -> None:
         for field in ("echo", "suffix"):
             if getattr(request, field):
                 raise RequestInvalid(field, getattr(request, field), "none on this worker")
-        if request.best_of not in (None, 1):
-            raise RequestInvalid("best_of", request.best_of, "1: this worker gives one choice")
-    elif (request.response_format or {}).get("type", "text") != "text":
+    if request.best_of not in (None, 1):
+        raise RequestInvalid("best_of", request.best_of, "1: this worker gives one choice")
+    for field in GUIDED_KEYS:
+        if is_given(getattr(request, field)):
+            raise RequestInvalid(field, "a value", "none: this worker guides no decoding")
+    if (request.response_format or {}).get("type", "text") != "text":
         raise RequestInvalid("response_format.type", request.response_format, "text: this worker guides no decoding")
 
 
@@ -64,5 +67,5 @@ def engine_request(
         max_tokens=request.limit_tokens or min(default_max_tokens, room),
         stop_token_ids=stop_token_ids,
         dp_rank=dp_rank,
-        cache_salt=request.cache_salt or None,
+        cache_salt=request.salt or None,
     )

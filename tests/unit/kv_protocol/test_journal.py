@@ -1,40 +1,55 @@
+import struct
 from typing import Any, get_args
 
 import msgspec
 import pytest
 
-from kv_protocol.decision import Candidate, CostTerms, Decision, Exclusion
-from kv_protocol.errors import MalformedMessage
-from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
-from kv_protocol.journal import (
-    BreakerChanged,
+from kv_protocol.codec import pack_u64
+from kv_protocol.decided import (
+    TERMS,
     Decided,
+    RequestRecord,
+    best_columns,
+    best_terms,
+    other_costs,
+    overlap_depths,
+)
+from kv_protocol.decision import CostTerms, Exclusion
+from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import (
+    MESSAGE_BYTES_MAX,
+    AttemptEnded,
     FleetApplied,
+    JournalBegan,
+    JournalMessage,
     JournalRecord,
-    KvMessageApplied,
     LedgerApplied,
     LoadApplied,
     LogConnection,
+    Lost,
     OutcomeKnown,
     PolicyChanged,
+    Promised,
+    RankStanding,
+    Refused,
+    TimePassed,
     WorkerHeard,
     decode_journal,
-    encode_journal,
+    encode_record,
+    pack_journal,
 )
-from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Reconciled, Renewed, Routed
+from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Reconciled, Routed
 from kv_protocol.load import LoadReport
 
 U64_MAX = 2**64 - 1
 RANK: dict[str, Any] = {"worker_id": "w-1", "dp_rank": 0}
-
 LEDGER: list[LedgerEvent] = [
-    Routed(lease_id="l", blocks=(0, 1, U64_MAX), uncached_tokens=5, **RANK),
-    Routed(lease_id="l", blocks=(), uncached_tokens=0, extra_blocks=1, **RANK),
+    Routed(lease_id="l", blocks=pack_u64((0, 1, U64_MAX)), uncached_tokens=5, **RANK),
+    Routed(lease_id="l", blocks=b"", uncached_tokens=0, extra_blocks=1, **RANK),
     FirstToken(lease_id="l"),
-    Renewed(lease_id="l"),
     Finished(lease_id="l"),
-    Cancelled(lease_id="l"),
-    Expired(lease_id="l"),
     Reconciled(running_requests=1, waiting_requests=2, used_blocks=3, **RANK),
 ]
 FLEET: list[FleetEvent] = [
@@ -53,34 +68,39 @@ FLEET: list[FleetEvent] = [
     WorkerDraining(worker_id="w-1", instance="i"),
     WorkerLeft(worker_id="w-1", instance="i", reason="silent"),
 ]
-DECISION = Decision(
+REQUEST = RequestRecord(
     decision_id="d",
     request_id="r",
     model="m",
-    policy="kv",
-    seed=U64_MAX,
-    now_s=0.1,
-    block_size=16,
     isl_tokens=33,
-    reusable_blocks=2,
-    winner=0,
-    runner_up=None,
-    margin_blocks=None,
-    candidates=(
-        Candidate(
-            overlap_blocks=(2, 2, 2, 2),
-            trust="DEGRADED",
-            trust_reason="gap",
-            epoch=U64_MAX,
-            seq=9,
-            terms=CostTerms(overlap_credit_blocks=-0.1, prefill_blocks=1e-300, cost=0.1 + 0.2),
-            **RANK,
-        ),
-    ),
-    excluded=(Exclusion(reason="breaker", **RANK),),
+    block_size=16,
+    sequence_hashes=pack_u64((0, U64_MAX)),
+    preferred_taints=(("big", -0.5),),
+    tried=(WorkerRank("w-0", 1),),
 )
+LEAST: dict[str, Any] = {
+    "now_s": 6.0,
+    "request": REQUEST,
+    "policy": "kv",
+    "seed": U64_MAX,
+    "kv_seq": 77,
+    "turn": 3,
+    "ranks": 11,
+    "winner": 10,
+    "worker_id": "w-10",
+    "dp_rank": 0,
+    "runner_up": 0,
+    "margin_blocks": 0.1 + 0.2,
+    "reason": "overlap",
+}
+WEIGHED: dict[str, Any] = LEAST | {
+    "best": struct.pack("<3H", 10, 0, 4),
+    "terms": b"\x42" + struct.pack("<6d", 1.5, -0.0, 1e-300, 3.0, 4.0, 5.0),
+    "costs": struct.pack("<2f", 7.5, 8.5),
+    "overlap": b"\x09" + b"\x01\x04" + struct.pack("<2H", 5, 65535) + b"\x02\x00" + struct.pack("<H", 9),
+}
 RECORDS: list[JournalRecord] = [
-    KvMessageApplied(now_s=0.1 + 0.2, stream_seq=U64_MAX),
+    JournalBegan(now_s=0.1 + 0.2, router="router-1", started_ns=U64_MAX, settings={"a": "b", "c": {"d": 0.5}}),
     LoadApplied(
         now_s=1.0,
         report=LoadReport(
@@ -89,55 +109,59 @@ RECORDS: list[JournalRecord] = [
         **RANK,
     ),
     *(LedgerApplied(now_s=2.0, event=event) for event in LEDGER),
+    LedgerApplied(now_s=2.0, event=LEDGER[0], router="router-2"),
+    Promised(now_s=2.0, event=Routed(lease_id="d", blocks=b"", uncached_tokens=5, **RANK)),
     *(FleetApplied(now_s=3.0, event=event) for event in FLEET),
     WorkerHeard(now_s=3.5, worker_id="w-1", instance="i"),
     LogConnection(now_s=3.6, heard=True),
-    LogConnection(now_s=3.7, heard=False),
-    BreakerChanged(now_s=4.0, worker_id="w-1", reason="refused", open_until_s=5.5),
-    BreakerChanged(now_s=4.0, worker_id="w-1", reason="probe", open_until_s=None),
-    PolicyChanged(now_s=5.0, policy="kv", parameters={"overlap_weight": 1.0, "": -0.0}),
-    Decided(now_s=6.0, decision=DECISION, sequence_hashes=(0, U64_MAX)),
-    Decided(now_s=6.0, decision=DECISION, sequence_hashes=()),
-    OutcomeKnown(now_s=7.0, decision_id="d", outcome="finished", cached_tokens=32, ttft_s=0.05, duration_s=1.5),
+    AttemptEnded(now_s=4.0, outcome="back_pressure", phase="first_byte", reason="503", retry_after_s=5.5, **RANK),
+    AttemptEnded(now_s=4.0, outcome="ok", decision_id="d", erred_before=(WorkerRank("w-0", 1),), **RANK),
+    PolicyChanged(now_s=5.0, policy={"mode": "kv", "parameters": {"overlap_credit": -0.0}, "itl_target_s": None}),
+    TimePassed(now_s=5.5),
+    RankStanding(now_s=5.6, epoch=U64_MAX, doubt="behind", **RANK),
+    Decided(**LEAST),
+    Decided(**WEIGHED),
+    OutcomeKnown(now_s=7.0, decision_id="d", outcome="ok", cached_tokens=32, ttft_s=0.05, duration_s=1.5),
     OutcomeKnown(now_s=7.0, decision_id="d", outcome="cancelled"),
+    Refused(now_s=8.0, request=REQUEST, exclusions=(Exclusion(reason="draining", **RANK),)),
+    Lost(now_s=9.0, count=12),
 ]
+
+
+def message_of(*records: JournalRecord) -> bytes:
+    return pack_journal(5, 9, [encode_record(record) for record in records])
 
 
 def kinds(values: list[Any]) -> set[type]:
     return {type(value) for value in values}
 
 
-def test_every_kind_of_record_and_of_event_within_is_among_the_samples() -> None:
+def test_every_kind_of_record_and_of_fleet_event_is_among_the_samples() -> None:
     assert kinds(RECORDS) == set(get_args(JournalRecord))
-    assert kinds(LEDGER) == set(get_args(LedgerEvent))
     assert kinds(FLEET) == set(get_args(FleetEvent))
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
 def test_a_record_survives_bit_for_bit(record: JournalRecord) -> None:
-    once = encode_journal([record])
+    once = message_of(record)
     read = decode_journal(once)
-    assert read == [record]
-    assert encode_journal(read) == once
+    assert read == JournalMessage(version=1, life=5, first=9, records=(record,))
+    assert message_of(*read.records) == once
 
 
 def test_records_keep_their_order() -> None:
-    assert decode_journal(encode_journal(RECORDS)) == RECORDS
-    assert decode_journal(encode_journal(RECORDS[::-1])) == RECORDS[::-1]
+    assert decode_journal(message_of(*RECORDS)).records == tuple(RECORDS)
+    assert decode_journal(message_of(*RECORDS[::-1])).records == tuple(RECORDS[::-1])
 
 
-def test_an_empty_journal_message_has_no_records() -> None:
-    assert decode_journal(encode_journal([])) == []
-
-
-def test_a_field_of_a_later_version_is_passed_over() -> None:
-    data = msgspec.msgpack.encode([{"type": "kv", "now_s": 1.0, "stream_seq": 2, "later": [{"deep": None}]}])
-    assert decode_journal(data) == [KvMessageApplied(now_s=1.0, stream_seq=2)]
+def test_a_field_of_a_later_version_of_a_record_is_passed_over() -> None:
+    data = pack_journal(5, 9, [msgspec.msgpack.encode(["tick", 1.0, [{"deep": None}]])])
+    assert decode_journal(data).records == (TimePassed(now_s=1.0),)
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
-def test_every_truncation_of_a_record_is_refused(record: JournalRecord) -> None:
-    data = encode_journal([record])
+def test_every_truncation_of_a_message_is_refused(record: JournalRecord) -> None:
+    data = message_of(record)
     for length in range(len(data)):
         with pytest.raises(MalformedMessage, match=r"^malformed at byte 0: journal: "):
             decode_journal(data[:length])
@@ -146,41 +170,106 @@ def test_every_truncation_of_a_record_is_refused(record: JournalRecord) -> None:
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        ({"type": "unheard-of", "now_s": 1.0}, "Invalid value 'unheard-of'"),
-        ({"now_s": 1.0, "stream_seq": 1}, "missing required field `type`"),
-        ({"type": "kv", "now_s": "1", "stream_seq": 1}, "now_s"),
-        ({"type": "ledger", "now_s": 1.0, "event": {"type": "left"}}, "Invalid value 'left'"),
-        (
-            {"type": "fleet", "now_s": 1.0, "event": {"type": "left", "worker_id": "A.B", "instance": "i"}},
-            r"worker_id: found 'A\.B'",
-        ),
-        (
-            {"type": "load", "now_s": 1.0, "report": msgspec.to_builtins(RECORDS[1])["report"] | {"iteration": -1}}
-            | RANK,
-            "iteration: found -1",
-        ),
-        (
-            {
-                "type": "decided",
-                "now_s": 1.0,
-                "decision": msgspec.to_builtins(DECISION) | {"winner": 1},
-                "sequence_hashes": [],
-            },
-            "winner: found 1",
-        ),
+        (["unheard-of", 1.0], r"Invalid value 'unheard-of'"),
+        (["heard", "1", "w", "i"], r"Expected `float`, got `str` - at `\$\[3\]\[0\] heard\.now_s`"),
+        (["heard", 1.0, "w"], r"`array` of at least length 4"),
+        (["ledger", 1.0, {"type": "left"}], r"Invalid value 'left' - at `\$\[3\]\[0\] ledger\.event\.type`"),
+        (["fleet", 1.0, {"type": "left", "worker_id": "A.B", "instance": "i"}], r"worker_id: found 'A\.B'"),
+        (["standing", 1.0, "w", 4096, 1, ""], r"dp_rank: found 4096, allowed 0\.\.4095"),
+        (["lost", 1.0, 0], r"count: found 0, allowed 1 or more"),
+        (["refused", 1.0, ["d", "r", "m", "x", 16], []], r"\$\[3\]\[0\] refused\.request\.isl_tokens`"),
+        (["attempt", 1.0, "w", 0, "bad"], r"attempt\.outcome"),
     ],
 )
-def test_a_record_that_may_not_be_is_refused_with_its_reason(record: dict[str, Any], reason: str) -> None:
+def test_a_record_that_may_not_be_is_refused_with_its_field(record: list[Any], reason: str) -> None:
     with pytest.raises(MalformedMessage, match=f"journal: .*{reason}"):
-        decode_journal(msgspec.msgpack.encode([record]))
+        decode_journal(pack_journal(1, 1, [msgspec.msgpack.encode(record)]))
+
+
+def test_a_message_of_another_version_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match="version: found 2, allowed 1"):
+        decode_journal(msgspec.msgpack.encode((2, 1, 1, [])))
+
+
+def test_a_message_beyond_its_bytes_is_refused() -> None:
+    with pytest.raises(MalformedMessage, match=f"{MESSAGE_BYTES_MAX + 1} bytes, at most {MESSAGE_BYTES_MAX} allowed"):
+        decode_journal(bytes(MESSAGE_BYTES_MAX + 1))
 
 
 @pytest.mark.parametrize(
     "data",
     [b"", b"\x80", b"\xc0", b"\x90\x90", b"\x91\xc0", b"\xdd" + b"\xff" * 4, b"\x91" * 100_000,
-     b"\x91\x82\xa4type\xa2kv\xa1x" + b"\x91" * 100_000 + b"\xc0"],
+     b"\x94\x01\x01\x01\x91\x93\xa4tick\xcb" + bytes(8) + b"\x91" * 100_000 + b"\xc0"],
     ids=lambda data: repr(data[:12]),
 )  # fmt: skip
 def test_bytes_that_are_no_journal_are_refused(data: bytes) -> None:
     with pytest.raises(MalformedMessage, match=r"^malformed at byte 0: journal: "):
         decode_journal(data)
+
+
+def test_the_columns_of_a_decision_are_read_as_they_were_packed() -> None:
+    decided = Decided(**WEIGHED)
+    assert best_columns(decided.best) == (10, 0, 4)
+    assert best_terms(decided) == [
+        CostTerms(prefill_blocks=1.5, cost=3.0),
+        CostTerms(prefill_blocks=-0.0, cost=4.0),
+        CostTerms(prefill_blocks=1e-300, cost=5.0),
+    ]
+    assert other_costs(decided) == (7.5, 8.5)
+    depths = overlap_depths(decided)
+    assert (depths[0], depths[1], depths[9], depths[10]) == ((5, 5, 5, 5), (0, 0, 0, 9), (0, 0, 0, 0), (65535,) * 4)
+
+
+def test_a_decision_that_weighed_nothing_has_no_columns() -> None:
+    decided = Decided(**LEAST)
+    assert (best_columns(decided.best), best_terms(decided), other_costs(decided)) == ((), [], ())
+    assert overlap_depths(decided) == [(0, 0, 0, 0)] * 11
+
+
+def test_depths_beyond_a_u16_are_wide() -> None:
+    wide = b"\x81" + b"\x00\x04" + struct.pack("<I", 70_000)
+    assert overlap_depths(Decided(**LEAST | {"overlap": wide}))[10] == (70_000,) * 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"winner": 11}, "winner"),
+        ({"runner_up": -1}, "runner_up"),
+        ({"ranks": 0}, "ranks"),
+        ({"seed": -1}, "seed"),
+        ({"worker_id": "W"}, "worker_id"),
+        ({"best": b"\x01"}, "best"),
+        ({"best": struct.pack("<H", 11)}, "best"),
+        ({"best": struct.pack("<9H", *range(9))}, "best"),
+        ({"terms": b""}, "terms"),
+        ({"terms": WEIGHED["terms"][:-1]}, "terms"),
+        ({"terms": bytes((1 << len(TERMS),)) + bytes(24)}, "terms"),
+        ({"best": b""}, "terms"),
+        ({"costs": bytes(5)}, "costs"),
+        ({"costs": bytes(4 * 9)}, "costs"),
+        ({"overlap": b"\x01\x00\x08\x01\x00"}, "overlap"),
+        ({"overlap": WEIGHED["overlap"][:-1]}, "overlap"),
+        ({"overlap": WEIGHED["overlap"] + b"\x00"}, "overlap"),
+        ({"overlap": b"\x10"}, "overlap"),
+    ],
+)
+def test_a_decision_whose_columns_do_not_agree_is_refused(changed: dict[str, Any], field: str) -> None:
+    with pytest.raises(LimitExceeded, match=f"^{field}: found "):
+        Decided(**WEIGHED | changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"), [({"sequence_hashes": b"1234567"}, "sequence_hashes"), ({"block_size": 0}, "block_size")]
+)
+def test_a_request_that_may_not_be_is_refused(changed: dict[str, Any], field: str) -> None:
+    fields = {name: getattr(REQUEST, name) for name in RequestRecord.__struct_fields__}
+    with pytest.raises(LimitExceeded, match=f"^{field}: found "):
+        RequestRecord(**fields | changed)
+
+
+def test_a_promise_with_blocks_of_its_own_is_refused() -> None:
+    routed = LEDGER[0]
+    assert isinstance(routed, Routed)
+    with pytest.raises(LimitExceeded, match=r"^blocks: found '24 bytes'"):
+        Promised(now_s=1.0, event=routed)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.errors import LimitExceeded, MalformedMessage
-from kv_protocol.journal import JournalRecord, LoadApplied, decode_journal, encode_journal
+from kv_protocol.journal import LoadApplied, decode_journal, encode_record, pack_journal
 from kv_protocol.load import LoadReport, decode_load, encode_load
 
 LEAST: dict[str, Any] = {
@@ -23,8 +23,8 @@ COUNTS = [field for field, value in FULL.items() if isinstance(value, int)]
 def test_a_report_survives_the_wire_and_the_journal(fields: dict[str, Any]) -> None:
     report = LoadReport(**fields)
     assert decode_load(encode_load(report)) == report
-    applied: list[JournalRecord] = [LoadApplied(now_s=1.5, worker_id="w", dp_rank=0, report=report)]
-    assert decode_journal(encode_journal(applied)) == applied
+    applied = LoadApplied(now_s=1.5, worker_id="w", dp_rank=0, report=report)
+    assert decode_journal(pack_journal(1, 1, [encode_record(applied)])).records == (applied,)
 
 
 def test_a_report_of_an_old_engine_has_no_context_figures() -> None:

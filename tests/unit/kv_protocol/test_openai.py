@@ -11,7 +11,6 @@ from kv_protocol.openai import (
     RequestInvalid,
     decode_chat,
     decode_completion,
-    ineffective_keys,
 )
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -92,7 +91,16 @@ def test_usage_in_a_stream_is_asked_for() -> None:
     assert not chat().include_usage
 
 
-def test_keys_without_effect_are_told() -> None:
-    assert ineffective_keys(chat(user="u", nvext={})) == ("nvext", "user")
-    assert ineffective_keys(completion(priority=0)) == ("priority",)
-    assert ineffective_keys(chat()) == ()
+def test_a_salt_may_come_with_the_extension() -> None:
+    assert chat(nvext={"cache_salt": "a"}).salt == "a"
+    assert chat(cache_salt="b", nvext={"cache_salt": "a"}).salt == "b"
+    assert chat().salt == ""
+
+
+def test_what_the_client_leaves_open_of_a_rendering_is_left_open() -> None:
+    assert chat().template_options == {}
+    assert chat(tools=[], reasoning_effort="low", continue_final_message=True).template_options == {
+        "tools": [],
+        "reasoning_effort": "low",
+        "continue_final_message": True,
+    }

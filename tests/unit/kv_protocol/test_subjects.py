@@ -169,3 +169,12 @@ def test_a_pattern_is_of_all_or_of_whom_is_named() -> None:
     assert subjects.pattern("events", worker_id="w-1", dp_rank=0) == "kv.v1.events.*.w-1.0"
     assert subjects.pattern("fleet", slug=slug, worker_id="w-1", dp_rank=2) == subjects.fleet("m", "w-1")
     assert subjects.pattern("fleet") == "kv.v1.fleet.*.*"
+
+
+def test_routers_tell_all_of_a_model_and_ask_one_of_them() -> None:
+    slug = subjects.model_slug("org/m")
+    assert subjects.ledger(slug) == f"kv.v1.ledger.{slug}"
+    assert subjects.ledger_of(slug, "r-1") == f"kv.v1.ledger.{slug}.r-1"
+    assert subjects.slug_of(subjects.ledger_of(slug, "r-1")) == slug
+    with pytest.raises(LimitExceeded):
+        subjects.ledger_of(slug, "r.1")

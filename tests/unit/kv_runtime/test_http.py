@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import ClientError, ClientSession, web
+from aiohttp.test_utils import make_mocked_request
 from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client.exposition import choose_encoder
 from structlog.testing import capture_logs
 
 from kv_runtime.http import (
@@ -22,6 +24,7 @@ from kv_runtime.http import (
     openai_errors,
     require_token,
 )
+from kv_runtime.telemetry import Projection, counter, gauge, new_registry
 
 TOKEN = "t0ken"
 BODY_BYTES_MAX = 1000
@@ -325,6 +328,29 @@ async def test_metrics_come_in_the_format_that_the_scraper_accepts(accept: str, 
     async with served(application()) as server, server.session.get("/metrics", headers={"Accept": accept}) as response:
         assert response.headers["Content-Type"].startswith(content_type)
         assert (await response.read()).endswith(end)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("accept", ["text/plain", "application/openmetrics-text; version=1.0.0"])
+async def test_what_is_scraped_is_the_whole_registry_and_everybody_goes_on_between_its_families(accept: str) -> None:
+    registry, turns = new_registry(), 0
+    Projection(registry, lambda: [gauge(f"g{number}", "G", ("x",), [(("a",), number)]) for number in range(20)])
+    Projection(registry, lambda: [counter("c", "C", (), [((), 1.0)])])
+
+    async def everybody() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.ensure_future(everybody())
+    response = await metrics_handler(registry)(make_mocked_request("GET", "/metrics", headers={"Accept": accept}))
+    others.cancel()
+    encoder, content_type = choose_encoder(accept)
+    assert isinstance(response, web.Response)
+    assert response.body == encoder(registry)
+    assert response.headers["Content-Type"] == content_type
+    assert turns >= 21
 
 
 # ---------------------------------------------------------------- the address

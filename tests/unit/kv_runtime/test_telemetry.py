@@ -8,18 +8,22 @@ from typing import Any, Literal
 
 import pytest
 import structlog
-from prometheus_client import Counter, generate_latest
+from prometheus_client import Counter, Histogram, generate_latest
 
 from kv_runtime.clock import ManualClock
 from kv_runtime.telemetry import (
     LAG_PERIOD_S,
+    Distribution,
     Family,
     LoopLag,
+    Mean,
     Projection,
     configure_logs,
     counter,
     gauge,
+    histogram,
     new_registry,
+    summary,
 )
 
 Configure = Callable[[str, Literal["auto", "json", "console"]], None]
@@ -208,6 +212,52 @@ def test_registries_are_apart_and_counters_have_no_created_series() -> None:
         Projection(registry, lambda: [counter("projected", "The same name", (), [((), 1.0)])])
     assert generate_latest(one) == generate_latest(other)
     assert b"_created" not in generate_latest(one)
+
+
+def shown(family: Family) -> list[str]:
+    registry = new_registry()
+    Projection(registry, lambda: [family])
+    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+
+
+def test_a_distribution_counts_what_is_at_most_a_bound_and_above_the_one_before() -> None:
+    seen = Distribution((1.0, 2.5))
+    for value in (0.0, 1.0, 1.1, 2.5, 2.6, 9.0):
+        seen.observe(value)
+    assert seen.counts == [2, 2, 2]
+    assert seen.total == pytest.approx(16.2)
+    assert shown(histogram("wait_seconds", "Waits", ("mode",), [(("kv",), seen)])) == [
+        'kvrouter_wait_seconds_bucket{le="1.0",mode="kv"} 2.0',
+        'kvrouter_wait_seconds_bucket{le="2.5",mode="kv"} 4.0',
+        'kvrouter_wait_seconds_bucket{le="+Inf",mode="kv"} 6.0',
+        'kvrouter_wait_seconds_count{mode="kv"} 6.0',
+        'kvrouter_wait_seconds_sum{mode="kv"} 16.2',
+    ]
+
+
+@pytest.mark.parametrize("values", [[], [0.5], [3, 1, 2, 1e9, 0.25, 1, -4]])
+def test_a_distribution_shows_what_the_librarys_own_histogram_shows(values: list[float]) -> None:
+    bounds, registry = (-1.0, 0.0, 1.0, 2.0), new_registry()
+    for each in (bounds, bounds[2:]):
+        theirs = Histogram(f"kvrouter_x{len(each)}", "X", registry=registry, buckets=each)
+        ours = Distribution(each)
+        for value in values:
+            theirs.observe(value)
+            ours.observe(value)
+        lines = [line for line in generate_latest(registry).decode().splitlines() if f"x{len(each)}" in line]
+        assert shown(histogram(f"x{len(each)}", "X", (), [((), ours)])) == [
+            line for line in lines if not line.startswith("#")
+        ]
+
+
+def test_of_a_mean_there_are_count_and_sum() -> None:
+    seen = Mean()
+    for value in (1.5, -0.5):
+        seen.observe(value)
+    assert shown(summary("cost_blocks", "Costs", ("term",), [(("prefill",), seen)])) == [
+        'kvrouter_cost_blocks_count{term="prefill"} 2.0',
+        'kvrouter_cost_blocks_sum{term="prefill"} 1.0',
+    ]
 
 
 # ---------------------------------------------------------------- loop lag

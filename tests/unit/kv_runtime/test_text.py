@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from kv_runtime.text import ByteText, Text, TextError, load_text
+from kv_runtime.text import ByteText, Text, TextError, TokenizerText, load_text
 
 CHATML = """\
 {%- for message in messages %}
@@ -105,15 +105,32 @@ def test_special_and_unknown_ids_stand_for_no_text(text: Text) -> None:
     assert text.decode([*text.special_ids.values(), *text.encode("a"), text.vocab_size + 7]) == "a"
 
 
-def test_a_chat_is_its_pieces(text: Text) -> None:
-    pieces = text.chat_pieces([USER, CALLING])
-    assert text.encode_chat([USER, CALLING]) == [token for piece in pieces for token in text.encode_piece(piece)]
-    assert text.render_chat([USER, CALLING]) == "".join(piece.special + piece.text for piece in pieces)
+def test_packed_ids_are_little_endian_u32s(text: Text) -> None:
+    for packed, ids in (
+        (text.pack("hello wörld"), text.encode("hello wörld")),
+        (text.pack_chat([USER, CALLING]), text.encode_chat([USER, CALLING])),
+    ):
+        assert packed == b"".join(token.to_bytes(4, "little") for token in ids)
 
 
-def test_text_parts_are_joined(text: Text) -> None:
-    parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "wörld"}]
-    assert text.encode_chat([{"role": "user", "content": parts}]) == text.encode_chat([USER])
+def test_text_parts_are_joined_with_a_newline(text: Text) -> None:
+    parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "wörld"}]
+    joined = {"role": "user", "content": "hello\nwörld"}
+    assert text.encode_chat([{"role": "user", "content": parts}]) == text.encode_chat([joined])
+
+
+def test_a_final_message_is_left_open_to_be_continued(text: Text) -> None:
+    begun = {"role": "assistant", "content": "It is "}
+    closed = text.encode_chat([USER, begun], add_generation_prompt=False)
+    continued = text.encode_chat([USER, begun], continue_final_message=True)
+    assert continued == closed[: len(continued)]
+    assert text.decode(continued).endswith("It is ")
+
+
+def test_a_chat_cannot_both_be_continued_and_begin_an_answer(write: Write) -> None:
+    text = load_text(write())
+    error = refused(lambda: text.encode_chat([USER], continue_final_message=True, add_generation_prompt=True))
+    assert error.field == "add_generation_prompt"
 
 
 def test_the_generation_prompt_comes_last_and_may_be_left_out(text: Text) -> None:
@@ -206,7 +223,7 @@ def test_a_user_cannot_write_a_mark() -> None:
 def test_the_built_in_digests_never_change_unnoticed() -> None:
     assert (ByteText.tokenizer_digest, ByteText.template_digest, ByteText.vocab_size, dict(ByteText.special_ids)) == (
         "c6c867337324663f0aa7b954d6bd6602",
-        "93a642fcc58343353828dee49e18eb96",
+        "f720fd42f89f4345d8e1876371815e1a",
         263,
         {
             "<|system|>": 256,
@@ -271,16 +288,35 @@ def test_a_template_may_break_loops_and_mark_generation(write: Write) -> None:
     assert load_text(write(template=template)).render_chat([USER, USER]) == "user"
 
 
-def test_text_before_the_first_special_token_is_a_piece(write: Write) -> None:
-    text = load_text(write(template="hello <|im_start|>{{ messages[0].content }}"))
-    assert [tuple(piece) for piece in text.chat_pieces([USER])] == [("", "hello "), ("<|im_start|>", "hello wörld")]
-
-
-def test_a_token_that_swallows_the_space_before_it_begins_no_piece(write: Write) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "template", "places"),
+    [
+        ([], "hello <|im_start|>x<|im_end|>", [(6, 18), (19, 29)]),
+        ([], "hello <|im_start|>x", [(6, 18)]),
+        ([AddedToken("<mask>", lstrip=True)], "a <mask>b<|im_end|>", [(9, 19)]),
+        ([AddedToken("<word>", single_word=True)], "a <word>b<|im_end|>", [(9, 19)]),
+        ([AddedToken("<norm>", normalized=True)], "a <norm>b<|im_end|>", [(9, 19)]),
+        ([AddedToken("<call>", normalized=False)], "a <call>b", [(2, 8)]),
+        (["<|im_end|>>"], "a<|im_start|>b<|im_end|>", [(1, 13), (14, 24)]),
+        (["-<|im_end|>>"], "a<|im_start|>b<|im_end|>", [(1, 13)]),
+        (["x<|im"], "a<|im_start|>b<|im_end|>", []),
+        ([" <s2> "], "a <s2> b<|im_end|>", [(8, 18)]),
+        (["<aa<aa"], "<aa<aa<aa", []),
+    ],
+    ids=["all", "written", "lstrip", "word", "normalized", "call", "longer", "within", "stolen", "spaces", "itself"],
+)
+def test_text_may_be_cut_before_tokens_that_nothing_takes_away(
+    write: Write, tokens: list[Any], template: str, places: list[tuple[int, int]]
+) -> None:
     tokenizer = byte_level()
-    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-    text = load_text(write(tokenizer, template="a <mask>b<|im_end|>c"))
-    assert [tuple(piece) for piece in text.chat_pieces([USER])] == [("", "a <mask>b"), ("<|im_end|>", "c")]
+    for token in tokens:
+        tokenizer.add_tokens([token]) if isinstance(token, AddedToken) and not token.special else (
+            tokenizer.add_special_tokens([token])
+        )
+    config = {**CONFIG, "eos_token": ""}
+    text = load_text(write(tokenizer, config, template))
+    assert isinstance(text, TokenizerText)
+    assert text.cut_places(template) == places
 
 
 @pytest.mark.parametrize(

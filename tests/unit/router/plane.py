@@ -8,24 +8,29 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, cast
 
 import aiohttp
+import numpy as np
 
-from indexer.embedded import RankView
+from indexer.embedded import OverlapColumns, RankView
+from kv_protocol.codec import unpack_u64
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, OutcomeKnown, WorkerHeard
 from kv_runtime.clock import ManualClock
-from kv_runtime.http import HttpServer
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text import ByteText
-from router.config import DataSection, FailuresSection, QueueSection, RouterSettings
-from router.core.decide import Policy
-from router.core.fleet import Fleet, TextDigests
-from router.core.ledger import Ledger
-from router.core.state import RouterState
-from router.data_plane import DataPlane
-from router.forward import HttpForwarder
+from router.admission import Admission, FleetRoom
+from router.config import FailuresSection, QueueSection, RouterSettings
+from router.core.fleet import TextDigests
+from router.core.policy import Policy
+from router.core.state_settings import StateSettings
+from router.core.tenants import TenantNames
+from router.endpoints import Endpoints
+from router.http.limits import HttpLimits
+from router.http.plane import HttpPlane
 from router.metrics import RequestMetrics
 from router.routing import Routing
+from router.serving import Serving
+from router.tokens import Prompts
 from tests.unit.router.samples import MODEL, registered
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -42,6 +47,13 @@ class FakeIndex:
         self.held: dict[WorkerRank, int] = {}
         self.stale: dict[WorkerRank, str] = {}
         self.progress = ""
+
+    def columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        """Return every rank's columns."""
+        views = self.overlap(unpack_u64(chain), ranks)
+        depths = np.array([view.overlap_blocks for view in views], dtype=np.int32).reshape(len(ranks), 4).T.copy()
+        doubts = tuple(view.stale for view in views)
+        return OverlapColumns(depths, tuple(1 for _ in views), tuple(1 for _ in views), doubts)
 
     def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Return each rank's view."""
@@ -73,33 +85,27 @@ class Answered(NamedTuple):
 class Plane:
     """The router as its clients see it, and what a test looks at behind it."""
 
-    def __init__(self, settings: RouterSettings, policy: Policy, *, handler_cancellation: bool) -> None:
+    def __init__(self, settings: RouterSettings, policy: Policy, limits: HttpLimits) -> None:
         self.clock = ManualClock(now_s=NOW_S)
-        self.state = RouterState(Fleet(TextDigests(TEXT.tokenizer_digest, TEXT.template_digest)), Ledger())
+        text = TextDigests(TEXT.tokenizer_digest, TEXT.template_digest)
+        folds = StateSettings(text=text, breakers=settings.failures.breakers())
+        self.state = folds.state()
         self.index = FakeIndex()
-        self.routing = Routing(
-            self.state,
-            self.index,
-            self.clock,
-            policy,
-            seed=1,
-            lease_s=300.0,
-            decisions_max=1000,
-        )
+        self.routing = Routing(self.state, self.index, self.clock, policy, seed=1, lease_s=300.0, decisions_max=1000)
         self.registry = new_registry()
-        self.forwarder = HttpForwarder(settings.failures)
-        metrics = RequestMetrics(self.registry, self.state)
         number = itertools.count(1)
-        self.data = DataPlane(
+        room = FleetRoom(self.routing, settings.queue.threshold)
+        self.admission = Admission(self.clock, room, settings.queue.limits())
+        self.serving = Serving(
             self.routing,
-            self.forwarder,
-            TEXT,
-            metrics,
+            Prompts(TEXT),
+            self.admission,
+            RequestMetrics(self.registry, self.state),
+            TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, bytes(32)),
             settings,
             lambda: f"id-{next(number)}",
-            index_name="python",
         )
-        self.server = HttpServer(self.data.app(), "127.0.0.1", 0, handler_cancellation=handler_cancellation)
+        self.server = HttpPlane(Endpoints(self.serving, index_name="python"), limits)
         self._writers: list[asyncio.StreamWriter] = []
         self.session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
 
@@ -170,9 +176,13 @@ class Plane:
 
     def unfit(self, worker_id: str) -> str:
         """Return why a worker takes no new work."""
-        worker = self.state.fleet.worker(worker_id)
-        assert worker is not None
-        return self.state.fleet.unfit(worker, self.clock.now())
+        now_s = self.clock.now()
+        hashing = self.state.fleet.hashing(MODEL, now_s)
+        assert hashing is not None
+        standing = self.state.standing(MODEL, hashing, now_s)
+        return next(
+            why for each, why in zip(standing.ranks, standing.unfit, strict=True) if each.worker_id == worker_id
+        )
 
     def metric(self, name: str, **labels: str) -> float:
         """Return a sample's value; 0 where there is none."""
@@ -198,9 +208,9 @@ class Plane:
         """Every sum is 0, as no request is in flight."""
         for each, load in self.state.ledger.loads().items():
             assert (load.active_requests, load.active_blocks, load.prefill_tokens_queued) == (0, 0, 0), each
-        assert self.state.ledger.shared_blocks(range(10)) == {}
+        assert self.state.ledger.statistics().open_leases == 0
         assert self.metric("inflight_requests") == 0
-        assert self.data._inflight == 0
+        assert self.serving.inflight == self.server.statistics().inflight == 0
         assert all(record.outcome for record in self.routing.decisions.newest(1000)), "every decision has an outcome"
 
 
@@ -221,27 +231,24 @@ async def until(holds: Callable[[], bool]) -> None:
 async def running_plane(
     *,
     policy: Policy | None = None,
-    body_bytes_max: int = 1 << 20,
-    inflight_requests_max: int = 1000,
-    handler_cancellation: bool = True,
+    limits: HttpLimits | None = None,
+    queue: Mapping[str, Any] | None = None,
     **failures: float,
 ) -> AsyncIterator[Plane]:
     """Run a plane; when it is over nothing may be promised any more."""
     settings = RouterSettings(
-        data=DataSection(body_bytes_max=body_bytes_max),
-        queue=QueueSection(inflight_requests_max=inflight_requests_max),
+        queue=QueueSection(**{"inflight_requests_max": 1000} | dict(queue or {})),
         failures=FailuresSection(**failures),
     )
-    plane = Plane(settings, policy or Policy(), handler_cancellation=handler_cancellation)
+    plane = Plane(settings, policy or Policy(), limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0))
     stop = asyncio.Event()
-    await plane.forwarder.start()
-    await plane.server.start()
+    await plane.server.start("127.0.0.1", 0)
+    serving = asyncio.ensure_future(plane.server.run(stop))
     try:
         yield plane
-        await until(lambda: plane.data._inflight == 0)
+        await until(lambda: plane.serving.inflight == 0)
         plane.assert_nothing_is_promised()
     finally:
         await plane.hang_up()
         stop.set()
-        await plane.server.run(stop)
-        await plane.forwarder.stop()
+        await serving

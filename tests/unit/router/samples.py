@@ -1,16 +1,23 @@
 """Workers, requests, rows and decisions, of which a test names only what it is about."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from kv_protocol.decision import Candidate, CostTerms, Decision
-from kv_protocol.fleet import WorkerRegistered
+import numpy as np
+
+from indexer.embedded import OverlapColumns
+from kv_protocol.codec import pack_u64
+from kv_protocol.decision import Candidate, CostTerms, Decision, TrustState
+from kv_protocol.fleet import Role, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
 from router.core.approximate import ApproximateIndex, ApproximateLimits
+from router.core.cost import TRUST_FACTOR
 from router.core.fleet import Fleet, TextDigests
 from router.core.ledger import Ledger
 from router.core.state import RouterState
-from router.core.view import RankRow, RouteRequest, View
+from router.core.trust import Trust
+from router.core.view import Floats, Forecast, Ints, RouteRequest, View
 
 MODEL = "m"
 BLOCK_SIZE = 16
@@ -46,6 +53,11 @@ def state(lease_s: float = 300.0, approximate: ApproximateLimits | None = None) 
     return RouterState(Fleet(TEXT), Ledger(lease_s), ApproximateIndex(approximate))
 
 
+def chain(*hashes: int) -> bytes:
+    """Return these sequence hashes packed."""
+    return pack_u64(hashes)
+
+
 def route(isl_tokens: int = 40, **changed: Any) -> RouteRequest:
     """Return a request whose full blocks have the hashes 100, 101, ..."""
     block_size = changed.get("block_size", BLOCK_SIZE)
@@ -55,37 +67,93 @@ def route(isl_tokens: int = 40, **changed: Any) -> RouteRequest:
         "model": MODEL,
         "isl_tokens": isl_tokens,
         "block_size": block_size,
-        "sequence_hashes": tuple(range(100, 100 + isl_tokens // block_size)),
+        "sequence_hashes": pack_u64(range(100, 100 + isl_tokens // block_size)),
     }
     return RouteRequest(**fields | changed)
 
 
-def row(name: str = "w0/0", **changed: Any) -> RankRow:
+class Row(NamedTuple):
+    """One rank of a view: an idle, fit one that holds nothing, but for what a test says."""
+
+    rank: WorkerRank
+    unfit: str = ""
+    role: Role = "aggregated"
+    max_seq_len: int = 0
+    loras: tuple[str, ...] = ()
+    taints: tuple[str, ...] = ()
+    overlap_blocks: tuple[int, int, int, int] = (0, 0, 0, 0)
+    predicted_blocks: int = 0
+    epoch: int = 7
+    seq: int = 9
+    trust: TrustState = "EXACT"
+    trust_reason: str = ""
+    prefill_tokens_queued: int = 0
+    active_requests: int = 0
+    active_blocks: int = 0
+    shared_blocks: int = 0
+    history_blocks: float = 0.0
+    newcomer: bool = False
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+
+    @property
+    def told(self) -> WorkerRegistered:
+        """What its worker registered."""
+        names = ("role", "max_seq_len", "loras", "taints")
+        return registered(self.rank.worker_id, **{name: getattr(self, name) for name in names})
+
+
+def row(name: str = "w0/0", **changed: Any) -> Row:
     """Return an idle, fit rank that holds nothing."""
-    fields: dict[str, Any] = {
-        "rank": rank(name),
-        "unfit": "",
-        "role": "aggregated",
-        "max_seq_len": 0,
-        "overlap_blocks": (0, 0, 0, 0),
-        "overlap_source": "index",
-        "predicted_blocks": 0,
-        "epoch": 7,
-        "seq": 9,
-        "trust": "EXACT",
-        "trust_reason": "",
-        "prefill_tokens_queued": 0,
-        "active_requests": 0,
-        "active_blocks": 0,
-        "shared_blocks": 0,
-        "history_blocks": 0.0,
-    }
-    return RankRow(**fields | changed)
+    return Row(rank(name), **changed)
 
 
-def view(*rows: RankRow, turn: int = 0, now_s: float = 5.0) -> View:
+Held = tuple[tuple[int, int, int, int], int, int, str]
+"""Of one rank, as an index says: overlap blocks by tier, epoch, seq, and why they may be wrong."""
+
+
+def answer(held: Sequence[Held]) -> OverlapColumns:
+    """Return what an index says of ranks of which it knows this."""
+    depths = np.array([each[0] for each in held], dtype=np.int32).reshape(len(held), 4).T.copy()
+    epochs, seqs, doubts = zip(*(each[1:] for each in held), strict=True) if held else ((), (), ())
+    return OverlapColumns(depths, epochs, seqs, doubts)
+
+
+def view(
+    *rows: Row, turn: int = 0, now_s: float = 5.0, bound: WorkerRank | None = None, is_forecast: bool = False
+) -> View:
     """Return a moment with these rows."""
-    return View(now_s=now_s, turn=turn, rows=rows)
+    factors = _floats(*(TRUST_FACTOR[each.trust] for each in rows))
+    forecast = Forecast(_floats(*(each.ttft_s for each in rows)), _floats(*(each.itl_s for each in rows)))
+    return View(
+        now_s=now_s,
+        turn=turn,
+        ranks=tuple(each.rank for each in rows),
+        told=tuple(each.told for each in rows),
+        unfit=tuple(each.unfit for each in rows),
+        trust=tuple(Trust(each.trust, each.trust_reason) for each in rows),
+        overlap=np.array([each.overlap_blocks for each in rows], dtype=np.int32).reshape(len(rows), 4).T,
+        predicted=_ints(*(each.predicted_blocks for each in rows)),
+        epochs=tuple(each.epoch for each in rows),
+        seqs=tuple(each.seq for each in rows),
+        queued_tokens=_ints(*(each.prefill_tokens_queued for each in rows)),
+        active_requests=_ints(*(each.active_requests for each in rows)),
+        active_blocks=_ints(*(each.active_blocks for each in rows)),
+        shared_blocks=_ints(*(each.shared_blocks for each in rows)),
+        history_blocks=_floats(*(each.history_blocks for each in rows)),
+        newcomer=tuple(each.newcomer for each in rows),
+        bound=bound,
+        trust_factor=factors,
+        forecast=forecast if is_forecast else None,
+    )
+
+
+def _ints(*values: int) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _floats(*values: float) -> Floats:
+    return np.array(values, dtype=np.float64)
 
 
 def candidate(name: str = "w0/0", **changed: Any) -> Candidate:

@@ -2,8 +2,8 @@
 
 from router.config import PolicySection
 from router.core.approximate import ApproximateLimits
-from router.core.cost import CostParameters
-from router.core.decide import Policy
+from router.core.policy import CostParameters
+from router.core.policy import Policy
 
 
 def test_the_defaults_are_the_cores() -> None:

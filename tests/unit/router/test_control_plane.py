@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from indexer.core.facts import HeartbeatArrived
 from indexer.core.fold import FoldStatistics, IndexFold
 from indexer.core.reference import ReferenceIndex
+from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
@@ -58,6 +59,12 @@ class Control:
         """Get a path."""
         url = f"http://127.0.0.1:{self.server.port}{path}"
         async with self.plane.session.get(url) as response:
+            return Answered(response.status, response.headers.copy(), await response.read())
+
+    async def send(self, method: str, path: str, body: bytes) -> Answered:
+        """Send a body to a path."""
+        url = f"http://127.0.0.1:{self.server.port}{path}"
+        async with self.plane.session.request(method, url, data=body) as response:
             return Answered(response.status, response.headers.copy(), await response.read())
 
 
@@ -110,8 +117,8 @@ async def test_workers_are_listed_with_the_trust_of_every_rank_and_every_field_t
     control.plane.index.stale[rank("w0/1")] = "log_away"
     first, second = json.loads((await control.get("/v1/workers")).body)["workers"]
     assert first["ranks"] == [
-        {"worker_id": "w0", "dp_rank": 0, "trust": "EXACT", "trust_reason": ""},
-        {"worker_id": "w0", "dp_rank": 1, "trust": "DEGRADED", "trust_reason": "event log away"},
+        {"worker_id": "w0", "dp_rank": 0, "trust": "EXACT", "trust_reason": "", "unfit": ""},
+        {"worker_id": "w0", "dp_rank": 1, "trust": "DEGRADED", "trust_reason": "event log away", "unfit": ""},
     ]
     assert first["differs"] == []
     differences = [
@@ -126,7 +133,7 @@ async def test_workers_are_listed_with_the_trust_of_every_rank_and_every_field_t
 @pytest.mark.asyncio
 async def test_the_index_is_shown_with_the_trust_of_every_rank_and_what_was_routed_there(control: Control) -> None:
     control.plane.join("w0", "http://127.0.0.1:1")
-    control.plane.state.approximate.routed(rank("w0/0"), (1, 2, 3), NOW_S)
+    control.plane.state.approximate.routed(rank("w0/0"), pack_u64([1, 2, 3]), NOW_S)
     told = json.loads((await control.get("/v1/index")).body)
     trust = [(each["worker_id"], each["dp_rank"], each["trust"], each["trust_reason"]) for each in told["ranks"]]
     assert trust == [("w0", 0, "EXACT", ""), ("w9", 0, "FALLBACK", "its worker is not registered")]
@@ -157,3 +164,45 @@ async def test_decisions_say_where_the_overlap_came_from_and_what_of_it_was_on_i
 async def test_version_says_which_index_serves(control: Control) -> None:
     answered = await control.get("/version")
     assert (answered.status, json.loads(answered.body)["index"]) == (200, "native")
+
+
+@pytest.mark.asyncio
+async def test_a_patch_changes_what_it_names_and_the_next_decision_is_taken_so(control: Control) -> None:
+    plane = control.plane
+    plane.join("w0", "http://127.0.0.1:1")
+    before = json.loads((await control.get("/v1/policy")).body)
+    answered = await control.send("PATCH", "/v1/policy", b'{"mode": "round-robin", "prefill_scale": 4}')
+    assert (answered.status, json.loads(answered.body)) == (200, before | {"mode": "round-robin", "prefill_scale": 4.0})
+    assert plane.routing.decide(route()).policy == "round-robin"
+    again = await control.send("PATCH", "/v1/policy", b'{"mode": "kv"}')
+    assert json.loads(again.body)["prefill_scale"] == 4.0
+
+
+@pytest.mark.asyncio
+async def test_a_put_is_the_whole_policy(control: Control) -> None:
+    before = json.loads((await control.get("/v1/policy")).body)
+    await control.send("PATCH", "/v1/policy", b'{"temperature": 1, "history_weight": 0}')
+    answered = await control.send("PUT", "/v1/policy", b'{"mode": "least-loaded"}')
+    assert json.loads(answered.body) == before | {"mode": "least-loaded"}
+    assert json.loads((await control.get("/v1/policy")).body) == before | {"mode": "least-loaded"}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"mode": "os:system"}', "policy.mode: found 'os:system', allowed kv, predicted-ttft, round-robin"),
+        (b'{"overlap_credit": 2}', "policy.overlap_credit: found 2, allowed: "),
+        (b'{"prefill_scale": "much"}', "policy.prefill_scale: found 'much', allowed: "),
+        (b'{"seed": 1}', "policy.seed: found 1, allowed only at the start of the router"),
+        (b'{"luck": 1}', "policy.luck: found 1, allowed mode, temperature, "),
+        (b"[]", "body: Expected `object`"),
+        (b"{", "body: "),
+    ],
+)
+async def test_a_policy_that_may_not_be_is_named_and_nothing_changes(control: Control, body: bytes, words: str) -> None:
+    before = control.plane.routing.policy
+    answered = await control.send("PATCH", "/v1/policy", body)
+    assert answered.status == 400
+    assert answered.error["message"].startswith(words)
+    assert control.plane.routing.policy is before

@@ -1,19 +1,31 @@
 """Every line of the formula against numbers worked out by hand: B = 10, ISL = 100, so N = 10."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.decision import CostTerms
-from router.core.cost import TRUST_FACTOR, CostParameters, cost_terms
-from router.core.view import RankRow
-from tests.unit.router.samples import route, row
+from router.core.cost import TRUST_FACTOR, cost_columns
+from router.core.policy import CostParameters, Policy
+from router.core.view import RouteRequest
+from tests.unit.router.samples import Row, route, row, view
 
 REQUEST = route(100, block_size=10)
 PLAIN = CostParameters(history_weight=0.0)
+
+
+def cost_terms(
+    request: RouteRequest, rows: Sequence[Row], parameters: CostParameters, spill_tokens: int = 0
+) -> list[CostTerms]:
+    """Return the terms of every rank, in their order."""
+    policy = Policy(parameters=parameters, spill_tokens=spill_tokens)
+    columns = cost_columns(view(*rows), request, policy)
+    return [columns.terms(at) for at in range(len(rows))]
 
 
 def terms(parameters: CostParameters = PLAIN, **changed: Any) -> CostTerms:
@@ -153,8 +165,50 @@ def test_terms_come_in_the_order_of_the_rows() -> None:
     assert [each.decode_blocks for each in cost_terms(REQUEST, rows, PLAIN)] == [40.0, 20.0, 30.0]
 
 
-def test_of_nobody_there_are_no_terms() -> None:
-    assert cost_terms(REQUEST, [], PLAIN) == []
+def test_the_multiplier_of_the_constraints_multiplies_the_whole_sum_and_is_told() -> None:
+    columns = cost_columns(view(row(), row("w1/0")), REQUEST, Policy(), np.array([1.0, 0.5]))
+    found = [columns.terms(at) for at in range(2)]
+    assert [(each.constraint_multiplier, each.cost) for each in found] == [(1.0, 20.0), (0.5, 10.0)]
+
+
+# ---------------------------------------------------------------- the spill gate
+
+
+def spilled(*queued: int, spill_tokens: int = 1000, isl_tokens: int = 100) -> list[bool]:
+    """Return who has no credit, of ranks that hold all of it and have so much queued."""
+    rows = [row(f"w{at}/0", overlap_blocks=(9, 9, 9, 9), prefill_tokens_queued=each) for at, each in enumerate(queued)]
+    request = route(isl_tokens, block_size=10)
+    columns = cost_columns(view(*rows), request, Policy(parameters=PLAIN, spill_tokens=spill_tokens))
+    credited = columns.overlap_credit_blocks.tolist()
+    told = [False] * len(rows) if columns.spilled is None else columns.spilled.tolist()
+    assert [each == 0.0 for each in credited] == told
+    return told
+
+
+@pytest.mark.parametrize(
+    ("queued", "expected"),
+    [
+        ((1001, 499), [True, False]),
+        ((1000, 499), [False, False]),  # not over its gate
+        ((1001, 500), [False, False]),  # nobody is under half of it
+        ((1001, 1500, 0), [True, True, False]),
+        ((5000, 5000), [False, False]),
+        ((5000,), [False]),  # there is nobody else
+    ],
+)
+def test_a_rank_over_its_gate_has_no_credit_while_another_is_under_half_of_it(
+    queued: tuple[int, ...], expected: list[bool]
+) -> None:
+    assert spilled(*queued) == expected
+
+
+def test_a_long_prompt_has_a_higher_gate() -> None:
+    assert spilled(2001, 0, isl_tokens=500) == [True, False]
+    assert spilled(2000, 0, isl_tokens=500) == [False, False]
+
+
+def test_without_a_gate_nobody_spills() -> None:
+    assert spilled(10**9, 0, spill_tokens=0) == [False, False]
 
 
 # ---------------------------------------------------------------- properties
@@ -164,7 +218,7 @@ weights = st.floats(0, 1000, allow_nan=False)
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> RankRow:
+def rows(draw: st.DrawFn) -> Row:
     gpu, host, disk = sorted(draw(st.tuples(*[st.integers(0, 9)] * 3)))
     active = draw(counts)
     return row(
@@ -191,14 +245,12 @@ parameter_sets = st.builds(
 )
 
 
-def changed_to(each: RankRow, **changes: Any) -> RankRow:
-    return RankRow(**{name: getattr(each, name) for name in RankRow.__struct_fields__} | changes)
+def changed_to(each: Row, **changes: Any) -> Row:
+    return each._replace(**changes)
 
 
 @given(st.lists(rows(), min_size=1, max_size=5), parameter_sets)
-def test_the_cost_is_the_sum_of_its_terms_and_no_term_is_negative(
-    ranks: list[RankRow], parameters: CostParameters
-) -> None:
+def test_the_cost_is_the_sum_of_its_terms_and_no_term_is_negative(ranks: list[Row], parameters: CostParameters) -> None:
     for found in cost_terms(REQUEST, ranks, parameters):
         addends = (found.prefill_blocks, found.decode_blocks, found.request_blocks, found.history_blocks)
         assert min(*addends, found.overlap_credit_blocks) >= 0
@@ -207,7 +259,7 @@ def test_the_cost_is_the_sum_of_its_terms_and_no_term_is_negative(
 
 
 @given(rows(), st.tuples(*[st.integers(0, 9)] * 3), st.lists(rows(), max_size=3))
-def test_more_overlap_never_costs_more(one: RankRow, more: tuple[int, int, int], others: list[RankRow]) -> None:
+def test_more_overlap_never_costs_more(one: Row, more: tuple[int, int, int], others: list[Row]) -> None:
     held = one.overlap_blocks
     gpu, host, disk = sorted((max(held[0], more[0]), max(held[1], more[1]), max(held[2], more[2])))
     richer = changed_to(one, overlap_blocks=(gpu, host, disk, 9))
@@ -218,7 +270,7 @@ def test_more_overlap_never_costs_more(one: RankRow, more: tuple[int, int, int],
 
 
 @given(rows(), st.integers(1, 9), st.lists(rows(), max_size=3))
-def test_more_on_its_way_never_costs_more(one: RankRow, more: int, others: list[RankRow]) -> None:
+def test_more_on_its_way_never_costs_more(one: Row, more: int, others: list[Row]) -> None:
     sooner = changed_to(one, predicted_blocks=min(9, one.predicted_blocks + more))
     before = cost_terms(REQUEST, [one, *others], CostParameters())
     after = cost_terms(REQUEST, [sooner, *others], CostParameters())
@@ -227,7 +279,7 @@ def test_more_on_its_way_never_costs_more(one: RankRow, more: int, others: list[
 
 
 @given(rows(), st.lists(rows(), max_size=3), parameter_sets)
-def test_a_doubt_never_costs_less(one: RankRow, others: list[RankRow], parameters: CostParameters) -> None:
+def test_a_doubt_never_costs_less(one: Row, others: list[Row], parameters: CostParameters) -> None:
     exact, degraded = (
         cost_terms(REQUEST, [changed_to(one, trust=trust), *others], parameters)[0].cost
         for trust in ("EXACT", "DEGRADED")
@@ -235,19 +287,19 @@ def test_a_doubt_never_costs_less(one: RankRow, others: list[RankRow], parameter
     assert exact <= degraded
 
 
-@given(rows(), st.integers(1, 10**6), st.lists(rows(), max_size=3), parameter_sets)
+@given(rows(), st.integers(1, 10**6), st.lists(rows(), max_size=3), parameter_sets, st.integers(0, 10**6))
 def test_more_queue_never_costs_less(
-    one: RankRow, queued: int, others: list[RankRow], parameters: CostParameters
+    one: Row, queued: int, others: list[Row], parameters: CostParameters, spill_tokens: int
 ) -> None:
     busier = changed_to(one, prefill_tokens_queued=one.prefill_tokens_queued + queued)
-    before = cost_terms(REQUEST, [one, *others], parameters)[0]
-    after = cost_terms(REQUEST, [busier, *others], parameters)[0]
+    before = cost_terms(REQUEST, [one, *others], parameters, spill_tokens)[0]
+    after = cost_terms(REQUEST, [busier, *others], parameters, spill_tokens)[0]
     assert after.cost >= before.cost or math.isclose(after.cost, before.cost)
     assert after.overlap_credit_blocks <= before.overlap_credit_blocks
 
 
 @given(rows(), st.sampled_from(["active_blocks", "active_requests", "history_blocks"]), st.integers(1, 10**6))
-def test_more_work_of_any_kind_never_costs_less(one: RankRow, field: str, more: int) -> None:
+def test_more_work_of_any_kind_never_costs_less(one: Row, field: str, more: int) -> None:
     parameters = CostParameters(request_weight=1.0)
     busier = changed_to(one, **{field: getattr(one, field) + more})
     assert cost_terms(REQUEST, [busier], parameters)[0].cost >= cost_terms(REQUEST, [one], parameters)[0].cost

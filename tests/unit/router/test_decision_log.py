@@ -1,8 +1,10 @@
 """The newest decisions, by either id, and no more than they."""
 
-from kv_protocol.decision import Decision
+from router.core.decide import decide
+from router.core.policy import Policy
+from router.core.verdict import Verdict
 from router.routing import DecisionLog, DecisionRecord
-from tests.unit.router.samples import decision
+from tests.unit.router.samples import route, row, view
 
 
 def log(decisions_max: int, *ids: tuple[str, str]) -> DecisionLog:
@@ -13,13 +15,13 @@ def log(decisions_max: int, *ids: tuple[str, str]) -> DecisionLog:
     return kept
 
 
-def made(decision_id: str, request_id: str) -> Decision:
-    return decision(decision_id=decision_id, request_id=request_id)
+def made(decision_id: str, request_id: str) -> Verdict:
+    return decide(view(row()), route(decision_id=decision_id, request_id=request_id), Policy(), 1)
 
 
 def found(kept: DecisionLog, any_id: str) -> str | None:
     record = kept.find(any_id)
-    return record.decision.decision_id if record else None
+    return record.verdict.decision_id if record else None
 
 
 def test_a_decision_is_found_by_its_id_and_by_its_requests() -> None:
@@ -35,8 +37,8 @@ def test_a_requests_last_decision_is_found_by_its_id_and_the_others_by_theirs() 
 
 def test_the_newest_come_first() -> None:
     kept = log(9, ("d1", "r1"), ("d2", "r2"), ("d3", "r3"))
-    assert [record.decision.decision_id for record in kept.newest(2)] == ["d3", "d2"]
-    assert [record.decision.decision_id for record in kept.newest(99)] == ["d3", "d2", "d1"]
+    assert [record.verdict.decision_id for record in kept.newest(2)] == ["d3", "d2"]
+    assert [record.verdict.decision_id for record in kept.newest(99)] == ["d3", "d2", "d1"]
     assert log(9).newest(5) == []
 
 

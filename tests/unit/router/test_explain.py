@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 
 from kv_protocol.decision import CostTerms, Exclusion
-from router.core.cost import CostParameters
-from router.core.decide import Policy, decide
+from router.core.decide import decide
 from router.core.explain import explain
-from router.core.view import RankRow
-from tests.unit.router.samples import candidate, decision, route, row, view
+from router.core.policy import CostParameters, Policy
+from tests.unit.router.samples import Row, candidate, decision, rank, route, row, view
 
 
-def explained(*rows: RankRow, policy: Policy | None = None, seed: int = 1, isl_tokens: int = 81) -> str:
-    return explain(decide(view(*rows), route(isl_tokens), policy or Policy(), seed))
+def explained(*rows: Row, policy: Policy | None = None, seed: int = 1, isl_tokens: int = 81) -> str:
+    return explain(decide(view(*rows), route(isl_tokens), policy or Policy(), seed).decision())
 
 
 def test_it_says_who_won_what_it_holds_every_cost_and_the_margin() -> None:
@@ -81,9 +80,7 @@ def test_candidates_are_listed_cheapest_first() -> None:
         ),
     ],
 )
-def test_the_cause_is_the_term_that_makes_most_of_the_difference(
-    winner: RankRow, runner_up: RankRow, cause: str
-) -> None:
+def test_the_cause_is_the_term_that_makes_most_of_the_difference(winner: Row, runner_up: Row, cause: str) -> None:
     assert explained(runner_up, winner).endswith(cause)
 
 
@@ -106,13 +103,14 @@ def test_a_draw_that_passed_the_cheapest_over_is_told_as_such() -> None:
     decided = decision(
         candidate("w0/0", terms=CostTerms(cost=9.5)),
         candidate("w1/0", terms=CostTerms(cost=7.0)),
+        reason="draw",
     )
     assert explain(decided).endswith("w1/0 was cheaper by 2.5 blocks; the temperature's draw passed it over.")
 
 
 def test_in_turn_the_costs_had_no_say() -> None:
     text = explained(row("w0/0", active_blocks=90), row("w1/0"), policy=Policy(mode="round-robin"))
-    assert "policy round-robin. It went to w0/0" in text
+    assert "policy round-robin. It went to w0/0.\n  w0/0 was a candidate\n  w1/0 was a candidate\n" in text
     assert text.endswith("It was this rank's turn; costs had no say.")
 
 
@@ -125,7 +123,7 @@ def test_a_rank_that_is_not_fully_trusted_is_named_with_its_reason(trust: str, r
 
 def test_it_says_where_the_overlap_of_a_rank_without_events_comes_from() -> None:
     trust: dict[str, Any] = {"trust": "FALLBACK", "trust_reason": "no KV events heard; approximate"}
-    text = explained(row("w0/0", overlap_blocks=(4, 4, 4, 4), overlap_source="approximate", **trust))
+    text = explained(row("w0/0", overlap_blocks=(4, 4, 4, 4), **trust))
     assert "It went to w0/0, which by what was routed to it holds 4 of 5 reusable blocks (80%).\n" in text
     assert " history 0.0 blocks; FALLBACK (no KV events heard; approximate)\n" in text
 
@@ -150,3 +148,32 @@ def test_everybody_who_was_excluded_is_named() -> None:
     excluded = tuple(Exclusion(worker_id=f"w{at}", dp_rank=at, reason=f"reason {at}") for at in (1, 2))
     text = explain(decision(excluded=excluded))
     assert "  w1/1: not eligible, reason 1\n  w2/2: not eligible, reason 2\n" in text
+
+
+def test_it_says_that_the_spill_gate_took_the_credit() -> None:
+    policy = Policy(spill_tokens=100)
+    text = explained(row("w0/0", prefill_tokens_queued=900), row("w1/0"), policy=policy)
+    assert "  w0/0: cost 67.3 = prefill 61.3 (after a credit of 0.0)" in text
+    assert text.count("; no credit, since too much is queued there\n") == 1
+
+
+def test_it_says_that_the_session_is_at_home_there_and_what_that_costs() -> None:
+    moment = view(row("w0/0", active_blocks=5), row("w1/0"), bound=rank("w0/0"))
+    text = explain(decide(moment, route(81), Policy(affinity="hard"), 1).decision())
+    assert text.endswith("The request's session is at home there.\nw1/0 would have cost 5.0 blocks less.")
+
+
+def test_it_says_what_the_constraints_made_of_the_cost() -> None:
+    text = explained(row("w0/0", taints=("slow",)), row("w1/0"))
+    assert "times" not in text
+    moment, request = view(row("w0/0", taints=("slow",)), row("w1/0")), route(81, preferred_taints=(("slow", -9.0),))
+    assert ", times 2.72 for its constraints" in explain(decide(moment, request, Policy(), 1).decision())
+
+
+def test_it_says_what_was_predicted_and_that_the_targets_are_not_met() -> None:
+    moment = view(row("w0/0", ttft_s=0.25, itl_s=0.0125), row("w1/0", ttft_s=0.5, itl_s=0.01), is_forecast=True)
+    policy = Policy(mode="predicted-ttft", itl_target_s=0.005, unmet="queue")
+    text = explain(decide(moment, route(81), policy, 1).decision())
+    assert "; predicted 250 ms to the first token and 12.5 ms between tokens\n" in text
+    assert "It is predicted to answer first.\n" in text
+    assert text.endswith("It is not predicted to meet its targets there: queue.")

@@ -10,16 +10,46 @@ from structlog.testing import capture_logs
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import Heartbeat, WorkerRegistered
 from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import FleetApplied, LedgerApplied, LoadApplied, LogConnection, TimePassed, WorkerHeard
+from kv_protocol.ledger import Expired, Routed
+from kv_protocol.load import LoadReport, encode_load
 from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import LogMessage, OnMessage
+from router.core.policy import Policy
+from router.core.recording import Recordable, Recorder
 from router.feeds import ACQUAINTED_S, RouterFeeds
+from router.routing import Routing
 from tests.unit.router.samples import MODEL, registered, state
+
+
+def routing(clock: ManualClock, recorder: Recorder | None = None) -> Routing:
+    index: Any = None  # nobody asks it anything here
+    return Routing(state(lease_s=1.0), index, clock, Policy(), seed=0, lease_s=1.0, decisions_max=1, recorder=recorder)
+
+
+class Recorded:
+    """A recorder that keeps everything."""
+
+    def __init__(self) -> None:
+        self.records: list[Recordable] = []
+        self._grown = asyncio.Event()
+
+    def record(self, what: Recordable) -> None:
+        self.records.append(what)
+        self._grown.set()
+
+    async def has(self, what: Recordable) -> None:
+        """Return once it was recorded."""
+        while what not in self.records:
+            self._grown.clear()
+            await self._grown.wait()
 
 
 async def differences(*registrations: WorkerRegistered) -> list[tuple[Any, ...]]:
     """Return what was told of the fields of workers that joined one after the other."""
     log: Any = None  # nothing is read from it here
-    feeds = RouterFeeds(state(), log, ManualClock())
+    clock = ManualClock()
+    feeds = RouterFeeds(routing(clock), log, clock)
     with capture_logs() as logs:
         for each in registrations:
             message = LogMessage(subjects.fleet(MODEL, each.worker_id), fleet.encode(each))
@@ -52,7 +82,7 @@ class OldLog:
 async def begun(*told: WorkerRegistered) -> tuple[RouterFeeds, ManualClock]:
     log: Any = OldLog(*told)
     clock = ManualClock()
-    feeds = RouterFeeds(state(), log, clock)
+    feeds = RouterFeeds(routing(clock), log, clock)
     await feeds.start()
     return feeds, clock
 
@@ -92,4 +122,50 @@ async def test_every_field_that_differs_is_told_with_what_was_found_and_what_is_
     assert await differences(registered(), odd) == [
         ("w1", "block_size", 32, 16),
         ("w1", "template_digest", "x", "template-1"),
+    ]
+
+
+class Connection:
+    """The log's connection."""
+
+    is_connected = True
+
+
+@pytest.mark.asyncio
+async def test_all_that_comes_is_recorded_in_the_order_in_which_it_was_applied() -> None:
+    clock, log, recorded = ManualClock(), Connection(), Recorded()
+    told: Any = log
+    feeds = RouterFeeds(routing(clock, recorded), told, clock)
+    del recorded.records[:]  # the policy
+    report = LoadReport(
+        instance="w0-1", iteration=1, running_requests=1, waiting_requests=0, used_blocks=1, total_blocks=9
+    )
+    pulse = fleet.encode(Heartbeat(instance="w0-1", epoch=1, last_seq=0))
+    await feeds._on_fleet_event(LogMessage(subjects.fleet(MODEL, "w0"), fleet.encode(registered())))
+    await feeds._on_heartbeat(LogMessage(subjects.heartbeat(MODEL, WorkerRank("w0", 0)), pulse))
+    await feeds._on_load(LogMessage(subjects.load(MODEL, WorkerRank("w0", 0)), encode_load(report)))
+    assert recorded.records == [
+        FleetApplied(now_s=0.0, event=registered()),
+        WorkerHeard(now_s=0.0, worker_id="w0", instance="w0-1"),
+        LoadApplied(now_s=0.0, worker_id="w0", dp_rank=0, report=report),
+    ]
+
+
+@pytest.mark.asyncio
+async def test_time_and_what_it_brings_and_the_logs_connection_are_recorded() -> None:
+    clock, log, recorded, stop = ManualClock(), Connection(), Recorded(), asyncio.Event()
+    router = routing(clock, recorded)
+    router.tell(Routed(lease_id="l", worker_id="w0", dp_rank=0, blocks=b"", uncached_tokens=1))
+    await clock.advance(1.0)
+    del recorded.records[:]
+    log.is_connected = False
+    told: Any = log
+    running = asyncio.ensure_future(RouterFeeds(router, told, clock).run(stop))
+    await recorded.has(LedgerApplied(now_s=1.0, event=Expired(lease_id="l")))
+    stop.set()
+    await running
+    assert recorded.records == [
+        LogConnection(now_s=1.0, heard=False),
+        TimePassed(now_s=1.0),
+        LedgerApplied(now_s=1.0, event=Expired(lease_id="l")),
     ]

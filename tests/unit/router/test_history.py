@@ -6,37 +6,41 @@ from router.core.history import HALF_LIFE_S, History
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
 
 
+def blocks(history: History, rank: WorkerRank, now_s: float) -> float:
+    return float(history.columns((rank,), now_s)[0])
+
+
 def test_a_rank_that_was_given_nothing_has_nothing() -> None:
-    assert History().blocks(A0, 5.0) == 0.0
+    assert History().columns((A0, B0), 5.0).tolist() == [0.0, 0.0]
 
 
 def test_it_halves_in_every_half_life() -> None:
     history = History()
     history.add(A0, 8.0, 100.0)
-    assert [history.blocks(A0, 100.0 + times * HALF_LIFE_S) for times in range(4)] == [8.0, 4.0, 2.0, 1.0]
-    assert history.blocks(A0, 100.0 + HALF_LIFE_S / 2) == pytest.approx(8 / 2**0.5)
+    assert [blocks(history, A0, 100.0 + times * HALF_LIFE_S) for times in range(4)] == [8.0, 4.0, 2.0, 1.0]
+    assert blocks(history, A0, 100.0 + HALF_LIFE_S / 2) == pytest.approx(8 / 2**0.5)
 
 
 def test_every_request_decays_from_its_own_time() -> None:
     history = History()
     history.add(A0, 8.0, 0.0)
     history.add(A0, 3.0, HALF_LIFE_S)
-    assert history.blocks(A0, HALF_LIFE_S) == 7.0
-    assert history.blocks(A0, 2 * HALF_LIFE_S) == 3.5
+    assert blocks(history, A0, HALF_LIFE_S) == 7.0
+    assert blocks(history, A0, 2 * HALF_LIFE_S) == 3.5
 
 
 def test_looking_changes_nothing() -> None:
     history = History()
     history.add(A0, 8.0, 0.0)
-    first = [history.blocks(A0, now_s) for now_s in (1.0, 2.0, 3.0)]
-    assert [history.blocks(A0, now_s) for now_s in (1.0, 2.0, 3.0)] == first
+    first = [blocks(history, A0, now_s) for now_s in (1.0, 2.0, 3.0)]
+    assert [blocks(history, A0, now_s) for now_s in (1.0, 2.0, 3.0)] == first
 
 
 def test_ranks_have_their_own() -> None:
     history = History()
     history.add(A0, 8.0, 0.0)
     history.add(A1, 2.0, 0.0)
-    assert [history.blocks(rank, 0.0) for rank in (A0, A1, B0)] == [8.0, 2.0, 0.0]
+    assert [blocks(history, rank, 0.0) for rank in (A0, A1, B0)] == [8.0, 2.0, 0.0]
 
 
 def test_a_worker_that_is_gone_is_forgotten_with_all_its_ranks_and_nobody_else() -> None:
@@ -44,10 +48,34 @@ def test_a_worker_that_is_gone_is_forgotten_with_all_its_ranks_and_nobody_else()
     for rank in (A0, A1, B0):
         history.add(rank, 8.0, 0.0)
     history.forget("a")
-    assert [history.blocks(rank, 0.0) for rank in (A0, A1, B0)] == [0.0, 0.0, 8.0]
+    assert [blocks(history, rank, 0.0) for rank in (A0, A1, B0)] == [0.0, 0.0, 8.0]
 
 
 def test_after_a_very_long_time_it_is_nothing_and_no_error() -> None:
     history = History()
     history.add(A0, 1e300, 0.0)
-    assert history.blocks(A0, 1e9) == 0.0
+    assert blocks(history, A0, 1e9) == 0.0
+
+
+def test_it_is_told_in_the_order_of_the_ranks() -> None:
+    history = History()
+    history.add(A1, 2.0, 0.0)
+    history.add(A0, 8.0, 0.0)
+    assert history.columns((B0, A0, A1), HALF_LIFE_S).tolist() == [0.0, 4.0, 1.0]
+
+
+def test_after_many_half_lives_it_goes_on_as_if_there_had_been_fewer() -> None:
+    early, late = History(), History()
+    for history, begin_s in ((early, 0.0), (late, 10_000 * HALF_LIFE_S)):
+        history.add(A0, 1.0, 0.0)
+        for later_s in (0.0, 15.0, 100 * HALF_LIFE_S, 100 * HALF_LIFE_S + 15.0):
+            history.add(A0, 5.0, begin_s + later_s)
+    times = (100 * HALF_LIFE_S + 15.0, 10_100 * HALF_LIFE_S + 15.0)
+    assert blocks(early, A0, times[0]) == blocks(late, A0, times[1]) == 5.0 + 5.0 * 2**-0.5
+
+
+def test_what_was_told_cannot_be_changed() -> None:
+    history = History()
+    history.add(A0, 8.0, 0.0)
+    with pytest.raises(ValueError, match="read-only"):
+        history.columns((A0,), 1.0)[0] = 1.0

@@ -2,11 +2,21 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
+from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
-from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Reconciled, Renewed, Routed
+from kv_protocol.ledger import (
+    Cancelled,
+    Expired,
+    Finished,
+    FirstToken,
+    LedgerEvent,
+    Reconciled,
+    Renewed,
+    Routed,
+    Unreported,
+)
 from router.core.ledger import Ledger, RankLoad
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
@@ -18,7 +28,7 @@ def routed(lease_id: str, *blocks: int, at: WorkerRank = A0, uncached: int = 7, 
         lease_id=lease_id,
         worker_id=at.worker_id,
         dp_rank=at.dp_rank,
-        blocks=blocks,
+        blocks=pack_u64(blocks),
         uncached_tokens=uncached,
         extra_blocks=extra,
     )
@@ -66,7 +76,8 @@ def test_blocks_are_counted_once_a_rank_and_partial_ones_once_a_request() -> Non
 def test_a_shared_block_stays_until_the_last_request_that_has_it_ends() -> None:
     folded = ledger(routed("l", 1, 2), routed("m", 1, 3), Finished(lease_id="l"))
     assert promised(folded)[1] == 2
-    assert folded.shared_blocks((1, 2, 3)) == {A0: 2}
+    assert folded.shared(pack_u64((1, 2, 4))) == {A0: 1}
+    assert folded.shared(pack_u64((1, 3))) == {A0: 2}
 
 
 def test_the_first_token_ends_the_prefill_and_nothing_else() -> None:
@@ -87,8 +98,9 @@ def test_after_any_ending_nothing_is_promised(ending: type[Any], prefilled: bool
         folded.apply(FirstToken(lease_id="l"), 0.0)
     folded.apply(ending(lease_id="l"), 0.0)
     assert promised(folded) == (0, 0, 0)
-    assert folded.shared_blocks((1, 2)) == {}
+    assert folded.shared(pack_u64((1, 2))) == {}
     assert folded.tick(1e9) == []
+    assert folded.is_empty()
 
 
 @pytest.mark.parametrize("event", [FirstToken, Renewed, Finished, Cancelled, Expired])
@@ -112,9 +124,36 @@ def test_a_lease_is_booked_once() -> None:
 
 
 def test_shared_blocks_are_told_for_every_rank_that_works_on_any() -> None:
-    folded = ledger(routed("l", 1, 2, 3), routed("m", 3, 4, at=A1), routed("n", 9, at=B0))
-    assert folded.shared_blocks((1, 3, 4, 5)) == {A0: 2, A1: 2}
-    assert folded.shared_blocks(()) == {}
+    folded = ledger(routed("l", 1, 2, 3), routed("m", 1, 4, at=A1), routed("n", 9, at=B0))
+    assert folded.shared(pack_u64((1, 2, 5))) == {A0: 2, A1: 1}
+    assert folded.shared(b"") == {}
+
+
+def columns(folded: Ledger, *ranks: WorkerRank) -> tuple[list[int], ...]:
+    return tuple(column.tolist() for column in folded.columns(ranks))
+
+
+def test_columns_tell_the_loads_in_the_order_of_the_ranks() -> None:
+    folded = ledger(routed("l", 1, 2, uncached=40, extra=1), routed("m", 1, uncached=5), routed("n", 9, at=B0))
+    assert columns(folded, B0, A1, A0) == ([7, 0, 45], [1, 0, 2], [1, 0, 3])
+    assert columns(folded) == ([], [], [])
+
+
+def test_columns_do_not_change_once_they_were_told_and_cannot_be_changed() -> None:
+    folded, ranks = ledger(routed("l", 1)), (A0, B0)
+    before = folded.columns(ranks)
+    folded.apply(routed("m", 2, at=B0), 0.0)
+    folded.apply(Finished(lease_id="l"), 0.0)
+    assert [column.tolist() for column in before] == [[7, 0], [1, 0], [1, 0]]
+    assert [column.tolist() for column in folded.columns(ranks)] == [[0, 7], [0, 1], [0, 1]]
+    with pytest.raises(ValueError, match="read-only"):
+        before.active_blocks[0] = 5
+
+
+def test_there_may_be_any_number_of_ranks() -> None:
+    ranks = tuple(WorkerRank(f"w{number}", 0) for number in range(300))
+    folded = ledger(*(routed(f"l{number}", 1, at=at, uncached=number) for number, at in enumerate(ranks)))
+    assert folded.columns(ranks).queued_tokens.tolist() == list(range(300))
 
 
 # ---------------------------------------------------------------- leases
@@ -159,8 +198,8 @@ def test_overdue_leases_are_told_eldest_first_and_the_others_not() -> None:
     folded = ledger(routed("l"), routed("m"), now_s=0.0)
     folded.apply(routed("n"), 1.0)
     folded.apply(Renewed(lease_id="l"), 2.0)
-    assert [expired.lease_id for expired in folded.tick(11.0)] == ["m", "n"]
-    assert [expired.lease_id for expired in folded.tick(12.0)] == ["m", "n", "l"]
+    assert folded.tick(11.0) == [Expired(lease_id=lease_id) for lease_id in ("m", "n")]
+    assert folded.tick(12.0) == [Expired(lease_id=lease_id) for lease_id in ("m", "n", "l")]
 
 
 # ---------------------------------------------------------------- reports and leaving
@@ -207,4 +246,126 @@ def test_a_load_that_was_asked_for_is_a_copy() -> None:
     for copy in copies:
         copy.active_requests = 99
     assert promised(folded) == (1, 1, 7)
-    assert msgspec.structs.asdict(folded.load_of(A0))["active_requests"] == 1
+
+
+def test_the_columns_of_a_worker_that_left_and_came_back_are_those_of_a_new_one() -> None:
+    folded, ranks = ledger(routed("l", 1), routed("m", 1, at=B0), Finished(lease_id="l")), (A0, B0)
+    folded.forget("a")
+    assert columns(folded, *ranks) == ([0, 7], [0, 1], [0, 1])
+    folded.apply(routed("n", 1, 2, at=A1), 0.0)
+    folded.apply(routed("o", 1, 2, at=A0, uncached=3), 0.0)
+    assert columns(folded, A1, *ranks) == ([7, 3, 7], [1, 1, 1], [2, 2, 1])
+
+
+# ---------------------------------------------------------------- what engines report, and what it corrects
+
+
+def reports(folded: Ledger, *told: int, begin_s: float, at: WorkerRank = A0) -> None:
+    """The engine reports so many requests, one of them running, every 0.1 s."""
+    for number, count in enumerate(told):
+        folded.apply(reported(at, min(1, count), count - min(1, count), 0), begin_s + number * 0.1)
+
+
+def test_requests_that_the_engine_speaks_of_again_and_again_and_nobody_promised_are_load_that_is_not_ours() -> None:
+    folded = ledger(routed("l", 1))
+    reports(folded, 5, 4, 9, 4, begin_s=1.0)
+    assert folded.load_of(A0).foreign_requests == 0, "one report too few"
+    reports(folded, 6, begin_s=1.4)
+    assert folded.load_of(A0).foreign_requests == 3
+    assert columns(folded, A0) == ([7], [4], [1])
+    assert folded.load_of(A0).active_requests == 1
+
+
+def test_a_report_that_knows_of_no_more_than_was_promised_ends_foreign_load_at_once() -> None:
+    folded = ledger()
+    reports(folded, 3, 3, 3, 3, 3, begin_s=1.0)
+    assert columns(folded, A0)[1] == [3]
+    reports(folded, 0, begin_s=1.5)
+    assert columns(folded, A0)[1] == [0]
+
+
+def test_a_request_that_ended_here_before_its_engine_said_so_is_not_foreign() -> None:
+    folded = ledger(routed("l", 1))
+    reports(folded, 1, 1, 1, 1, 1, begin_s=1.0)
+    folded.apply(Finished(lease_id="l"), 1.5)
+    reports(folded, 1, 1, begin_s=1.5)
+    assert columns(folded, A0)[1] == [0]
+
+
+def test_an_engine_that_falls_silent_is_told_of_once_and_its_word_counts_no_more() -> None:
+    folded = ledger()
+    reports(folded, 3, 3, 3, 3, 3, begin_s=1.0)
+    assert folded.tick(6.3) == []
+    assert folded.tick(6.4) == [Unreported(worker_id="a", dp_rank=0)]
+    folded.apply(Unreported(worker_id="a", dp_rank=0), 6.4)
+    assert folded.tick(100.0) == []
+    assert folded.loads() == {A0: RankLoad()}
+    assert columns(folded, A0)[1] == [0]
+
+
+def test_leases_that_their_engine_knows_nothing_of_are_ended_the_eldest_first() -> None:
+    folded = Ledger(lease_s=300.0)
+    for number in range(4):
+        folded.apply(routed(f"l{number}", number), float(number))
+    folded.apply(routed("other", 1, at=B0), 0.0)
+    reports(folded, 2, 1, 2, 1, 1, 2, begin_s=20.0)
+    expired = folded.tick(20.6)
+    assert expired == [Expired(lease_id="l0", cause="engine"), Expired(lease_id="l1", cause="engine")]
+    for each in expired:
+        folded.apply(each, 20.6)
+    assert folded.tick(20.7) == []
+    assert promised(folded) == (2, 2, 14)
+    assert (folded.statistics().corrected_total, folded.expired_total) == (2, 0)
+
+
+def test_a_lease_that_ended_meanwhile_was_one_of_those_that_are_too_many() -> None:
+    folded = Ledger(lease_s=300.0)
+    for number in range(4):
+        folded.apply(routed(f"l{number}", number), float(number))
+    reports(folded, 2, 2, 2, 2, 2, 2, begin_s=20.0)
+    folded.apply(Finished(lease_id="l3"), 20.6)
+    assert folded.tick(20.6) == [Expired(lease_id="l0", cause="engine")]
+
+
+@pytest.mark.parametrize(
+    ("booked_s", "told"),
+    [(0.0, (0, 0, 0, 0, 1, 0)), (15.0, (0,) * 6), (20.0, (0,) * 5), (0.0, (0,) * 4)],
+    ids=["one report knew of it", "it lived a moment ago", "it is as young as the reports", "too few reports"],
+)
+def test_a_lease_is_left_alone_where_there_is_a_doubt(booked_s: float, told: tuple[int, ...]) -> None:
+    folded = Ledger(lease_s=300.0)
+    folded.apply(routed("l", 1), booked_s)
+    reports(folded, *told, begin_s=20.0)
+    assert folded.tick(20.6) == []
+
+
+def test_a_lease_that_gave_a_sign_of_life_is_left_alone_and_a_silent_one_goes_in_its_place() -> None:
+    folded = Ledger(lease_s=300.0)
+    folded.apply(routed("l", 1), 0.0)
+    folded.apply(routed("m", 1), 1.0)
+    folded.apply(Renewed(lease_id="l"), 5.0)
+    reports(folded, 1, 1, 1, 1, 1, 1, begin_s=20.0)
+    assert folded.tick(20.6) == [Expired(lease_id="m", cause="engine")]
+
+
+def test_of_the_leases_that_are_too_many_every_router_ends_its_own() -> None:
+    folded = Ledger(lease_s=300.0)
+    folded.apply(routed("l", 1), 0.0, "other")
+    folded.apply(routed("m", 1), 1.0)
+    folded.apply(routed("n", 1), 2.0)
+    reports(folded, 1, 1, 1, 1, 1, 1, begin_s=20.0)
+    assert folded.tick(20.6) == [Expired(lease_id="m", cause="engine")]
+
+
+def test_of_a_worker_that_left_no_report_counts() -> None:
+    folded = Ledger(lease_s=300.0)
+    folded.apply(routed("l", 1), 0.0)
+    reports(folded, 0, 0, 0, 0, 0, 0, begin_s=20.0)
+    folded.forget("a")
+    assert folded.tick(20.6) == []
+
+
+def test_the_statistics_tell_how_far_promises_and_reports_differ() -> None:
+    folded = ledger(routed("l", 1), routed("m", 2), routed("n", 1, at=B0), reported(A0, 3, 4, 500))
+    told = folded.statistics()
+    assert (told.open_leases, told.differences) == (3, {A0: 5})

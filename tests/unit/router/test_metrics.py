@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
+from kv_protocol.codec import pack_u64
 from kv_protocol.journal import FleetApplied, LedgerApplied
 from kv_protocol.ledger import Routed
 from kv_runtime.telemetry import Projection
@@ -44,7 +45,7 @@ def test_every_worker_has_every_field_and_0_for_those_that_differ() -> None:
 
 def test_what_was_routed_is_counted_and_what_of_it_went() -> None:
     bench = Bench(registered(total_kv_blocks=2))
-    routed = Routed(lease_id="l", worker_id="w0", dp_rank=0, blocks=(1, 2, 3), uncached_tokens=1)
+    routed = Routed(lease_id="l", worker_id="w0", dp_rank=0, blocks=pack_u64([1, 2, 3]), uncached_tokens=1)
     bench.state.apply(LedgerApplied(now_s=100.0, event=routed))
     told = Scrape(bench)
     assert told("approximate_blocks", worker="w0", dp_rank="0") == 2

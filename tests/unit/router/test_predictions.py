@@ -4,18 +4,23 @@ from typing import Any
 
 import pytest
 
+from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Reconciled, Renewed, Routed
 from router.core.predictions import SEEN_S, Predictions
-from tests.unit.router.samples import rank
 
-W0, W1 = rank("w0/0"), rank("w1/0")
+W0, W1 = WorkerRank("w0", 0), WorkerRank("w1", 0)
 EPOCH = 7
 
 
 def routed(lease_id: str, *blocks: int, at: WorkerRank = W0, epoch: int = EPOCH) -> Routed:
     return Routed(
-        lease_id=lease_id, worker_id=at.worker_id, dp_rank=at.dp_rank, blocks=blocks, uncached_tokens=1, epoch=epoch
+        lease_id=lease_id,
+        worker_id=at.worker_id,
+        dp_rank=at.dp_rank,
+        blocks=pack_u64(blocks),
+        uncached_tokens=1,
+        epoch=epoch,
     )
 
 
@@ -27,7 +32,8 @@ def predictions(*events: LedgerEvent) -> Predictions:
 
 
 def overlap(folded: Predictions, *hashes: int, at: WorkerRank = W0, epoch: int = EPOCH, now_s: float = 0.0) -> int:
-    return folded.overlap(hashes, at, epoch, now_s)
+    told, blocks = folded.depths(pack_u64(hashes), now_s).get(at, (epoch, 0))
+    return blocks if told == epoch else 0
 
 
 def test_the_blocks_of_a_routed_request_are_on_their_way_to_its_rank_and_to_no_other() -> None:
@@ -47,7 +53,7 @@ def test_of_several_requests_the_one_that_has_most_of_the_prefix_counts() -> Non
 
 def test_a_request_counts_until_two_seconds_after_its_first_token() -> None:
     folded = predictions(routed("l", 1))
-    assert overlap(folded, 1, now_s=1e9) == 1
+    assert overlap(folded, 1, now_s=49.0) == 1
     folded.apply(FirstToken(lease_id="l"), 50.0)
     assert [overlap(folded, 1, now_s=now_s) for now_s in (51.9, 50.0 + SEEN_S)] == [1, 0]
 
@@ -70,7 +76,14 @@ def test_a_request_that_ended_counts_no_more_and_its_siblings_do(ending: type[An
 
 def test_a_request_counts_in_the_epoch_in_which_it_was_routed() -> None:
     folded = predictions(routed("l", 1))
-    assert (overlap(folded, 1), overlap(folded, 1, epoch=8)) == (1, 0)
+    assert folded.depths(pack_u64((1, 2)), 0.0) == {W0: (EPOCH, 1)}
+
+
+def test_with_a_request_in_another_epoch_what_was_on_its_way_before_counts_no_more() -> None:
+    folded = predictions(routed("l", 1, 2, 3), routed("m", 1, epoch=8), routed("n", 1, 2, at=W1))
+    assert folded.depths(pack_u64((1, 2, 3)), 0.0) == {W0: (8, 1), W1: (EPOCH, 2)}
+    folded.apply(routed("o", 9), 0.0)
+    assert folded.depths(pack_u64((1, 2, 3)), 0.0) == {W1: (EPOCH, 2)}
 
 
 def test_a_rank_that_was_never_heard_has_an_epoch_too() -> None:
@@ -78,12 +91,12 @@ def test_a_rank_that_was_never_heard_has_an_epoch_too() -> None:
 
 
 def test_of_a_worker_that_is_forgotten_nothing_is_on_its_way() -> None:
-    folded = predictions(routed("l", 1), routed("m", 1, at=rank("w0/1")), routed("n", 1, at=W1))
+    folded = predictions(routed("l", 1), routed("m", 1, at=WorkerRank("w0", 1)), routed("n", 1, at=W1))
     folded.forget("w0")
-    assert [overlap(folded, 1, at=each) for each in (W0, rank("w0/1"), W1)] == [0, 0, 1]
+    assert [overlap(folded, 1, at=each) for each in (W0, WorkerRank("w0", 1), W1)] == [0, 0, 1]
     folded.apply(FirstToken(lease_id="l"), 0.0)
     folded.apply(Finished(lease_id="m"), 0.0)
-    assert [overlap(folded, 1, at=each) for each in (W0, rank("w0/1"), W1)] == [0, 0, 1]
+    assert [overlap(folded, 1, at=each) for each in (W0, WorkerRank("w0", 1), W1)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("event", [FirstToken, Renewed, Finished, Cancelled, Expired])
@@ -109,6 +122,6 @@ def test_time_takes_what_is_over_and_changes_no_answer() -> None:
     folded = predictions(routed("l", 1), routed("m", 2), FirstToken(lease_id="l"))
     folded.tick(SEEN_S)
     assert (overlap(folded, 1, now_s=SEEN_S), overlap(folded, 2, now_s=SEEN_S)) == (0, 1)
-    assert folded._rank_of == {"m": W0}
+    assert set(folded._predictions) == {"m"}
     folded.apply(Finished(lease_id="m"), SEEN_S)
-    assert (folded._rank_of, folded._of_rank) == ({}, {})
+    assert folded.is_empty()

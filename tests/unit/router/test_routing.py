@@ -5,16 +5,17 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from indexer.embedded import RankView
+from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import FleetApplied, LogConnection, WorkerHeard
+from kv_protocol.journal import AttemptEnded, FleetApplied, LogConnection, WorkerHeard
 from kv_runtime.clock import ManualClock
-from router.core.decide import Policy
+from router.core.chains import block_count
 from router.core.ledger import RankLoad
+from router.core.policy import Policy
 from router.core.view import RouteRequest
 from router.routing import Lease, Readiness, Routing
-from tests.unit.router.samples import rank, registered, route, state
+from tests.unit.router.samples import answer, chain, rank, registered, route, state
 
 LEASE_S = 8.0
 
@@ -25,8 +26,13 @@ class FakeIndex:
     def __init__(self, depth: int, stale: str = "") -> None:
         self._depth, self.stale, self.progress = depth, stale, ""
 
-    def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
+    def columns(self, blocks: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
         """Return the same for every rank, no more than was asked for."""
+        depth = min(self._depth, block_count(blocks))
+        return answer([((depth, depth, depth, depth), 1, 1, self.stale)] * len(ranks))
+
+    def overlap(self, hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
+        """Return the same rank by rank."""
         depth = min(self._depth, len(hashes))
         return [RankView((depth, depth, depth, depth), 1, 1, self.stale) for _ in ranks]
 
@@ -78,7 +84,7 @@ def test_what_is_promised_is_the_whole_prompt_and_what_is_not_held_of_it(
 
 def test_deciding_promises_nothing_and_repeats_itself() -> None:
     bench = Bench(*[registered(f"w{number}") for number in range(8)])
-    assert bench.routing.decide(route()) == bench.routing.decide(route())
+    assert bench.routing.decide(route()).decision() == bench.routing.decide(route()).decision()
     assert bench.state.ledger.loads() == {}
     assert bench.routing.decisions.newest(9) == []
 
@@ -100,7 +106,7 @@ def test_routers_with_the_same_seed_decide_alike_and_with_others_not() -> None:
         for number in range(20):
             request = route(decision_id=f"d{number}")
             decision = bench.routing.decide(request)
-            found.append(decision.chosen.worker_id)
+            found.append(decision.winner.worker_id)
             bench.routing.take(request, decision).end("ok")
         return found
 
@@ -171,11 +177,10 @@ async def test_a_lease_that_expired_may_still_go_on_and_end() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_breaker_is_open_for_its_time() -> None:
+async def test_a_rank_that_asked_to_be_left_alone_is_unfit_for_its_time() -> None:
     bench = Bench()
-    worker = bench.state.fleet.worker("w0")
-    assert worker is not None
-    bench.routing.open_breaker("w0", "connect: refused", 3.0)
+    pressed = AttemptEnded(now_s=100.0, worker_id="w0", dp_rank=0, outcome="back_pressure", retry_after_s=3.0)
+    bench.routing.apply(pressed)
     assert bench.routing.unready() == ["no worker is fit"]
     await bench.clock.advance(3.0)
     assert bench.routing.unready() == []
@@ -186,9 +191,9 @@ async def test_a_breaker_is_open_for_its_time() -> None:
 
 def burst(*suffixes: int) -> list[RouteRequest]:
     """Return requests of one prefix of 32 blocks, each with a block of its own and one token more."""
-    prefix = tuple(range(100, 132))
+    prefix = range(100, 132)
     return [
-        route(16 * 33 + 1, decision_id=f"d{suffix}", sequence_hashes=(*prefix, suffix), request_id=f"r{suffix}")
+        route(16 * 33 + 1, decision_id=f"d{suffix}", sequence_hashes=chain(*prefix, suffix), request_id=f"r{suffix}")
         for suffix in suffixes
     ]
 
@@ -218,7 +223,7 @@ def test_before_any_event_has_come_a_sibling_goes_where_its_prefix_was_computed(
     first, second = burst(1000, 2000)
     lease = bench.take(msgspec.structs.replace(first, pinned_worker="w0"))
     lease.on_bytes()
-    decision = bench.routing.decide(second)
+    decision = bench.routing.decide(second).decision()
     assert decision.chosen.worker_id == worker_id
     assert decision.candidates[0].overlap_blocks == (0, 0, 0, 0), "the index has heard nothing"
     assert decision.candidates[0].predicted_blocks == (32 if predict_on_route else 0)
@@ -231,8 +236,8 @@ def test_a_sibling_waits_for_its_prefix_rather_than_have_it_computed_at_a_rank_t
     bench = Bench(registered("w0"), registered("w1"), policy=Policy(predict_on_route=predict_on_route))
     first, second = burst(1000, 2000)
     bench.take(msgspec.structs.replace(first, pinned_worker="w0"))
-    bench.take(route(16 * 16 + 1, decision_id="d", sequence_hashes=tuple(range(500, 516)), pinned_worker="w1"))
-    assert bench.routing.decide(second).chosen.worker_id == worker_id
+    bench.take(route(16 * 16 + 1, decision_id="d", sequence_hashes=chain(*range(500, 516)), pinned_worker="w1"))
+    assert bench.routing.decide(second).winner.worker_id == worker_id
 
 
 @pytest.mark.parametrize("outcome", ["ok", "cancelled", "failed"])
@@ -240,7 +245,7 @@ def test_of_requests_that_come_one_after_the_other_the_index_alone_says_what_is_
     bench = Bench(holds=3)
     first, second = burst(1000, 2000)
     bench.take(first).end(outcome)  # type: ignore[arg-type]
-    chosen = bench.routing.decide(second).chosen
+    chosen = bench.routing.decide(second).decision().chosen
     assert (chosen.overlap_blocks, chosen.predicted_blocks) == ((3, 3, 3, 3), 0)
 
 
@@ -252,9 +257,9 @@ async def test_a_long_answer_predicts_for_two_seconds_only() -> None:
     await bench.clock.advance(1.0)
     lease.on_bytes()
     await bench.clock.advance(1.9)
-    assert bench.routing.decide(second).chosen.predicted_blocks == 32
+    assert bench.routing.decide(second).decision().chosen.predicted_blocks == 32
     await bench.clock.advance(0.1)
-    assert bench.routing.decide(second).chosen.predicted_blocks == 0
+    assert bench.routing.decide(second).decision().chosen.predicted_blocks == 0
 
 
 def test_a_rank_without_events_is_promised_what_was_not_routed_to_it_before() -> None:

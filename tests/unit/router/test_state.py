@@ -1,37 +1,39 @@
 """The fold: what each record changes, and what the view shows of it."""
 
-from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
+from indexer.embedded import OverlapColumns
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
-    BreakerChanged,
-    Decided,
+    AttemptEnded,
     FleetApplied,
     JournalRecord,
-    KvMessageApplied,
     LedgerApplied,
     LoadApplied,
     LogConnection,
     OutcomeKnown,
     PolicyChanged,
+    TimePassed,
     WorkerHeard,
 )
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, Routed
 from kv_protocol.load import LoadReport
 from router.core.approximate import ApproximateLimits
+from router.core.decide import decide
 from router.core.history import HALF_LIFE_S
 from router.core.ledger import RankLoad
-from router.core.state import Overlap, RouterState
+from router.core.policy import Policy
+from router.core.state import RouterState
 from router.core.trust import trust_of
-from router.core.view import RankRow
-from tests.unit.router.samples import decision, rank, registered, route, state
+from router.core.view import View
+from tests.unit.router.samples import Held, Row, answer, chain, rank, registered, route, state
 
-HELD: Overlap = ((2, 2, 2, 2), 7, 9, "")
+HELD: Held = ((2, 2, 2, 2), 7, 9, "")
 
 
 def joined(*registrations: WorkerRegistered, at_s: float = 0.0) -> RouterState:
@@ -45,7 +47,7 @@ def joined(*registrations: WorkerRegistered, at_s: float = 0.0) -> RouterState:
 
 def promise(folded: RouterState, lease_id: str = "l", name: str = "w0/0", now_s: float = 0.0, **changed: Any) -> None:
     at = rank(name)
-    fields: dict[str, Any] = {"blocks": (100, 101), "uncached_tokens": 40, "extra_blocks": 1}
+    fields: dict[str, Any] = {"blocks": chain(100, 101), "uncached_tokens": 40, "extra_blocks": 1}
     routed = Routed(lease_id=lease_id, worker_id=at.worker_id, dp_rank=at.dp_rank, **fields | changed)
     folded.apply(LedgerApplied(now_s=now_s, event=routed))
 
@@ -58,13 +60,34 @@ def report(instance: str = "w0-1", name: str = "w0/0", running: int = 3) -> Load
     return LoadApplied(now_s=1.0, worker_id=at.worker_id, dp_rank=at.dp_rank, report=told)
 
 
-def rows(
-    folded: RouterState, now_s: float = 0.0, held: Overlap = HELD, isl_tokens: int = 40, **request: Any
-) -> list[RankRow]:
-    def overlap(_: Sequence[int], ranks: Sequence[WorkerRank]) -> list[Overlap]:
-        return [held] * len(ranks)
+def seen(folded: RouterState, now_s: float = 0.0, held: Held = HELD, isl_tokens: int = 40, **request: Any) -> View:
+    return folded.view(route(isl_tokens, **request), lambda _, ranks: answer([held] * len(ranks)), now_s)
 
-    return list(folded.view(route(isl_tokens, **request), overlap, now_s, predict_on_route=True).rows)
+
+def rows(folded: RouterState, now_s: float = 0.0, held: Held = HELD, isl_tokens: int = 40, **request: Any) -> list[Row]:
+    """Return the view rank by rank."""
+    found = seen(folded, now_s, held, isl_tokens, **request)
+    return [
+        Row(
+            rank=found.ranks[at],
+            unfit=found.unfit[at],
+            role=found.told[at].role,
+            max_seq_len=found.told[at].max_seq_len,
+            overlap_blocks=tuple(found.overlap[:, at].tolist()),
+            predicted_blocks=int(found.predicted[at]),
+            epoch=found.epochs[at],
+            seq=found.seqs[at],
+            trust=found.trust[at].state,
+            trust_reason=found.trust[at].reason,
+            prefill_tokens_queued=int(found.queued_tokens[at]),
+            active_requests=int(found.active_requests[at]),
+            active_blocks=int(found.active_blocks[at]),
+            shared_blocks=int(found.shared_blocks[at]),
+            history_blocks=float(found.history_blocks[at]),
+            newcomer=found.newcomer[at],
+        )
+        for at in range(len(found.ranks))
+    ]
 
 
 # ---------------------------------------------------------------- the view
@@ -82,12 +105,26 @@ def test_every_rank_of_every_worker_that_serves_the_model_has_a_row_eldest_first
 def test_the_index_is_asked_for_what_a_cache_can_give_and_for_these_ranks() -> None:
     asked = []
 
-    def overlap(hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[Overlap]:
-        asked.append((tuple(hashes), tuple(ranks)))
-        return [HELD] * len(ranks)
+    def ask(blocks: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        asked.append((blocks, ranks))
+        return answer([HELD] * len(ranks))
 
-    joined(registered(dp_ranks=(0, 1))).view(route(32), overlap, 0.0, predict_on_route=True)
-    assert asked == [((100,), (rank("w0/0"), rank("w0/1")))]
+    joined(registered(dp_ranks=(0, 1))).view(route(32), ask, 0.0)
+    assert asked == [(chain(100), (rank("w0/0"), rank("w0/1")))]
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "random", "power-of-two", "least-loaded", "direct"])
+def test_of_a_mode_that_reads_no_overlap_nobody_is_asked(mode: str) -> None:
+    folded = joined(registered())
+    folded.apply(PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(Policy(mode=mode))))
+    promise(folded)
+
+    def ask(blocks: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        raise AssertionError((blocks, ranks))
+
+    found = folded.view(route(), ask, 0.0)
+    assert (found.ranks, found.overlap.tolist()) == ((rank(),), [[0]] * 4)
+    assert found.active_requests.tolist() == [int(mode in ("power-of-two", "least-loaded"))]
 
 
 def test_a_row_has_what_the_worker_said_and_where_its_stream_is() -> None:
@@ -98,8 +135,8 @@ def test_a_row_has_what_the_worker_said_and_where_its_stream_is() -> None:
 
 def test_promised_work_is_in_the_row_of_its_rank_alone() -> None:
     folded = joined(registered(dp_ranks=(0, 1)))
-    promise(folded, "l", blocks=(100, 7), uncached_tokens=40)
-    promise(folded, "m", blocks=(100, 101, 8), uncached_tokens=5, extra_blocks=0)
+    promise(folded, "l", blocks=chain(100, 7), uncached_tokens=40)
+    promise(folded, "m", blocks=chain(100, 101, 8), uncached_tokens=5, extra_blocks=0)
     first, second = rows(folded)
     assert (first.active_requests, first.active_blocks, first.prefill_tokens_queued) == (2, 5, 45)
     assert first.shared_blocks == 2
@@ -118,28 +155,27 @@ def test_history_is_what_was_routed_and_decays() -> None:
 @pytest.mark.parametrize("stale", ["", "behind", "overfull", "log_away"])
 def test_of_a_rank_whose_stream_is_followed_the_index_says_what_it_holds(stale: str) -> None:
     folded = joined(registered())
-    promise(folded, blocks=(100,))
+    promise(folded, blocks=chain(100))
     (found,) = rows(folded, held=((0, 2, 2, 2), 7, 9, stale))
     assert (found.trust, found.trust_reason) == trust_of((), stale)
-    assert (found.overlap_source, found.overlap_blocks) == ("index", (0, 2, 2, 2))
+    assert found.overlap_blocks == (0, 2, 2, 2)
 
 
 @pytest.mark.parametrize("stale", ["never_heard", "refused"])
 def test_of_a_rank_that_the_index_does_not_know_what_was_routed_there_says_what_it_holds(stale: str) -> None:
     folded = joined(registered(dp_ranks=(0, 1)))
-    promise(folded, blocks=(100,))
+    promise(folded, blocks=chain(100))
     first, second = rows(folded, held=((2, 2, 2, 2), 7, 9, stale))
-    assert (first.overlap_source, first.overlap_blocks) == ("approximate", (1, 1, 1, 1))
-    assert (second.overlap_source, second.overlap_blocks) == ("approximate", (0, 0, 0, 0))
+    assert (first.overlap_blocks, second.overlap_blocks) == ((1, 1, 1, 1), (0, 0, 0, 0))
     assert first.trust_reason.endswith("; approximate")
 
 
 @pytest.mark.parametrize("stale", ["", "behind", "never_heard"])
 def test_of_a_worker_that_differs_what_was_routed_there_says_what_it_holds(stale: str) -> None:
     folded = joined(registered(tokenizer_digest="x"))
-    promise(folded, blocks=(100,))
+    promise(folded, blocks=chain(100))
     (found,) = rows(folded, held=((2, 2, 2, 2), 7, 9, stale))
-    assert (found.trust, found.overlap_source, found.overlap_blocks) == ("FALLBACK", "approximate", (1, 1, 1, 1))
+    assert (found.trust, found.overlap_blocks) == ("FALLBACK", (1, 1, 1, 1))
     assert found.trust_reason == "tokenizer_digest: found 'x', allowed 'tokenizer-1'; approximate"
 
 
@@ -150,8 +186,8 @@ def test_a_worker_with_other_blocks_than_the_request_was_hashed_with_differs() -
 
 # ---------------------------------------------------------------- what was routed, and what is on its way
 
-UNKNOWN: Overlap = ((0, 0, 0, 0), 0, 0, "never_heard")
-NOTHING_HELD: Overlap = ((0, 0, 0, 0), 7, 9, "")
+UNKNOWN: Held = ((0, 0, 0, 0), 0, 0, "never_heard")
+NOTHING_HELD: Held = ((0, 0, 0, 0), 7, 9, "")
 
 
 def end(folded: RouterState, lease_id: str = "l", now_s: float = 0.0) -> None:
@@ -161,7 +197,7 @@ def end(folded: RouterState, lease_id: str = "l", now_s: float = 0.0) -> None:
 def test_what_was_routed_counts_for_its_time_whether_or_not_anybody_lets_time_pass() -> None:
     folded = state(approximate=ApproximateLimits(ttl_s=30.0))
     folded.apply(FleetApplied(now_s=0.0, event=registered()))
-    promise(folded, blocks=(100, 101))
+    promise(folded, blocks=chain(100, 101))
     end(folded)
     for now_s, depth in ((29.9, 2), (30.0, 0)):
         assert rows(folded, now_s, UNKNOWN)[0].overlap_blocks[0] == depth
@@ -172,8 +208,8 @@ def test_what_was_routed_counts_for_its_time_whether_or_not_anybody_lets_time_pa
 
 def test_no_more_counts_than_the_worker_has_room_for() -> None:
     folded = joined(registered(total_kv_blocks=3))
-    promise(folded, "l", blocks=(100, 101))
-    promise(folded, "m", blocks=(200, 201))
+    promise(folded, "l", blocks=chain(100, 101))
+    promise(folded, "m", blocks=chain(200, 201))
     assert rows(folded, held=UNKNOWN)[0].overlap_blocks == (1, 1, 1, 1)
     assert folded.approximate.statistics().blocks == {rank(): 3}
 
@@ -201,7 +237,7 @@ def test_what_is_routed_to_nobody_is_not_remembered() -> None:
 
 def test_a_promise_predicts_that_its_blocks_will_be_held_by_its_rank_while_it_lasts() -> None:
     folded = joined(registered(dp_ranks=(0, 1)))
-    promise(folded, blocks=(100, 101), epoch=7)
+    promise(folded, blocks=chain(100, 101), epoch=7)
     assert [each.predicted_blocks for each in rows(folded, held=NOTHING_HELD)] == [2, 0]
     assert [each.overlap_blocks[0] for each in rows(folded, held=NOTHING_HELD)] == [0, 0]
     end(folded)
@@ -227,8 +263,8 @@ def test_a_prediction_for_a_cache_that_is_no_more_is_over() -> None:
 def test_where_predictions_are_not_wanted_there_are_none() -> None:
     folded = joined(registered())
     promise(folded, epoch=7)
-    view = folded.view(route(), lambda _, ranks: [NOTHING_HELD] * len(ranks), 0.0, predict_on_route=False)
-    assert [each.predicted_blocks for each in view.rows] == [0]
+    folded.apply(PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(Policy(predict_on_route=False))))
+    assert rows(folded, held=NOTHING_HELD)[0].predicted_blocks == 0
 
 
 # ---------------------------------------------------------------- block size
@@ -255,12 +291,12 @@ def test_while_nobody_is_fit_the_eldest_says_how() -> None:
 
 
 def test_a_turn_is_a_decision_for_the_same_model() -> None:
-    folded = joined(registered())
+    folded = joined(registered(served_names=("m", "n")))
     turns = []
     for model in ("m", "n", "m", "n", "m"):
-        asked = route(model=model)
-        turns.append(folded.view(asked, lambda _, ranks: [HELD] * len(ranks), 0.0, predict_on_route=True).turn)
-        folded.apply(Decided(now_s=0.0, decision=decision(model=model), sequence_hashes=()))
+        found = seen(folded, model=model)
+        turns.append(found.turn)
+        folded.apply(decide(found, route(model=model), Policy(), 1))
     assert turns == [0, 0, 1, 1, 2]
 
 
@@ -347,16 +383,13 @@ def test_a_report_that_comes_after_its_worker_left_does_not_bring_it_back() -> N
 # ---------------------------------------------------------------- time and the rest
 
 
-def test_the_log_and_the_breaker_are_folded() -> None:
+def test_the_log_is_folded() -> None:
     folded = joined(registered())
     folded.apply(LogConnection(now_s=1.0, heard=False))
     assert rows(folded, 50.0)[0].unfit == ""
-    folded.apply(BreakerChanged(now_s=50.0, worker_id="w0", reason="connect: refused", open_until_s=60.0))
-    assert rows(folded, 50.0)[0].unfit == "breaker open: connect: refused"
-    folded.apply(BreakerChanged(now_s=51.0, worker_id="w0", reason="", open_until_s=None))
     folded.apply(LogConnection(now_s=52.0, heard=True))
     assert rows(folded, 52.0)[0].unfit == ""
-    assert rows(folded, 57.0)[0].unfit == "silent for 5.0 s"
+    assert rows(folded, 57.0)[0].unfit == "silent for 5 s or longer"
 
 
 def test_time_ends_leases_by_records_that_the_caller_applies() -> None:
@@ -383,9 +416,8 @@ def test_a_first_token_leaves_the_blocks() -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        KvMessageApplied(now_s=1.0, stream_seq=5),
+        TimePassed(now_s=1.0),
         OutcomeKnown(now_s=1.0, decision_id="d", outcome="ok"),
-        PolicyChanged(now_s=1.0, policy="kv", parameters={}),
     ],
 )
 def test_records_that_change_nothing_here_are_welcome(record: JournalRecord) -> None:
@@ -394,3 +426,79 @@ def test_records_that_change_nothing_here_are_welcome(record: JournalRecord) -> 
     before = (rows(folded), folded.ledger.loads())
     folded.apply(record)
     assert (rows(folded), folded.ledger.loads()) == before
+
+
+# ---------------------------------------------------------------- the policy and what it reads
+
+
+def under(folded: RouterState, **policy: Any) -> RouterState:
+    """Return the state with another policy in force."""
+    folded.apply(PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(Policy(**policy))))
+    return folded
+
+
+def test_the_whole_policy_is_part_of_the_state() -> None:
+    wanted = Policy(mode="least-loaded", temperature=0.25, spill_tokens=7, affinity="soft", itl_target_s=0.5)
+    folded = joined(registered())
+    assert folded.policy == Policy()
+    folded.apply(PolicyChanged(now_s=0.0, policy=msgspec.to_builtins(wanted)))
+    assert folded.policy == wanted
+
+
+def test_a_session_is_at_home_where_it_was_routed_to_last_if_the_policy_cares() -> None:
+    folded = joined(registered(), registered("w1"))
+    promise(folded, name="w1/0", session_id="s")
+    end(folded)
+    assert seen(folded, session_id="s").bound is None
+    assert seen(under(folded, affinity="hard"), session_id="s").bound == rank("w1/0")
+    assert seen(folded, session_id="other").bound is None
+
+
+def test_a_worker_that_joins_a_working_fleet_is_a_newcomer_that_has_had_its_share() -> None:
+    folded = joined(registered(total_kv_blocks=4))
+    promise(folded, blocks=chain(7), uncached_tokens=16)
+    folded.apply(FleetApplied(now_s=60.0, event=registered("w1", total_kv_blocks=4)))
+    for worker_id in ("w0", "w1"):
+        folded.apply(WorkerHeard(now_s=60.0, worker_id=worker_id, instance=f"{worker_id}-1"))
+    flags, winners = [], []
+    for _ in range(4):
+        found = seen(folded, 60.0, NOTHING_HELD)
+        verdict = decide(found, route(), Policy(), 1)
+        folded.apply(verdict)
+        flags.append(found.newcomer)
+        winners.append(verdict.winner.worker_id)
+    assert flags == [(False, True)] * 3 + [(False, False)], "of two ranks every fourth full miss is its own"
+    assert winners == ["w0", "w0", "w0", "w1"]
+
+
+def test_a_failed_attempt_is_held_against_its_rank_for_a_time() -> None:
+    folded = joined(registered(dp_ranks=(0, 1)))
+    folded.apply(AttemptEnded(now_s=0.0, worker_id="w0", dp_rank=1, outcome="back_pressure", retry_after_s=2.0))
+    assert [bool(each) for each in seen(folded, 1.0).unfit] == [False, True]
+    assert [bool(each) for each in seen(folded, 2.0).unfit] == [False, False]
+
+
+def test_what_was_measured_changes_what_is_forecast_of_that_rank_alone() -> None:
+    folded = under(joined(registered(), registered("w1")), mode="predicted-ttft")
+    before = seen(folded).forecast
+    assert before is not None
+    assert before.ttft_s[0] == before.ttft_s[1]
+    verdict = decide(seen(folded, pinned_worker="w0"), route(pinned_worker="w0"), folded.policy, 1)
+    folded.apply(verdict)
+    slow = OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="ok", ttft_s=2.0, duration_s=4.0, output_tokens=11)
+    folded.apply(slow)
+    after = seen(folded).forecast
+    assert after is not None
+    assert (after.ttft_s[0] > before.ttft_s[0], after.itl_s[0] > before.itl_s[0]) == (True, True)
+    assert (after.ttft_s[1], after.itl_s[1]) == (before.ttft_s[1], before.itl_s[1])
+
+
+def test_of_an_outcome_that_was_not_ok_nothing_is_learnt() -> None:
+    folded = under(joined(registered()), mode="predicted-ttft")
+    before = seen(folded).forecast
+    folded.apply(decide(seen(folded), route(), folded.policy, 1))
+    folded.apply(OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="failed", ttft_s=2.0, duration_s=4.0))
+    after = seen(folded).forecast
+    assert before is not None
+    assert after is not None
+    assert after.ttft_s.tolist() == before.ttft_s.tolist()

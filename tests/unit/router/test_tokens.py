@@ -1,7 +1,10 @@
 """Prompts as tokens: the same ids and hashes as the worker's, and the client's bytes otherwise as they were."""
 
+import asyncio
 import base64
 import json
+import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,30 +14,44 @@ from hypothesis import strategies as st
 
 from indexer import native
 from kv_protocol import openai
+from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import (
     EAGLE_HASH_SCHEME,
     HASH_SCHEMES,
     Hashing,
     chain,
     local_block_hashes,
+    pack_tokens,
     sequence_hashes,
     unpack_tokens,
 )
-from kv_protocol.openai import ChatRequest, Request, RequestInvalid
+from kv_protocol.openai import CHAT, COMPLETIONS, ChatRequest, Inbound, Request, RequestInvalid, decode_inbound
+from kv_runtime.supervise import run_parts
 from kv_runtime.text import ByteText, TextError
-from router.tokens import Prompt, prompt_of, with_prompt_ids
+from router.tokens import EncodersBusy, Prompt, PromptLimits, Prompts, with_prompt_ids
 from worker_agent.core.request_rules import prompt_ids
 
 TEXT = ByteText()
+FOURS = Hashing(4)
 HELLO = [{"role": "user", "content": "hello, worker"}]
 
 
-def chat(**fields: Any) -> Request:
-    return openai.decode_chat(json.dumps({"model": "m", "messages": HELLO} | fields).encode())
+def chat(**fields: Any) -> Inbound:
+    return decode_inbound(CHAT, json.dumps({"model": "m", "messages": HELLO} | fields).encode())
 
 
-def completion(prompt: Any, **fields: Any) -> Request:
-    return openai.decode_completion(json.dumps({"model": "m", "prompt": prompt} | fields).encode())
+def completion(prompt: Any, **fields: Any) -> Inbound:
+    return decode_inbound(COMPLETIONS, json.dumps({"model": "m", "prompt": prompt} | fields).encode())
+
+
+def prompt_of(inbound: Inbound, hashing: Hashing = FOURS, lora: str = "") -> Prompt:
+    made = Prompts(TEXT).prompt(inbound, hashing, lora)
+    assert isinstance(made, Prompt)
+    return made
+
+
+def ids_of(inbound: Inbound) -> list[int]:
+    return unpack_tokens(prompt_of(inbound).ids)
 
 
 def as_worker(request: Request) -> list[int]:
@@ -42,26 +59,48 @@ def as_worker(request: Request) -> list[int]:
     if request.kv_prompt_ids is not None:
         return prompt_ids(request.kv_prompt_ids)
     if isinstance(request, ChatRequest):
-        return TEXT.encode_chat(request.messages, tools=request.tools)
+        return TEXT.encode_chat(request.messages, **request.template_options)
     return TEXT.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
 
 
 def test_a_chat_is_encoded_with_its_template_and_tools() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert prompt_of(chat(), TEXT, Hashing(4)).ids == TEXT.encode_chat(HELLO)
-    assert prompt_of(chat(tools=tools), TEXT, Hashing(4)).ids == TEXT.encode_chat(HELLO, tools=tools)
+    assert ids_of(chat()) == TEXT.encode_chat(HELLO)
+    assert ids_of(chat(tools=tools)) == TEXT.encode_chat(HELLO, tools=tools)
+
+
+def test_a_chat_is_encoded_with_what_the_client_says_of_its_end() -> None:
+    assert ids_of(chat(add_generation_prompt=False)) == TEXT.encode_chat(HELLO, add_generation_prompt=False)
+    assert ids_of(chat(continue_final_message=True)) == TEXT.encode_chat(HELLO, continue_final_message=True)
 
 
 def test_a_completion_is_its_text_or_its_ids() -> None:
-    assert prompt_of(completion("häh"), TEXT, Hashing(4)).ids == list("häh".encode())
-    assert prompt_of(completion([5, 0, 2**32 - 1]), TEXT, Hashing(4)).ids == [5, 0, 2**32 - 1]
+    assert ids_of(completion("häh")) == list("häh".encode())
+    assert ids_of(completion([5, 0, 2**32 - 1])) == [5, 0, 2**32 - 1]
+
+
+@pytest.mark.parametrize(
+    "inbound", [chat(nvext={"token_data": [1, 2, 3]}), completion("x", nvext={"token_data": [1, 2, 3]})]
+)
+def test_token_data_comes_in_place_of_messages_and_text(inbound: Inbound) -> None:
+    assert ids_of(inbound) == [1, 2, 3]
+
+
+def test_a_prompt_counts_its_tokens() -> None:
+    assert prompt_of(completion("hello")).token_count == 5
 
 
 @pytest.mark.parametrize("salt", [None, "", "tenant-1"])
-def test_the_hashes_are_those_of_its_full_blocks_with_its_salt(salt: str | None) -> None:
-    found = prompt_of(completion(list(range(11)), cache_salt=salt), TEXT, Hashing(4))
-    assert found == Prompt(list(range(11)), Hashing(4), tuple(sequence_hashes(list(range(11)), 4, cache_salt=salt)))
-    assert len(found.sequence_hashes) == 2
+@pytest.mark.parametrize("lora", ["", "adapter"])
+def test_the_hashes_are_those_of_its_full_blocks_with_its_salt_and_adapter(salt: str | None, lora: str) -> None:
+    found = prompt_of(completion(list(range(11)), cache_salt=salt), Hashing(4), lora)
+    expected = sequence_hashes(list(range(11)), 4, cache_salt=salt, lora_name=lora)
+    assert found == Prompt(pack_tokens(range(11)), 11, Hashing(4), pack_u64(expected))
+    assert len(expected) == 2
+
+
+def test_the_salt_may_come_with_the_extension() -> None:
+    assert prompt_of(completion("hello", nvext={"cache_salt": "a"})) == prompt_of(completion("hello", cache_salt="a"))
 
 
 @pytest.mark.parametrize("scheme", HASH_SCHEMES)
@@ -74,29 +113,129 @@ def test_with_the_extension_and_without_the_hashes_are_the_protocols(
         monkeypatch.setattr(native, "load", lambda: None)
     hashing, ids = Hashing(16, scheme), list(range(2**32 - 100, 2**32))
     expected = sequence_hashes(ids, 16, cache_salt=salt, is_eagle=hashing.is_eagle)
-    assert prompt_of(completion(ids, cache_salt=salt), TEXT, hashing) == Prompt(ids, hashing, tuple(expected))
+    assert prompt_of(completion(ids, cache_salt=salt), hashing).sequence_hashes == pack_u64(expected)
     assert len(expected) == 6
 
 
 def test_without_xxhash_in_the_extension_the_hashes_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "load", lambda: SimpleNamespace(HAS_XXHASH=False))
-    found = prompt_of(completion(list(range(11))), TEXT, Hashing(4))
-    assert found.sequence_hashes == tuple(sequence_hashes(range(11), 4))
+    assert prompt_of(completion(list(range(11)))).sequence_hashes == pack_u64(sequence_hashes(range(11), 4))
 
 
-def test_a_salt_keeps_caches_apart() -> None:
-    salted, plain = (prompt_of(completion([1, 2, 3, 4], cache_salt=salt), TEXT, Hashing(4)) for salt in ("a", None))
-    assert set(salted.sequence_hashes).isdisjoint(plain.sequence_hashes)
-
-
-def test_prompt_ids_are_the_routers_to_set() -> None:
-    with pytest.raises(RequestInvalid, match="kv_prompt_ids"):
-        prompt_of(chat(kv_prompt_ids="AAAA"), TEXT, Hashing(4))
+def test_prompts_for_an_engine_that_drafts_are_hashed_in_bigrams() -> None:
+    found = prompt_of(completion(list(range(9))), Hashing(4, EAGLE_HASH_SCHEME))
+    assert found.sequence_hashes == pack_u64(chain(local_block_hashes(range(9), 4, is_eagle=True)))
+    assert len(prompt_of(completion(list(range(8))), Hashing(4, EAGLE_HASH_SCHEME)).sequence_hashes) == 8
 
 
 def test_what_a_template_refuses_is_named() -> None:
     with pytest.raises(TextError, match=r"messages\[0\]\.role"):
-        prompt_of(chat(messages=[{"role": "boss", "content": "x"}]), TEXT, Hashing(4))
+        prompt_of(chat(messages=[{"role": "boss", "content": "x"}]))
+
+
+@pytest.mark.parametrize(
+    ("inbound", "field"),
+    [
+        (chat(messages=[]), "messages"),
+        (chat(messages=[1]), "messages[0]"),
+        (chat(tools=[7]), "tools[0]"),
+        (chat(documents="d"), "documents"),
+        (chat(chat_template_kwargs=[]), "chat_template_kwargs"),
+        (chat(add_special_tokens=True), "add_special_tokens"),
+        (chat(nvext={"token_data": []}), "nvext.token_data"),
+        (chat(nvext={"token_data": [1, -1]}), "nvext.token_data[1]"),
+        (completion(""), "prompt"),
+        (completion([]), "prompt"),
+        (completion(["a", "b"]), "prompt[0]"),
+        (completion([1, 2**32]), "prompt[1]"),
+        (completion({"a": 1}), "prompt"),
+    ],
+)
+def test_a_prompt_that_may_not_be_is_named(inbound: Inbound, field: str) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        prompt_of(inbound)
+    assert refused.value.field == field
+
+
+# ---------------------------------------------------------------- off the loop
+
+LONG = "x" * 1000
+OFF_LOOP = PromptLimits(off_loop_bytes=100, waiting_bytes_max=1500)
+
+
+async def with_threads(prompts: Prompts, inbound: Inbound) -> Prompt:
+    """Return the prompt, made by the threads of a process."""
+    stop = asyncio.Event()
+    made = prompts.prompt(inbound, Hashing(4))
+    assert not isinstance(made, Prompt)
+
+    async def asked() -> Prompt:
+        try:
+            return await made
+        finally:
+            stop.set()
+
+    _, prompt = await asyncio.gather(run_parts(prompts.parts(0), stop=stop, drain_s=5.0), asked())
+    return prompt
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("inbound", [completion(LONG), chat(messages=[{"role": "user", "content": LONG}])])
+async def test_long_text_is_encoded_by_a_thread_to_the_same_prompt(inbound: Inbound) -> None:
+    assert await with_threads(Prompts(TEXT, OFF_LOOP), inbound) == prompt_of(inbound)
+
+
+@pytest.mark.asyncio
+async def test_a_chat_of_many_messages_is_rendered_by_a_thread() -> None:
+    inbound = chat(messages=HELLO * 300)
+    made = Prompts(TEXT).prompt(inbound, Hashing(4))
+    assert not isinstance(made, Prompt)
+    made.cancel()
+
+
+@pytest.mark.asyncio
+async def test_what_a_thread_refuses_is_raised_where_it_is_awaited() -> None:
+    with pytest.raises(TextError, match=r"messages\[0\]\.role"):
+        await with_threads(Prompts(TEXT, OFF_LOOP), chat(messages=[{"role": "boss", "content": LONG}]))
+
+
+@pytest.mark.asyncio
+async def test_when_too_much_waits_more_is_refused_until_it_is_cancelled() -> None:
+    prompts = Prompts(TEXT, OFF_LOOP)
+    waits = prompts.prompt(completion(LONG), Hashing(4))
+    with pytest.raises(EncodersBusy, match=r"tokens\.waiting_bytes_max: 2000 bytes wait to be encoded, allowed 1500"):
+        prompts.prompt(completion(LONG), Hashing(4))
+    assert isinstance(waits, asyncio.Future)
+    waits.cancel()
+    await asyncio.sleep(0)
+    later = prompts.prompt(completion(LONG), Hashing(4))
+    assert isinstance(later, asyncio.Future)
+    statistics = prompts.statistics()
+    assert (statistics.refused, statistics.cancelled, statistics.waiting_bytes) == (1, 1, 1000)
+    later.cancel()
+
+
+@pytest.mark.asyncio
+async def test_one_text_alone_always_may_wait() -> None:
+    made = Prompts(TEXT, OFF_LOOP).prompt(completion("x" * 5000), Hashing(4))
+    assert isinstance(made, asyncio.Future)
+    made.cancel()
+
+
+@pytest.mark.asyncio
+async def test_cancelled_work_is_never_begun() -> None:
+    prompts, stop = Prompts(TEXT, OFF_LOOP), threading.Event()
+    begun: list[str] = []
+
+    def last() -> None:
+        begun.append("last")
+        stop.set()
+
+    cancelled = prompts._pool.submit(partial(begun.append, "cancelled"), 1)
+    cancelled.cancel()
+    prompts._pool.submit(last, 1)
+    prompts._pool.work(stop)
+    assert begun == ["last"]
 
 
 # ---------------------------------------------------------------- to the worker
@@ -112,21 +251,20 @@ BODIES = [
 
 @pytest.mark.parametrize("body", BODIES)
 def test_all_other_bytes_stay_as_they_were(body: bytes) -> None:
-    sent = with_prompt_ids(body, [1, 2, 2**32 - 1])
-    head, tail = body.split(b"{", 1)
+    sent = b"".join(with_prompt_ids(body, pack_tokens([1, 2, 2**32 - 1])))
     inserted = b'"kv_prompt_ids":"AQAAAAIAAAD/////",'
-    assert sent == head + b"{" + inserted + tail
+    assert sent == b"{" + inserted + body.split(b"{", 1)[1]
     assert openai.decode_completion(body) == openai.decode_completion(sent.replace(inserted, b""))
 
 
 @pytest.mark.parametrize("body", BODIES[:-1])
 def test_the_worker_reads_the_ids_that_were_sent(body: bytes) -> None:
-    received = openai.decode_completion(with_prompt_ids(body, [7, 8, 9]))
+    received = openai.decode_completion(b"".join(with_prompt_ids(body, pack_tokens([7, 8, 9]))))
     assert as_worker(received) == [7, 8, 9]
 
 
 def test_a_client_that_says_null_gets_the_same_ids_from_the_worker_itself() -> None:
-    received = openai.decode_completion(with_prompt_ids(BODIES[-1], list(b"x")))
+    received = openai.decode_completion(b"".join(with_prompt_ids(BODIES[-1], pack_tokens(b"x"))))
     assert as_worker(received) == list(b"x")
 
 
@@ -135,21 +273,26 @@ def test_router_and_worker_agree_on_every_id_and_hash(
     content: str, salt: str | None, block_size: int, sent_on: bool
 ) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}], "cache_salt": salt}).encode()
-    prompt = prompt_of(openai.decode_chat(body), TEXT, Hashing(block_size))
-    received = openai.decode_chat(with_prompt_ids(body, prompt.ids) if sent_on else body)
+    prompt = prompt_of(decode_inbound(CHAT, body), Hashing(block_size))
+    sent = b"".join(with_prompt_ids(body, prompt.ids)) if sent_on else body
+    received = openai.decode_chat(sent)
     ids = as_worker(received)
-    assert ids == prompt.ids
-    assert tuple(sequence_hashes(ids, block_size, cache_salt=received.cache_salt)) == prompt.sequence_hashes
+    assert ids == unpack_tokens(prompt.ids)
+    assert pack_u64(sequence_hashes(ids, block_size, cache_salt=received.salt)) == prompt.sequence_hashes
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
 def test_ids_are_little_endian_u32_in_base64(ids: list[int]) -> None:
-    sent = json.loads(with_prompt_ids(b'{"model":"m"}', ids))
+    sent = json.loads(b"".join(with_prompt_ids(b'{"model":"m"}', pack_tokens(ids))))
     assert unpack_tokens(base64.b64decode(sent["kv_prompt_ids"], validate=True)) == ids
     assert list(sent) == ["kv_prompt_ids", "model"]
 
 
-def test_prompts_for_an_engine_that_drafts_are_hashed_in_bigrams() -> None:
-    found = prompt_of(completion(list(range(9))), TEXT, Hashing(4, EAGLE_HASH_SCHEME))
-    assert found.sequence_hashes == tuple(chain(local_block_hashes(range(9), 4, is_eagle=True)))
-    assert len(prompt_of(completion(list(range(8))), TEXT, Hashing(4, EAGLE_HASH_SCHEME)).sequence_hashes) == 1
+def test_the_body_is_not_copied() -> None:
+    rest: object = with_prompt_ids(BODIES[0], b"")[-1]
+    assert isinstance(rest, memoryview)
+    assert rest.obj is BODIES[0]
+
+
+def test_base64_that_somebody_has_is_used() -> None:
+    assert with_prompt_ids(BODIES[0], b"1234", b"MTIzNA==")[1] == with_prompt_ids(BODIES[0], b"1234")[1] == b"MTIzNA=="

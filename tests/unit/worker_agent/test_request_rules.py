@@ -3,10 +3,11 @@
 import base64
 from typing import Any
 
+import msgspec
 import pytest
 
 from kv_protocol.hashing import pack_tokens
-from kv_protocol.openai import ChatRequest, CompletionRequest, Request, RequestInvalid
+from kv_protocol.openai import ChatRequest, CompletionRequest, NvExt, Request, RequestInvalid
 from worker_agent.core.engine import EngineDescription, EngineRequest
 from worker_agent.core.request_rules import check_supported, engine_request, prompt_ids
 
@@ -80,6 +81,7 @@ def test_a_refusal_shows_no_more_than_the_beginning_of_a_long_prompt() -> None:
         chat(n=1, logprobs=False, response_format={"type": "text"}, temperature=0.5),
         chat(response_format={}),
         completion(),
+        chat(guided_regex=msgspec.Raw(b"null"), stop_token_ids=msgspec.Raw(b"[1]")),
         completion(n=1, best_of=1, echo=False, suffix="", logprobs=0),
     ],
 )
@@ -98,6 +100,10 @@ def test_what_the_engine_can_do_is_let_through(request_: Request) -> None:
         (completion(echo=True), "echo"),
         (completion(suffix="end"), "suffix"),
         (completion(best_of=2), "best_of"),
+        (chat(best_of=2), "best_of"),
+        (chat(guided_json=msgspec.Raw(b'{"type":"object"}')), "guided_json"),
+        (completion(structural_tag=msgspec.Raw(b"{}")), "structural_tag"),
+        (completion(response_format={"type": "json_object"}), "response_format.type"),
     ],
 )
 def test_what_it_cannot_do_is_refused_by_name_before_it_is_asked(request_: Request, field: str) -> None:
@@ -121,6 +127,10 @@ def test_a_request_is_asked_with_all_that_the_engine_reads() -> None:
 
 def test_an_empty_salt_is_none() -> None:
     assert asked(chat(cache_salt="")).cache_salt is None
+
+
+def test_a_salt_may_come_with_the_extension() -> None:
+    assert asked(chat(nvext=NvExt(cache_salt="salt"))).cache_salt == "salt"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+"""The files that Grafana loads, as they are committed: they can be written without the builder of them."""
+
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+GRAFANA, PROVISIONING = "grafana", "provisioning"
+
+
+def write(directory: Path) -> list[Path]:
+    """The dashboards and their provisioning lie in `directory`, over what was there; return the files."""
+    root = files("dashboards")
+    return [path for folder in (GRAFANA, PROVISIONING) for path in _copied(root.joinpath(folder), directory / folder)]
+
+
+def _copied(source: Traversable, target: Path) -> list[Path]:
+    if source.is_dir():
+        inner = sorted(source.iterdir(), key=lambda each: each.name)
+        return [path for each in inner for path in _copied(each, target / each.name)]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(source.read_bytes())
+    return [target]

@@ -1,0 +1,113 @@
+"""Rows of the dashboard "Fleet": how long clients wait, and where work does."""
+
+from dashboards.panels import Panel, Query, Row
+from dashboards.promql import WORKER, buckets, mean, quantile, rate, selected
+
+WAITING = Row(
+    "How long do clients wait?",
+    (
+        Panel(
+            title="Time to first token",
+            description="kvrouter_time_to_first_token_seconds, from being routed to the answer's first byte. A second "
+            "band above the first: prompts that were not cached, or a worker that is behind; compare with "
+            "the hit rate.",
+            queries=(Query(buckets("time_to_first_token_seconds"), "{{le}}"),),
+            kind="heatmap",
+            unit="s",
+            width=12,
+        ),
+        Panel(
+            title="Time to first token, quantiles",
+            description="kvrouter_time_to_first_token_seconds. p99 alone rises: look for one worker with queued "
+            "prefill below; all rise: the fleet is short of prefill.",
+            queries=tuple(Query(quantile(q, "time_to_first_token_seconds"), f"p{q * 100:g}") for q in (0.5, 0.9, 0.99)),
+            unit="s",
+            width=12,
+        ),
+        Panel(
+            title="Time between tokens",
+            description="kvrouter_inter_token_latency_seconds, the mean of each answer. It rises with the batch: too "
+            "many requests a worker, or long prefills between decodes.",
+            queries=tuple(Query(quantile(q, "inter_token_latency_seconds"), f"p{q * 100:g}") for q in (0.5, 0.9, 0.99)),
+            unit="s",
+        ),
+        Panel(
+            title="Whole request",
+            description="kvrouter_request_duration_seconds, from head to last byte. It goes with the length of "
+            "answers; without that, look at the two panels before.",
+            queries=tuple(Query(quantile(q, "request_duration_seconds"), f"p{q * 100:g}") for q in (0.5, 0.9, 0.99)),
+            unit="s",
+        ),
+        Panel(
+            title="Length of prompts and answers",
+            description="kvrouter_input_tokens, kvrouter_output_tokens: means. A change here changes every latency; "
+            "nothing need be wrong.",
+            queries=(Query(mean("input_tokens"), "in"), Query(mean("output_tokens"), "out")),
+        ),
+    ),
+)
+
+QUEUE = Row(
+    "Is work waiting, and where?",
+    (
+        Panel(
+            title="Time in the queue",
+            description="kvrouter_queue_wait_seconds, of requests that had to wait for a worker to fall below its "
+            "threshold. Nothing is drawn while nobody waits. Long waits: add workers, or raise the "
+            "threshold.",
+            queries=(
+                Query(rate("queue_wait_seconds_count"), "requests that waited, a second"),
+                Query(rate("queue_wait_seconds_sum"), "seconds waited, a second", right=True),
+            ),
+        ),
+        Panel(
+            title="Refused for load",
+            description="kvrouter_rejected_total. inflight_requests_max: the router's own bound; the others are the "
+            "queue's. Clients are told by Retry-After when to come again.",
+            queries=(Query(rate("rejected_total", by="reason"), "{{reason}}"),),
+            unit="reqps",
+        ),
+        Panel(
+            title="Uncached tokens promised and not yet computed",
+            description="kvrouter_ledger_prefill_tokens_queued, by worker. One worker far above the others: its cache "
+            'draws everything, see "The price of affinity" of the other dashboard. Not 0 without '
+            "requests: a leak, report it.",
+            queries=(Query(f"sum by (worker) ({selected('ledger_prefill_tokens_queued', WORKER)})", "{{worker}}"),),
+        ),
+        Panel(
+            title="Requests promised to workers",
+            description="kvrouter_ledger_active_requests, by worker; kvrouter_ledger_active_blocks is what they take "
+            "of its cache.",
+            queries=(
+                Query(f"sum by (worker) ({selected('ledger_active_requests', WORKER)})", "{{worker}}"),
+                Query(f"sum by (worker) ({selected('ledger_active_blocks', WORKER)})", "{{worker}} blocks", right=True),
+            ),
+        ),
+        Panel(
+            title="What engines say they do",
+            description="kvrouter_ledger_reported_running, kvrouter_ledger_reported_waiting: the engines' own word, "
+            "by worker. Waiting at one worker while others run none: it is chosen for its cache, see the "
+            "other dashboard.",
+            queries=(
+                Query(f"sum by (worker) ({selected('ledger_reported_running', WORKER)})", "{{worker}} running"),
+                Query(f"sum by (worker) ({selected('ledger_reported_waiting', WORKER)})", "{{worker}} waiting"),
+            ),
+        ),
+        Panel(
+            title="Reported and not promised",
+            description="kvrouter_ledger_difference_requests: what engines reported last minus what is promised; it "
+            "swings around 0 with requests on their way. kvrouter_ledger_foreign_requests: what of it "
+            "stays, so others' requests: send them through a router.",
+            queries=(
+                Query(f"sum by (worker) ({selected('ledger_difference_requests', WORKER)})", "{{worker}} difference"),
+                Query(f"sum by (worker) ({selected('ledger_foreign_requests', WORKER)})", "{{worker}} foreign"),
+            ),
+        ),
+        Panel(
+            title="KV blocks in use, by the engines' word",
+            description="kvrouter_ledger_reported_used_blocks. At the worker's total for long: it evicts what it "
+            "could have reused; add workers, or memory for their caches.",
+            queries=(Query(f"sum by (worker) ({selected('ledger_reported_used_blocks', WORKER)})", "{{worker}}"),),
+        ),
+    ),
+)

@@ -1,0 +1,134 @@
+"""Rows of the dashboard "Fleet": what fails, and whether routers agree."""
+
+from dashboards.panels import Panel, Query, Row
+from dashboards.promql import WORKER, rate, selected
+
+_NOT_CLOSED = 'state!="closed"'
+
+FAILURES = Row(
+    "What fails?",
+    (
+        Panel(
+            title="Workers' failures",
+            description="kvrouter_worker_failures_total by worker and phase: connect, first_byte, body. One worker: "
+            "drain it, POST /v1/workers/{id}/drain. All in phase connect: the network, or the workers' "
+            "addresses.",
+            queries=(Query(rate("worker_failures_total", WORKER, by="worker, phase"), "{{worker}} {{phase}}"),),
+            unit="reqps",
+        ),
+        Panel(
+            title="Attempts at another worker",
+            description="kvrouter_retries_total, by how the attempt before failed. Clients saw nothing of it but time.",
+            queries=(Query(rate("retries_total", by="phase"), "{{phase}}"),),
+            unit="reqps",
+        ),
+        Panel(
+            title="Breakers that are not closed",
+            description="kvrouter_breaker_state, ranks by state. open: the rank is left alone; half_open: one request "
+            "tries whether it is over. Open for long: the worker's log says why.",
+            queries=(Query(f"sum by (state) ({selected('breaker_state', WORKER, _NOT_CLOSED)})", "{{state}}"),),
+            unit="none",
+        ),
+        Panel(
+            title="Workers ask to be left alone",
+            description="kvrouter_worker_back_pressure_total: answers 429 or 503 of workers, "
+            "kvrouter_breaker_openings_total: breakers that opened. Back-pressure without failures: the "
+            "fleet is full, configure the queue's threshold or add workers.",
+            queries=(
+                Query(rate("worker_back_pressure_total"), "back-pressure"),
+                Query(rate("breaker_openings_total"), "openings"),
+            ),
+            unit="cps",
+        ),
+        Panel(
+            title="Promises that did not end by themselves",
+            description="kvrouter_leases_expired_total, kvrouter_leases_corrected_total: nobody ended them, or the "
+            "engine knew nothing of them. Any, while no process was killed: a request ended without a "
+            "word; report it.",
+            queries=(
+                Query(rate("leases_expired_total"), "expired"),
+                Query(rate("leases_corrected_total"), "corrected"),
+            ),
+            unit="cps",
+        ),
+        Panel(
+            title="Refused before they were read, and clients that left",
+            description="kvrouter_http_refused_total by status: what was no request, too large or too slow; "
+            "kvrouter_http_clients_gone_total: clients that left before their answer was whole. Many that "
+            "leave: they time out, compare with the time to first token.",
+            queries=(
+                Query(rate("http_refused_total", by="status"), "{{status}}"),
+                Query(rate("http_clients_gone_total"), "left"),
+            ),
+            unit="reqps",
+        ),
+        Panel(
+            title="Connections",
+            description="kvrouter_http_connections: open to clients and to workers, and of these idle; "
+            "kvrouter_http_client_connections_total and kvrouter_http_worker_connections_total: opened, "
+            "at the right. Workers' opened as often as requests come: something between closes them, they "
+            "should be reused.",
+            queries=(
+                Query(f"sum by (side) ({selected('http_connections')})", "{{side}}"),
+                Query(rate("http_client_connections_total"), "opened by clients", right=True),
+                Query(rate("http_worker_connections_total"), "opened to workers", right=True),
+            ),
+        ),
+        Panel(
+            title="The router's event loop is late by",
+            description="kvrouter_event_loop_lag_seconds, of every process that is scraped. Above 10 ms the process "
+            "is short of CPU, and all latencies above are blurred by it.",
+            queries=(
+                Query(
+                    f"max(histogram_quantile(0.99, {rate('event_loop_lag_seconds_bucket', by='le, instance')}))",
+                    "p99, the worst process",
+                ),
+            ),
+            unit="s",
+            bad_from=0.01,
+        ),
+        Panel(
+            title="Messages that could not be read",
+            description="kvrouter_feed_refused_messages_total: fleet and load messages. Any: versions differ, or "
+            "somebody else writes to our subjects; the log names subject and reason.",
+            queries=(Query(rate("feed_refused_messages_total"), "refused"),),
+            unit="cps",
+        ),
+    ),
+)
+
+
+REPLICAS = Row(
+    "Do routers agree on what is promised?",
+    (
+        Panel(
+            title="Skew between routers",
+            description="kvrouter_replica_skew_requests, kvrouter_replica_skew_blocks, "
+            "kvrouter_replica_skew_queued_tokens: what routers said of their promises last, minus what is "
+            "known of them; the worst of all, 0 for a router alone. Away from 0 for seconds: NATS is slow "
+            "or away.",
+            queries=tuple(
+                Query(f"max(abs({selected(f'replica_skew_{of}')})) or vector(0)", name)
+                for of, name in (("requests", "requests"), ("blocks", "blocks"), ("queued_tokens", "tokens"))
+            ),
+        ),
+        Panel(
+            title="Messages between routers",
+            description="kvrouter_replica_messages_total by outcome. unsent: NATS is away; refused: they could not be "
+            "read, so versions differ.",
+            queries=(Query(rate("replica_messages_total", by="outcome"), "{{outcome}}"),),
+            unit="cps",
+        ),
+        Panel(
+            title="Doubts, and whole ledgers exchanged",
+            description="kvrouter_replica_doubts_total by cause: a gap, a difference, silence; "
+            "kvrouter_replica_dumps_total by role: ledgers asked, taken, given. Some at a start; many for "
+            "long: messages are lost, look at NATS.",
+            queries=(
+                Query(rate("replica_doubts_total", by="cause"), "{{cause}}"),
+                Query(rate("replica_dumps_total", by="role"), "{{role}}"),
+            ),
+            unit="cps",
+        ),
+    ),
+)

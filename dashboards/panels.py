@@ -1,0 +1,70 @@
+"""What a dashboard says, as data: rows are questions, panels are answers, queries are how they are found.
+
+Rules that the tests hold: a description names every metric that the panel shows, and says what to do; a query names
+only metrics that exist; nothing needs a label that is not there.
+"""
+
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["lines", "stacked", "heatmap", "stat", "bars", "timeline"]
+"""Lines; areas that add up; a histogram's buckets over time; one figure; one bar a series; states over time."""
+Unit = Literal["reqps", "s", "percentunit", "short", "cps", "none"]
+"""As Grafana names them: requests/s, seconds, a ratio shown in percent, a count, counts/s, as it is."""
+WIDTH = 24
+"""Columns of a row."""
+
+
+class Query(msgspec.Struct, frozen=True):
+    """PromQL; `legend` may name labels: `{{worker}}`. `right`: on the axis at the right."""
+
+    expr: str
+    legend: str = ""
+    right: bool = False
+
+
+class Panel(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer. `width` is in columns; `bad_from`: the figure that is worth a look, drawn as a threshold."""
+
+    title: str
+    description: str
+    queries: tuple[Query, ...]
+    kind: Kind = "lines"
+    unit: Unit = "short"
+    width: int = 8
+    height: int = 8
+    bad_from: float | None = None
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A question, and the panels that answer it."""
+
+    question: str
+    panels: tuple[Panel, ...]
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """The values of a label, of which the reader chooses some or all."""
+
+    name: str
+    metric: str
+    label: str
+
+
+class Annotation(msgspec.Struct, frozen=True):
+    """Moments that a query finds, drawn over every panel."""
+
+    name: str
+    expr: str
+    title: str
+    color: str
+
+
+class Board(msgspec.Struct, frozen=True, kw_only=True):
+    """One dashboard. `uid` is its address, and never changes."""
+
+    uid: str
+    title: str
+    description: str
+    rows: tuple[Row, ...]

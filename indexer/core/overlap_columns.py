@@ -1,0 +1,101 @@
+"""What a decision reads of many ranks, as columns; and what of it is kept from one decision to the next.
+
+Of ranks that are asked for again and again (`ranks`, the very same tuple), where each sits in the index is known, and
+where its stream stands is looked up again only once something was told of it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_protocol.ids import WorkerRank
+
+SEATINGS_MAX = 64
+"""So many tuples of ranks are known at once; one a model is asked for."""
+
+StreamStanding = tuple[int, int, str]
+"""Epoch, seq and why it may be wrong (empty: it is exact)."""
+
+
+class OverlapColumns(NamedTuple):
+    """Of n ranks in their order: depths (4, n) on the tiers 0..t, and where each one's stream stands.
+
+    `depths` is the receiver's own. Columns are the same objects as before while they say the same.
+    """
+
+    depths: NDArray[np.int32]
+    epochs: tuple[int, ...]
+    seqs: tuple[int, ...]
+    doubts: tuple[str, ...]
+
+
+class Seating:
+    """Where some ranks sit in the index, and where their streams stood when it was last looked."""
+
+    __slots__ = ("_epochs", "_place_of", "_seqs", "_standing", "_touched", "doubts", "epochs", "ranks", "seqs", "slots")
+
+    def __init__(self, ranks: tuple[WorkerRank, ...], slots: Sequence[int]) -> None:
+        self.ranks = ranks
+        self.slots = np.array(slots, dtype=np.intp)
+        self._place_of = {rank: place for place, rank in enumerate(ranks)}
+        self._standing: list[StreamStanding] = [(0, 0, "")] * len(ranks)
+        self._touched = set(self._place_of.values())
+        self.epochs: tuple[int, ...] = ()
+        self.seqs: tuple[int, ...] = ()
+        self.doubts: tuple[str, ...] = ()
+
+    def touch(self, rank: WorkerRank) -> None:
+        """Something was told of the rank."""
+        place = self._place_of.get(rank)
+        if place is not None:
+            self._touched.add(place)
+
+    def touch_all(self) -> None:
+        """Something was told that may concern anybody."""
+        self._touched.update(self._place_of.values())
+
+    def refresh(self, look: Callable[[WorkerRank], StreamStanding]) -> None:
+        """The columns say where streams stand now."""
+        if not self._touched:
+            return
+        standing = self._standing
+        for place in self._touched:
+            standing[place] = look(self.ranks[place])
+        self._touched.clear()
+        epochs, seqs, doubts = zip(*standing, strict=True)
+        self.seqs = seqs
+        self.epochs = self.epochs if epochs == self.epochs else epochs
+        self.doubts = self.doubts if doubts == self.doubts else doubts
+
+
+class Seatings:
+    """Those that were asked for of late."""
+
+    def __init__(self, slot_of: Callable[[WorkerRank], int]) -> None:
+        self._slot_of = slot_of
+        self._known: dict[int, Seating] = {}
+
+    def of(self, ranks: tuple[WorkerRank, ...]) -> Seating:
+        """Return the seating of these ranks."""
+        known = self._known.get(id(ranks))
+        if known is None:  # while it is known it keeps its tuple, so that no other one has that id
+            if len(self._known) == SEATINGS_MAX:
+                del self._known[next(iter(self._known))]
+            known = self._known[id(ranks)] = Seating(ranks, [self._slot_of(rank) for rank in ranks])
+        return known
+
+    def touch(self, rank: WorkerRank) -> None:
+        """Something was told of the rank."""
+        for seating in self._known.values():
+            seating.touch(rank)
+
+    def touch_all(self) -> None:
+        """Something was told that may concern anybody."""
+        for seating in self._known.values():
+            seating.touch_all()
+
+    def clear(self) -> None:
+        """Somebody sits elsewhere now."""
+        self._known.clear()

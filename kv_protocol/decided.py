@@ -1,0 +1,189 @@
+"""A decision as the journal keeps it: small, and enough to take it again and to see that it came out the same.
+
+    request    as routing read it, with its packed sequence hashes
+    best       the columns (worker ranks, in the order of the view) of eight candidates at most: the winner, then the
+               cheapest of the others, cheapest first
+    terms      every cost term of those, f64, but for terms that are their default for all of them
+    costs      of the other candidates the cost alone, f32, in the order of the columns
+    overlap    how much of the request's prefix ranks hold on tiers 0..t: what the index said, or, of ranks without
+               events, what was routed to them
+
+In little-endian bytes:
+
+    best     a u16 each
+    terms    mask u8 (bit i: term i of `TERMS` is there) | for each term there: an f64 for each of `best`
+    overlap  flags u8 (bit t: more is held on tiers 0..t than without tier t; bit 7: numbers are u32, else u16)
+             | for each such t: a bit for each column, lowest first, of who holds more | how much more, for each
+             nothing at all where nobody holds anything
+"""
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+
+from kv_protocol.decision import CostTerms
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.hashing import HASH_SCHEME
+from kv_protocol.ids import WorkerRank, checked_u64, checked_worker_id
+
+BEST_MAX = 8
+RANKS_MAX = 0xFFFF
+TERMS: tuple[str, ...] = CostTerms.__struct_fields__
+TERM_DEFAULTS: tuple[float, ...] = CostTerms.__struct_defaults__
+TIERS = 4
+WIDE = 0x80
+"""The flag of an overlap whose numbers are u32."""
+_TERMS_MAX = 8
+assert len(TERMS) <= _TERMS_MAX
+
+Depths = tuple[int, int, int, int]
+
+
+class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A request as routing read it; the fields are those of the router's `RouteRequest`, and mean the same."""
+
+    decision_id: str
+    request_id: str
+    model: str
+    isl_tokens: int
+    block_size: int
+    hash_scheme: str = HASH_SCHEME
+    sequence_hashes: bytes = b""
+    max_tokens: int = 0
+    lora: str = ""
+    session_id: str = ""
+    priority: int = 0
+    strict_priority: int = 0
+    tenant: str = ""
+    expected_osl: int = 0
+    required_taints: tuple[str, ...] = ()
+    preferred_taints: tuple[tuple[str, float], ...] = ()
+    ttft_target_s: float | None = None
+    itl_target_s: float | None = None
+    pinned_worker: str | None = None
+    pinned_dp_rank: int | None = None
+    tried: tuple[WorkerRank, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.sequence_hashes) % 8:
+            raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 a block")
+        checked_u64("isl_tokens", self.isl_tokens)
+        if self.block_size < 1:
+            raise LimitExceeded("block_size", self.block_size, "1 or more tokens")
+
+
+class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True):
+    """A decision. `now_s` is the view's; `winner` and `runner_up` are among its columns, of which there are `ranks`.
+
+    `kv_seq` is how far the index had read `KV_EVENTS`; `turn` counts the decisions before for the same model. Where a
+    mode weighs no costs, `best`, `terms` and `costs` are empty, and where it reads no overlap, `overlap`.
+    """
+
+    now_s: float
+    request: RequestRecord
+    policy: str
+    seed: int
+    kv_seq: int
+    turn: int
+    ranks: int
+    winner: int
+    worker_id: str
+    dp_rank: int
+    runner_up: int | None
+    margin_blocks: float | None
+    reason: str
+    action: str = "admit"
+    ttft_s: float | None = None
+    """What was predicted of the request at the winner; None: nothing was."""
+    itl_s: float | None = None
+    best: bytes = b""
+    terms: bytes = b""
+    costs: bytes = b""
+    overlap: bytes = b""
+
+    def __post_init__(self) -> None:
+        checked_worker_id(self.worker_id)
+        for field in ("seed", "kv_seq", "turn"):
+            checked_u64(field, getattr(self, field))
+        if not 1 <= self.ranks <= RANKS_MAX:
+            raise LimitExceeded("ranks", self.ranks, f"1..{RANKS_MAX}")
+        for field, at in (("winner", self.winner), ("runner_up", self.runner_up)):
+            if at is not None and not 0 <= at < self.ranks:
+                raise LimitExceeded(field, at, f"one of {self.ranks} columns")
+        _check_costs(self)
+        _check_overlap(self.overlap, self.ranks)
+
+    @property
+    def rank(self) -> WorkerRank:
+        """Who takes the request."""
+        return WorkerRank(self.worker_id, self.dp_rank)
+
+
+def _check_costs(decided: Decided) -> None:
+    count = len(decided.best) // 2
+    if len(decided.best) % 2 or count > BEST_MAX or any(each >= decided.ranks for each in best_columns(decided.best)):
+        raise LimitExceeded("best", decided.best.hex(), f"u16s of {decided.ranks} columns, {BEST_MAX} at most")
+    mask = decided.terms[0] if decided.terms else 0
+    if len(decided.terms) != (1 + 8 * count * mask.bit_count() if count else 0) or mask >> len(TERMS):
+        raise LimitExceeded("terms", f"{len(decided.terms)} bytes", f"a mask, and for each of its terms 8 x {count}")
+    if len(decided.costs) % 4 or len(decided.costs) // 4 + count > decided.ranks:
+        raise LimitExceeded("costs", f"{len(decided.costs)} bytes", f"4 a candidate, {decided.ranks} with the best")
+
+
+def _check_overlap(data: bytes, ranks: int) -> None:
+    if not data:
+        return
+    at, flags, size = 1, data[0], (ranks + 7) // 8
+    for tier in range(TIERS):
+        if flags >> tier & 1:
+            who = data[at : at + size]
+            if int.from_bytes(who, "little") >> ranks:
+                raise LimitExceeded("overlap", who.hex(), f"bits of {ranks} columns")
+            at += size + (4 if flags & WIDE else 2) * int.from_bytes(who, "little").bit_count()
+    if at != len(data) or flags & ~(WIDE | 0xF):
+        raise LimitExceeded("overlap", f"{len(data)} bytes, flags {flags:#x}", f"{at} bytes, flags {WIDE | 0xF:#x}")
+
+
+def best_columns(best: bytes) -> tuple[int, ...]:
+    """Return the columns of the best candidates, the winner's first."""
+    return struct.unpack(f"<{len(best) // 2}H", best)
+
+
+def best_terms(decided: Decided) -> list[CostTerms]:
+    """Return the terms of the best candidates."""
+    count = len(decided.best) // 2
+    if not count:
+        return []
+    there = [name for at, name in enumerate(TERMS) if decided.terms[0] >> at & 1]
+    values = struct.unpack_from(f"<{count * len(there)}d", decided.terms, 1)
+    return [CostTerms(**{name: values[at * count + row] for at, name in enumerate(there)}) for row in range(count)]
+
+
+def other_costs(decided: Decided) -> tuple[float, ...]:
+    """Return the costs of the candidates that are not among the best, each as near as an f32 comes to it."""
+    return struct.unpack(f"<{len(decided.costs) // 4}f", decided.costs)
+
+
+def overlap_depths(decided: Decided) -> list[Depths]:
+    """Return for every column how much of the prefix it holds on tiers 0..t."""
+    steps = list(_steps(decided.overlap, decided.ranks)) if decided.overlap else [[0] * decided.ranks] * TIERS
+    found = []
+    for gpu, host, disk, external in zip(*steps, strict=True):
+        found.append((gpu, gpu + host, gpu + host + disk, gpu + host + disk + external))
+    return found
+
+
+def _steps(data: bytes, ranks: int) -> Iterator[list[int]]:
+    """Yield for every tier how much more each column holds with it."""
+    at, size, kind = 1, (ranks + 7) // 8, "I" if data[0] & WIDE else "H"
+    for tier in range(TIERS):
+        steps = [0] * ranks
+        if data[0] >> tier & 1:
+            who = int.from_bytes(data[at : at + size], "little")
+            columns = [column for column in range(ranks) if who >> column & 1]
+            numbers = struct.Struct(f"<{len(columns)}{kind}")
+            for column, more in zip(columns, numbers.unpack_from(data, at + size), strict=True):
+                steps[column] = more
+            at += size + numbers.size
+        yield steps

@@ -1,0 +1,188 @@
+"""What the router reads of a client's request: what routing needs has types, all else stays as it came.
+
+    key                                            read as
+    model, stream, limits, n, salt, priority       values
+    nvext                                          `NvExt`
+    messages, prompt, tools, and what a template
+    is given besides                               bytes, which are decoded only where a prompt must be encoded
+    every other key of the interface               bytes, for the worker
+    any other key                                  refused by its path
+
+One pass over the body; a mode that reads no overlap decodes nothing of the messages.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from kv_protocol.errors import UNDECODABLE
+from kv_protocol.openai_errors import explained
+from kv_protocol.openai_options import (
+    NO_NVEXT,
+    Choices,
+    Count,
+    NvExt,
+    PassedOn,
+    StreamOptions,
+    TokenIds,
+    template_options,
+)
+from kv_protocol.openai_parts import ABSENT, OptionalPart, RawPart, is_given
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+UNUSED_KEYS = ("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
+"""Keys of the interface that have no effect here, in the order of their names."""
+
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request of either endpoint."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    n: Choices | None = None
+    cache_salt: str | None = None
+    priority: float | None = None
+    nvext: NvExt | None = None
+    add_special_tokens: bool | None = None
+    kv_prompt_ids: None = None
+    stop: msgspec.Raw = ABSENT
+    temperature: msgspec.Raw = ABSENT
+    top_p: msgspec.Raw = ABSENT
+    top_k: msgspec.Raw = ABSENT
+    min_p: msgspec.Raw = ABSENT
+    min_tokens: msgspec.Raw = ABSENT
+    ignore_eos: msgspec.Raw = ABSENT
+    seed: msgspec.Raw = ABSENT
+    frequency_penalty: msgspec.Raw = ABSENT
+    presence_penalty: msgspec.Raw = ABSENT
+    repetition_penalty: msgspec.Raw = ABSENT
+    logit_bias: msgspec.Raw = ABSENT
+    logprobs: msgspec.Raw = ABSENT
+    best_of: msgspec.Raw = ABSENT
+    response_format: msgspec.Raw = ABSENT
+    user: msgspec.Raw = ABSENT
+    service_tier: msgspec.Raw = ABSENT
+    store: msgspec.Raw = ABSENT
+    metadata: msgspec.Raw = ABSENT
+    safety_identifier: msgspec.Raw = ABSENT
+
+    @property
+    def path(self) -> str:
+        """The endpoint that it is for."""
+        return CHAT if isinstance(self, ChatInbound) else COMPLETIONS
+
+    @property
+    def extension(self) -> NvExt:
+        """`nvext`; without one, that which says nothing."""
+        return self.nvext or NO_NVEXT
+
+    @property
+    def limit_tokens(self) -> int | None:
+        """The most tokens to generate; None: as many as the worker likes."""
+        return self.max_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def salt(self) -> str:
+        """What keeps its cache apart from others'; empty: nothing does."""
+        return self.cache_salt or self.extension.cache_salt or ""
+
+    @property
+    def ineffective(self) -> tuple[str, ...]:
+        """The paths of what the client sent that has no effect here."""
+        return tuple(key for key in UNUSED_KEYS if is_given(getattr(self, key, ABSENT))) + (
+            () if self.nvext is None else tuple(self.nvext.ineffective)
+        )
+
+    def token_data(self) -> list[int] | None:
+        """Return the prompt that `nvext` brings as ids, None where it brings none; raise `RequestInvalid`."""
+        return self.nvext.prompt_ids() if self.nvext else None
+
+
+class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: msgspec.Raw
+    max_completion_tokens: Count | None = None
+    tools: msgspec.Raw = ABSENT
+    tool_choice: msgspec.Raw = ABSENT
+    parallel_tool_calls: msgspec.Raw = ABSENT
+    reasoning_effort: str | None = None
+    chat_template_kwargs: msgspec.Raw = ABSENT
+    documents: msgspec.Raw = ABSENT
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    top_logprobs: msgspec.Raw = ABSENT
+    verbosity: msgspec.Raw = ABSENT
+    modalities: msgspec.Raw = ABSENT
+    include_reasoning: msgspec.Raw = ABSENT
+    thinking: msgspec.Raw = ABSENT
+    prediction: msgspec.Raw = ABSENT
+    prompt_cache_key: msgspec.Raw = ABSENT
+
+    @property
+    def limit_tokens(self) -> int | None:
+        """The most tokens to generate, by either of its names."""
+        return self.max_completion_tokens or self.max_tokens
+
+    def read_messages(self) -> list[dict[str, Any]]:
+        """Return the messages; raise `RequestInvalid`, which names the place."""
+        return _messages.read(self.messages, "messages")
+
+    def read_options(self) -> dict[str, Any]:
+        """Return how the chat is rendered; raise `RequestInvalid`, which names the place."""
+        return template_options(
+            tools=_objects.read(self.tools, "tools"),
+            documents=_objects.read(self.documents, "documents"),
+            reasoning_effort=self.reasoning_effort,
+            template_kwargs=_kwargs.read(self.chat_template_kwargs, "chat_template_kwargs"),
+            continue_final_message=self.continue_final_message,
+            add_generation_prompt=self.add_generation_prompt,
+        )
+
+
+class CompletionInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/completions`. `prompt` is a text or its token ids."""
+
+    prompt: msgspec.Raw
+    echo: msgspec.Raw = ABSENT
+    suffix: msgspec.Raw = ABSENT
+
+    def read_prompt(self) -> str | list[int]:
+        """Return the text or its ids; raise `RequestInvalid`, which names the place."""
+        return _prompt.read(self.prompt, "prompt")
+
+
+_messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
+_prompt = RawPart[str | list[int]](_Text | TokenIds)
+_objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
+_kwargs = OptionalPart[dict[str, Any]](dict[str, Any])
+
+_decoders: dict[str, msgspec.json.Decoder[ChatInbound] | msgspec.json.Decoder[CompletionInbound]] = {
+    CHAT: msgspec.json.Decoder(ChatInbound),
+    COMPLETIONS: msgspec.json.Decoder(CompletionInbound),
+}
+
+
+def decode_inbound(path: str, body: bytes) -> Inbound:
+    """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else.
+
+    `path` is that of an endpoint; of any other path (`/v1/route`) the body itself says for which it is: a chat has
+    messages.
+    """
+    try:
+        return (_decoders.get(path) or _decoders[_endpoint_of(body)]).decode(body)
+    except UNDECODABLE as error:
+        raise explained(error, body) from error
+
+
+def _endpoint_of(body: bytes) -> str:
+    return CHAT if "messages" in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) else COMPLETIONS

@@ -1,0 +1,156 @@
+"""What requests of both OpenAI endpoints have in common, for the router and for agents.
+
+Options that neither reads are `Raw`: whoever serves the request judges them. `nvext` is the extension that clients of
+the field's strongest peer send; of its keys `NvExt.ineffective` names those that are without effect here.
+Source: `dynamo_reference.md` section 7; the requests of trtllm-serve and vLLM.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import msgspec
+
+from kv_protocol.ids import TokenId
+from kv_protocol.openai_parts import ABSENT, OptionalPart
+
+GUIDED_KEYS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag")
+"""Options, each of which wants guided decoding."""
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=4095)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3.6e6)]
+I64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
+TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+
+_MS_PER_S = 1000
+_token_ids = OptionalPart[list[int]](TokenIds)
+
+
+def template_options(
+    *,
+    tools: list[dict[str, Any]] | None,
+    documents: list[dict[str, Any]] | None,
+    reasoning_effort: str | None,
+    template_kwargs: dict[str, Any] | None,
+    continue_final_message: bool | None,
+    add_generation_prompt: bool | None,
+) -> dict[str, Any]:
+    """Return how a chat is to be rendered, without what the client left open."""
+    options = {
+        "tools": tools,
+        "documents": documents,
+        "reasoning_effort": reasoning_effort,
+        "template_kwargs": template_kwargs,
+        "continue_final_message": continue_final_message,
+        "add_generation_prompt": add_generation_prompt,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream carries besides its text."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+
+
+class AgentHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an agent knows of its request beforehand. `osl` is the answer's length that it expects, in tokens."""
+
+    priority: I64 | None = None
+    strict_priority: U32 | None = None
+    osl: Count | None = None
+    speculative_prefill: bool | None = None
+
+
+class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How fast the answer should come, in milliseconds: its first token, and each that follows."""
+
+    ttft_target: Milliseconds | None = None
+    itl_target: Milliseconds | None = None
+
+
+_NO_HINTS = AgentHints()
+
+
+class NvExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The extension. `token_data` is the prompt as token ids, in place of messages or text."""
+
+    backend_instance_id: str | int | None = None
+    prefill_worker_id: str | int | None = None
+    decode_worker_id: str | int | None = None
+    dp_rank: Rank | None = None
+    prefill_dp_rank: Rank | None = None
+    token_data: msgspec.Raw = ABSENT
+    cache_salt: str | None = None
+    agent_hints: AgentHints | None = None
+    router: Targets | None = None
+    annotations: list[str] | None = None
+    extra_fields: list[str] | None = None
+    greed_sampling: bool | None = None
+    use_raw_prompt: bool | None = None
+    max_thinking_tokens: U32 | None = None
+
+    def prompt_ids(self) -> list[int] | None:
+        """Return `token_data`, None where there is none; raise `RequestInvalid`."""
+        return _token_ids.read(self.token_data, "nvext.token_data")
+
+    @property
+    def hints(self) -> AgentHints:
+        """The hints; without any, those that say nothing."""
+        return self.agent_hints or _NO_HINTS
+
+    @property
+    def ttft_target_s(self) -> float | None:
+        """The target of the first token, in seconds."""
+        target_ms = self.router.ttft_target if self.router else None
+        return None if target_ms is None else target_ms / _MS_PER_S
+
+    @property
+    def itl_target_s(self) -> float | None:
+        """The target of each token that follows, in seconds."""
+        target_ms = self.router.itl_target if self.router else None
+        return None if target_ms is None else target_ms / _MS_PER_S
+
+    @property
+    def ineffective(self) -> Iterator[str]:
+        """The paths of what was sent and is without effect, in the order of their names."""
+        if self.hints.speculative_prefill is not None:
+            yield "nvext.agent_hints.speculative_prefill"
+        for key in ("annotations", "extra_fields", "greed_sampling", "max_thinking_tokens", "use_raw_prompt"):
+            if getattr(self, key) is not None:
+                yield f"nvext.{key}"
+
+
+NO_NVEXT = NvExt()
+
+
+class PassedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options that are passed on as they are; the worker says which it does not have."""
+
+    stop_token_ids: msgspec.Raw = ABSENT
+    bad_words: msgspec.Raw = ABSENT
+    include_stop_str_in_output: msgspec.Raw = ABSENT
+    skip_special_tokens: msgspec.Raw = ABSENT
+    spaces_between_special_tokens: msgspec.Raw = ABSENT
+    detokenize: msgspec.Raw = ABSENT
+    use_beam_search: msgspec.Raw = ABSENT
+    length_penalty: msgspec.Raw = ABSENT
+    early_stopping: msgspec.Raw = ABSENT
+    top_p_min: msgspec.Raw = ABSENT
+    allowed_token_ids: msgspec.Raw = ABSENT
+    prompt_logprobs: msgspec.Raw = ABSENT
+    return_token_ids: msgspec.Raw = ABSENT
+    return_tokens_as_token_ids: msgspec.Raw = ABSENT
+    thinking_token_budget: msgspec.Raw = ABSENT
+    guided_json: msgspec.Raw = ABSENT
+    guided_regex: msgspec.Raw = ABSENT
+    guided_choice: msgspec.Raw = ABSENT
+    guided_grammar: msgspec.Raw = ABSENT
+    guided_whitespace_pattern: msgspec.Raw = ABSENT
+    guided_decoding_backend: msgspec.Raw = ABSENT
+    structured_outputs: msgspec.Raw = ABSENT
+    structural_tag: msgspec.Raw = ABSENT

@@ -1,0 +1,125 @@
+"""What routers tell each other of the work they promised. msgpack on core NATS; nothing of it is kept.
+
+    LedgerTold    events of a router's own leases, in their order; `seq` counts these messages, from 1
+    LedgerBeat    every `BEAT_S`: how far a router has told, and what its open leases come to
+    LedgerAsked   whoever missed something asks a router for its open leases
+    LedgerOpen    the answer: one part of all leases that were open at `seq`
+
+Told and Beat go to everybody (`subjects.ledger`), Asked and Open to one router (`subjects.ledger_of`). `life` is the
+time at which the router began, in ns: of two lives the later one counts.
+"""
+
+from typing import Annotated
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from kv_protocol.codec import MESSAGE_BYTES_MAX
+from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.ids import checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.ledger import LeaseEvent, Routed
+
+BEAT_S = 0.5
+EVENTS_MAX = 1024
+"""Of one message."""
+BYTES_MAX = MESSAGE_BYTES_MAX // 2
+"""Of what one message is filled with; a single lease may be as large again."""
+BLOCKS_MAX = BYTES_MAX // 8
+"""Of one lease: those behind are told of as blocks without a hash."""
+PARTS_MAX = 256
+LEASE_ID_MAX = 128
+
+U64 = Annotated[int, msgspec.Meta(ge=0)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class OpenLease(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A lease that runs, and whether its prefill is over."""
+
+    routed: Routed
+    is_prefilled: bool
+
+
+class LedgerTold(msgspec.Struct, frozen=True, tag="told", kw_only=True):
+    """What happened to a router's own leases since its last message."""
+
+    router: Name
+    life: U64
+    seq: U64
+    events: Annotated[tuple[LeaseEvent, ...], msgspec.Meta(max_length=EVENTS_MAX)]
+
+
+class LedgerBeat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
+    """What the router's open leases come to after message `seq`: `digest` is the sum of `lease_digest`, modulo 2^64."""
+
+    router: Name
+    life: U64
+    seq: U64
+    leases: U64
+    digest: U64
+    queued_tokens: U64
+    blocks: U64
+
+
+class LedgerAsked(msgspec.Struct, frozen=True, tag="asked", kw_only=True):
+    """`router` asks; the answer repeats `number`."""
+
+    router: Name
+    number: U64
+
+
+class LedgerOpen(msgspec.Struct, frozen=True, tag="open", kw_only=True):
+    """Part `part`, from 0, of `parts`, of what was open at `seq`."""
+
+    router: Name
+    life: U64
+    seq: U64
+    number: U64
+    part: U64
+    parts: Annotated[int, msgspec.Meta(ge=1, le=PARTS_MAX)]
+    leases: Annotated[tuple[OpenLease, ...], msgspec.Meta(max_length=EVENTS_MAX)]
+
+
+ReplicaMessage = LedgerTold | LedgerBeat | LedgerAsked | LedgerOpen
+
+_decoder: msgspec.msgpack.Decoder[ReplicaMessage] = msgspec.msgpack.Decoder(ReplicaMessage)
+encode_replica = msgspec.msgpack.Encoder().encode
+
+
+def decode_replica(data: bytes) -> ReplicaMessage:
+    """Return the message in `data`; raise `MalformedMessage`, with the reason, for anything else."""
+    if len(data) > 2 * MESSAGE_BYTES_MAX:
+        raise MalformedMessage(0, f"ledger message: {len(data)} bytes, at most {2 * MESSAGE_BYTES_MAX} allowed")
+    try:
+        message = _decoder.decode(data)
+        _check(message)
+    except UNDECODABLE as error:
+        raise MalformedMessage(0, f"ledger message: {error}") from error
+    return message
+
+
+def _check(message: ReplicaMessage) -> None:
+    checked_worker_id(message.router)
+    if isinstance(message, LedgerTold):
+        for event in message.events:
+            _check_lease(event)
+    elif isinstance(message, LedgerOpen):
+        for lease in message.leases:
+            _check_lease(lease.routed)
+        if message.part >= message.parts:
+            raise LimitExceeded("part", message.part, f"less than parts ({message.parts})")
+    elif isinstance(message, LedgerBeat):
+        checked_u64("digest", message.digest)
+
+
+def _check_lease(event: LeaseEvent) -> None:
+    if not 0 < len(event.lease_id) <= LEASE_ID_MAX:
+        raise LimitExceeded("lease_id", event.lease_id[:LEASE_ID_MAX], f"1..{LEASE_ID_MAX} characters")
+    if isinstance(event, Routed):
+        checked_worker_id(event.worker_id)
+        checked_dp_rank(event.dp_rank)
+
+
+def lease_digest(lease_id: str, *, is_prefilled: bool) -> int:
+    """Return a lease's addend of a digest: xxh3-64 of its id, seed 1 once its prefill is over, else 0."""
+    return xxh3_64_intdigest(lease_id.encode(), seed=int(is_prefilled))

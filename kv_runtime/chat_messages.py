@@ -1,0 +1,133 @@
+"""What a chat may say, the same for every model, before a template sees it.
+
+    role        one of ROLES
+    content     a string; or text parts; or null, when an assistant's message has tool_calls
+    characters  whatever UTF-8 can express: no lone surrogates
+
+Text parts become what the template was written for (`content_format.py`): the list of parts, or one string, the parts
+joined with a newline. Source: vLLM `entrypoints/chat_utils.py` and TensorRT-LLM `serve/chat_utils.py` join so.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_FOUND_CHARACTERS_MAX = 200
+_DIGEST_CHARACTERS = 32
+
+
+class TextError(Exception):
+    """A model directory or a chat that cannot become tokens: `field` (a path), what was `found`, what is `allowed`."""
+
+    def __init__(self, field: str, found: object, allowed: str) -> None:
+        super().__init__(f"{field}: found {repr(found)[:_FOUND_CHARACTERS_MAX]}, allowed {allowed}")
+        self.field = field
+        self.found = found
+        self.allowed = allowed
+
+
+def digest_of(content: bytes) -> str:
+    """Return 32 hex digits that identify `content`: the first half of its SHA-256, as `sha256sum` prints it."""
+    return sha256(content).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def checked_unicode(field: str, text: str) -> str:
+    """Return `text`; raise `TextError` where UTF-8 cannot express it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TextError(field, text[error.start], "text without lone surrogates") from error
+    return text
+
+
+def checked_messages(messages: Sequence[Message], *, keeps_parts: bool = False) -> list[Message]:
+    """Return the messages, `content` a string or None, with `keeps_parts` also a list of text parts.
+
+    Characters are not looked at: `blame_characters` does that where it turns out that some cannot be.
+
+    Raises:
+        TextError: which names the place.
+    """
+    return [
+        message
+        if type(message) is dict and type(message.get("content")) is str and message.get("role") in ROLES
+        else _checked_message(f"messages[{at}]", message, keeps_parts=keeps_parts)
+        for at, message in enumerate(messages)
+    ]
+
+
+def blame_characters(messages: Sequence[Message]) -> None:
+    """Return when all contents can be expressed; raise `TextError`, which names the first that cannot."""
+    for at, message in enumerate(messages):
+        content = message["content"]
+        if isinstance(content, str):
+            checked_unicode(f"messages[{at}].content", content)
+        for part_at, part in enumerate(content if isinstance(content, list) else ()):
+            checked_unicode(f"messages[{at}].content[{part_at}].text", part["text"])
+
+
+def with_parsed_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with their calls' arguments as objects: OpenAI sends JSON in a string.
+
+    Templates want objects. Source: transformers, "Tool use" of the chat template guide.
+    """
+    return [
+        _with_parsed_calls(f"messages[{at}]", message) if message.get("tool_calls") else message
+        for at, message in enumerate(messages)
+    ]
+
+
+def _checked_message(where: str, message: object, *, keeps_parts: bool) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise TextError(where, message, "an object")
+    if message.get("role") not in ROLES:
+        raise TextError(f"{where}.role", message.get("role"), f"one of {', '.join(ROLES)}")
+    return {**message, "content": _checked_content(f"{where}.content", message, keeps_parts=keeps_parts)}
+
+
+def _checked_content(where: str, message: Message, *, keeps_parts: bool) -> str | list[Any] | None:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        texts = [_checked_part(f"{where}[{index}]", part) for index, part in enumerate(content)]
+        return content if keeps_parts else "\n".join(texts)
+    if content is None and message["role"] == "assistant" and message.get("tool_calls"):
+        return None
+    raise TextError(where, content, "a string, a list of text parts, or null beside an assistant's tool_calls")
+
+
+def _checked_part(where: str, part: object) -> str:
+    if not isinstance(part, Mapping):
+        raise TextError(where, part, "an object")
+    if part.get("type") != "text":
+        raise TextError(f"{where}.type", part.get("type"), "'text'")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise TextError(f"{where}.text", text, "a string")
+    return text
+
+
+def _with_parsed_calls(where: str, message: Message) -> dict[str, Any]:
+    calls = message["tool_calls"]
+    if not isinstance(calls, list):
+        raise TextError(f"{where}.tool_calls", calls, "a list")
+    return {**message, "tool_calls": [_parsed_call(f"{where}.tool_calls[{at}]", c) for at, c in enumerate(calls)]}
+
+
+def _parsed_call(where: str, call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise TextError(f"{where}.function", function, "an object")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError as error:
+            raise TextError(f"{where}.function.arguments", arguments, "JSON") from error
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,43 @@
+"""Added tokens at which a text may be cut, because the tokenizer finds them wherever they stand.
+
+The `tokenizers` library takes added tokens out of a text before it looks at the rest: first those that are not
+normalized, leftmost, then longest. What lies between is encoded by itself. So a text may be cut before each of them,
+if no neighbour can take it away. A token is a mark when it
+
+    is not normalized, wants to be no word, swallows no space before it
+    neither begins nor ends with white space, which others swallow
+    lies within no other such token, but at its beginning, and no other, nor itself, ends as it begins
+
+and the template, or one of the special tokens that it may write, mentions it: others would be searched for in vain.
+Source: tokenizers 0.23, `AddedVocabulary`.
+"""
+
+import re
+from collections.abc import Collection, Iterable
+
+from tokenizers import AddedToken
+
+
+def mark_pattern(added: Iterable[AddedToken], written: Collection[str]) -> re.Pattern[str]:
+    """Return a pattern that finds the marks among the `added` tokens that `written` mentions. Of none: nowhere."""
+    found_first = [token for token in added if not token.normalized]
+    contents = [token.content for token in found_first]
+    marks = [
+        token.content
+        for token in found_first
+        if _is_steady(token, contents) and any(token.content in text for text in written)
+    ]
+    return re.compile("|".join(map(re.escape, marks)) or r"(?!)")
+
+
+def _is_steady(token: AddedToken, contents: list[str]) -> bool:
+    content = token.content
+    if not content or token.lstrip or token.single_word or content != content.strip():
+        return False
+    return not any(_takes(other, content) for other in contents)
+
+
+def _takes(other: str, content: str) -> bool:
+    """Return whether an occurrence of `other` may cover the beginning of one of `content` that begins later."""
+    ends_as_it_begins = any(other.endswith(content[:length]) for length in range(1, len(content)))
+    return ends_as_it_begins or content in other[1:]

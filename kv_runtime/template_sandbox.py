@@ -1,0 +1,90 @@
+"""The Jinja2 environment of chat templates: a sandbox, with the additions of the library they are written for.
+
+Source: transformers 4.57, `utils/chat_template_utils.py`, `_compile_jinja_template`. A template sees no date
+(`strftime_now` is not defined), no file and no network.
+
+A rendering looks up several attributes a message, and the sandbox asks much about each. What it would answer of plain
+dicts, of strings' methods, of a loop and of a namespace is known, and is answered at once: only names that stand for
+data, or for methods that neither change nor format anything.
+"""
+
+import json
+from types import BuiltinMethodType
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+_DICT_NAMES = frozenset(dir(dict))
+_STRING_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - {"format", "format_map"}
+_LOOP_NAMES = frozenset(name for name in dir(LoopContext) if name[0] != "_")
+
+
+class _ChatEnvironment(ImmutableSandboxedEnvironment):
+    """The sandbox, with its answers for what chats consist of."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - as the base class has it
+        """Return what the sandbox would."""
+        kind = type(obj)
+        if kind is dict:
+            if attribute not in _DICT_NAMES:
+                return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        elif (kind is str and attribute in _STRING_METHODS) or (kind is LoopContext and attribute in _LOOP_NAMES):
+            return getattr(obj, attribute)
+        elif kind is Namespace and not attribute.startswith("_"):
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                pass
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:  # noqa: ANN401 - as the base class has it
+        """Return what the sandbox would."""
+        if type(obj) is dict and type(argument) is str and argument in obj:
+            return obj[argument]
+        return super().getitem(obj, argument)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N805, PYI063
+        """Return what the sandbox would."""
+        if type(__obj) is BuiltinMethodType and type(__obj.__self__) is str and __obj.__name__ in _STRING_METHODS:
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+            return __obj(*args, **kwargs)
+        return super().call(__context, __obj, *args, **kwargs)
+
+
+def chat_environment() -> ImmutableSandboxedEnvironment:
+    """Return a new environment."""
+    environment = _ChatEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it is only a scope."""
+
+    tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the block's statements in a scope of their own."""
+        lineno = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=lineno)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  (templates name or place the arguments as they like)
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,  # noqa: FBT001, FBT002
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,101 @@
+"""The first half of a request's way: from the client's bytes to what is asked of routing.
+
+    body -> inbound -> prompt -> route request
+     |         |         |
+     +---------+---------+--> refused: the client's fault, named; or nobody there, or no room
+
+Whoever continues it says what follows (`_asked`) and how a refusal is told (`_refuse`). Long prompts are encoded off
+the loop; a client that leaves meanwhile is not waited for.
+"""
+
+import asyncio
+from collections.abc import Callable
+from time import perf_counter
+
+import structlog
+
+from kv_protocol.openai import Inbound, RequestInvalid, decode_inbound
+from kv_runtime.chat_template import TextError
+from router import refusals
+from router.core.view import RouteRequest
+from router.http.exchange import Exchange
+from router.refusals import Refusal, Refused
+from router.serving import Serving
+from router.tokens import EncodersBusy, Prompt
+
+_log = structlog.get_logger("router")
+
+
+class Asking:
+    """One request as it is read; `inbound`, `prompt` and `route` are there when `_asked` is called."""
+
+    __slots__ = ("_awaited", "_began_s", "_over", "exchange", "inbound", "prompt", "route", "serving")
+
+    inbound: Inbound
+    prompt: Prompt | None
+    route: RouteRequest
+
+    def __init__(self, exchange: Exchange, serving: Serving) -> None:
+        self.exchange, self.serving = exchange, serving
+        self._awaited: asyncio.Future[Prompt] | None = None
+        self._over = False
+
+    def _asked(self) -> None:
+        """Go on: what is asked is known. May raise `Refused`."""
+        raise NotImplementedError
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """It ends here."""
+        raise NotImplementedError
+
+    @property
+    def model(self) -> str:
+        """The name that was asked for; empty until it was read."""
+        return self.inbound.model if hasattr(self, "inbound") else ""
+
+    def read(self) -> None:
+        """The request is read; `_asked` or `_refuse` is called, now or later."""
+        self._refusing(self._read)
+
+    def stop_reading(self) -> None:
+        """Nobody waits for it any more; neither is called."""
+        self._over = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    def _read(self) -> None:
+        began_s = perf_counter()
+        inbound = self.inbound = decode_inbound(self.exchange.path, self.exchange.body)
+        self._began_s = perf_counter()
+        self.serving.metrics.stage("parse", self._began_s - began_s)
+        prompt = self.serving.prompt_of(inbound)
+        if isinstance(prompt, asyncio.Future):
+            self._awaited = prompt
+            prompt.add_done_callback(self._prompted)
+        else:
+            self._go_on(prompt)
+
+    def _prompted(self, awaited: "asyncio.Future[Prompt]") -> None:
+        self._awaited = None
+        if not self._over and not awaited.cancelled():
+            self._refusing(lambda: self._go_on(awaited.result()))
+
+    def _go_on(self, prompt: Prompt | None) -> None:
+        if prompt is not None:
+            self.serving.metrics.stage("tokenize", perf_counter() - self._began_s)
+        self.prompt = prompt
+        self.route = self.serving.route_request(self.inbound, self.exchange.headers, prompt)
+        self._asked()
+
+    def _refusing(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (RequestInvalid, TextError) as error:
+            self._refuse(refusals.invalid(str(error), error.field))
+        except EncodersBusy as error:
+            self._refuse(refusals.unavailable(str(error), "overloaded"))
+        except Refused as refused:
+            self._refuse(refused.refusal)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            _log.exception("request_failed", path=self.exchange.path)
+            self._refuse(refusals.our_fault(error))

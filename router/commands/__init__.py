@@ -1,0 +1,1 @@
+"""The commands of `router` that look at what routers have written."""

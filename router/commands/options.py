@@ -1,0 +1,82 @@
+"""What the commands share: where the log is, and how a command ends.
+
+0    done; of `replay`: every decision that could be taken again is equal
+1    of `replay`: one differs
+2    it could not be done: what was asked for may not be, or is not to be had, or nothing answers
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kv_runtime.config import ConfigurationError, config_options, load_settings, render
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.supervise import Part, run_parts, run_process
+from kv_runtime.telemetry import configure_logs
+from router.config import RouterSettings
+
+DIFFERENT, NOT_DONE = 1, 2
+_DRAIN_S = 5.0
+
+
+class NothingRead(Exception):
+    """The log has no journal of whom was asked for."""
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of every process, `--nats-url` and `--router`, and itself the effective `settings`.
+
+    What it raises of what can be expected ends it with `NOT_DONE`, and a line that says why.
+    """
+
+    @config_options
+    @click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
+    @click.option("--router", "router_name", default="", help="whose journal; without it everybody's")
+    @wraps(command)
+    def run(
+        *, file: Path | None, assignments: tuple[str, ...], print_config: bool, nats_url: str | None, **rest: object
+    ) -> None:
+        flags = {"nats.url": nats_url, "policy.mode": rest.get("mode")}
+        try:
+            settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=flags)
+            if print_config:
+                click.echo(render(settings), nl=False)
+                return
+            _require_log(settings)
+            configure_logs("warning", settings.telemetry.log_format)
+            command(settings=settings, assignments=assignments, **rest)
+        except (BrokerUnavailable, ConfigurationError, NothingRead) as error:
+            click.echo(f"router: {error}", err=True)
+            sys.exit(NOT_DONE)
+
+    return run
+
+
+def _require_log(settings: RouterSettings) -> None:
+    if not settings.nats.url:
+        raise ConfigurationError(["nats.url: found none, allowed the log of a running router: --nats-url"])
+
+
+def run_on_log(settings: RouterSettings, work: Callable[[EventLog, asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+    """Run `work(log, stop)` on a connection to the log, to its end or until a signal comes."""
+
+    async def main(stop: asyncio.Event) -> None:
+        token = settings.nats.credentials.get_secret_value()
+        log = await EventLog.connect(settings.nats.url, name="router", token=token)
+
+        async def working(part_stop: asyncio.Event) -> None:
+            await work(log, part_stop)
+            stop.set()
+            await part_stop.wait()
+
+        try:
+            await run_parts([Part("event-log", log.run, 1), Part("journal", working)], stop=stop, drain_s=_DRAIN_S)
+        finally:
+            await log.close()
+
+    run_process(main)

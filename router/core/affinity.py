@@ -1,0 +1,122 @@
+"""Sessions and the ranks that serve them: a fold over ledger events.
+
+    routed            its session is bound to the rank, whatever it was bound to before, and held while in flight
+    its last lease ends    the idle time of `idle_s` starts
+    idle for `idle_s`      bound no more
+    worker forgotten       sessions bound to its ranks are bound no more
+    more than `sessions_max`    the session that has been idle longest goes; while all are in flight, the oldest
+
+What a binding means is the policy's: `hard`, the bound rank takes the request if it may at all; `soft`, it costs less
+there. A bound rank that may not take the request (unfit, gone, failed it) binds nothing: the request is placed like any
+other, and binds its session anew.
+"""
+
+import msgspec
+
+from kv_protocol.ids import WorkerRank
+from kv_protocol.ledger import Cancelled, Expired, Finished, LedgerEvent, Routed
+
+
+class AffinityLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long an idle session stays bound (seconds), and how many sessions are known."""
+
+    idle_s: float = 600.0
+    sessions_max: int = 65_536
+
+
+class AffinityStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions that are bound, of them in flight; bindings that went for want of room, and that changed their rank."""
+
+    sessions: int
+    in_flight: int
+    evicted_total: int
+    moved_total: int
+
+
+class _Session:
+    __slots__ = ("idle_until_s", "leases", "name", "rank")
+
+    def __init__(self, name: str, rank: WorkerRank) -> None:
+        self.name = name
+        self.rank = rank
+        self.leases = 0
+        self.idle_until_s = float("inf")
+
+
+class Affinity:
+    """All bindings. Unknown leases and second endings change nothing; `now_s` never goes back."""
+
+    def __init__(self, limits: AffinityLimits | None = None) -> None:
+        self._limits = limits or AffinityLimits()
+        self._busy: dict[str, _Session] = {}  # in flight; in the order in which they became so
+        self._idle: dict[str, _Session] = {}  # in the order in which they became so, which is that of their expiry
+        self._of_lease: dict[str, _Session] = {}
+        self._evicted = self._moved = 0
+
+    def apply(self, event: LedgerEvent, now_s: float) -> None:
+        """Fold one event in; those that say nothing of sessions are welcome."""
+        match event:
+            case Routed(session_id=session_id) if session_id:
+                self._bind(event, now_s)
+            case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
+                self._end(lease_id, now_s)
+            case _:
+                pass
+
+    def _bind(self, routed: Routed, now_s: float) -> None:
+        if routed.lease_id in self._of_lease:
+            return
+        self.tick(now_s)
+        name, rank = routed.session_id, WorkerRank(routed.worker_id, routed.dp_rank)
+        session = self._busy.get(name) or self._idle.pop(name, None) or _Session(name, rank)
+        self._moved += session.rank != rank
+        session.rank = rank
+        session.leases += 1
+        self._busy[name] = self._of_lease[routed.lease_id] = session
+        if len(self._busy) + len(self._idle) > self._limits.sessions_max:
+            oldest = self._idle or self._busy
+            del oldest[next(iter(oldest))]
+            self._evicted += 1
+
+    def _end(self, lease_id: str, now_s: float) -> None:
+        session = self._of_lease.pop(lease_id, None)
+        if session is None:
+            return
+        session.leases -= 1
+        if not session.leases and self._busy.get(session.name) is session:
+            del self._busy[session.name]
+            session.idle_until_s = now_s + self._limits.idle_s
+            self._idle[session.name] = session
+
+    def bound(self, session_id: str, now_s: float) -> WorkerRank | None:
+        """Return the rank that the session is bound to; None when it is to none, or has no name."""
+        if not session_id:
+            return None
+        session = self._busy.get(session_id)
+        if session is not None:
+            return session.rank
+        session = self._idle.get(session_id)
+        return session.rank if session is not None and now_s < session.idle_until_s else None
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is gone, or begins anew: what was bound to it is free."""
+        for sessions in (self._busy, self._idle):
+            for name in [name for name, session in sessions.items() if session.rank.worker_id == worker_id]:
+                del sessions[name]
+
+    def tick(self, now_s: float) -> None:
+        """Let go of what has been idle for its time; no answer changes by it."""
+        while self._idle:
+            name, session = next(iter(self._idle.items()))
+            if now_s < session.idle_until_s:
+                return
+            del self._idle[name]
+
+    def statistics(self) -> AffinityStatistics:
+        """Return how many sessions are bound, and what became of others."""
+        return AffinityStatistics(
+            sessions=len(self._busy) + len(self._idle),
+            in_flight=len(self._busy),
+            evicted_total=self._evicted,
+            moved_total=self._moved,
+        )

@@ -1,0 +1,102 @@
+"""Deficit round robin: whose turn it is, so that none can starve another.
+
+    quantum        of a key = `quantum_tokens` x its weight: what it may be served a round, in tokens
+    round          each key whose head may go now is given its quantum; while its deficit covers its head, it is served
+    served         the head's cost is taken from its deficit
+    nothing waits  the key is forgotten, with what it had left: being idle saves up nothing
+    head may not go now    the key is passed over; it is neither given nor taken anything
+
+So over any stretch in which two keys always have something that may go, what they are served differs from the ratio of
+their weights by no more than a quantum and the largest request of each. A head of cost c goes after at most
+ceil(c / quantum) rounds, whatever others send.
+
+Rounds that would serve nobody are not walked through: the smallest number after which a head is covered is given at
+once, so that a turn costs one look at every waiting key, however large the requests. Source: Shreedhar and Varghese,
+"Efficient fair queuing using deficit round robin", SIGCOMM 1995.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+
+class FairShareLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens a round of a key with weight 1, and the weights of keys that have another (> 0)."""
+
+    quantum_tokens: int = 2048
+    weights: Mapping[str, float] = {}
+
+
+class _Share:
+    __slots__ = ("deficit_tokens", "is_at_its_turn", "quantum_tokens")
+
+    def __init__(self, quantum_tokens: float) -> None:
+        self.quantum_tokens = quantum_tokens
+        self.deficit_tokens = 0.0
+        self.is_at_its_turn = False  # it was given this round's quantum, and is the ring's first
+
+    def rounds(self, cost_tokens: int) -> int:
+        """Return how many quanta it must be given, one at least, to cover the cost."""
+        return max(1, math.ceil((cost_tokens - self.deficit_tokens) / self.quantum_tokens))
+
+
+class FairShare:
+    """The ring of keys for which something waits; the caller keeps what it is."""
+
+    def __init__(self, limits: FairShareLimits | None = None) -> None:
+        self._limits = limits or FairShareLimits()
+        self._ring: OrderedDict[str, _Share] = OrderedDict()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._ring
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def waits(self, key: str) -> None:
+        """Something waits for the key; if nothing did before, its turn comes last."""
+        if key not in self._ring:
+            self._ring[key] = _Share(self._limits.quantum_tokens * self._limits.weights.get(key, 1.0))
+
+    def waits_no_more(self, key: str) -> None:
+        """Nothing waits for the key any more; one that is not known is welcome."""
+        self._ring.pop(key, None)
+
+    def take_turn(self, cost_tokens: Callable[[str], int | None]) -> str | None:
+        """Return whose turn it is, charged for it; None where no head may go now.
+
+        `cost_tokens(key)` is what the key's head costs, 1 or more, or None where it may not go now.
+        """
+        turn = self._same_turn(cost_tokens)
+        if turn is not None:
+            return turn
+        able = [(key, share, cost) for key, share in self._ring.items() if (cost := cost_tokens(key)) is not None]
+        if not able:
+            return None
+        needed = [share.rounds(cost) for _, share, cost in able]
+        rounds = min(needed)
+        first = needed.index(rounds)
+        for place, (_, share, _) in enumerate(able):
+            share.deficit_tokens += share.quantum_tokens * (rounds if place <= first else rounds - 1)
+        key, share, cost = able[first]
+        share.is_at_its_turn = True
+        share.deficit_tokens -= cost
+        while (passed := next(iter(self._ring))) != key:
+            self._ring.move_to_end(passed)
+        return key
+
+    def _same_turn(self, cost_tokens: Callable[[str], int | None]) -> str | None:
+        """Return the ring's first, where it is its turn still; else its turn is over."""
+        for key, share in self._ring.items():
+            if not share.is_at_its_turn:
+                return None
+            cost = cost_tokens(key)
+            if cost is not None and cost <= share.deficit_tokens:
+                share.deficit_tokens -= cost
+                return key
+            share.is_at_its_turn = False
+            self._ring.move_to_end(key)
+            return None
+        return None

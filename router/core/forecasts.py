@@ -1,0 +1,80 @@
+"""What a request is predicted to live through at each rank, and what is learnt of how it did (`ttft_model.py`).
+
+    decided           the features of the winner are kept until the outcome is known
+    outcome known     ok: the time to its first token is learnt with them, and that between tokens where those were
+                      counted; any other: nothing
+    worker forgotten  nothing is known of it
+
+Only decisions of modes that read forecasts are learnt from: others know less of what they decide among.
+"""
+
+from typing import NamedTuple
+
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import OutcomeKnown
+from router.core.ttft_model import ItlModel, TtftModel
+from router.core.verdict import Verdict
+from router.core.view import Forecast, RouteRequest, View
+
+PENDING_MAX = 65_536
+"""Decisions without an outcome that are remembered; beyond it the oldest is not learnt from."""
+
+
+class _Features(NamedTuple):
+    rank: WorkerRank
+    uncached_tokens: float
+    queued_tokens: float
+    running_requests: float
+    active_blocks: float
+
+
+class Forecasts:
+    """The models of all ranks."""
+
+    def __init__(self) -> None:
+        self._ttft = TtftModel()
+        self._itl = ItlModel()
+        self._pending: dict[str, _Features] = {}
+
+    def forecast(self, view: View, request: RouteRequest) -> Forecast:
+        """Return what is predicted of the request at each rank of the view."""
+        held_tokens = view.expected * request.block_size
+        uncached = request.isl_tokens - held_tokens
+        running, blocks = view.active_requests, view.active_blocks
+        return Forecast(
+            self._ttft.predict_columns(view.ranks, (uncached, view.queued_tokens, running)),
+            self._itl.predict_columns(view.ranks, (running, blocks)),
+        )
+
+    def decided(self, verdict: Verdict) -> None:
+        """A decision counts."""
+        view, request = verdict.view, verdict.request
+        place = verdict.places[verdict.winner_at]
+        if len(self._pending) >= PENDING_MAX:
+            del self._pending[next(iter(self._pending))]
+        self._pending[request.decision_id] = _Features(
+            verdict.winner,
+            float(request.isl_tokens - verdict.expected_blocks * request.block_size),
+            float(view.queued_tokens[place]),
+            float(view.active_requests[place]),
+            float(view.active_blocks[place]),
+        )
+
+    def ended(self, outcome: OutcomeKnown) -> None:
+        """It is known how a decision turned out."""
+        known = self._pending.pop(outcome.decision_id, None)
+        if known is None or outcome.outcome != "ok" or outcome.ttft_s is None or outcome.duration_s is None:
+            return
+        self._ttft.learn(
+            known.rank, (known.uncached_tokens, known.queued_tokens, known.running_requests), outcome.ttft_s
+        )
+        if outcome.output_tokens is not None and outcome.output_tokens > 1:
+            itl_s = (outcome.duration_s - outcome.ttft_s) / (outcome.output_tokens - 1)
+            self._itl.learn(known.rank, (known.running_requests, known.active_blocks), itl_s)
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is gone, or begins anew."""
+        self._ttft.forget(worker_id)
+        self._itl.forget(worker_id)
+        for decision_id in [each for each, known in self._pending.items() if known.rank.worker_id == worker_id]:
+            del self._pending[decision_id]

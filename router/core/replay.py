@@ -1,0 +1,235 @@
+"""A journal folded, and every decision in it taken again.
+
+    JournalBegan   an empty state of its settings: what follows is exact
+    Decided        decided again from the fold, the recorded answer of the index and the recorded seed; compared with
+                   what was recorded, bit for bit; applied
+    Refused        the same, where nobody could take the request
+    Lost           records are missing: until the next beginning nothing can be said, since any of them may have
+                   been read. Such a journal also begins so, where its older part is gone
+    RankStanding   what the index says of a rank from here on
+    any other      applied
+
+With another policy, what it would have chosen in the same place is said too; the fold stays that of what was done.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from kv_protocol.decided import TIERS, Decided, overlap_depths
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import (
+    JournalBegan,
+    JournalMessage,
+    JournalRecord,
+    Lost,
+    RankStanding,
+    Refused,
+)
+from router.core.decide import decide
+from router.core.errors import NoEligibleWorker, WorkerNotNamed
+from router.core.policies import MODES, Mode
+from router.core.policy import Policy
+from router.core.recording import Lengthener, decided, request_of
+from router.core.replay_words import difference_of
+from router.core.state import AskIndex, RouterState
+from router.core.state_settings import StateSettings
+from router.core.verdict import Verdict
+from router.core.view import Depths, RouteRequest, View
+
+_NEVER_HEARD = (0, "")
+_UNKNOWN = "records are missing before it: whatever comes of it now says nothing"
+
+
+class Otherwise(NamedTuple):
+    """Whom the other policy would have chosen; None: nobody, or nobody can say, for this reason."""
+
+    rank: WorkerRank | None
+    reason: str = ""
+
+
+class Redecided(NamedTuple):
+    """One recorded decision, or refusal (`recorded` is None), taken again.
+
+    `equal` only where every bit is what was recorded. Else `difference` says what is not or, where not `is_exact`, that
+    not all is there that the decision could read: then nothing can be said of it.
+    """
+
+    decision_id: str
+    equal: bool
+    difference: str
+    recorded: WorkerRank | None
+    otherwise: Otherwise | None = None
+    is_exact: bool = True
+
+
+class RecordedAnswer(NamedTuple):
+    """What the index said of a view's ranks, as it was recorded."""
+
+    depths: Depths
+    epochs: tuple[int, ...]
+    seqs: tuple[int, ...]
+    doubts: tuple[str, ...]
+
+
+class Contradiction(Exception):
+    """The decision cannot be taken again: it was taken among other ranks than the fold has, or in an unknown mode."""
+
+
+_REFUSALS = (NoEligibleWorker, WorkerNotNamed, LimitExceeded, Contradiction)
+
+
+class Continuity:
+    """Where one router's messages are: which records are new, and whether any are missing."""
+
+    def __init__(self) -> None:
+        self._life = 0
+        self._expected = 0
+
+    def records(self, message: JournalMessage) -> Iterator[JournalRecord]:
+        """Yield the records of the next message that were not there before, behind `Lost` where some are missing."""
+        if message.life != self._life:
+            self._life, self._expected = message.life, 1
+        if message.first > self._expected:
+            yield Lost(now_s=math.nan, count=message.first - self._expected)
+        number = message.first
+        for record in message.records:
+            if number >= self._expected:
+                yield record
+            number += record.count if isinstance(record, Lost) else 1
+        self._expected = max(self._expected, number)
+
+
+def continuous(messages: Iterable[JournalMessage]) -> Iterator[JournalRecord]:
+    """Yield the records of one router's messages in their order, each once, with `Lost` where some are missing."""
+    continuity = Continuity()
+    for message in messages:
+        yield from continuity.records(message)
+
+
+def replay(
+    records: Iterable[JournalRecord], *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES
+) -> Iterator[Redecided]:
+    """Yield every decision of one router's journal, taken again; with `policy`, also what that would have chosen."""
+    again = Replay(policy=policy, modes=modes)
+    for record in records:
+        redecided = again.take(record)
+        if redecided is not None:
+            yield redecided
+
+
+class Replay:
+    """The fold of a journal as far as it was taken."""
+
+    def __init__(self, *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES) -> None:
+        self._other, self._modes = policy, modes
+        self._lengthener = Lengthener()
+        self._standings: dict[WorkerRank, tuple[int, str]] = {}
+        self.state: RouterState | None = None
+        """None: what was before is not there."""
+
+    def take(self, record: JournalRecord) -> Redecided | None:
+        """Fold the next record in; return the decision or refusal that it was, taken again."""
+        if isinstance(record, JournalBegan):
+            self._begin(record)
+            return None
+        if isinstance(record, Decided):
+            self._lengthener.record(record)
+            return self._decided(record)
+        if isinstance(record, Refused):
+            return self._refused(record)
+        if isinstance(record, RankStanding):
+            self._standings[WorkerRank(record.worker_id, record.dp_rank)] = record.epoch, record.doubt
+        else:
+            self._fold(record)
+        return None
+
+    def _begin(self, began: JournalBegan) -> None:
+        self.state = msgspec.convert(began.settings, StateSettings).state(self._modes)
+        self._standings.clear()
+
+    def _fold(self, record: JournalRecord) -> None:
+        whole = self._lengthener.record(record)
+        if whole is None or isinstance(record, Lost):
+            self.state = None
+        elif self.state is not None:
+            self.state.apply(whole)
+
+    # ------------------------------------------------------------------------------------------------- decisions
+
+    def _decided(self, record: Decided) -> Redecided:
+        decision_id, state = record.request.decision_id, self.state
+        if state is None:
+            return Redecided(decision_id, equal=False, difference=_UNKNOWN, recorded=record.rank, is_exact=False)
+        otherwise = None if self._other is None else self._otherwise(state, self._other, record)
+        try:
+            verdict = self._decide_again(state, state.policy, record)
+        except _REFUSALS as error:
+            difference = f"{record.rank} was chosen; now {error}"
+            state.apply(record)
+        else:
+            difference = difference_of(record, decided(verdict, record.kv_seq), verdict)
+            state.apply(verdict if verdict.winner == record.rank else record)
+        return Redecided(decision_id, not difference, difference, record.rank, otherwise)
+
+    def _otherwise(self, state: RouterState, policy: Policy, record: Decided) -> Otherwise:
+        told = self._modes.get(record.policy)
+        if told is not None and self._modes[policy.mode].reads_overlap and not told.reads_overlap:
+            return Otherwise(None, f"mode {policy.mode} reads overlap, of which mode {record.policy} recorded nothing")
+        try:
+            return Otherwise(self._decide_again(state, policy, record).winner)
+        except _REFUSALS as error:
+            return Otherwise(None, str(error))
+
+    def _decide_again(self, state: RouterState, policy: Policy, record: Decided) -> Verdict:
+        request = request_of(record.request)
+        in_force, state.policy = state.policy, policy
+        try:
+            view = self._view(state, request, self._index(record), record.now_s)
+        finally:
+            state.policy = in_force
+        return decide(view, request, policy, record.seed, self._modes)
+
+    def _view(self, state: RouterState, request: RouteRequest, index: AskIndex, now_s: float) -> View:
+        if state.policy.mode not in self._modes:
+            raise Contradiction(f"mode: found {state.policy.mode!r}, known {', '.join(self._modes)}")
+        return state.view(request, index, now_s)
+
+    def _index(self, record: Decided) -> AskIndex:
+        def columns(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+            if len(ranks) != record.ranks:
+                raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
+            standings = [self._standings.get(rank, _NEVER_HEARD) for rank in ranks]
+            return RecordedAnswer(
+                np.array(overlap_depths(record), dtype=np.int32).T.copy(),
+                tuple(epoch for epoch, _ in standings),
+                (0,) * len(ranks),
+                tuple(doubt for _, doubt in standings),
+            )
+
+        return columns
+
+    def _refused(self, record: Refused) -> Redecided:
+        request, state = request_of(record.request), self.state
+        if state is None:
+            return Redecided(request.decision_id, equal=False, difference=_UNKNOWN, recorded=None, is_exact=False)
+        try:
+            view = self._view(state, request, _nothing_held, record.now_s)
+            verdict = decide(view, request, state.policy, 0, self._modes)
+        except NoEligibleWorker as error:
+            difference = "" if error.exclusions == record.exclusions else f"exclusions: {error}"
+        except (WorkerNotNamed, Contradiction) as error:
+            difference = str(error)
+        else:
+            difference = f"nobody was eligible; now {verdict.winner} is"
+        return Redecided(request.decision_id, not difference, difference, None)
+
+
+def _nothing_held(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+    """Return an index's answer that says nothing: who may take a request does not depend on it."""
+    zeros = (0,) * len(ranks)
+    return RecordedAnswer(np.zeros((TIERS, len(ranks)), dtype=np.int32), zeros, zeros, ("",) * len(ranks))

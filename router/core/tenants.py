@@ -1,0 +1,52 @@
+"""Whose request it is, for fair shares: a name that says nothing of a secret.
+
+    none       everybody's is the same
+    api_key    a keyed hash of `authorization`, else of `x-api-key`; who sends neither is `anonymous`
+    header     the value of a header of the operator's choice; without it `anonymous`. One that is too long, or not
+               printable ASCII, stands as its hash
+
+A key is neither kept nor written anywhere. The hash is made with a secret that the router draws at its start, so that
+nobody who reads the journal can try keys on it; replicas and later lives name the same tenant differently.
+"""
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Literal
+
+FairShareBy = Literal["none", "api_key", "header"]
+ANONYMOUS = "anonymous"
+SECRET_BYTES = 32
+NAME_CHARACTERS_MAX = 64
+SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
+"""Headers whose values may not be names."""
+_API_KEY_HEADERS = (b"authorization", b"x-api-key")
+_HASH_BYTES = 6
+
+
+class TenantNames:
+    """Names tenants by one header. `header` is of use where `by` is `header`; `secret` has `SECRET_BYTES` bytes."""
+
+    def __init__(self, by: FairShareBy, header: str, secret: bytes) -> None:
+        self._by, self._header, self._secret = by, header.lower().encode(), secret
+
+    def name(self, header: Callable[[bytes], bytes | None]) -> str:
+        """Return the tenant of a request, at most `NAME_CHARACTERS_MAX` printable characters; empty for `none`.
+
+        `header(lower-case name)` returns a header's value, or None.
+        """
+        match self._by:
+            case "none":
+                return ""
+            case "api_key":
+                value = next((value for each in _API_KEY_HEADERS if (value := header(each))), b"")
+                return f"key-{self._hash(value)}" if value else ANONYMOUS
+            case "header":
+                value = (header(self._header) or b"").strip()
+                if not value:
+                    return ANONYMOUS
+                text = value.decode("latin-1")
+                is_fit = len(text) <= NAME_CHARACTERS_MAX and text.isascii() and text.isprintable()
+                return text if is_fit else f"value-{self._hash(value)}"
+
+    def _hash(self, value: bytes) -> str:
+        return blake2b(value, digest_size=_HASH_BYTES, key=self._secret).hexdigest()

@@ -1,0 +1,113 @@
+"""The data plane's endpoints.
+
+POST /v1/chat/completions, /v1/completions    served: decided, forwarded, spliced (`served.py`)
+POST /v1/route                                the decision alone: nothing is forwarded, nothing promised
+GET  /v1/models                               the names that workers serve
+GET  /health, /live, /ready, /version         of this process; /ready is 503 with the reason while it is not to be used
+"""
+
+from collections.abc import Callable
+from importlib.metadata import version
+
+import msgspec
+import structlog
+
+from router import refusals
+from router.asking import Asking
+from router.core.explain import explain
+from router.http.exchange import Exchange
+from router.refusals import Refusal
+from router.served import Served
+from router.serving import Serving
+
+Endpoint = Callable[[Exchange], None]
+
+_log = structlog.get_logger("router")
+
+
+class Endpoints:
+    """Called with every exchange of the data plane; `index_name` is told to clients."""
+
+    def __init__(self, serving: Serving, *, index_name: str) -> None:
+        self._serving, self._index_name = serving, index_name
+        self._endpoints: dict[str, tuple[str, Endpoint]] = {
+            "/v1/chat/completions": ("POST", self._serve),
+            "/v1/completions": ("POST", self._serve),
+            "/v1/route": ("POST", self._decide_only),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/live": ("GET", self._health),
+            "/ready": ("GET", self._ready),
+            "/version": ("GET", self._version),
+        }
+
+    def __call__(self, exchange: Exchange) -> None:
+        """Answer the exchange, now or later; whatever goes wrong, the client hears of it."""
+        method, endpoint = self._endpoints.get(exchange.path, ("", _unknown_path))
+        try:
+            if method and exchange.method != method:
+                refusal = refusals.invalid(f"method: found {exchange.method}, allowed {method}", status=405)
+                exchange.answer(405, refusal.body, headers=((b"allow", method.encode()),))
+            else:
+                endpoint(exchange)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            _log.exception("request_failed", path=exchange.path)
+            refusal = refusals.our_fault(error)
+            exchange.answer(refusal.status, refusal.body)
+
+    # ------------------------------------------------------------------------------------------- endpoints
+
+    def _serve(self, exchange: Exchange) -> None:
+        refusal = self._serving.begin()
+        if refusal is None:
+            Served(exchange, self._serving).begin()
+        else:
+            _refuse(exchange, refusal)
+
+    def _decide_only(self, exchange: Exchange) -> None:
+        DecisionOnly(exchange, self._serving).begin()
+
+    def _models(self, exchange: Exchange) -> None:
+        names = self._serving.routing.state.fleet.models()
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "kv-router"} for name in names]
+        _answer(exchange, {"object": "list", "data": models})
+
+    def _health(self, exchange: Exchange) -> None:
+        _answer(exchange, {"status": "ok"})
+
+    def _ready(self, exchange: Exchange) -> None:
+        readiness = self._serving.routing.readiness()
+        _answer(exchange, readiness, 200 if readiness.ready else 503)
+
+    def _version(self, exchange: Exchange) -> None:
+        _answer(exchange, {"version": version("kv-router"), "index": self._index_name})
+
+
+class DecisionOnly(Asking):
+    """`/v1/route`: what would be decided now, and why."""
+
+    __slots__ = ()
+
+    def begin(self) -> None:
+        """It is on its way."""
+        self.exchange.on_gone(self.stop_reading)
+        self.read()
+
+    def _asked(self) -> None:
+        verdict = self.serving.decide(self.route)
+        _answer(self.exchange, {"decision": (decision := verdict.decision()), "explanation": explain(decision)})
+
+    def _refuse(self, refusal: Refusal) -> None:
+        _refuse(self.exchange, refusal)
+
+
+def _answer(exchange: Exchange, value: object, status: int = 200) -> None:
+    exchange.answer(status, msgspec.json.encode(value))
+
+
+def _refuse(exchange: Exchange, refusal: Refusal) -> None:
+    exchange.answer(refusal.status, refusal.body, headers=refusal.headers)
+
+
+def _unknown_path(exchange: Exchange) -> None:
+    _refuse(exchange, refusals.invalid(f"{exchange.method} {exchange.path}: Not Found", status=404))

@@ -1,0 +1,385 @@
+"""One connection of a client.
+
+    head --head read--> body --all of it--> serving --answered--> head ...
+                                            serving --answered, and it is to end--> lingering --> closed
+    refused heads and bodies: answered, then lingering
+
+| the client | what happens |
+|---|---|
+| sends the next request before it has its answer | it is kept, within a bound, and served in its turn |
+| expects `100-continue` | it is told to go on, unless it is refused: then that is its answer |
+| is slower than `head_s`, `body_s` | 408 |
+| reads nothing for `write_s` | cut off |
+| closes, or half-closes, while it is served | it has left: TCP tells neither from the other before a write |
+| is sent away before it sent all | it is read, and not heard, for `linger_s`, so that it reads the answer |
+"""
+
+import asyncio
+from http import HTTPStatus
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from kv_runtime.http import error_body
+from router.http.exchange import Exchange, HeaderLines, OutboundCall, Watcher
+from router.http.framing import BodyReader, ChunkReader, body_reader
+from router.http.heads import HEAD_BYTES_MAX, Malformed, RequestHead
+
+if TYPE_CHECKING:
+    from router.http.plane import HttpPlane
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
+_STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode("ascii") for each in HTTPStatus}
+_CODES = {408: "timeout", 413: "body_too_large", 431: "head_too_large"}
+
+_log = structlog.get_logger("http")
+
+
+class ClientConnection(asyncio.Protocol):
+    """A connection, of which `plane` knows while it is open."""
+
+    __slots__ = (
+        "_advancing",
+        "_began_s",
+        "_body",
+        "_buffer",
+        "_exchange",
+        "_head",
+        "_keep_alive",
+        "_loop",
+        "_pending_bytes",
+        "_plane",
+        "_reader",
+        "_reading_paused",
+        "_served",
+        "_since_s",
+        "_slot",
+        "_state",
+        "_stirred",
+        "_transport",
+        "_writing_paused",
+        "http_1_1",
+    )  # fmt: skip
+
+    def __init__(self, plane: "HttpPlane") -> None:
+        self._plane = plane
+        self._state = _IDLE
+        self._buffer = b""
+        self._exchange: Exchange | None = None
+        self._keep_alive = self.http_1_1 = True
+        self._writing_paused = self._reading_paused = self._advancing = self._stirred = False
+        self._served = 0
+        self._pending_bytes = 0
+
+    # ------------------------------------------------------------ the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It stands."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._loop = self._plane.loop
+        self._since_s = 0.0
+        """Since when it is in its state, or nothing came; 0 until time passes for it. Not worth a look at the clock."""
+        self._transport.set_write_buffer_limits(high=self._plane.limits.write_bytes_max)
+        self._slot = self._plane.opened(self)
+        if self._plane.full:
+            message = f"connections_max: {self._plane.limits.connections_max} are open; try again"
+            self._refuse(503, message)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it went does not matter
+        """It is gone, and the client with it."""
+        self._slot.discard(self)
+        self._plane.closed(self)
+        self._leave()
+
+    def eof_received(self) -> None:
+        """The client sends no more: it left, or has all it wanted."""
+        self._leave()
+
+    def _leave(self) -> None:
+        state, self._state = self._state, _CLOSED
+        self._buffer = b""
+        exchange, self._exchange = self._exchange, None
+        if state == _SERVING and exchange is not None:
+            self._transport.abort()
+            self._plane.over(gone=True)
+            exchange.leave()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly."""
+        self._writing_paused = True
+        self._since_s, self._pending_bytes = 0.0, self._transport.get_write_buffer_size()
+        if self._exchange is not None and self._exchange.carried is not None:
+            self._exchange.carried.pause()
+
+    def resume_writing(self) -> None:
+        """The client has read most of what there was."""
+        self._writing_paused = False
+        if self._exchange is not None:
+            if self._exchange.carried is not None:
+                self._exchange.carried.resume()
+        elif self._state <= _HEAD:
+            self._advance()
+
+    # ------------------------------------------------------------ requests
+
+    def data_received(self, data: bytes) -> None:
+        """The client sent something."""
+        state = self._state
+        if state == _BODY:
+            self._stirred = True
+            self._feed_body(data)
+        elif state <= _HEAD and not self._writing_paused:
+            self._buffer = self._buffer + data if self._buffer else data
+            self._advance()
+        elif state <= _SERVING:
+            self._buffer += data
+            if len(self._buffer) > self._plane.limits.pipelined_bytes_max and not self._reading_paused:
+                self._reading_paused = True
+                self._transport.pause_reading()
+
+    def _advance(self) -> None:
+        """Serve what is in the buffer, one request after the other."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._buffer and self._state <= _HEAD and not self._writing_paused:
+                if not self._read_head():
+                    break
+        except Malformed as error:
+            self._refuse(error.status, str(error))
+        finally:
+            self._advancing = False
+        if self._reading_paused and len(self._buffer) <= self._plane.limits.pipelined_bytes_max:
+            self._reading_paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def _read_head(self) -> bool:
+        """Return whether there is more to be done: a head was read, and perhaps its request served."""
+        buffer = self._buffer
+        if self._state == _IDLE:
+            self._state = _HEAD
+            self._began_s = perf_counter()
+            self._since_s = 0.0
+        if buffer[:1] in b"\r\n":
+            buffer = self._buffer = _without_empty_lines(buffer)
+        end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
+        if end == 3:  # noqa: PLR2004 - not found
+            if len(buffer) >= HEAD_BYTES_MAX:
+                raise Malformed(431, f"head: found more than {HEAD_BYTES_MAX} bytes, allowed {HEAD_BYTES_MAX}")
+            return False
+        head = self._plane.heads.request(buffer[:end])
+        self.http_1_1, self._keep_alive = head.http_1_1, head.keep_alive
+        body_bytes, body_bytes_max = head.body_bytes, self._plane.limits.body_bytes_max
+        if body_bytes > body_bytes_max:
+            raise Malformed(413, f"body: found {body_bytes} bytes, allowed {body_bytes_max}")
+        stop = end + body_bytes
+        if body_bytes >= 0 and stop <= len(buffer):
+            self._buffer = buffer[stop:]
+            self._serve(head, buffer[end:stop])
+        else:
+            self._buffer = b""
+            self._expect_body(head, buffer[end:])
+        return True
+
+    def _expect_body(self, head: RequestHead, data: bytes) -> None:
+        self._head = head
+        self._reader: BodyReader = body_reader(head.body_bytes)
+        self._body = bytearray()
+        self._state = _BODY
+        self._since_s = 0.0
+        if data:
+            self._feed_body(data)
+        elif b"expect" in head.headers and head.http_1_1:
+            self._transport.write(_CONTINUE)
+
+    def _feed_body(self, data: bytes) -> None:
+        try:
+            end = self._reader.feed(data, self._body)
+            if type(self._reader) is ChunkReader:
+                self._check_body(self._reader.left)
+        except Malformed as error:
+            self._refuse(error.status, str(error))
+            return
+        if end < 0:
+            return
+        head, body = self._head, bytes(self._body)
+        del self._head, self._body, self._reader
+        self._buffer = data[end:]
+        self._serve(head, body)
+        self._advance()
+
+    def _check_body(self, left: int) -> None:
+        found, allowed = len(self._body) + left, self._plane.limits.body_bytes_max
+        if found > allowed:
+            raise Malformed(413, f"body: found {found} bytes and more, allowed {allowed}")
+
+    def _serve(self, head: RequestHead, body: bytes) -> None:
+        exchange = self._exchange = Exchange(self, head, body, self._began_s)
+        self._state = _SERVING
+        try:
+            self._plane.serve(exchange)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            _log.exception("request_failed", path=head.path)
+            self._fault(exchange, error)
+
+    def _fault(self, exchange: Exchange, error: Exception) -> None:
+        if exchange.carried is not None or not exchange.open:
+            self._transport.abort()
+        else:
+            message = f"our fault: {type(error).__name__}; see the log"
+            exchange.answer(500, error_body(message, "server_error"))
+
+    # ------------------------------------------------------------ answers
+
+    @property
+    def peer(self) -> str:
+        """Host and port."""
+        name = self._transport.get_extra_info("peername")
+        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
+
+    @property
+    def connection_line(self) -> bytes:
+        """The header line that says that the connection ends with this answer; empty where it does not."""
+        if self._plane.draining:
+            self._keep_alive = False
+        return b"" if self._keep_alive else b"connection: close\r\n"
+
+    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher) -> None:
+        """Send the call and splice its answer."""
+        self._plane.upstreams.forward(exchange, self, call, watcher, self._loop.time())
+
+    def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
+        """Send a whole answer of our own."""
+        exchange = self._exchange
+        out = _answer(status, body, content_type, headers, self.connection_line)
+        self._transport.write(out[: -len(body)] if body and exchange is not None and exchange.method == "HEAD" else out)
+        self.finish()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of an answer."""
+        self._transport.write(data)
+
+    def finish(self) -> None:
+        """The answer is whole: the next request may come, or the connection ends."""
+        if self._state != _SERVING:
+            return
+        self._exchange = None
+        self._served += 1
+        self._plane.over(gone=False)
+        if not self._keep_alive or self._plane.draining:
+            self._send_away(heard_out=not self._buffer)
+            return
+        self._state = _IDLE
+        self._since_s = 0.0
+        if self._buffer:
+            self._advance()
+
+    def cut(self) -> None:
+        """The connection ends within the answer."""
+        if self._state == _SERVING:
+            self._exchange = None
+            self._plane.over(gone=False)
+        self._state = _CLOSED
+        self._transport.abort()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is no request, and send its sender away: nobody knows where the next one begins."""
+        self._plane.refused(status)
+        kind = "server_error" if status == 503 else "invalid_request_error"  # noqa: PLR2004
+        body = error_body(message, kind, code=_CODES.get(status))
+        retry = [(b"retry-after", b"1")] if status == 503 else ()  # noqa: PLR2004
+        self._transport.write(_answer(status, body, b"application/json", retry, b"connection: close\r\n"))
+        self._send_away(heard_out=False)
+
+    def _send_away(self, *, heard_out: bool) -> None:
+        """End the connection once the answer is sent; `heard_out`: the client has nothing more to say."""
+        self._since_s = 0.0
+        self._body = bytearray()
+        if heard_out:
+            self._state = _CLOSED
+            self._transport.close()
+            return
+        self._state = _LINGERING
+        self._buffer = b""
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
+    # ------------------------------------------------------------ time
+
+    def begin_to_drain(self) -> None:
+        """No request is awaited any more; one that is served goes on."""
+        if self._state == _IDLE:
+            self._send_away(heard_out=True)
+
+    def expire(self) -> None:
+        """What is served is ended, and the client told; then the connection ends."""
+        exchange = self._exchange
+        if exchange is None:
+            self.abort()
+        elif exchange.carried is not None:
+            exchange.carried.expire()
+        else:
+            exchange.leave()
+            body = error_body("the router stops; try again", "server_error", code="shutting_down")
+            self.reply(503, body, b"application/json", [(b"retry-after", b"1")])
+
+    def abort(self) -> None:
+        """The connection ends at once."""
+        self._transport.abort()
+
+    def let_pass(self, now_s: float) -> None:
+        """The client has left, or is sent away, if it was too slow."""
+        limits, state = self._plane.limits, self._state
+        if not self._since_s:
+            self._since_s = now_s
+        if self._writing_paused or state == _CLOSED:
+            self._let_reading_pass(now_s)
+        elif state == _IDLE:
+            if now_s - self._since_s > (limits.idle_s if self._served else limits.head_s):
+                self._send_away(heard_out=True)
+        elif state in {_HEAD, _BODY}:
+            self._let_sending_pass(now_s)
+        elif state == _LINGERING and now_s - self._since_s > limits.linger_s:
+            self._transport.abort()
+
+    def _let_sending_pass(self, now_s: float) -> None:
+        limits, since_s = self._plane.limits, self._since_s
+        if self._state == _HEAD:
+            if now_s - since_s > limits.head_s:
+                self._refuse(408, f"head: not whole within {limits.head_s:g} s")
+        elif self._stirred:
+            self._stirred, self._since_s = False, now_s
+        elif now_s - since_s > limits.body_s:
+            self._refuse(408, f"body: no byte for {limits.body_s:g} s")
+
+    def _let_reading_pass(self, now_s: float) -> None:
+        pending_bytes = self._transport.get_write_buffer_size()
+        if pending_bytes < self._pending_bytes:
+            self._since_s = now_s
+        elif now_s - self._since_s > self._plane.limits.write_s:
+            self._transport.abort()
+        self._pending_bytes = pending_bytes
+
+
+def _without_empty_lines(buffer: bytes) -> bytes:
+    """Return what follows the empty lines before a request, which are forgotten (RFC 9112, 2.2)."""
+    rest = buffer.lstrip(b"\r\n")
+    empty = buffer[: len(buffer) - len(rest)].replace(b"\r\n", b"")
+    if not empty:
+        return rest
+    if empty == b"\r" and not rest:
+        return empty
+    raise Malformed(400, "request line: found a bare CR or LF before it, allowed CRLF")
+
+
+def _answer(status: int, body: bytes, content_type: bytes, headers: HeaderLines, connection_line: bytes) -> bytes:
+    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    more = b"".join([b"%b: %b\r\n" % each for each in headers]) + connection_line
+    return b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % (line, content_type, len(body), more, body)

@@ -1,0 +1,175 @@
+"""What stands between the data plane's connections and the service that decides: one request, and what becomes of it.
+
+    service(exchange)  ->  exchange.answer(...)                     our own answer
+                       ->  exchange.forward(call, watcher)          a worker's answer, spliced
+                               on_head -> None, on_dropped          not passed on: forward again, or answer
+                               on_failed(begun=False)               nothing was passed on: forward again, or answer
+                               on_failed(begun=True)                over: the client has been told, or was cut off
+                               on_end                               over
+                       ->  exchange.on_gone(callback)               for as long as nothing is forwarded
+
+When the client leaves, exactly one is told: the watcher while a call is forwarded, else what `on_gone` was given.
+All of it happens in callbacks of one event loop, and none of them may block.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from router.http.heads import Headers, RequestHead
+
+Phase = Literal["connect", "first_byte", "body"]
+HeaderLines = Sequence[tuple[bytes, bytes]]
+
+
+class OutboundCall(NamedTuple):
+    """A POST to a worker: `base_url` + `path`, header lines ended by CRLF each (no host, no length), the body's parts.
+
+    The limits are seconds: until the connection stands, until the answer's first byte (from `forward` on, connecting
+    included), between two reads of it, and for all of it.
+    """
+
+    base_url: str
+    path: str
+    headers: bytes
+    body: bytes | tuple[bytes, ...]
+    connect_s: float
+    first_byte_s: float
+    between_bytes_s: float
+    total_s: float
+
+
+class Watcher(Protocol):
+    """Whoever follows a forwarded call. After `on_dropped`, `on_end`, `on_failed` or `on_gone` it hears no more.
+
+    `on_failed` and `on_gone` may come before `forward` returns.
+    """
+
+    def on_head(self, status: int, retry_after: bytes) -> bytes | None:
+        """Return header lines (ended by CRLF each) that the answer is passed on with; None: it is not passed on."""
+
+    def on_dropped(self) -> None:
+        """The answer that was not wanted is out of the way: `forward` or `answer` may be called."""
+
+    def on_first_byte(self) -> None:
+        """The first byte of the answer's body came."""
+
+    def on_bytes(self) -> None:
+        """More bytes came."""
+
+    def on_end(self, tail: bytes) -> None:
+        """The whole answer was passed on; `tail` is the last of its body, 4 KB at most."""
+
+    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
+        """The worker failed. `begun`: the client had bytes of the answer, which was ended; else it waits for one."""
+
+    def on_gone(self) -> None:
+        """The client left; the worker's connection was closed."""
+
+
+class Carried(Protocol):
+    """A call on its way, as the client's connection sees it."""
+
+    def leave(self) -> None:
+        """The client left."""
+
+    def pause(self) -> None:
+        """The client reads too slowly: nothing more is read for it until `resume`."""
+
+    def resume(self) -> None:
+        """It has read what there was."""
+
+    def expire(self) -> None:
+        """The plane stops: the answer is ended now."""
+
+
+class ClientEnd(Protocol):
+    """The client's connection, as an answer on its way sees it."""
+
+    http_1_1: bool
+
+    @property
+    def connection_line(self) -> bytes:
+        """The header line that says what becomes of the connection, if one is needed."""
+
+    @property
+    def peer(self) -> str:
+        """Host and port."""
+
+    def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
+        """Send a whole answer of our own, which ends the exchange."""
+
+    def forward(self, exchange: "Exchange", call: OutboundCall, watcher: Watcher) -> None:
+        """Send the call and splice its answer."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of an answer."""
+
+    def finish(self) -> None:
+        """The answer is whole: the next request may come."""
+
+    def cut(self) -> None:
+        """The answer cannot be completed: the connection ends, so that nobody takes it for a whole one."""
+
+
+class Exchange:
+    """One request of a client, whole, and the means to answer it, exactly once."""
+
+    __slots__ = ("_client", "_on_gone", "began_s", "body", "carried", "headers", "method", "path", "query")
+
+    def __init__(self, client: ClientEnd, head: RequestHead, body: bytes, began_s: float) -> None:
+        self._client: ClientEnd | None = client
+        self.method, self.path, self.query = head.method, head.path, head.query
+        self.headers: Headers = head.headers
+        self.body = body
+        self.began_s = began_s
+        """`perf_counter` when its first byte came."""
+        self.carried: Carried | None = None
+        self._on_gone: Callable[[], None] | None = None
+
+    @property
+    def peer(self) -> str:
+        """Host and port of the client; empty once it left or was answered."""
+        return "" if self._client is None else self._client.peer
+
+    @property
+    def open(self) -> bool:
+        """Whether the client still waits for an answer."""
+        return self._client is not None
+
+    def answer(
+        self, status: int, body: bytes, *, content_type: bytes = b"application/json", headers: HeaderLines = ()
+    ) -> None:
+        """The client gets this, whole; nothing happens where it left or was answered."""
+        client = self._client
+        if client is not None:
+            assert self.carried is None, "a call is being forwarded"
+            self.close()
+            client.reply(status, body, content_type, headers)
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when the client leaves while nothing is forwarded; at once where it left."""
+        if self._client is None:
+            callback()
+        else:
+            self._on_gone = callback
+
+    def forward(self, call: OutboundCall, watcher: Watcher) -> None:
+        """Send the call to its worker and splice the answer; tell `watcher` at once where the client left."""
+        if self._client is None:
+            watcher.on_gone()
+        else:
+            assert self.carried is None, "a call is being forwarded"
+            self._client.forward(self, call, watcher)
+
+    def close(self) -> None:
+        """It is over; nobody hears of it any more."""
+        self._client = self._on_gone = self.carried = None
+
+    def leave(self) -> None:
+        """The client left: whoever works for it is told."""
+        carried, callback = self.carried, self._on_gone
+        self.close()
+        if carried is not None:
+            carried.leave()
+        elif callback is not None:
+            callback()

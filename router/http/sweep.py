@@ -1,0 +1,55 @@
+"""The passing of time for many connections at the price of one timer.
+
+Every connection is looked at once a period. They stand in slots, of which one is looked at in each part of a period, so
+that thousands of them never take one long turn of the loop.
+"""
+
+import asyncio
+import itertools
+from typing import Protocol
+
+SLOTS = 8
+
+
+class Watched(Protocol):
+    """What time passes for."""
+
+    def let_pass(self, now_s: float) -> None:
+        """Act on what is overdue at `now_s`, of the loop's clock."""
+
+
+class Sweep:
+    """All that is watched, from `start` to `stop`."""
+
+    def __init__(self, period_s: float) -> None:
+        self._tick_s = period_s / SLOTS
+        self._slots: tuple[set[Watched], ...] = tuple(set() for _ in range(SLOTS))
+        self._turns = itertools.cycle(self._slots)
+        self._next = itertools.cycle(self._slots)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return sum(map(len, self._slots))
+
+    def start(self) -> None:
+        """Time passes from now on."""
+        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+    def stop(self) -> None:
+        """Time passes no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def add(self, watched: Watched) -> set[Watched]:
+        """Let time pass for one more; return its slot, from which it is discarded when it is over."""
+        slot = next(self._next)
+        slot.add(watched)
+        return slot
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._tick_s, self._tick)
+        now_s = loop.time()
+        for watched in tuple(next(self._turns)):
+            watched.let_pass(now_s)

@@ -1,0 +1,15 @@
+"""Names that nothing had before: a random beginning, this process's own, and a number."""
+
+from itertools import count
+
+
+class Names:
+    """Gives out names of 32 hex digits; `instance` are 16 or more random ones."""
+
+    def __init__(self, instance: str) -> None:
+        self._beginning = instance[:16]
+        self._numbers = count(1)
+
+    def new(self) -> str:
+        """Return a name that was not given out before."""
+        return f"{self._beginning}{next(self._numbers):016x}"

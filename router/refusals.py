@@ -1,0 +1,68 @@
+"""Answers that the router gives itself: why a request ends here, in the words and the form of the OpenAI interface.
+
+400  what the client sent cannot be              404  nobody serves the model, or there is no such path
+413, 415, 431  refused before it was read        429  the client's own limit; 503  the fleet's
+502  workers failed                              503  nobody may take it now; `Retry-After` says when to come again
+"""
+
+from typing import NamedTuple
+
+from kv_runtime.http import error_body
+
+Kind = str
+"""OpenAI's `type` of an error."""
+_INVALID, _SERVER = "invalid_request_error", "server_error"
+
+
+class Refusal(NamedTuple):
+    """An error as the client gets it; `outcome` is how the request is counted."""
+
+    status: int
+    message: str
+    kind: Kind
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: float | None = None
+    outcome: str = "refused"
+
+    @property
+    def body(self) -> bytes:
+        """The OpenAI error."""
+        return error_body(self.message, self.kind, param=self.param, code=self.code)
+
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """`Retry-After` in whole seconds, where it is worth coming again."""
+        if self.retry_after_s is None:
+            return ()
+        return ((b"retry-after", b"%d" % max(1, round(self.retry_after_s))),)
+
+
+class Refused(Exception):
+    """The request ends here."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> Refusal:
+    """Return that the client is at fault."""
+    return Refusal(status, message, _INVALID, param, code)
+
+
+def unavailable(message: str, code: str, *, retry_after_s: float = 1.0, outcome: str = "failed") -> Refusal:
+    """Return that nobody can serve it now."""
+    return Refusal(503, message, _SERVER, code=code, retry_after_s=retry_after_s, outcome=outcome)
+
+
+def worker_failed(worker: object, reason: str) -> Refusal:
+    """Return that the last worker that was tried failed."""
+    message = f"worker {worker} failed: {reason}"
+    return Refusal(502, message, _SERVER, code="upstream_failed", outcome="failed")
+
+
+def our_fault(error: Exception) -> Refusal:
+    """Return that something is wrong here."""
+    message = f"our fault: {type(error).__name__}; see the log"
+    return Refusal(500, message, _SERVER, outcome="failed")

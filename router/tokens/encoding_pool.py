@@ -1,0 +1,84 @@
+"""Threads that encode long texts while the event loop serves others.
+
+submit(work, size)    its outcome, as a future of the calling loop
+cancelled             work that was not begun never is; of what was begun the outcome is let go
+full                  `EncodersBusy`: more than `waiting_bytes_max` bytes wait; one text alone always may
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from kv_runtime.supervise import Part, thread_part
+
+T = TypeVar("T")
+_IDLE_S = 0.2
+"""How soon an idle thread sees that it is to end."""
+
+
+class EncodersBusy(Exception):
+    """Too much text waits for an encoder: `waiting_bytes`, `limit_bytes`. Try again."""
+
+    def __init__(self, waiting_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"tokens.waiting_bytes_max: {waiting_bytes} bytes wait to be encoded, allowed {limit_bytes}")
+        self.waiting_bytes = waiting_bytes
+        self.limit_bytes = limit_bytes
+
+
+class EncodingPool:
+    """The threads, and what waits for them. All but `work` belongs to the event loop's thread."""
+
+    def __init__(self, threads: int, waiting_bytes_max: int) -> None:
+        self._threads = threads
+        self._waiting_bytes_max = waiting_bytes_max
+        self._jobs: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self.waiting_bytes = 0
+        self.submitted = 0
+        self.refused = 0
+        self.cancelled = 0
+
+    def parts(self, stage: int) -> list[Part]:
+        """Return the threads as parts of a process."""
+        return [thread_part(f"encoder-{at}", self.work, stage=stage) for at in range(self._threads)]
+
+    def submit(self, work: Callable[[], T], size_bytes: int) -> "asyncio.Future[T]":
+        """Return the future outcome of `work` on `size_bytes` of text; raise `EncodersBusy` where too much waits."""
+        if self.waiting_bytes and self.waiting_bytes + size_bytes > self._waiting_bytes_max:
+            self.refused += 1
+            raise EncodersBusy(self.waiting_bytes + size_bytes, self._waiting_bytes_max)
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.waiting_bytes += size_bytes
+        self.submitted += 1
+        future.add_done_callback(lambda done: self._ended(done, size_bytes))
+        self._jobs.put((future, work))
+        return future
+
+    def work(self, stop: threading.Event) -> None:
+        """Do what is submitted until `stop` is set; the body of a thread."""
+        while not stop.is_set():
+            with suppress(Empty):
+                future, work = self._jobs.get(timeout=_IDLE_S)
+                if not future.cancelled():
+                    _do(future, work)
+
+    def _ended(self, future: "asyncio.Future[Any]", size_bytes: int) -> None:
+        self.waiting_bytes -= size_bytes
+        self.cancelled += future.cancelled()
+
+
+def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
+    try:
+        settle = partial(_settle, future, future.set_result, work())
+    except Exception as error:  # noqa: BLE001 - it is raised again where the future is awaited
+        settle = partial(_settle, future, future.set_exception, error)
+    with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+        future.get_loop().call_soon_threadsafe(settle)
+
+
+def _settle(future: "asyncio.Future[Any]", told: Callable[[Any], None], outcome: object) -> None:
+    if not future.done():
+        told(outcome)

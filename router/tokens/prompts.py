@@ -1,0 +1,194 @@
+"""The prompt of a request: its token ids, as its worker will see them, and the sequence hashes of their full blocks.
+
+    the request has            the ids are
+    ----------------------     ------------------------------------------------------------------------
+    nvext.token_data           those
+    prompt: [ids]              those
+    prompt: text               the text's, with what the tokenizer puts around a prompt
+    messages                   the rendered chat's; what was encoded up to a mark before is not encoded again
+
+Ready at once where little is new. Text of more than `off_loop_bytes` to be encoded, and chats that are long to read and
+render, are worked on by a bounded set of threads (`encoding_pool.py`).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import structlog
+
+from indexer.embedded import hash_blocks
+from kv_protocol.hashing import Hashing, hash_seed, pack_tokens
+from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid
+from kv_runtime.encoders import CONFIGURED
+from kv_runtime.supervise import Part
+from kv_runtime.text import Text, TokenizerText
+from router.tokens.chat_encoding import encode_chat
+from router.tokens.encoding_pool import EncodingPool
+from router.tokens.prefix_cache import Known, PrefixCache
+
+if TYPE_CHECKING:
+    import asyncio
+
+_TOKEN_BYTES = 4
+_OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10}
+"""Some 2 ms of the one, and some tenths of one of the others."""
+_READ_BYTES_MAX = 256 << 10
+"""So much JSON is read and rendered on the loop; of more, and of whatever has many messages, threads do it."""
+_MESSAGE_BYTES = 1 << 10
+"""What rendering a message costs beside its text, as if it were so much longer."""
+
+
+class PromptLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of encoding; `off_loop_bytes` 0: as the encoder is fast."""
+
+    cache_bytes_max: int = 256 << 20
+    threads: int = 1
+    off_loop_bytes: int = 0
+    waiting_bytes_max: int = 64 << 20
+
+
+_log = structlog.get_logger("router")
+DEFAULT_LIMITS = PromptLimits()
+
+
+class Prompt(NamedTuple):
+    """Token ids as little-endian u32s, and the sequence hashes of their full blocks as little-endian u64s.
+
+    `encoded` are the ids in base64, where that is known already; else empty.
+    """
+
+    ids: bytes
+    token_count: int
+    hashing: Hashing
+    sequence_hashes: bytes
+    encoded: bytes = b""
+
+
+class PromptStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What encoding did so far: bytes of rendered chats, and of them those that were known; and how it stands."""
+
+    encoder: str
+    encoder_reason: str
+    encoder_failures: int
+    chat_bytes: int
+    known_bytes: int
+    off_loop: int
+    refused: int
+    cancelled: int
+    waiting_bytes: int
+    cache_bytes: int
+    cache_chats: int
+    cache_evicted: int
+
+
+class Prompts:
+    """Prompts of one model's requests."""
+
+    def __init__(
+        self, text: Text, limits: PromptLimits = DEFAULT_LIMITS, *, hashed: Callable[[float], None] = lambda _: None
+    ) -> None:
+        """`hashed` is told how many seconds each prompt's hashing took, perhaps by another thread."""
+        self._hashed = hashed
+        self._text = text
+        self._encoder = text.encoder.name if isinstance(text, TokenizerText) else "byte"
+        self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self._encoder]
+        if isinstance(text, TokenizerText) and text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
+            _log.warning("encoder_not_fast", reason=text.encoder.reason)
+        self._pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
+        self._cache = PrefixCache(limits.cache_bytes_max)
+
+    def parts(self, stage: int) -> list[Part]:
+        """Return the threads, as parts of the process: without them long prompts are never ready."""
+        return self._pool.parts(stage)
+
+    def prompt(self, inbound: Inbound, hashing: Hashing, lora: str = "") -> "Prompt | asyncio.Future[Prompt]":
+        """Return the prompt as the workers of the adapter `lora` (empty: of the base model) will see it, or its future.
+
+        A cancelled future ends its work, unless that has begun.
+
+        Raises (also the future):
+            RequestInvalid, TextError: there is none; both name the field.
+            EncodersBusy: too much text waits to be encoded.
+        """
+        finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed)
+        given = inbound.token_data()
+        if given is not None:
+            return finish(pack_tokens(given), "nvext.token_data")
+        if isinstance(inbound, ChatInbound):
+            return self._chat(inbound, finish)
+        assert isinstance(inbound, CompletionInbound)
+        prompt = inbound.read_prompt()
+        if not isinstance(prompt, str):
+            return finish(pack_tokens(prompt), "prompt")
+        adds = inbound.add_special_tokens is not False
+        return self._worked(lambda: finish(self._text.pack(prompt, add_special_tokens=adds), "prompt"), len(prompt))
+
+    def statistics(self) -> PromptStatistics:
+        """Return what it did so far."""
+        encoder = self._text.encoder if isinstance(self._text, TokenizerText) else None
+        return PromptStatistics(
+            encoder=self._encoder,
+            encoder_reason=encoder.reason if encoder else "built in",
+            encoder_failures=encoder.failures if encoder else 0,
+            chat_bytes=self._cache.asked_bytes,
+            known_bytes=self._cache.known_bytes,
+            off_loop=self._pool.submitted,
+            refused=self._pool.refused,
+            cancelled=self._pool.cancelled,
+            waiting_bytes=self._pool.waiting_bytes,
+            cache_bytes=self._cache.size_bytes,
+            cache_chats=len(self._cache),
+            cache_evicted=self._cache.evicted,
+        )
+
+    def _chat(self, inbound: ChatInbound, finish: "_Finish") -> "Prompt | asyncio.Future[Prompt]":
+        if inbound.add_special_tokens:
+            raise RequestInvalid("add_special_tokens", "true", "false: the template writes them")
+        size_bytes = len(inbound.messages) + len(inbound.tools)
+        if size_bytes > _READ_BYTES_MAX:
+            return self._pool.submit(lambda: self._read(inbound, inbound.read_messages(), finish), size_bytes)
+        messages = inbound.read_messages()
+        if size_bytes + len(messages) * _MESSAGE_BYTES > _READ_BYTES_MAX:
+            return self._pool.submit(lambda: self._read(inbound, messages, finish), size_bytes)
+        options = inbound.read_options()
+        if not isinstance(self._text, TokenizerText):
+            return self._worked(lambda: finish(self._text.pack_chat(messages, **options), "messages"), size_bytes)
+        rendered = self._text.render_utf8(messages, **options)
+        known = self._cache.known(rendered)
+        encode = partial(self._encoded, self._text, rendered, known, finish)
+        return self._worked(encode, len(rendered) - (known.cut.at if known else 0))
+
+    def _read(self, inbound: ChatInbound, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
+        """Do all that `_chat` does, at once."""
+        if not isinstance(self._text, TokenizerText):
+            return finish(self._text.pack_chat(messages, **inbound.read_options()), "messages")
+        rendered = self._text.render_utf8(messages, **inbound.read_options())
+        return self._encoded(self._text, rendered, self._cache.known(rendered), finish)
+
+    def _encoded(self, text: TokenizerText, rendered: bytes, known: Known | None, finish: "_Finish") -> Prompt:
+        chat = encode_chat(text, rendered, known)
+        self._cache.keep(chat)
+        return finish(chat.ids, "messages", chat.encoded)
+
+    def _worked(self, work: Callable[[], Prompt], size_bytes: int) -> "Prompt | asyncio.Future[Prompt]":
+        return work() if size_bytes <= self._off_loop_bytes else self._pool.submit(work, size_bytes)
+
+
+class _Finish(NamedTuple):
+    """Ids to a prompt."""
+
+    hashing: Hashing
+    seed: int
+    hashed: Callable[[float], None]
+
+    def __call__(self, ids: bytes, key: str, encoded: bytes = b"") -> Prompt:
+        if not ids:
+            raise RequestInvalid(key, "0 tokens", "one or more")
+        hashing = self.hashing
+        began_s = perf_counter()
+        hashes = hash_blocks(ids, hashing.block_size, self.seed, is_eagle=hashing.is_eagle)
+        self.hashed(perf_counter() - began_s)
+        return Prompt(ids, len(ids) // _TOKEN_BYTES, hashing, hashes, encoded)

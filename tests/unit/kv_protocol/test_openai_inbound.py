@@ -1,0 +1,208 @@
+"""What the router reads of a request, what it leaves to the worker, and how what may not be is named."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from kv_protocol.openai import (
+    CHAT,
+    COMPLETIONS,
+    ChatInbound,
+    ChatRequest,
+    CompletionInbound,
+    CompletionRequest,
+    Inbound,
+    NvExt,
+    RequestInvalid,
+    decode_inbound,
+)
+from kv_protocol.openai_options import AgentHints, Targets
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def chat(**fields: Any) -> ChatInbound:
+    inbound = decode_inbound(CHAT, json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode())
+    assert isinstance(inbound, ChatInbound)
+    return inbound
+
+
+def completion(**fields: Any) -> CompletionInbound:
+    inbound = decode_inbound(COMPLETIONS, json.dumps({"model": "m", "prompt": "hi", **fields}).encode())
+    assert isinstance(inbound, CompletionInbound)
+    return inbound
+
+
+def keys_of(*kinds: type[msgspec.Struct]) -> set[str]:
+    return {field.encode_name for kind in kinds for field in msgspec.structs.fields(kind)}
+
+
+def test_router_and_agents_know_the_same_keys() -> None:
+    assert keys_of(ChatInbound) == keys_of(ChatRequest)
+    assert keys_of(CompletionInbound) == keys_of(CompletionRequest)
+
+
+def test_what_routing_needs_is_read() -> None:
+    inbound = chat(stream=True, stream_options={"include_usage": True}, max_tokens=5, n=2, cache_salt="s", priority=0.5)
+    assert (inbound.model, inbound.stream, inbound.include_usage, inbound.limit_tokens) == ("m", True, True, 5)
+    assert (inbound.n, inbound.salt, inbound.priority, inbound.path) == (2, "s", 0.5, CHAT)
+    assert chat(max_completion_tokens=6).limit_tokens == 6
+    assert (completion().limit_tokens, completion().include_usage, completion().path) == (None, False, COMPLETIONS)
+
+
+def test_messages_and_tools_stay_bytes_until_they_are_read() -> None:
+    inbound = decode_inbound(CHAT, b'{"model":"m","messages":[ {"role":"user", "content":7} ],"tools":[{"a":1}]}')
+    assert isinstance(inbound, ChatInbound)
+    assert bytes(inbound.messages) == b'[ {"role":"user", "content":7} ]'
+    assert inbound.read_messages() == [{"role": "user", "content": 7}]
+    assert inbound.read_options() == {"tools": [{"a": 1}]}
+
+
+GUIDED: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}},
+    {"guided_json": {"type": "object"}, "guided_decoding_backend": "x"},
+    {"guided_regex": "a+"},
+    {"guided_choice": ["a", "b"]},
+    {"guided_grammar": "root ::= x"},
+    {"structured_outputs": {"choice": ["a"]}},
+    {"structural_tag": {"begin": "<x>"}},
+    {"logit_bias": {"5": 1}},
+    {"stop": ["a", "b"], "stop_token_ids": [1]},
+]
+CHATS: list[dict[str, Any]] = [
+    {"chat_template_kwargs": {"enable_thinking": False}},
+    {"reasoning_effort": "high", "thinking": {"type": "enabled"}, "include_reasoning": True},
+    {"tools": [], "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False},
+    {"tool_choice": "auto", "logprobs": True, "top_logprobs": 3},
+]
+
+
+@pytest.mark.parametrize("fields", [*GUIDED, *CHATS])
+def test_options_for_the_worker_pass_through(fields: dict[str, Any]) -> None:
+    assert chat(**fields).ineffective == ()
+
+
+@pytest.mark.parametrize("fields", GUIDED)
+def test_options_for_the_worker_pass_through_of_completions_too(fields: dict[str, Any]) -> None:
+    assert completion(**fields).ineffective == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"typo": 1}, "typo"),
+        ({"kv_prompt_ids": "AAAA"}, "kv_prompt_ids"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage"),
+        ({"model": 7}, "model"),
+        ({"nvext": 7}, "nvext"),
+        ({"nvext": {"typo": 1}}, "nvext.typo"),
+        ({"nvext": {"agent_hints": {"typo": 1}}}, "nvext.agent_hints.typo"),
+        ({"nvext": {"agent_hints": {"osl": 0}}}, "nvext.agent_hints.osl"),
+        ({"nvext": {"agent_hints": {"strict_priority": -1}}}, "nvext.agent_hints.strict_priority"),
+        ({"nvext": {"router": {"ttft_target": "1s"}}}, "nvext.router.ttft_target"),
+        ({"nvext": {"router": {"typo": 1}}}, "nvext.router.typo"),
+        ({"nvext": {"dp_rank": -1}}, "nvext.dp_rank"),
+        ({"nvext": {"annotations": [7]}}, "nvext.annotations[0]"),
+    ],
+)
+def test_what_may_not_be_is_named_by_its_path(fields: dict[str, Any], path: str) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        chat(**fields)
+    assert refused.value.field == path
+
+
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
+def test_what_is_missing_is_named(path: str, field: str) -> None:
+    with pytest.raises(RequestInvalid, match=f"{field}: found None, allowed a value: it is required"):
+        decode_inbound(path, b'{"model":"m"}')
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"null", b"[1]", b"\xff", b"[" * 100_000, b'{"model":"m","messages":' + b"[" * 100_000],
+    ids=["empty", "cut", "null", "array", "bytes", "deep", "deep field"],
+)
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/route"])
+def test_what_is_no_request_is_refused_whatever_it_is(body: bytes, path: str) -> None:
+    with pytest.raises(RequestInvalid):
+        decode_inbound(path, body)
+
+
+def test_a_body_says_itself_for_which_endpoint_it_is_where_the_path_does_not() -> None:
+    assert decode_inbound("/v1/route", b'{"model":"m","messages":[]}').path == CHAT
+    assert decode_inbound("/v1/route", b'{"model":"m","prompt":"x"}').path == COMPLETIONS
+
+
+# ---------------------------------------------------------------- nvext
+
+EXTENSION = {
+    "backend_instance_id": "w1",
+    "prefill_worker_id": 7,
+    "decode_worker_id": "w2",
+    "dp_rank": 1,
+    "prefill_dp_rank": 0,
+    "token_data": [1, 2],
+    "cache_salt": "s",
+    "agent_hints": {"priority": -3, "strict_priority": 2, "osl": 100, "speculative_prefill": True},
+    "router": {"ttft_target": 250, "itl_target": 12.5},
+    "annotations": ["a"],
+    "extra_fields": ["timing"],
+    "greed_sampling": True,
+    "use_raw_prompt": True,
+    "max_thinking_tokens": 10,
+}
+
+
+def test_the_extension_is_read() -> None:
+    read = chat(nvext=EXTENSION).extension
+    assert (read.backend_instance_id, read.prefill_worker_id, read.decode_worker_id) == ("w1", 7, "w2")
+    assert (read.dp_rank, read.prefill_dp_rank, read.cache_salt) == (1, 0, "s")
+    assert read.hints == AgentHints(priority=-3, strict_priority=2, osl=100, speculative_prefill=True)
+    assert read.router == Targets(ttft_target=250, itl_target=12.5)
+    assert (read.ttft_target_s, read.itl_target_s) == (0.25, 0.0125)
+    assert chat(nvext=EXTENSION).token_data() == [1, 2]
+
+
+@pytest.mark.parametrize("nvext", [None, {}, {"agent_hints": None, "router": None, "token_data": None}, {"router": {}}])
+def test_an_extension_that_says_nothing_is_none(nvext: Any) -> None:
+    inbound = chat(nvext=nvext)
+    read = inbound.extension
+    assert (read.hints, read.ttft_target_s, read.itl_target_s) == (AgentHints(), None, None)
+    assert (inbound.token_data(), inbound.salt, inbound.ineffective) == (None, "", ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "ineffective"),
+    [
+        ({}, ()),
+        ({"user": "u", "store": False, "metadata": None}, ("store", "user")),
+        ({"service_tier": "x", "safety_identifier": "y"}, ("safety_identifier", "service_tier")),
+        ({"priority": 1, "nvext": {"dp_rank": 0}}, ()),
+        (
+            {"user": "u", "nvext": EXTENSION},
+            (
+                "user",
+                "nvext.agent_hints.speculative_prefill",
+                "nvext.annotations",
+                "nvext.extra_fields",
+                "nvext.greed_sampling",
+                "nvext.max_thinking_tokens",
+                "nvext.use_raw_prompt",
+            ),
+        ),
+    ],
+)
+def test_keys_without_effect_are_told_by_their_paths(fields: dict[str, Any], ineffective: tuple[str, ...]) -> None:
+    inbound: Inbound = chat(**fields)
+    assert inbound.ineffective == ineffective
+
+
+def test_every_key_of_the_extension_is_tried_here() -> None:
+    assert keys_of(NvExt) == set(EXTENSION)

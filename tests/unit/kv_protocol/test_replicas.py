@@ -1,0 +1,99 @@
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.codec import MESSAGE_BYTES_MAX, pack_u64
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.ledger import Expired, FirstToken, Routed
+from kv_protocol.replicas import (
+    EVENTS_MAX,
+    PARTS_MAX,
+    LedgerAsked,
+    LedgerBeat,
+    LedgerOpen,
+    LedgerTold,
+    OpenLease,
+    ReplicaMessage,
+    decode_replica,
+    encode_replica,
+)
+
+ROUTED = Routed(lease_id="l", worker_id="w", dp_rank=0, blocks=pack_u64((1, (1 << 64) - 1)), uncached_tokens=3, epoch=9)
+MESSAGES: list[ReplicaMessage] = [
+    LedgerTold(router="r", life=1, seq=1, events=(ROUTED, FirstToken(lease_id="l"), Expired(lease_id="m"))),
+    LedgerTold(router="r", life=1, seq=2, events=()),
+    LedgerBeat(router="r", life=1, seq=2, leases=1, digest=(1 << 64) - 1, queued_tokens=5, blocks=2),
+    LedgerAsked(router="r", number=7),
+    LedgerOpen(router="r", life=1, seq=2, number=7, part=1, parts=2, leases=(OpenLease(ROUTED, is_prefilled=True),)),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_is_read_as_it_was_written(message: ReplicaMessage) -> None:
+    assert decode_replica(encode_replica(message)) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_that_is_cut_is_refused(message: ReplicaMessage) -> None:
+    data = encode_replica(message)
+    for length in range(len(data)):
+        with pytest.raises(MalformedMessage):
+            decode_replica(data[:length])
+
+
+def told(**changed: object) -> dict[str, object]:
+    return {"type": "told", "router": "r", "life": 1, "seq": 1, "events": []} | changed
+
+
+def answer(**changed: object) -> dict[str, object]:
+    return {"type": "open", "router": "r", "life": 1, "seq": 1, "number": 1, "leases": []} | changed
+
+
+def routed(**changed: object) -> dict[str, object]:
+    fields = {"type": "routed", "lease_id": "l", "worker_id": "w", "dp_rank": 0, "blocks": b"", "uncached_tokens": 3}
+    return fields | changed
+
+
+REFUSED = {
+    "another type": told(type="else"),
+    "a router's name": told(router="R."),
+    "no name": told(router=""),
+    "a long name": told(router="r" * 65),
+    "a negative seq": told(seq=-1),
+    "no lease id": told(events=[routed(lease_id="")]),
+    "a long lease id": told(events=[routed(lease_id="l" * 129)]),
+    "a worker's name": told(events=[routed(worker_id="W")]),
+    "a rank": told(events=[routed(dp_rank=4096)]),
+    "blocks cut": told(events=[routed(blocks=b"1234567")]),
+    "negative tokens": told(events=[routed(uncached_tokens=-1)]),
+    "a report": told(
+        events=[
+            {"type": "reconciled", "worker_id": "w", "dp_rank": 0}
+            | dict.fromkeys(("running_requests", "waiting_requests", "used_blocks"), 0)
+        ]
+    ),
+    "too many events": told(events=[{"type": "renewed", "lease_id": "l"}] * (EVENTS_MAX + 1)),
+    "a part beyond": answer(part=2, parts=2),
+    "no parts": answer(part=0, parts=0),
+    "too many parts": answer(part=0, parts=PARTS_MAX + 1),
+}
+
+
+@pytest.mark.parametrize("found", REFUSED.values(), ids=REFUSED.keys())
+def test_what_may_not_be_is_refused(found: dict[str, object]) -> None:
+    with pytest.raises(MalformedMessage, match="ledger message"):
+        decode_replica(msgspec.msgpack.encode(found))
+
+
+def test_a_message_beyond_all_bounds_is_not_looked_at() -> None:
+    with pytest.raises(MalformedMessage, match="bytes"):
+        decode_replica(bytes(2 * MESSAGE_BYTES_MAX + 1))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    with suppress(MalformedMessage):
+        decode_replica(data)

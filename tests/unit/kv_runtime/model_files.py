@@ -1,0 +1,106 @@
+"""Small models like those that are served: byte-level BPE with the pre-tokenizers, marks and templates of two kinds."""
+
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+_SAID = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_TRAINED_ON = """The quick brown fox jumps over the lazy dog, and the dog doesn't mind: it's asleep. 12345 67890
+def encode(self, text: str) -> list[int]:\n    return self.tokenizer.encode(text).ids\n
+Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 日本語の文章です。 <|im_start|>user and assistant
+"""
+LLAMA_MARKS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+QWEN_MARKS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+QWEN_CALLS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+
+LLAMA_TEMPLATE = """\
+{{- bos_token }}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set system_message = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- else %}
+    {%- set system_message = '' %}
+{%- endif %}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\n' + system_message }}
+{%- if tools is not none %}{{- '\\n' + (tools | tojson) }}{%- endif %}
+{{- '<|eot_id|>' }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- (message['content'] or '') | trim }}
+    {%- for call in message.tool_calls or [] %}{{- call.function | tojson }}{%- endfor %}
+    {{- '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+"""
+QWEN_TEMPLATE = """\
+{%- if tools %}{{- '<|im_start|>system\\n# Tools\\n' }}
+    {%- for tool in tools %}{{- tool | tojson + '\\n' }}{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=messages | length - 1) %}
+{%- for message in messages[::-1] %}
+    {%- set asks = message.role == 'user' and not message.content.startswith('<tool_response>') %}
+    {%- if asks and ns.last == messages | length - 1 %}
+        {%- set ns.last = messages | length - 1 - loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content or '' %}
+    {%- if message.role == 'assistant' and '</think>' in content and loop.index0 < ns.last %}
+        {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>' + (call.function | tojson) + '</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+{%- endif %}
+"""
+
+
+def llama_like() -> Tokenizer:
+    """Return a model that numbers by three digits, and puts a mark before a prompt."""
+    tokenizer = _byte_level(_SAID + r"\p{N}{1,3}" + _REST, models.BPE(ignore_merges=True))
+    tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in LLAMA_MARKS])
+    begin = tokenizer.token_to_id("<|begin_of_text|>")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", begin)]
+    )
+    return tokenizer
+
+
+def qwen_like() -> Tokenizer:
+    """Return a model that composes characters first, numbers by one digit, and has marks that are not special."""
+    tokenizer = _byte_level(_SAID + r"\p{N}" + _REST, models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in QWEN_MARKS])
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in QWEN_CALLS])
+    return tokenizer
+
+
+def write_model(directory: Path, tokenizer: Tokenizer, template: str, **special_tokens: str) -> str:
+    """Write a model's directory and return its path."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config = {"chat_template": template, **special_tokens}
+    (directory / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(directory)
+
+
+def _byte_level(pattern: str, model: models.BPE) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator([_TRAINED_ON], trainer)
+    return tokenizer

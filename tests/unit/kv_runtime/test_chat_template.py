@@ -1,0 +1,203 @@
+"""Chat templates: what they are given, that the sandbox is one, and that rendering has bounds."""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kv_runtime.chat_messages import TextError
+from kv_runtime.chat_template import ChatTemplate
+from kv_runtime.template_sandbox import chat_environment
+from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE
+
+USER: dict[str, Any] = {"role": "user", "content": "hi"}
+FIRST = "messages[0].content"
+PARTS: dict[str, Any] = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+
+
+def template(source: str, **bounds: Any) -> ChatTemplate:
+    return ChatTemplate({"default": source}, {"bos_token": "<s>"}, **bounds)
+
+
+def refused(call: Callable[[], object]) -> TextError:
+    with pytest.raises(TextError) as raised:
+        call()
+    return raised.value
+
+
+# ---------------------------------------------------------------- what a template is given
+def test_a_template_sees_documents_effort_and_the_clients_variables() -> None:
+    source = "{{ documents[0].title }} {{ reasoning_effort }} {{ enable_thinking }} {{ bos_token }}"
+    rendered = template(source).render(
+        [USER], documents=[{"title": "t"}], reasoning_effort="high", template_kwargs={"enable_thinking": False}
+    )
+    assert rendered == "t high False <s>"
+
+
+def test_what_is_not_given_is_not_defined() -> None:
+    source = (
+        "{{ reasoning_effort is defined }} {{ enable_thinking is defined }} {{ tools is none }} {{ documents is none }}"
+    )
+    assert template(source).render([USER]) == "False False True True"
+
+
+def test_the_clients_variables_come_before_the_effort_and_the_special_tokens() -> None:
+    source = "{{ reasoning_effort }}{{ bos_token }}"
+    given = {"reasoning_effort": "low", "bos_token": "<b>"}
+    assert template(source).render([USER], reasoning_effort="high", template_kwargs=given) == "low<b>"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "chat_template"])
+def test_variables_that_the_rendering_sets_are_refused_by_name(name: str) -> None:
+    error = refused(lambda: template("x").render([USER], template_kwargs={name: 1}))
+    assert error.field == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "expected"),
+    [
+        ("{{ messages[0].content }}.", "It is ", "It is "),
+        ("{{ messages[0].content | trim }}.<end>", "It is ", "It is"),
+        ("{{ messages[0].content | trim }}.<end>", "  It is", "It is"),
+        ("It is {{ messages[0].content }}.", "It is", "It is It is"),
+    ],
+)
+def test_a_continued_message_ends_the_text(source: str, content: str, expected: str) -> None:
+    message = {"role": "assistant", "content": content}
+    assert template(source).render([message], continue_final_message=True) == expected
+
+
+@pytest.mark.parametrize("content", [None, "<think>x</think>"])
+def test_a_message_that_the_template_does_not_write_cannot_be_continued(content: str | None) -> None:
+    message = {"role": "assistant", "content": content, "tool_calls": [{"function": {"name": "f"}}]}
+    error = refused(lambda: template("nothing").render([message], continue_final_message=True))
+    assert error.field == "continue_final_message"
+
+
+# ---------------------------------------------------------------- parts, or one string
+@pytest.mark.parametrize(
+    ("source", "is_list"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", False),
+        ("{% for m in messages %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endfor %}", True),
+        ("{% for m in messages %}{% for p in m['content'] %}{{ p.text }};{% endfor %}{% endfor %}", True),
+        ("{% for m in messages[1:] %}{% for p in m['content'] | list %}{{ p.text }};{% endfor %}{% endfor %}", True),
+        (
+            "{% set all = messages %}{% for m in all %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endfor %}",
+            True,
+        ),
+        ("{% for m in messages %}{% set c = m.content %}{% for p in c %}{{ p.text }};{% endfor %}{% endfor %}", True),
+        ("{% set m = messages[0] %}{% for p in m.content %}{{ p.text }};{% endfor %}", True),
+        (
+            "{% macro w(content) %}{% for p in content %}{{ p.text }};{% endfor %}{% endmacro %}{{ w(" + FIRST + ") }}",
+            True,
+        ),
+        (
+            "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c }}{% endfor %}{{ m.content }}{% endfor %}",
+            False,
+        ),
+        ("{% for t in tools or [] %}{{ t.content }}{% endfor %}{{ messages[0].content }}", False),
+    ],
+)
+def test_a_template_that_loops_over_parts_gets_them_and_others_one_string(source: str, is_list: bool) -> None:
+    rendered = template(source).render([PARTS] if "[1:]" not in source else [USER, PARTS])
+    assert rendered == ("a;b;" if is_list else "a\nb")
+
+
+def test_a_string_stays_one_for_either_kind_of_template() -> None:
+    source = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}"
+        "{% else %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endif %}{% endfor %}"
+    )
+    assert template(source).render([USER, PARTS]) == "hia;b;"
+
+
+# ---------------------------------------------------------------- bounds
+def test_a_chat_that_becomes_too_long_is_refused() -> None:
+    source = "{% for i in range(1000) %}{{ messages[0].content }}{% endfor %}"
+    assert template(source, rendered_characters_max=2000).render([USER]) == "hi" * 1000
+    error = refused(lambda: template(source, rendered_characters_max=1999).render([USER]))
+    assert (error.field, error.allowed) == ("messages", "at most 1999")
+
+
+def test_a_chat_that_takes_too_long_is_given_up() -> None:
+    seconds = count()
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{{ i }}{% endfor %}{% endfor %}"
+    error = refused(lambda: template(endless, render_s=5.0, now=lambda: float(next(seconds))).render([USER]))
+    assert error.allowed == "at most 5.0 s of rendering"
+    assert next(seconds) < 10
+
+
+# ---------------------------------------------------------------- the sandbox
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "''.__class__",
+        "messages.append(1)",
+        "messages[0].update({})",
+        "messages[0].pop('role')",
+        "messages[0]['content'].__class__",
+        "''.format.__globals__",
+        "'{0.__class__}'.format(1)",
+        "messages[0].__class__.__mro__",
+        "loop.__init__",
+        "ns.__class__",
+        "ns._Namespace__attrs",
+        "messages[0].content.strip.__self__",
+        "cycler.__init__.__globals__",
+        "self.__init__",
+        "messages[0].items.__self__",
+    ],
+)
+def test_what_a_sandbox_forbids_is_forbidden(expression: str) -> None:
+    source = "{% set ns = namespace(a=1) %}{% for x in [1] %}{{ " + expression + " }}{% endfor %}"
+    variables = {"messages": [{"role": "user", "content": "x"}]}
+    plain, ours = ImmutableSandboxedEnvironment(), chat_environment()
+    assert outcome(ours, source, variables) == outcome(plain, source, variables)
+    assert variables == {"messages": [{"role": "user", "content": "x"}]}
+
+
+EXPRESSIONS = [
+    "m.role", "m['role']", "m.missing", "m['missing'] is defined", "m.missing is defined", "m.items()",
+    "m.keys() | list", "m.get('role')", "m.get('x', 'y')", "m.content.startswith('<')",
+    "m.content.split('</think>')[-1].lstrip()",
+    "m.content.upper()", "m.content.replace('a', 'b', 1)", "m.content.missing", "m.content.strip(1)",
+    "m.content | trim", "loop.index0", "loop.first", "loop.last", "loop.previtem", "loop.missing", "ns.a", "ns.missing",
+    "m.content.format(1)", "'%s' | format(m.content)", "m.content.count('a') + loop.length", "loop.cycle('a', 'b')",
+    "m['content'][1:2]", "m.content[0]", "m.content.join(['a', 'b'])", "m[0]",
+    "m.tool_calls[0].function.arguments.city",
+    "loop.changed(m.role)", "m.content.encode()", "m.update", "m.content.format_map({})",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(EXPRESSIONS), min_size=1, max_size=4), st.text(max_size=8), st.sampled_from([0, 1]))
+def test_the_sandbox_answers_as_the_plain_one(expressions: list[str], content: str, strict: int) -> None:
+    body = "".join("{{ " + each + " }}|" for each in expressions)
+    source = "{% set ns = namespace(a=1) %}{% for m in messages %}{% set ns.a = loop.index %}" + body + "{% endfor %}"
+    call = {"function": {"name": "f", "arguments": {"city": "Ulm"}}}
+    variables = {"messages": [{"role": "user", "content": content, "tool_calls": [call]}, {"role": "a", "items": 1}]}
+    plain, ours = ImmutableSandboxedEnvironment(), chat_environment()
+    if strict:
+        plain.undefined = ours.undefined = StrictUndefined
+    assert outcome(ours, source, variables) == outcome(plain, source, variables)
+
+
+@pytest.mark.parametrize("source", [LLAMA_TEMPLATE, QWEN_TEMPLATE])
+def test_models_templates_render_as_in_the_plain_sandbox(source: str) -> None:
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    turns = [{"role": "system", "content": "s"}, USER, {"role": "assistant", "content": "<think>t</think>a"}, USER]
+    variables = {"messages": turns, "tools": None, "add_generation_prompt": True}
+    assert outcome(chat_environment(), source, variables) == outcome(plain, source, variables)
+
+
+def outcome(environment: ImmutableSandboxedEnvironment, source: str, variables: dict[str, Any]) -> str:
+    """Return what comes of it: text, or the error."""
+    try:
+        return environment.from_string(source).render(variables)
+    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"

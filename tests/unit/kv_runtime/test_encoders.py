@@ -1,0 +1,157 @@
+"""Which encoder a model gets: the fast one where it is equal, else the library that everybody means."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from kv_runtime.chat_messages import TextError
+from kv_runtime.encoder_check import TEXTS, check_texts, first_difference
+from kv_runtime.encoders import FastEncoder, HfEncoder, choose_encoder
+from kv_runtime.text import TokenizerText, load_text
+from tests.unit.kv_runtime.model_files import LLAMA_MARKS, LLAMA_TEMPLATE, llama_like, qwen_like, write_model
+
+KINDS = [llama_like, qwen_like]
+
+
+def saved(tokenizer: Tokenizer) -> bytes:
+    return tokenizer.to_str().encode()
+
+
+def packed(ids: list[int]) -> bytes:
+    return b"".join(token.to_bytes(4, "little") for token in ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_whose_encoders_are_equal_gets_the_fast_one(kind: Callable[[], Tokenizer]) -> None:
+    tokenizer = kind()
+    encoder = choose_encoder(tokenizer, saved(tokenizer))
+    assert (encoder.name, encoder.reason, encoder.failures) == ("fast", "equal in the self-check", 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wanted", ["hf", "fast"])
+@pytest.mark.parametrize("specials", [True, False])
+def test_either_encoder_gives_the_ids_of_tokenizers(kind: Callable[[], Tokenizer], wanted: Any, specials: bool) -> None:
+    tokenizer = kind()
+    encoder = choose_encoder(tokenizer, saved(tokenizer), wanted)
+    for text in TEXTS:
+        expected = packed(tokenizer.encode(text, add_special_tokens=specials).ids)
+        assert encoder.pack(text, add_special_tokens=specials) == expected
+
+
+class Planted:
+    """The truth, but for one thing."""
+
+    def __init__(self, tokenizer: Tokenizer, change: Callable[[str, list[int]], list[int]]) -> None:
+        self._tokenizer = tokenizer
+        self._change = change
+
+    def pack(self, text: str, *, add_special_tokens: bool) -> bytes:
+        return packed(self._change(text, self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text, ids: ids[::-1] if "\u0301" in text else ids,
+        lambda text, ids: ids[:-1] if len(text) > 1000 else ids,
+        lambda text, ids: ids[1:] if text.startswith(LLAMA_MARKS[-1]) else ids,
+        lambda text, ids: [*ids, 0] if "\r\n\r\n" in text else ids,
+        lambda text, ids: ids + ids if text == "" else ids,
+    ],
+    ids=["unicode", "long", "the last mark", "lines", "nothing"],
+)
+def test_a_planted_difference_is_found(change: Callable[[str, list[int]], list[int]]) -> None:
+    tokenizer = llama_like()
+    found = first_difference(tokenizer, Planted(tokenizer, change))
+    changes_empty = change("", [1]) != [1]  # an empty text has no ids but those around it
+    assert found.startswith("it encodes ") or (changes_empty and found)
+
+
+def test_what_is_equal_differs_nowhere() -> None:
+    tokenizer = llama_like()
+    assert first_difference(tokenizer, Planted(tokenizer, lambda _, ids: ids)) == ""
+
+
+def test_the_check_has_every_added_token() -> None:
+    texts = "".join(check_texts([*LLAMA_MARKS, "<extra>"]))
+    assert all(texts.count(mark) >= 6 for mark in [*LLAMA_MARKS, "<extra>"])
+
+
+def other_vocabulary() -> bytes:
+    """Return a model that says it is the same, and merges otherwise."""
+    content = json.loads(llama_like().to_str())
+    content["model"]["merges"] = content["model"]["merges"][::-1]
+    content["model"]["ignore_merges"] = False
+    return json.dumps(content).encode()
+
+
+def test_a_model_whose_encoders_differ_gets_tokenizers_and_the_reason() -> None:
+    encoder = choose_encoder(llama_like(), other_vocabulary())
+    assert encoder.name == "hf"
+    assert encoder.reason.startswith("it encodes ")
+
+
+def test_a_model_that_the_fast_one_does_not_read_gets_tokenizers_and_the_reason() -> None:
+    encoder = choose_encoder(llama_like(), b'{"version": "1.0"}')
+    assert encoder.name == "hf"
+    assert encoder.reason.startswith("fastokens does not read it: ")
+
+
+def test_a_fast_encoder_that_is_wanted_and_not_equal_is_refused() -> None:
+    with pytest.raises(TextError, match=r"tokens\.encoder: .* it encodes") as refused:
+        choose_encoder(llama_like(), other_vocabulary(), "fast")
+    assert refused.value.field == "tokens.encoder"
+
+
+def test_tokenizers_that_are_wanted_are_not_compared() -> None:
+    assert choose_encoder(llama_like(), b"not looked at", "hf").reason == "configured"
+
+
+class Failing:
+    """A library that runs into its limits."""
+
+    def encode_batch_flat(self, inputs: list[str], add_special_tokens: bool = False) -> tuple[bytes, bytes]:
+        raise RuntimeError(inputs, add_special_tokens)
+
+
+def test_a_text_at_which_the_fast_one_fails_gets_the_ids_of_tokenizers_and_is_counted() -> None:
+    tokenizer = llama_like()
+    encoder = FastEncoder(Failing(), HfEncoder(tokenizer, ""), "")
+    expected = packed(tokenizer.encode("hello", add_special_tokens=False).ids)
+    assert encoder.pack("hello", add_special_tokens=False) == expected
+    assert encoder.failures == 1
+
+
+def words_by_spaces() -> Tokenizer:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def metaspaced() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({"▁": 0, "a": 1, "▁a": 2, "<unk>": 3}, [("▁", "a")], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", [words_by_spaces, metaspaced])
+def test_whatever_a_model_is_its_ids_are_those_of_tokenizers(kind: Callable[[], Tokenizer]) -> None:
+    tokenizer = kind()
+    encoder = choose_encoder(tokenizer, saved(tokenizer))
+    for text in ("a b a", "<s>a", "", "ä"):
+        assert encoder.pack(text, add_special_tokens=True) == packed(tokenizer.encode(text).ids)
+
+
+def test_a_models_text_says_which_encoder_it_has(tmp_path: Path) -> None:
+    model = write_model(tmp_path, llama_like(), LLAMA_TEMPLATE)
+    for wanted, name in (("auto", "fast"), ("hf", "hf"), ("fast", "fast")):
+        text = load_text(model, wanted)  # type: ignore[arg-type]  # each of them is one
+        assert isinstance(text, TokenizerText)
+        assert text.encoder.name == name

@@ -1,0 +1,107 @@
+"""Where bodies end, piece by piece."""
+
+import pytest
+
+from router.http.framing import ChunkReader, LengthReader, body_reader, chunk, whole_chunks
+from router.http.heads import CHUNKED, UNTIL_CLOSE, Malformed
+
+BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
+
+
+def read(data: bytes, piece: int) -> tuple[bytes, int]:
+    """Return the payload of a chunked body that comes in such pieces, and where it ends; -1 where it does not."""
+    reader, payload = ChunkReader(), bytearray()
+    for at in range(0, len(data), piece):
+        end = reader.feed(data[at : at + piece], payload)
+        if end >= 0:
+            return bytes(payload), at + end
+    return bytes(payload), -1
+
+
+@pytest.mark.parametrize("piece", range(1, len(BODY) + 5))
+def test_chunks_in_any_pieces_are_the_same_body(piece: int) -> None:
+    assert read(BODY + b"next", piece) == (b"hello world!", len(BODY))
+
+
+@pytest.mark.parametrize("cut", range(len(BODY)))
+def test_a_body_does_not_end_before_its_end(cut: int) -> None:
+    assert read(BODY[:cut], 1)[1] == -1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\r\n",
+        b"x\r\n",
+        b" 1\r\n",
+        b"+1\r\n",
+        b"-1\r\n",
+        b"0x1\r\n",
+        b"1_0\r\n",
+        b"1\n",
+        b"1\rx\r\n",
+        b"1 2\r\n",
+        b"1;\x00\r\n",
+        b"1;a\rb\r\n",
+        b"1" * 16 + b"\r\n",
+        b"1\r\nab\r\n",
+        b"1\r\na\n",
+        b"1\r\na\r\r\n",
+        b"0\r\nno trailer\r\n",
+        b"0\r\n x: y\r\n",
+        b"0\r\nx: y\n",
+        b"1;" + b"x" * 4096,
+        b"0\r\n" + b"x: y\r\n" * 3000,
+    ],
+)
+def test_what_is_no_chunked_body_is_refused_in_any_pieces(data: bytes) -> None:
+    for piece in (1, 2, 3, len(data)):
+        with pytest.raises(Malformed):
+            read(data + b"\r\n" * 3000, piece)
+
+
+def test_the_rest_of_a_chunk_is_known() -> None:
+    reader = ChunkReader()
+    reader.feed(b"fffffffffffffff\r\nabc", bytearray())
+    assert reader.left == 0xFFFFFFFFFFFFFFF - 3
+    assert not reader.between_chunks
+
+
+@pytest.mark.parametrize("piece", range(1, 8))
+def test_a_length_is_read_to_its_end_and_no_further(piece: int) -> None:
+    reader, payload, data = LengthReader(5), bytearray(), b"hello, you"
+    ends = [reader.feed(data[at : at + piece], payload) + at for at in range(0, 5, piece)]
+    assert (bytes(payload), ends[-1]) == (b"hello", 5)
+
+
+def test_a_body_until_the_end_has_no_other() -> None:
+    payload = bytearray()
+    assert body_reader(UNTIL_CLOSE).feed(b"0\r\n\r\n", payload) == -1
+    assert payload == b"0\r\n\r\n"
+    assert isinstance(body_reader(CHUNKED), ChunkReader)
+
+
+# ---------------------------------------------------------------- whole chunks
+
+
+@pytest.mark.parametrize("sizes", [[1], [4096], [1, 2, 3], [100] * 50, [4000, 4000]])
+def test_whole_chunks_are_seen_as_such_and_nothing_less_is(sizes: list[int]) -> None:
+    data = b"".join(chunk(b"x" * size) for size in sizes)
+    assert whole_chunks(data, len(data)) == 0
+    assert whole_chunks(data.upper(), len(data)) == 0
+    for cut in (data[:-1], data[1:], data + b"0", data + b"0\r\n\r\n", data[:-2] + b"xx"):
+        assert whole_chunks(cut, len(data)) == -1
+
+
+@pytest.mark.parametrize("tail_bytes", [1, 100, 106, 107, 211, 212, 213, 5000])
+def test_the_tail_of_whole_chunks_begins_with_one(tail_bytes: int) -> None:
+    data = chunk(b"x" * 101) * 3
+    begins = whole_chunks(data, tail_bytes)
+    assert begins in {0, 107, 214}
+    assert len(data) - begins <= tail_bytes or begins == 214
+    assert begins == 0 or len(data) - (begins - 107) > tail_bytes
+
+
+@pytest.mark.parametrize("line", [b"2;x", b"02", b"2 ", b"1001", b"", b"+2", b"0x2"])
+def test_sizes_that_are_unusual_are_left_to_the_reader(line: bytes) -> None:
+    assert whole_chunks(line + b"\r\n" + b"ab\r\n", 100) == -1

@@ -1,0 +1,227 @@
+"""What is a head and what is not, rule by rule."""
+
+import pytest
+
+from router.http.heads import CHUNKED, HEADERS_MAX, HOP_BY_HOP, UNTIL_CLOSE, HeadReader, Malformed
+
+PLAIN = b"POST /v1/completions?a=b HTTP/1.1\r\nHost: router\r\n%b\r\n"
+
+
+def request(lines: bytes = b"") -> bytes:
+    return PLAIN % lines
+
+
+def refusal(head: bytes) -> int:
+    """Return how a request is refused; the second time it must be refused alike."""
+    reader = HeadReader()
+    statuses = []
+    for _ in range(2):
+        with pytest.raises(Malformed) as raised:
+            reader.request(head)
+        statuses.append(raised.value.status)
+    first, second = statuses
+    assert first == second
+    return first
+
+
+def test_a_request_says_what_it_wants() -> None:
+    reader = HeadReader()
+    heads = [reader.request(request(b"Content-Length: 7\r\nX-A:\t one \r\nx-a: two\r\n")) for _ in range(2)]
+    assert heads[0] == heads[1]
+    assert heads[0] == (
+        "POST",
+        "/v1/completions",
+        "a=b",
+        {b"host": b"router", b"content-length": b"7", b"x-a": b"one, two"},
+        7,
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "query"),
+    [
+        (b"/", "/", ""),
+        (b"/a%20b?c?d", "/a%20b", "c?d"),
+        (b"http://router:80/a?b", "/a", "b"),
+        (b"HTTPS://router", "/", ""),
+        (b"http://router?a", "/", "a"),
+    ],
+)
+def test_a_target_is_a_path_or_an_address_with_one(target: bytes, path: str, query: str) -> None:
+    head = HeadReader().request(b"GET " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert (head.path, head.query) == (path, query)
+
+
+def test_options_may_ask_for_everything() -> None:
+    assert HeadReader().request(b"OPTIONS * HTTP/1.1\r\nhost: x\r\n\r\n").path == "*"
+
+
+@pytest.mark.parametrize(
+    ("lines", "body_bytes"),
+    [
+        (b"", 0),
+        (b"content-length: 0\r\n", 0),
+        (b"content-length: 007\r\n", 7),
+        (b"content-length: 999999999999999999\r\n", 999_999_999_999_999_999),
+        (b"transfer-encoding: chunked\r\n", CHUNKED),
+        (b"transfer-encoding: Chunked\r\n", CHUNKED),
+        (b"content-encoding: identity\r\n", 0),
+        (b"expect: 100-Continue\r\ncontent-length: 3\r\n", 3),
+    ],
+)
+def test_a_body_has_a_length_or_chunks(lines: bytes, body_bytes: int) -> None:
+    assert HeadReader().request(request(lines)).body_bytes == body_bytes
+
+
+@pytest.mark.parametrize(
+    ("head", "keep_alive"),
+    [
+        (request(), True),
+        (request(b"connection: keep-alive\r\n"), True),
+        (request(b"connection: Close\r\n"), False),
+        (request(b"connection: x, close\r\n"), False),
+        (request(b"connection: x\r\nconnection: close\r\n"), False),
+        (b"GET / HTTP/1.0\r\n\r\n", False),
+        (b"GET / HTTP/1.0\r\nconnection: keep-alive\r\n\r\n", False),
+    ],
+)
+def test_a_connection_goes_on_unless_somebody_wants_it_to_end(head: bytes, keep_alive: bool) -> None:
+    assert HeadReader().request(head).keep_alive is keep_alive
+
+
+REFUSED: dict[str, tuple[bytes, int]] = {
+    "no version": (b"GET /\r\n\r\n", 400),
+    "two spaces": (b"GET  / HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "a tab for a space": (b"GET\t/ HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "no method": (b" / HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "a method that is no token": (b"G@T / HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "a tunnel": (b"CONNECT x:80 HTTP/1.1\r\nhost: x\r\n\r\n", 501),
+    "no target": (b"GET  HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "a relative target": (b"GET v1 HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "a target beyond ASCII": (b"GET /\xff HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "a target with a control character": (b"GET /\x00 HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "everything, for another method": (b"GET * HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "another scheme": (b"GET ftp://x/ HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "an address with a user": (b"GET http://a@x/ HTTP/1.1\r\nhost: x\r\n\r\n", 400),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\n", 505),
+    "HTTP/1.2": (b"GET / HTTP/1.2\r\nhost: x\r\n\r\n", 505),
+    "HTTP/0.9": (b"GET / HTTP/0.9\r\n\r\n", 505),
+    "a version in small letters": (b"GET / http/1.1\r\nhost: x\r\n\r\n", 400),
+    "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
+    "two hosts": (request(b"host: y\r\n"), 400),
+    "a line without a colon": (request(b"x\r\n"), 400),
+    "a line without a name": (request(b": x\r\n"), 400),
+    "a space before the colon": (request(b"x : y\r\n"), 400),
+    "a space before the name": (request(b" x: y\r\n"), 400),
+    "a continuation line": (request(b"x: y\r\n z\r\n"), 400),
+    "a name that is no token": (request(b"x(y: z\r\n"), 400),
+    "a name beyond ASCII": (request(b"\xe4: z\r\n"), 400),
+    "a bare CR": (request(b"x: y\rz: 1\r\n"), 400),
+    "a bare LF": (request(b"x: y\nz: 1\r\n"), 400),
+    "CR and LF far apart": (request(b"x: y\r-\nz: 1\r\n"), 400),
+    "a zero byte": (request(b"x: \x00\r\n"), 400),
+    "a control character": (request(b"x: \x7f\r\n"), 400),
+    "101 lines": (request(b"x: y\r\n" * HEADERS_MAX), 431),
+    "two lengths": (request(b"content-length: 1\r\ncontent-length: 2\r\n"), 400),
+    "a length twice": (request(b"content-length: 1\r\ncontent-length: 1\r\n"), 400),
+    "two lengths in one": (request(b"content-length: 1, 1\r\n"), 400),
+    "no length": (request(b"content-length:\r\n"), 400),
+    "a length with a sign": (request(b"content-length: +1\r\n"), 400),
+    "a negative length": (request(b"content-length: -1\r\n"), 400),
+    "a length with an underscore": (request(b"content-length: 1_0\r\n"), 400),
+    "a length in hexadecimal": (request(b"content-length: 0x1\r\n"), 400),
+    "an endless length": (request(b"content-length: " + b"9" * 19 + b"\r\n"), 400),
+    "a length and chunks": (request(b"content-length: 1\r\ntransfer-encoding: chunked\r\n"), 400),
+    "chunks and a length": (request(b"transfer-encoding: chunked\r\ncontent-length: 1\r\n"), 400),
+    "another coding": (request(b"transfer-encoding: gzip\r\n"), 501),
+    "two codings": (request(b"transfer-encoding: gzip, chunked\r\n"), 501),
+    "a coding twice": (request(b"transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n"), 400),
+    "identity": (request(b"transfer-encoding: identity\r\n"), 501),
+    "chunks in HTTP/1.0": (b"POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+    "a content coding": (request(b"content-encoding: gzip\r\n"), 415),
+    "another expectation": (request(b"expect: 200-ok\r\n"), 417),
+}
+
+
+@pytest.mark.parametrize(("head", "status"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_request_is_refused(head: bytes, status: int) -> None:
+    assert refusal(head) == status
+
+
+def test_a_refusal_names_what_was_found_and_what_is_allowed() -> None:
+    with pytest.raises(Malformed, match=r"^content-length: found '1_0', allowed 1 to 18 digits$"):
+        HeadReader().request(request(b"content-length: 1_0\r\n"))
+
+
+def test_a_hundred_lines_are_served() -> None:
+    assert len(HeadReader().request(request(b"".join(b"x%d: y\r\n" % each for each in range(99)))).headers) == 100
+
+
+def test_no_more_lines_are_remembered_than_there_is_room_for() -> None:
+    reader = HeadReader()
+    for each in range(10_000):
+        reader.request(request(b"x-request-id: %d\r\n" % each))
+    assert len(reader._fields) <= 4096
+    assert reader.request(request(b"x: " + b"y" * 300 + b"\r\n")).headers[b"x"] == b"y" * 300
+    assert not any(len(line) > 256 for line in reader._fields)
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_an_answer_says_what_follows_and_what_may_be_passed_on() -> None:
+    head = b"HTTP/1.0 404 Not  Here\r\nServer: w\r\nTE: x\r\nContent-Length: 5\r\nX-Mine: 1\r\nRetry-After: 7\r\n\r\n"
+    answer = HeadReader(HOP_BY_HOP | {b"x-mine"}).answer(head)
+    assert answer == (
+        404,
+        {b"server": b"w", b"te": b"x", b"content-length": b"5", b"x-mine": b"1", b"retry-after": b"7"},
+        5,
+        False,
+        b"HTTP/1.1 404 Not  Here\r\nServer: w\r\nRetry-After: 7\r\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("head", "body_bytes", "reusable"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", 5, True),
+        (b"HTTP/1.1 200\r\ncontent-length: 5\r\n\r\n", 5, True),
+        (b"HTTP/1.1 200 \r\ntransfer-encoding: chunked\r\n\r\n", CHUNKED, True),
+        (b"HTTP/1.1 200 OK\r\n\r\n", UNTIL_CLOSE, False),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 0, True),
+        (b"HTTP/1.1 304 -\r\ncontent-length: 5\r\n\r\n", 0, True),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", 0, True),
+        (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 5\r\n\r\n", 5, False),
+    ],
+)
+def test_where_an_answer_ends_and_whether_its_connection_goes_on(head: bytes, body_bytes: int, reusable: bool) -> None:
+    answer = HeadReader().answer(head)
+    assert (answer.body_bytes, answer.reusable) == (body_bytes, reusable)
+
+
+def test_what_a_connection_header_names_is_not_passed_on() -> None:
+    head = b"HTTP/1.1 200 OK\r\nConnection: X-A, close\r\nx-a: 1\r\nx-b: 2\r\n\r\n"
+    assert HeadReader().answer(head).lines == b"HTTP/1.1 200 OK\r\nx-b: 2\r\n"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"HTTP/1.1 20 OK\r\n\r\n",
+        b"HTTP/1.1 2000 OK\r\n\r\n",
+        b"HTTP/1.1 600 OK\r\n\r\n",
+        b"HTTP/2.0 200 OK\r\n\r\n",
+        b"HTTP/1.1  200 OK\r\n\r\n",
+        b"ICY 200 OK\r\n\r\n",
+        b"HTTP/1.1 200 O\x00K\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n x: y\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 101 + b"\r\n",
+    ],
+)
+def test_what_is_no_answer_is_refused(head: bytes) -> None:
+    with pytest.raises(Malformed):
+        HeadReader().answer(head)

@@ -1,0 +1,300 @@
+"""Callbacks: each request is admitted or refused once, in its turn, or neither after it was cancelled."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kv_protocol.journal import AttemptEnded
+from kv_runtime.clock import ManualClock
+from router.admission import LOOK_S, Admission, FleetRoom, Ticket
+from router.core.policy import Policy
+from router.core.view import RouteRequest
+from router.core.waiting import QueueLimits
+from router.refusals import Refusal
+from tests.unit.router.samples import rank, registered, route
+from tests.unit.router.test_routing import Bench
+
+
+class Seats:
+    """A fleet with room for so many requests: the verified fake of `FleetRoom`."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def has_room(self, _: RouteRequest) -> bool:
+        return self.free > 0
+
+    def uncached_tokens(self, request: RouteRequest) -> int:
+        return request.isl_tokens
+
+
+class Door:
+    """An admission, the seats behind it, and what became of whoever asked."""
+
+    def __init__(self, free: int, **limits: Any) -> None:
+        self.seats, self.clock = Seats(free), ManualClock()
+        self.admission = Admission(self.clock, self.seats, QueueLimits(**limits))
+        self.admitted: list[str] = []
+        self.refused: dict[str, Refusal] = {}
+
+    def ask(self, name: str, **fields: Any) -> Ticket | None:
+        def on_admitted() -> None:
+            self.seats.free -= 1
+            self.admitted.append(name)
+
+        def on_refused(refusal: Refusal) -> None:
+            self.refused[name] = refusal
+
+        return self.admission.ask(route(request_id=name, **fields), on_admitted, on_refused)
+
+    def clock_to(self, now_s: float) -> None:
+        asyncio.run(self.clock.advance(now_s - self.clock.now()))
+
+    def leave(self, count: int = 1) -> None:
+        self.seats.free += count
+        self.admission.poke()
+
+
+def test_where_there_is_room_a_request_goes_on_at_once() -> None:
+    door = Door(free=1)
+    assert door.ask("a") is None
+    assert door.admitted == ["a"]
+
+
+def test_without_room_it_waits_until_somebody_leaves() -> None:
+    door = Door(free=0)
+    tickets = [door.ask(name) for name in "abc"]
+    assert door.admitted == []
+    door.leave(2)
+    assert door.admitted == ["a", "b"]
+    assert None not in tickets
+    assert door.admission.statistics().requests == 1
+
+
+def test_nobody_overtakes_who_waits_for_the_same_model() -> None:
+    door = Door(free=0)
+    door.ask("a")
+    door.seats.free = 1
+    door.ask("b")
+    assert door.admitted == ["a"]
+    door.seats.free = 1
+    assert door.ask("c", model="other") is None
+    assert door.admitted == ["a", "c"]
+
+
+def test_who_waits_for_room_elsewhere_is_in_nobodys_way_even_where_the_queue_is_full() -> None:
+    door = Door(free=0, requests_max=1)
+    door.ask("pinned", pinned_worker="busy")
+    door.seats.free = 1
+    assert door.ask("free") is None
+    assert (door.admitted, door.refused) == (["free"], {})
+
+
+def test_who_comes_when_there_is_room_again_does_not_wait_behind_nobody() -> None:
+    door = Door(free=0)
+    door.ask("a")
+    door.seats.free = 2
+    assert door.ask("b") is None
+    assert door.admitted == ["a", "b"]
+
+
+def test_a_callback_that_frees_a_seat_lets_the_next_on_after_it_returned() -> None:
+    door = Door(free=0)
+    order: list[str] = []
+
+    def passing(name: str) -> Any:
+        def on_admitted() -> None:
+            order.append(f"{name} begins")
+            door.admission.poke()
+            order.append(f"{name} ends")
+
+        return on_admitted
+
+    for name in "ab":
+        door.admission.ask(route(request_id=name), passing(name), lambda _: None)
+    door.leave()
+    assert order == ["a begins", "a ends", "b begins", "b ends"]
+
+
+def test_a_cancelled_request_is_never_called() -> None:
+    door = Door(free=0)
+    first, second = door.ask("a"), door.ask("b")
+    assert first is not None
+    assert second is not None
+    first.cancel()
+    first.cancel()
+    door.leave(2)
+    assert (door.admitted, door.refused) == (["b"], {})
+    second.cancel()
+    assert door.admission.statistics().cancelled_total == 1
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    door = Door(free=0, requests_max=1)
+    door.ask("a")
+    assert door.ask("b") is None
+    refusal = door.refused["b"]
+    assert (refusal.status, refusal.kind, refusal.code, refusal.outcome) == (
+        503,
+        "server_error",
+        "queue_full",
+        "failed",
+    )
+    assert refusal.headers == ((b"retry-after", b"60"),)
+
+
+def test_a_tenants_bound_is_the_clients_limit() -> None:
+    door = Door(free=0, tenant_requests_max=1)
+    door.ask("a", tenant="x")
+    door.ask("b", tenant="x")
+    refusal = door.refused["b"]
+    assert (refusal.status, refusal.kind, refusal.code, refusal.outcome) == (
+        429, "rate_limit_error", "tenant_full", "refused",
+    )  # fmt: skip
+
+
+def test_who_waits_too_long_is_refused_and_the_younger_waits_on() -> None:
+    door = Door(free=0, wait_s=1.0)
+    old = door.ask("old")
+    door.clock_to(0.9)
+    young = door.ask("young")
+    door.clock_to(0.99)
+    door.admission.look()
+    assert door.refused == {}
+    door.clock_to(1.0)
+    door.admission.look()
+    assert {name: refusal.code for name, refusal in door.refused.items()} == {"old": "timeout"}
+    assert old is not None
+    assert young is not None
+    door.clock_to(1.5)
+    assert old.waited_s == pytest.approx(1.0)
+    assert young.waited_s == pytest.approx(0.6)
+
+
+@pytest.mark.asyncio
+async def test_time_alone_finds_room_of_which_nobody_told() -> None:
+    door, stop = Door(free=0), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(door.admission.run(stop))
+        door.ask("a")
+        door.seats.free = 1
+        while not door.admitted:
+            await door.clock.advance(LOOK_S)
+        stop.set()
+    assert door.admitted == ["a"]
+
+
+@pytest.mark.asyncio
+async def test_who_waits_when_the_router_stops_is_refused_and_who_comes_later_too() -> None:
+    door, stop = Door(free=0), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(door.admission.run(stop))
+        door.ask("a")
+        stop.set()
+    assert door.ask("b") is None
+    assert {name: refusal.code for name, refusal in door.refused.items()} == {"a": "stopping", "b": "stopping"}
+    door.seats.free = 1
+    assert door.ask("c") is None
+    assert door.admitted == ["c"]
+
+
+# ---------------------------------------------------------------- the fleet's room
+
+
+def fleet(*, holds: int = 0, threshold: float | None = 1.0, **policy: Any) -> tuple[Bench, FleetRoom]:
+    workers = [registered(name, max_num_batched_tokens=64) for name in ("w0", "w1")]
+    bench = Bench(*workers, holds=holds, policy=Policy(**policy))
+    return bench, FleetRoom(bench.routing, threshold)
+
+
+def give(bench: Bench, *workers: str, isl_tokens: int = 65) -> None:
+    for worker in workers:
+        given = len(bench.routing.decisions.newest(1000))
+        bench.take(route(isl_tokens, decision_id=f"g{given}", pinned_worker=worker, sequence_hashes=b""))
+
+
+def test_a_fleet_has_room_until_every_rank_is_over_its_threshold() -> None:
+    bench, room = fleet()
+    assert room.has_room(route())
+    give(bench, "w0")
+    assert room.has_room(route())
+    assert not room.has_room(route(pinned_worker="w0"))
+    give(bench, "w1")
+    assert not room.has_room(route())
+
+
+def test_without_a_threshold_there_is_always_room() -> None:
+    bench, room = fleet(threshold=None)
+    give(bench, "w0", "w1")
+    assert room.has_room(route())
+
+
+def test_a_mode_that_reads_no_load_has_the_same_room() -> None:
+    bench, room = fleet(mode="round-robin")
+    give(bench, "w0", "w1")
+    assert not room.has_room(route())
+
+
+@pytest.mark.parametrize("unmet", ["admit", "queue"])
+def test_targets_that_nobody_meets_leave_no_room_where_the_policy_lets_requests_wait(unmet: Any) -> None:
+    _, room = fleet(threshold=None, mode="predicted-ttft", unmet=unmet)
+    assert room.has_room(route(itl_target_s=1e-9)) is (unmet == "admit")
+    assert room.has_room(route(itl_target_s=1e9))
+
+
+@pytest.mark.parametrize(("holds", "uncached"), [(0, 40), (1, 24), (2, 8), (9, 8)])
+def test_what_a_request_costs_is_what_no_rank_has_of_it(holds: int, uncached: int) -> None:
+    assert fleet(holds=holds)[1].uncached_tokens(route(40)) == uncached
+
+
+def test_a_request_that_nobody_may_take_has_room_and_is_whole_to_compute() -> None:
+    _, room = fleet(holds=9)
+    nowhere = route(40, pinned_worker="gone")
+    assert (room.has_room(nowhere), room.uncached_tokens(nowhere)) == (True, 40)
+
+
+def test_who_waited_is_placed_by_the_load_of_the_moment_in_which_it_goes_on() -> None:
+    bench, room = fleet()
+    give(bench, "w0")
+    running = bench.take(route(65, decision_id="r", pinned_worker="w1"))
+    admission = Admission(bench.clock, room)
+    winners: list[str] = []
+
+    def admitted() -> None:
+        request = route(65, decision_id=f"d{len(winners)}", sequence_hashes=b"")
+        verdict = bench.routing.decide(request)
+        winners.append(verdict.winner.worker_id)
+        bench.routing.take(request, verdict)
+
+    for _ in range(2):
+        admission.ask(route(65, sequence_hashes=b""), admitted, lambda _: None)
+    assert winners == []
+    running.end("ok")
+    admission.poke()
+    assert winners == ["w1"]
+
+
+def test_what_a_look_found_holds_for_the_tokens_that_were_spare_and_no_more() -> None:
+    bench, room = fleet(threshold=4.0)  # 256 tokens a rank, 512 in all
+    for number in range(5):
+        assert room.has_room(route(100))
+        give(bench, f"w{number % 2}", isl_tokens=100)
+    assert bench.state.ledger.load_of(rank("w0")).prefill_tokens_queued == 300
+    assert room.has_room(route(100))  # w1 has 200
+    give(bench, "w1", isl_tokens=100)
+    assert not room.has_room(route(100))
+
+
+def test_a_look_does_not_outlast_a_change_of_the_fleet_nor_its_time() -> None:
+    bench, room = fleet(threshold=4.0)
+    give(bench, "w1", isl_tokens=400)
+    assert [room.has_room(route(20)) for _ in range(2)] == [True, True]
+    bench.state.apply(AttemptEnded(now_s=100.0, worker_id="w0", dp_rank=0, outcome="failed", phase="connect"))
+    assert not room.has_room(route(20))
+    bench, room = fleet(threshold=4.0)
+    assert room.has_room(route(20))
+    give(bench, "w0", "w1", isl_tokens=400)
+    assert room.has_room(route(20))
+    asyncio.run(bench.clock.advance(LOOK_S))
+    assert not room.has_room(route(20))

@@ -1,0 +1,119 @@
+"""Who may take a request, in which order reasons count, and what a preference costs."""
+
+import math
+from typing import Any
+
+import pytest
+
+from router.core.eligibility import REASON_KINDS, exclusions, multipliers, reason_kind
+from tests.unit.router.samples import rank, route, row, view
+
+
+def reason(request: dict[str, Any], **standing: Any) -> str:
+    (why,) = exclusions(view(row(**standing)), route(**request))
+    return why
+
+
+def test_a_fit_rank_may_take_a_request_that_asks_for_nothing() -> None:
+    assert reason({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("request_", "standing", "expected"),
+    [
+        ({}, {"unfit": "draining"}, "draining"),
+        ({}, {"role": "prefill"}, "role prefill: serves no whole requests"),
+        ({"lora": "x"}, {"loras": ("y", "z")}, "lora: found 'x', allowed y, z"),
+        ({"lora": "x"}, {}, "lora: found 'x', allowed none"),
+        ({"required_taints": ("a", "b")}, {"taints": ("a",)}, "taint 'b' is required, the worker has a"),
+        ({"isl_tokens": 40, "max_tokens": 9}, {"max_seq_len": 48}, "max_seq_len: 40 + 9 tokens, at most 48"),
+        ({"isl_tokens": 48}, {"max_seq_len": 48}, "max_seq_len: 48 + 1 tokens, at most 48"),
+        ({"pinned_worker": "w1"}, {}, "pinned to w1"),
+        ({"pinned_dp_rank": 3}, {}, "pinned to dp_rank 3"),
+        ({"tried": (rank("w0/0"),)}, {}, "failed this request"),
+    ],
+)
+def test_a_reason_says_what_was_found_and_what_is_allowed(
+    request_: dict[str, Any], standing: dict[str, Any], expected: str
+) -> None:
+    assert reason(request_, **standing) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "standing"),
+    [
+        ({"lora": "x"}, {"loras": ("x",)}),
+        ({"required_taints": ("a", "b")}, {"taints": ("b", "a", "c")}),
+        ({}, {"taints": ("a",), "loras": ("x",)}),
+        ({"isl_tokens": 47, "max_tokens": 1}, {"max_seq_len": 48}),
+        ({"isl_tokens": 0, "max_tokens": 99}, {"max_seq_len": 48}),
+        ({"pinned_worker": "w0", "pinned_dp_rank": 0}, {}),
+        ({"tried": (rank("w0/1"),)}, {}),
+    ],
+)
+def test_what_is_met_excludes_nobody(request_: dict[str, Any], standing: dict[str, Any]) -> None:
+    assert reason(request_, **standing) == ""
+
+
+def test_of_several_reasons_the_first_of_the_table_is_given() -> None:
+    request = {
+        "lora": "x", "required_taints": ("a",), "pinned_worker": "w1", "pinned_dp_rank": 1, "tried": (rank("w0/0"),),
+    }  # fmt: skip
+    standing: dict[str, Any] = {"unfit": "draining", "role": "decode", "max_seq_len": 1}
+    kinds = []
+    for cure in (
+        {"unfit": ""}, {"role": "aggregated"}, {"loras": ("x",)}, {"taints": ("a",)}, {"max_seq_len": 0}, {},
+    ):  # fmt: skip
+        kinds.append(reason_kind(reason(request, **standing)))
+        standing |= cure
+    assert kinds == ["draining", "role", "lora", "taint", "max_seq_len", "pinned"]
+
+
+def test_each_rank_has_its_own_reason_in_the_order_of_the_view() -> None:
+    moment = view(row("w0/0"), row("w0/1", unfit="draining"), row("w1/0"))
+    assert exclusions(moment, route(pinned_worker="w0")) == ("", "draining", "pinned to w0")
+
+
+def test_ranks_that_are_known_to_be_whole_are_looked_at_only_for_a_request_that_constrains() -> None:
+    moment = view(row("w0/0", role="decode"), row("w1/0"))._replace(whole=True, seq_len_min=48)
+    seen = ("role decode: serves no whole requests", "")
+    assert exclusions(moment, route()) == ("", "")
+    assert exclusions(moment, route(isl_tokens=64)) == seen
+    assert exclusions(moment, route(pinned_worker="w1")) == seen
+
+
+@pytest.mark.parametrize(
+    ("reason_", "kind"),
+    [
+        ("draining", "draining"),
+        ("silent for 6.0 s", "silent"),
+        ("no heartbeat yet", "silent"),
+        ("breaker open: connect: refused", "breaker"),
+        ("breaker half-open: ...", "breaker"),
+        ("busy: it asked to be left alone for 1 s", "busy"),
+        ("failed this request", "tried"),
+        ("newcomer: it had its share", "newcomer"),
+        ("something else", "other"),
+    ],
+)
+def test_every_reason_is_of_a_kind(reason_: str, kind: str) -> None:
+    assert reason_kind(reason_) == kind
+    assert kind in REASON_KINDS
+
+
+def test_a_preference_makes_a_worker_cheaper_and_its_contrary_dearer_by_the_same_factor() -> None:
+    moment = view(row("w0"), row("w1", taints=("a",)), row("w2", taints=("b",)), row("w3", taints=("a", "b")))
+    found = multipliers(moment, route(preferred_taints=(("a", 0.5), ("b", -0.5))))
+    assert found is not None
+    assert found.tolist() == [1.0, math.exp(-math.tanh(0.5)), math.exp(math.tanh(0.5)), 1.0]
+
+
+def test_a_multiplier_is_positive_and_bounded_however_large_the_weights() -> None:
+    moment = view(row("w0", taints=("a",)), row("w1", taints=("b",)))
+    found = multipliers(moment, route(preferred_taints=(("a", 1e9), ("b", -1e9))))
+    assert found is not None
+    assert found.tolist() == [math.exp(-1.0), math.e]
+
+
+def test_without_preferences_there_are_no_multipliers() -> None:
+    assert multipliers(view(row()), route()) is None

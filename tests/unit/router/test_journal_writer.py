@@ -1,0 +1,197 @@
+"""The journal's writer: everything in its order, what does not fit is counted, and nobody waits for the log."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from kv_protocol import subjects
+from kv_protocol.journal import (
+    MESSAGE_BYTES_MAX,
+    JournalBegan,
+    JournalMessage,
+    JournalRecord,
+    Lost,
+    PolicyChanged,
+    TimePassed,
+    decode_journal,
+)
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import BrokerUnavailable
+from router.config import JournalSection
+from router.core.replay import continuous
+from router.core.state_settings import StateSettings
+from router.journal import JournalWriter, journal_families, router_name
+from tests.unit.router.samples import TEXT
+
+STATE = StateSettings(text=TEXT)
+
+
+class FakeLog:
+    """A log that takes what is published while it is there; told by `tests/integration/test_journal.py`."""
+
+    def __init__(self) -> None:
+        self.is_connected = True
+        self.fails = 0
+        self.published: list[tuple[str, bytes, str]] = []
+        self._grown = asyncio.Event()
+
+    async def publish(self, subject: str, data: bytes, message_id: str = "") -> int:
+        await asyncio.sleep(0)
+        if not self.is_connected or self.fails:
+            self.fails = max(0, self.fails - 1)
+            raise BrokerUnavailable("publish: not confirmed")
+        self.published.append((subject, data, message_id))
+        self._grown.set()
+        return len(self.published)
+
+    @property
+    def messages(self) -> list[JournalMessage]:
+        return [decode_journal(data) for _, data, _ in self.published]
+
+    @property
+    def records(self) -> list[JournalRecord]:
+        return list(continuous(self.messages))
+
+    async def has(self, count: int) -> None:
+        """Return once there are so many records."""
+        while sum(len(message.records) for message in self.messages) < count:
+            self._grown.clear()
+            await self._grown.wait()
+
+
+class Bench:
+    """A writer on a fake log."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.log = FakeLog()
+        self.stop = asyncio.Event()
+        log: Any = self.log
+        self.writer = JournalWriter(
+            log, SystemClock(), JournalSection(**settings), router="router-1", state=STATE, kv_seq=lambda: 7
+        )
+        self._running = asyncio.ensure_future(self.writer.run(self.stop))
+
+    def record(self, *moments: int) -> None:
+        for moment in moments:
+            self.writer.record(TimePassed(now_s=float(moment)))
+
+    async def end(self) -> None:
+        self.stop.set()
+        await self._running
+
+
+def moments(records: list[JournalRecord]) -> list[int]:
+    return [int(record.now_s) for record in records if isinstance(record, TimePassed)]
+
+
+@pytest.mark.asyncio
+async def test_a_life_begins_with_what_its_state_is_made_of_and_goes_on_in_order() -> None:
+    bench = Bench()
+    bench.record(*range(40))
+    await bench.log.has(41)
+    await bench.end()
+    began, *rest = bench.log.records
+    assert isinstance(began, JournalBegan)
+    assert (began.router, began.settings["text"]["tokenizer"]) == ("router-1", TEXT.tokenizer)
+    assert moments(rest) == list(range(40))
+    assert {subject for subject, _, _ in bench.log.published} == {subjects.journal("router-1")}
+    statistics = bench.writer.statistics()
+    assert (statistics.records_total, statistics.lost_total, statistics.waiting) == (41, 0, 0)
+    assert statistics.bytes_total == sum(len(data) for _, data, _ in bench.log.published)
+
+
+@pytest.mark.asyncio
+async def test_what_waits_at_the_end_is_published() -> None:
+    bench = Bench()
+    bench.record(1)
+    await bench.end()
+    assert moments(bench.log.records) == [1]
+
+
+@pytest.mark.asyncio
+async def test_while_the_log_is_away_records_wait_and_the_oldest_give_way_and_are_counted() -> None:
+    bench = Bench(buffer_records_max=64)
+    await bench.log.has(1)
+    bench.log.is_connected = False
+    bench.record(*range(100))
+    assert bench.writer.statistics().lost_total == 36
+    assert bench.writer.statistics().waiting == 64
+    bench.log.is_connected = True
+    await bench.log.has(1 + 1 + 64)
+    await bench.end()
+    assert moments(bench.log.records) == list(range(36, 100))
+    assert [record.count for record in bench.log.records if isinstance(record, Lost)] == [36]
+    assert [message.first for message in bench.log.messages][1:] == [2]
+
+
+@pytest.mark.asyncio
+async def test_a_message_that_was_not_confirmed_is_published_again_with_the_same_id_and_the_same_records() -> None:
+    bench = Bench()
+    bench.log.fails = 2
+    bench.record(1, 2)
+    await bench.log.has(3)
+    bench.record(3)
+    await bench.end()
+    assert moments(bench.log.records) == [1, 2, 3]
+    assert bench.writer.statistics().failures_total == 2
+    ids = [message_id for _, _, message_id in bench.log.published]
+    assert ids[0] == f"router-1/{bench.log.messages[0].life}/1"
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.asyncio
+async def test_what_a_log_that_is_away_at_the_end_does_not_take_is_lost_and_nobody_waits_for_it() -> None:
+    bench = Bench()
+    await bench.log.has(1)
+    bench.log.is_connected = False
+    bench.record(1, 2)
+    await bench.end()
+    assert bench.writer.statistics().lost_total == 2
+
+
+@pytest.mark.asyncio
+async def test_no_message_is_larger_than_messages_may_be_and_a_record_that_is_is_lost() -> None:
+    bench, draw = Bench(), random.Random(1)
+    for size in (300_000, 300_000, MESSAGE_BYTES_MAX, 10):
+        bench.writer.record(PolicyChanged(now_s=float(size), policy={"mode": draw.randbytes(size // 2).hex()}))
+    await bench.log.has(5)
+    await bench.end()
+    assert all(len(data) <= MESSAGE_BYTES_MAX for _, data, _ in bench.log.published)
+    sizes = [int(record.now_s) for record in bench.log.records if isinstance(record, PolicyChanged)]
+    assert sizes == [300_000, 300_000, 10]
+    assert [record.count for record in bench.log.records if isinstance(record, Lost)] == [1]
+
+
+@pytest.mark.asyncio
+async def test_many_records_go_out_in_few_messages() -> None:
+    bench = Bench()
+    bench.record(*range(5000))
+    await bench.log.has(5001)
+    await bench.end()
+    assert len(bench.log.messages) <= 5001 / 16
+
+
+@pytest.mark.asyncio
+async def test_its_figures_are_shown() -> None:
+    bench = Bench()
+    await bench.log.has(1)
+    await bench.end()
+    shown = {
+        sample.name: sample.value for each in journal_families(bench.writer.statistics()) for sample in each.samples
+    }
+    assert shown["kvrouter_journal_records_total"] == 1.0
+    assert set(shown) == {
+        "kvrouter_journal_records_total",
+        "kvrouter_journal_batches_total",
+        "kvrouter_journal_bytes_total",
+        "kvrouter_journal_lost_records_total",
+        "kvrouter_journal_publish_failures_total",
+        "kvrouter_journal_unpublished_records",
+    }
+
+
+def test_a_router_is_named_by_configuration_or_by_its_process() -> None:
+    assert router_name(JournalSection(router="eu-1"), "0123456789ab") == "eu-1"
+    assert router_name(JournalSection(), "0123456789ab") == "router-01234567"

@@ -1,0 +1,272 @@
+"""What each mode chooses, what it reads, and what sessions and newcomers make of it."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.splitmix import splitmix64
+from router.core.decide import HAD_ITS_SHARE, decide
+from router.core.errors import NoEligibleWorker, WorkerNotNamed
+from router.core.policies import MODES, Candidates, Choice, Mode
+from router.core.policy import Policy
+from router.core.verdict import Verdict
+from router.core.view import RouteRequest, View
+from tests.unit.router.samples import Row, rank, route, row, view
+
+SEEDS = 4000
+HELD = (2, 2, 2, 2)
+
+
+def chosen(moment: View, seed: int = 1, request: RouteRequest | None = None, **policy: Any) -> Verdict:
+    return decide(moment, request or route(40), Policy(**policy), seed)
+
+
+def winners(moment: View, **policy: Any) -> Counter[str]:
+    """Return how often each wins, over many seeds made as a router makes them."""
+    return Counter(str(chosen(moment, splitmix64(seed), **policy).winner) for seed in range(SEEDS))
+
+
+def test_every_mode_says_what_it_reads() -> None:
+    reads = {
+        name: "".join(letter for letter, does in zip("olf", mode[1:], strict=True) if does)
+        for name, mode in MODES.items()
+    }
+    assert reads == {
+        "kv": "ol",
+        "predicted-ttft": "olf",
+        "round-robin": "",
+        "random": "",
+        "power-of-two": "l",
+        "least-loaded": "l",
+        "direct": "",
+    }
+
+
+# ---------------------------------------------------------------- by load, by chance, by name
+
+
+def test_random_draws_uniformly_from_the_eligible() -> None:
+    found = winners(view(row("w0/0", active_blocks=99), row("w1/0", unfit="draining"), row("w2/0")), mode="random")
+    assert set(found) == {"w0/0", "w2/0"}
+    assert abs(found["w0/0"] - SEEDS / 2) < 5 * (SEEDS / 4) ** 0.5
+
+
+def test_least_loaded_takes_the_fewest_requests_and_the_seed_breaks_ties() -> None:
+    ranks = [row(f"w{at}/0", active_requests=requests) for at, requests in enumerate((3, 1, 2, 1))]
+    assert set(winners(view(*ranks), mode="least-loaded")) == {"w1/0", "w3/0"}
+    found = chosen(view(*ranks[:3]), mode="least-loaded")
+    assert (str(found.winner), found.runner_up, found.reason) == ("w1/0", 2, "load")
+    assert chosen(view(*ranks), mode="least-loaded").reason == "draw"
+
+
+def test_of_two_that_are_drawn_the_less_loaded_wins_and_the_busiest_of_all_never() -> None:
+    ranks = [row(f"w{at}/0", active_requests=at) for at in range(4)]
+    found = winners(view(*ranks), mode="power-of-two")
+    # of 6 pairs, w0 is in 3 and wins them, w1 wins 2, w2 wins 1
+    assert found["w3/0"] == 0
+    for name, share in (("w0/0", 3 / 6), ("w1/0", 2 / 6), ("w2/0", 1 / 6)):
+        assert abs(found[name] - SEEDS * share) < 5 * (SEEDS * share * (1 - share)) ** 0.5, found
+
+
+def test_of_two_there_are_always_two_different_ones() -> None:
+    verdicts = [chosen(view(row("w0/0"), row("w1/0")), splitmix64(seed), mode="power-of-two") for seed in range(200)]
+    assert {(each.winner_at, each.runner_up) for each in verdicts} == {(0, 1), (1, 0)}
+    assert chosen(view(row("w0/0")), mode="power-of-two").reason == "only"
+
+
+def test_direct_goes_where_the_caller_says_and_to_the_workers_ranks_in_turn() -> None:
+    request = route(40, pinned_worker="w1")
+    ranks = [row("w0/0"), row("w1/0"), row("w1/1")]
+    found = [chosen(view(*ranks, turn=turn), request=request, mode="direct") for turn in range(3)]
+    assert [str(each.winner) for each in found] == ["w1/0", "w1/1", "w1/0"]
+    assert {each.reason for each in found} == {"pinned"}
+
+
+def test_direct_chooses_nobody_itself_and_says_so() -> None:
+    with pytest.raises(WorkerNotNamed, match=r"^x-worker-instance-id: found none, .* allowed w0, w1$"):
+        chosen(view(row("w0/0"), row("w1/0"), row("w1/1")), mode="direct")
+
+
+def test_whom_the_caller_named_wins_for_that_reason_in_any_mode() -> None:
+    request = route(40, pinned_worker="w1")
+    for mode in ("kv", "round-robin", "random"):
+        found = chosen(view(row("w0/0", overlap_blocks=HELD), row("w1/0")), request=request, mode=mode)
+        assert (str(found.winner), found.reason) == ("w1/0", "pinned")
+
+
+# ---------------------------------------------------------------- why kv chose
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason", "regret"),
+    [
+        ((row("w0/0", overlap_blocks=HELD), row("w1/0")), "overlap", 0),
+        ((row("w0/0"), row("w1/0", active_blocks=3)), "load", 0),
+        ((row("w0/0"), row("w1/0", active_blocks=30, overlap_blocks=HELD)), "load", 2),
+        ((row("w0/0"), row("w1/0")), "draw", 0),
+        ((row("w0/0"),), "only", 0),
+        ((row("w0/0", predicted_blocks=2), row("w1/0")), "overlap", 0),
+    ],
+)
+def test_the_reason_of_kv(ranks: tuple[Row, ...], reason: str, regret: int) -> None:
+    found = chosen(view(*ranks))
+    assert (found.reason, found.regret_blocks) == (reason, regret)
+
+
+def test_a_prompt_that_was_not_encoded_goes_by_load_alone() -> None:
+    moment = view(row("w0/0", prefill_tokens_queued=100), row("w1/0"))
+    found = chosen(moment, request=route(0))
+    assert (str(found.winner), found.overlap_blocks, found.reason) == ("w1/0", 0, "load")
+
+
+# ---------------------------------------------------------------- predicted time to the first token
+
+
+def forecast(*each: tuple[float, float]) -> View:
+    """Return ranks of which this is predicted: seconds to the first token, and between tokens."""
+    rows = [row(f"w{at}/0", ttft_s=ttft_s, itl_s=itl_s) for at, (ttft_s, itl_s) in enumerate(each)]
+    return view(*rows, is_forecast=True)
+
+
+FAST_BUT_BUSY = forecast((0.1, 0.05), (0.4, 0.01), (0.3, 0.02))
+
+
+@pytest.mark.parametrize(
+    ("policy", "request_targets", "winner", "action"),
+    [
+        ({}, {}, "w0/0", "admit"),
+        ({"itl_target_s": 0.03}, {}, "w2/0", "admit"),
+        ({"itl_target_s": 0.03}, {"itl_target_s": 0.015}, "w1/0", "admit"),
+        ({"itl_target_s": 0.001}, {"itl_target_s": 0.03}, "w2/0", "admit"),
+        ({"itl_target_s": 0.001, "unmet": "admit"}, {}, "w0/0", "admit"),
+        ({"itl_target_s": 0.001, "unmet": "queue"}, {}, "w0/0", "queue"),
+        ({"itl_target_s": 0.001, "unmet": "reject"}, {}, "w0/0", "reject"),
+        ({"itl_target_s": 0.03, "ttft_target_s": 0.2, "unmet": "reject"}, {}, "w0/0", "reject"),
+        ({"ttft_target_s": 0.05, "unmet": "queue"}, {}, "w0/0", "queue"),
+        ({"unmet": "queue"}, {"ttft_target_s": 0.1}, "w0/0", "admit"),
+    ],
+)
+def test_the_first_to_answer_wins_among_those_that_meet_the_targets(
+    policy: dict[str, Any], request_targets: dict[str, float], winner: str, action: str
+) -> None:
+    found = chosen(FAST_BUT_BUSY, request=route(40, **request_targets), mode="predicted-ttft", **policy)
+    assert (str(found.winner), found.action, found.reason) == (winner, action, "predicted_ttft")
+
+
+def test_what_was_predicted_is_in_the_verdict() -> None:
+    found = chosen(FAST_BUT_BUSY, mode="predicted-ttft")
+    assert (found.ttft_s, found.itl_s) == (0.1, 0.05)
+    assert [each.predicted_ttft_s for each in found.decision().candidates] == [0.1, 0.4, 0.3]
+
+
+# ---------------------------------------------------------------- sessions
+
+AT_HOME = (row("w0/0", active_blocks=6), row("w1/0"))
+
+
+@pytest.mark.parametrize("mode", [name for name in MODES if name not in ("direct", "predicted-ttft")])
+def test_hard_affinity_leaves_no_choice_while_the_rank_is_eligible(mode: str) -> None:
+    for seed in range(20):
+        found = chosen(view(*AT_HOME, bound=rank("w0/0")), seed, mode=mode, affinity="hard")
+        assert (str(found.winner), found.reason) == ("w0/0", "affinity")
+    away = view(AT_HOME[0]._replace(unfit="draining"), AT_HOME[1], bound=rank("w0/0"))
+    assert str(chosen(away, mode=mode, affinity="hard").winner) == "w1/0"
+    elsewhere = view(*AT_HOME, bound=rank("w9/0"))
+    assert chosen(elsewhere, mode=mode, affinity="hard").reason != "affinity"
+
+
+@pytest.mark.parametrize(("busy_blocks", "winner", "reason"), [(5, "w0/0", "affinity"), (6, "w1/0", "load")])
+def test_soft_affinity_is_a_discount(busy_blocks: int, winner: str, reason: str) -> None:
+    # 40 tokens: 2.5 + 3 blocks at the idle one, half of 5.5 + busy at home
+    moment = view(row("w0/0", active_blocks=busy_blocks), row("w1/0"), bound=rank("w0/0"))
+    found = chosen(moment, affinity="soft")
+    assert (str(found.winner), found.reason) == (winner, reason)
+    assert [each.terms.constraint_multiplier for each in found.decision().candidates] == [0.5, 1.0]
+
+
+def test_who_would_have_won_anyway_did_not_win_by_affinity() -> None:
+    moment = view(row("w0/0"), row("w1/0", active_blocks=9), bound=rank("w0/0"))
+    assert chosen(moment, affinity="soft").reason == "load"
+
+
+def test_without_affinity_a_home_has_no_say() -> None:
+    assert str(chosen(view(*AT_HOME, bound=rank("w0/0"))).winner) == "w1/0"
+
+
+# ---------------------------------------------------------------- newcomers
+
+NEW = row("w1/0", newcomer=True)
+
+
+def test_a_newcomer_that_had_its_share_is_left_out_of_a_full_miss_and_named() -> None:
+    found = chosen(view(row("w0/0", active_blocks=50), NEW))
+    assert (str(found.winner), found.reason, found.exclusions) == ("w0/0", "newcomer", ("", HAD_ITS_SHARE))
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (row("w0/0", active_blocks=50, overlap_blocks=(1, 1, 1, 1)), NEW),
+        (row("w0/0", active_blocks=50, predicted_blocks=1), NEW),
+        (row("w0/0", unfit="draining"), NEW),
+        (row("w0/0", newcomer=True, active_blocks=50), NEW),
+    ],
+    ids=["something is held", "something is on its way", "there is nobody else", "all had their share"],
+)
+def test_else_it_is_a_candidate_like_any_other(ranks: tuple[Row, ...]) -> None:
+    assert str(chosen(view(*ranks)).winner) == "w1/0"
+
+
+def test_a_prompt_of_which_a_cache_can_give_nothing_is_no_miss() -> None:
+    assert str(chosen(view(row("w0/0", active_blocks=50), NEW), request=route(10)).winner) == "w1/0"
+
+
+def test_newcomers_can_be_left_alone() -> None:
+    assert str(chosen(view(row("w0/0", active_blocks=50), NEW), newcomers=False).winner) == "w1/0"
+
+
+# ---------------------------------------------------------------- a user's mode, and all of them
+
+
+def test_a_users_mode_chooses_among_the_candidates() -> None:
+    def last(candidates: Candidates, *_: object) -> Choice:
+        return Choice(len(candidates.places) - 1, "user")
+
+    moment = view(row("w0/0"), row("w1/0"), row("w2/0", unfit="draining"))
+    found = decide(moment, route(), Policy(mode="a:last"), 1, {"a:last": Mode(last, reads_overlap=True)})
+    assert (str(found.winner), found.reason, found.policy) == ("w1/0", "user", "a:last")
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_where_nobody_is_eligible_every_mode_says_so(mode: str) -> None:
+    with pytest.raises(NoEligibleWorker):
+        chosen(view(row(unfit="draining")), mode=mode, request=route(40, pinned_worker="w0"))
+
+
+counts = st.integers(0, 10**5)
+rows = st.builds(
+    row,
+    st.just("w0/0"),
+    overlap_blocks=st.sampled_from([(0, 0, 0, 0), (1, 1, 2, 2), HELD]),
+    predicted_blocks=st.integers(0, 2),
+    prefill_tokens_queued=counts,
+    active_requests=counts,
+    active_blocks=st.integers(3, 10**5),
+    history_blocks=st.floats(0, 1e6),
+)
+
+
+@given(st.lists(rows, min_size=2, max_size=6), st.integers(0, 10**5), st.data())
+def test_a_loser_that_gets_busier_still_loses(ranks: list[Row], more: int, data: st.DataObject) -> None:
+    named = [each._replace(rank=rank(f"w{at}/0")) for at, each in enumerate(ranks)]
+    policy = Policy(spill_tokens=0)
+    before = decide(view(*named), route(40), policy, 1)
+    at = data.draw(st.sampled_from([at for at in range(len(named)) if at != before.winner_at]))
+    field = data.draw(st.sampled_from(["prefill_tokens_queued", "active_blocks", "active_requests"]))
+    named[at] = named[at]._replace(**{field: getattr(named[at], field) + more})
+    after = decide(view(*named), route(40), policy, 1)
+    is_tied = before.margin_blocks == 0
+    assert after.winner == before.winner or is_tied

@@ -1,0 +1,46 @@
+"""What is told of prompts, as metrics."""
+
+import json
+from pathlib import Path
+
+from structlog.testing import capture_logs
+
+from kv_protocol.hashing import Hashing
+from kv_protocol.openai import CHAT, decode_inbound
+from kv_runtime.chat_template import ChatTemplate
+from kv_runtime.encoders import CONFIGURED, HfEncoder
+from kv_runtime.telemetry import Projection, new_registry
+from kv_runtime.text import TokenizerText, load_text
+from router.metrics.prompts import prompt_families
+from router.tokens import Prompts
+from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
+
+TURN = {"role": "user", "content": "hello"}
+
+
+def test_known_and_new_text_of_a_growing_chat_is_counted(tmp_path: Path) -> None:
+    prompts = Prompts(load_text(write_model(tmp_path, qwen_like(), QWEN_TEMPLATE, eos_token="<|im_end|>"), "auto"))
+    registry = new_registry()
+    Projection(registry, lambda: prompt_families(prompts.statistics()))
+    for turns in (1, 2):
+        body = json.dumps({"model": "m", "messages": [TURN] * turns}).encode()
+        prompts.prompt(decode_inbound(CHAT, body), Hashing(4))
+    first, second = (b"<|im_start|>user\nhello<|im_end|>\n" * turns for turns in (1, 2))
+    answer = b"<|im_start|>assistant\n"
+    sampled = {
+        name: registry.get_sample_value(f"kvrouter_{name}") for name in ("chat_cache_chats", "prompts_off_loop_total")
+    }
+    assert sampled == {"chat_cache_chats": 2, "prompts_off_loop_total": 0}
+    assert registry.get_sample_value("kvrouter_chat_bytes_total", {"part": "known"}) == len(first)
+    new = len(first) + len(answer) + len(second) + len(answer) - len(first)
+    assert registry.get_sample_value("kvrouter_chat_bytes_total", {"part": "new"}) == new
+    encoders = {name: registry.get_sample_value("kvrouter_encoder_info", {"encoder": name}) for name in ("hf", "fast")}
+    assert encoders == {"hf": 0, "fast": 1}
+
+
+def test_a_model_that_could_not_have_the_fast_encoder_is_told_in_the_log() -> None:
+    tokenizer, template = qwen_like(), ChatTemplate({"default": QWEN_TEMPLATE}, {})
+    with capture_logs() as told:
+        Prompts(TokenizerText(tokenizer, "", template, HfEncoder(tokenizer, CONFIGURED)))
+        Prompts(TokenizerText(tokenizer, "", template, HfEncoder(tokenizer, "it encodes 'x' otherwise")))
+    assert told == [{"event": "encoder_not_fast", "reason": "it encodes 'x' otherwise", "log_level": "warning"}]

@@ -1,0 +1,208 @@
+"""What the journal has of a decision: small, and each column as it was weighed."""
+
+import random
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import fields
+
+from indexer.core.standing import StaleReason
+from kv_protocol.decided import Decided, RequestRecord, best_columns, best_terms, other_costs, overlap_depths
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import JournalRecord, LedgerApplied, Promised, RankStanding, Refused, TimePassed, encode_record
+from kv_protocol.ledger import Routed
+from router.core.decide import decide
+from router.core.policy import Policy
+from router.core.recording import (
+    Lengthener,
+    Recordable,
+    RefusedRequest,
+    Shortener,
+    doubt_of,
+    pack_overlap,
+    request_of,
+    request_record,
+)
+from router.core.trust import Trust, trust_of
+from router.core.verdict import Verdict
+from router.core.view import RouteRequest, View
+from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
+
+RANKS, BLOCKS = 64, 128
+DECISION_BYTES_MAX = 2048
+
+
+def request(draw: random.Random, blocks: int = BLOCKS, **changed: Any) -> RouteRequest:
+    told: dict[str, Any] = {
+        "decision_id": draw.randbytes(16).hex(),
+        "request_id": draw.randbytes(16).hex(),
+        "model": MODEL,
+        "isl_tokens": blocks * BLOCK_SIZE + 5,
+        "block_size": BLOCK_SIZE,
+        "sequence_hashes": draw.randbytes(8 * blocks),
+        "max_tokens": 512,
+        "tenant": "tenant-1",
+    }
+    return RouteRequest(**told | changed)
+
+
+def view(draw: random.Random, ranks: int = RANKS, **changed: Any) -> View:
+    """Return a busy fleet: half of it holds some of the request, a few ranks on other tiers too."""
+    names = [f"worker-{number}" for number in range(ranks)]
+    held = np.array([draw.choice([0, draw.randrange(BLOCKS)]) for _ in names])
+    deeper = np.array([draw.choice([0] * 4 + [draw.randrange(64)]) for _ in names])
+    told: dict[str, Any] = {
+        "now_s": draw.random() * 1e6,
+        "turn": draw.randrange(10**6),
+        "ranks": tuple(WorkerRank(name, 0) for name in names),
+        "told": tuple(registered(name) for name in names),
+        "unfit": tuple(draw.choice([""] * 9 + ["draining"]) for _ in names),
+        "trust": (Trust("EXACT", ""),) * ranks,
+        "overlap": np.array([held, held + deeper, held + deeper, held + deeper], dtype=np.int32),
+        "predicted": np.array([draw.choice([0, 0, draw.randrange(BLOCKS)]) for _ in names]),
+        "epochs": tuple(draw.getrandbits(64) for _ in names),
+        "seqs": tuple(draw.randrange(10**6) for _ in names),
+        "queued_tokens": np.array([draw.randrange(10**5) for _ in names]),
+        "active_requests": np.array([draw.randrange(100) for _ in names]),
+        "active_blocks": np.array([draw.randrange(10**4) for _ in names]),
+        "shared_blocks": np.array([draw.randrange(BLOCKS) for _ in names]),
+        "history_blocks": np.array([draw.random() * 1e3 for _ in names]),
+        "newcomer": (False,) * ranks,
+    }
+    return View(**told | changed)
+
+
+def verdict(seed: int, policy: Policy | None = None, **changed: Any) -> Verdict:
+    draw = random.Random(seed)
+    return decide(view(draw, **changed), request(draw), policy or Policy(), seed)
+
+
+def only_decided(records: list[JournalRecord]) -> Decided:
+    (found,) = [record for record in records if isinstance(record, Decided)]
+    return found
+
+
+def recorded(what: Recordable, shortener: Shortener | None = None) -> list[JournalRecord]:
+    return list((shortener or Shortener()).records(what, 7))
+
+
+def test_the_record_of_a_request_has_the_fields_of_the_request() -> None:
+    names = [each.name for each in fields(RouteRequest)]
+    assert [each.name for each in fields(RequestRecord)] == names
+    assert {each.name: each.default for each in fields(RequestRecord)} == {
+        each.name: each.default for each in fields(RouteRequest)
+    }
+    asked = request(random.Random(1), tried=(WorkerRank("w", 1),), preferred_taints=(("a", 1.0),))
+    assert request_of(request_record(asked)) == asked
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_decision_among_64_ranks_with_128_blocks_takes_2_kib_at_most(seed: int) -> None:
+    policy = Policy(temperature=0.3 * (seed % 2))
+    assert len(encode_record(only_decided(recorded(verdict(seed, policy))))) <= DECISION_BYTES_MAX
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("ranks", [1, 2, 7, 8, 9, 64])
+def test_every_candidate_is_recorded_with_its_terms_or_its_cost(seed: int, ranks: int) -> None:
+    told = verdict(
+        seed, Policy(temperature=0.5), ranks=ranks, unfit=("",) * (ranks - 1) + ("" if ranks < 3 else "away",)
+    )
+    found = only_decided(recorded(told))
+    costs = told.costs
+    assert costs is not None
+    best = best_columns(found.best)
+    assert best[0] == found.winner
+    assert (found.rank, found.kv_seq, found.margin_blocks) == (told.winner, 7, told.margin_blocks)
+    assert best_terms(found) == [costs.terms(list(told.places).index(column)) for column in best]
+    others = [at for at, place in enumerate(told.places) if place not in best]
+    assert other_costs(found) == tuple(float(np.float32(costs.cost[at])) for at in others)
+    assert len(best) == min(8, len(told.places))
+    dearest = max((float(costs.cost[list(told.places).index(column)]) for column in best[1:]), default=0.0)
+    assert all(float(costs.cost[at]) >= dearest for at in others)
+
+
+@given(st.integers(1, 80), st.integers(0, 2**32), st.sampled_from([3, 2**16 - 1, 2**20]))
+@settings(deadline=None, max_examples=60)
+def test_any_overlap_is_read_as_it_was_packed(ranks: int, seed: int, most: int) -> None:
+    draw = random.Random(seed)
+    depths = [sorted(draw.choice([0, draw.randrange(most)]) for _ in range(4)) for _ in range(ranks)]
+    packed = pack_overlap(np.array(depths, dtype=np.int32).T)
+    told = only_decided(recorded(verdict(0, ranks=ranks, unfit=("",) * ranks)))
+    fields_of_it = {each.name: getattr(told, each.name) for each in fields(Decided)}
+    again = Decided(**fields_of_it | {"overlap": packed})
+    assert overlap_depths(again) == [tuple(each) for each in depths]
+
+
+@pytest.mark.parametrize("doubt", get_args(StaleReason))
+def test_a_doubt_is_found_again_from_the_trust_that_it_left(doubt: str) -> None:
+    assert doubt_of(trust_of((), doubt), "before") == doubt
+
+
+def test_of_a_rank_that_differs_the_doubt_stays_as_it_was() -> None:
+    assert doubt_of(Trust("FALLBACK", "canary: found 1, allowed 2; approximate"), "behind") == "behind"
+
+
+def test_a_ranks_standing_is_recorded_when_it_changed_and_not_again() -> None:
+    shortener, ranks = Shortener(), 3
+    epochs = (5, 5, 0)
+    first = recorded(verdict(1, ranks=ranks, unfit=("",) * 3, epochs=epochs), shortener)
+    assert [(each.worker_id, each.epoch, each.doubt) for each in first if isinstance(each, RankStanding)] == [
+        ("worker-0", 5, ""), ("worker-1", 5, "")
+    ]  # fmt: skip
+    again = recorded(verdict(2, ranks=ranks, unfit=("",) * 3, epochs=(5, 5, 0)), shortener)
+    assert [type(each) for each in again] == [Decided]
+    doubted = (Trust("EXACT", ""), Trust("DEGRADED", "behind"), Trust("EXACT", ""))
+    changed = recorded(verdict(3, ranks=ranks, unfit=("",) * 3, epochs=epochs, trust=doubted), shortener)
+    assert [(each.worker_id, each.doubt) for each in changed if isinstance(each, RankStanding)] == [
+        ("worker-1", "behind")
+    ]
+
+
+def test_a_mode_that_reads_no_overlap_leaves_no_columns_and_no_standings() -> None:
+    blank = {"epochs": (0,) * RANKS, "overlap": np.zeros((4, RANKS), dtype=np.int32)}
+    (found,) = recorded(verdict(1, Policy(mode="round-robin"), **blank))
+    assert isinstance(found, Decided)
+    assert (found.best, found.terms, found.costs, found.overlap) == (b"", b"", b"", b"")
+
+
+def routed(told: Verdict) -> LedgerApplied:
+    event = Routed(
+        lease_id=told.decision_id,
+        worker_id=told.winner.worker_id,
+        dp_rank=told.winner.dp_rank,
+        blocks=told.request.sequence_hashes,
+        uncached_tokens=9,
+    )
+    return LedgerApplied(now_s=told.now_s, event=event)
+
+
+def test_a_promise_of_the_decision_before_it_is_recorded_without_its_blocks_and_found_again_with_them() -> None:
+    shortener, lengthener, told = Shortener(), Lengthener(), verdict(1)
+    records = [*recorded(told, shortener), *recorded(routed(told), shortener)]
+    assert isinstance(records[-1], Promised)
+    assert [lengthener.record(record) for record in records][-1] == routed(told)
+
+
+def test_a_promise_of_another_decision_is_recorded_whole() -> None:
+    shortener = Shortener()
+    recorded(verdict(1), shortener)
+    assert recorded(routed(verdict(2)), shortener) == [routed(verdict(2))]
+
+
+def test_a_promise_whose_decision_is_not_there_is_not_made_up() -> None:
+    shortener, told = Shortener(), verdict(1)
+    recorded(told, shortener)
+    (promise,) = recorded(routed(told), shortener)
+    assert Lengthener().record(promise) is None
+
+
+def test_refusals_and_other_records_are_recorded_too() -> None:
+    asked = request(random.Random(1))
+    assert recorded(RefusedRequest(1.0, asked, ())) == [
+        Refused(now_s=1.0, request=request_record(asked), exclusions=())
+    ]
+    assert recorded(TimePassed(now_s=2.0)) == [TimePassed(now_s=2.0)]

@@ -1,0 +1,295 @@
+"""What is counted of requests, decisions and workers: from 0, in the right place, and no longer than there is one."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from indexer.embedded import OverlapColumns
+from kv_protocol.fleet import WorkerLeft
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import FleetApplied, LedgerApplied
+from kv_protocol.ledger import Reconciled, Routed
+from kv_runtime.telemetry import Projection
+from router.core.admission import RequestQueue
+from router.core.chains import block_count
+from router.core.policies import MODES
+from router.core.policy import Policy
+from router.core.verdict import Verdict
+from router.feeds import RouterFeeds
+from router.http.plane import HttpPlane
+from router.metrics import RequestMetrics, http_families, policy_families, queue_families, state_families
+from router.metrics.decision import FALLBACKS, REASONS, STAGES
+from router.metrics.prediction import PHASES
+from router.metrics.request import OUTCOMES, REJECTIONS
+from router.metrics.sockets import REFUSED_STATUSES
+from router.metrics.weighing import KEPT, TERMS
+from router.routing import Routing
+from tests.unit.router.samples import MODEL, answer, registered, route
+from tests.unit.router.test_routing import Bench, FakeIndex
+
+
+@dataclass
+class Counted:
+    """A router's metrics, and what a scrape shows of them."""
+
+    bench: Bench
+    registry: CollectorRegistry
+    metrics: RequestMetrics
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"kvrouter_{name}", labels)
+
+    def series(self, name: str) -> dict[tuple[str, ...], float]:
+        """Return all samples of a name by their label values."""
+        families = self.registry.collect()
+        samples = [sample for family in families for sample in family.samples if sample.name == f"kvrouter_{name}"]
+        return {tuple(sample.labels.values()): sample.value for sample in samples}
+
+    def leave(self, worker_id: str) -> None:
+        left = WorkerLeft(worker_id=worker_id, instance=f"{worker_id}-1")
+        self.bench.state.apply(FleetApplied(now_s=100.0, event=left))
+
+
+def counted(*workers: Any, holds: int = 0) -> Counted:
+    bench, registry = Bench(*workers, holds=holds), CollectorRegistry()
+    return Counted(bench, registry, RequestMetrics(registry, bench.state))
+
+
+def decided(counted: Counted, isl_tokens: int = 400, **changed: Any) -> Verdict:
+    return counted.bench.routing.decide(route(isl_tokens, **changed))
+
+
+def test_every_label_set_is_there_at_0_before_anything_was_counted() -> None:
+    told = counted(registered(), registered("w1"))
+    outcomes = [(MODEL, mode, outcome) for mode in MODES for outcome in OUTCOMES]
+    assert dict.fromkeys(outcomes, 0).items() <= told.series("requests_total").items()
+    for name, values in (
+        ("rejected_total", REJECTIONS),
+        ("fallback_total", FALLBACKS),
+        ("retries_total", PHASES),
+        ("decision_duration_seconds_count", STAGES),
+        ("time_to_first_token_seconds_count", MODES),
+        ("cost_term_blocks_count", TERMS),
+        ("predicted_cached_tokens_total", ("w0", "w1")),
+    ):
+        assert told.series(name) == {(value,): 0 for value in values}, name
+    assert told.series("decisions_total") == {(mode, reason): 0 for mode in MODES for reason in REASONS}
+    assert told.series("worker_failures_total") == {(worker, phase): 0 for worker in ("w0", "w1") for phase in PHASES}
+
+
+def test_a_request_counts_once_by_its_model_mode_and_outcome() -> None:
+    told = counted()
+    told.metrics.begin()
+    told.metrics.begin()
+    assert told("inflight_requests") == 2
+    told.metrics.end(MODEL, "kv", "ok", 0.3)
+    assert told("inflight_requests") == 1
+    assert told("requests_total", model=MODEL, mode="kv", outcome="ok") == 1
+    assert sum(told.series("requests_total").values()) == 1
+    assert told("request_duration_seconds_bucket", mode="kv", le="0.25") == 0
+    assert told("request_duration_seconds_bucket", mode="kv", le="0.6") == 1
+
+
+@pytest.mark.parametrize("model", ["", "x" * 1000, "of a worker that left"])
+def test_a_model_that_nobody_serves_is_unknown_whatever_clients_call_it(model: str) -> None:
+    told = counted()
+    told.metrics.begin()
+    told.metrics.end(model, "kv", "refused", 0.0)
+    assert told("requests_total", model="unknown", mode="kv", outcome="refused") == 1
+    assert {at[0] for at in told.series("requests_total")} == {MODEL, "unknown"}
+
+
+def test_what_was_counted_of_a_model_goes_with_its_last_worker() -> None:
+    told = counted(registered(served_names=("a",)), registered("w1", served_names=("b",)))
+    told.metrics.end("a", "kv", "ok", 0.0)
+    told.metrics.end("b", "kv", "ok", 0.0)
+    told.leave("w0")
+    assert {at[0] for at in told.series("requests_total")} == {"b", "unknown"}
+    assert told("requests_total", model="b", mode="kv", outcome="ok") == 1
+
+
+def test_a_mode_of_the_users_own_is_counted_like_any() -> None:
+    told = counted()
+    told.metrics.first_token("mine:choose", 0.5)
+    told.metrics.end(MODEL, "mine:choose", "ok", 1.0)
+    assert told("time_to_first_token_seconds_count", mode="mine:choose") == 1
+    assert told("requests_total", model=MODEL, mode="mine:choose", outcome="ok") == 1
+
+
+def test_of_an_answer_only_what_it_says_is_observed() -> None:
+    told = counted()
+    told.metrics.finished("kv", 100, 20, 0.02)
+    told.metrics.finished("kv", 50, None, None)
+    assert (told("input_tokens_count"), told("input_tokens_sum")) == (2, 150)
+    assert (told("output_tokens_count"), told("output_tokens_sum")) == (1, 20)
+    assert told("inter_token_latency_seconds_count", mode="kv") == 1
+
+
+def test_what_was_predicted_and_what_was_reused_stand_beside_their_worker() -> None:
+    told = counted(registered(), registered("w1"))
+    told.metrics.settled("w0", 512, 480)
+    told.metrics.settled("w0", 64, 64)
+    told.metrics.settled("w1", 0, 16)
+    assert told.series("predicted_cached_tokens_total") == {("w0",): 576, ("w1",): 0}
+    assert told.series("actual_cached_tokens_total") == {("w0",): 544, ("w1",): 16}
+    below, exact, above = (
+        [told("prediction_error_tokens_bucket", worker=worker, le=le) for worker in ("w0", "w1")]
+        for le in ("-1.0", "0.0", "32.0")
+    )
+    assert (below, exact, above) == ([0, 1], [1, 1], [2, 1])
+
+
+def test_what_was_counted_of_a_worker_goes_with_it_and_one_that_left_is_not_counted() -> None:
+    told = counted(registered(), registered("w1"))
+    told.metrics.settled("w0", 512, 480)
+    told.leave("w0")
+    told.metrics.settled("w0", 1, 1)
+    told.metrics.worker_failed("w0", "body")
+    assert told.series("predicted_cached_tokens_total") == {("w1",): 0}
+    told.metrics.settled("nobody", 1, 1)
+    assert told.series("predicted_cached_tokens_total") == {("w1",): 0}
+
+
+def test_workers_that_come_and_go_leave_nothing_behind_though_nobody_scrapes() -> None:
+    told = counted(registered("keeps"))
+    for number in range(20):
+        worker_id = f"w{number}"
+        told.bench.state.apply(FleetApplied(now_s=100.0, event=registered(worker_id)))
+        told.metrics.settled(worker_id, 1, 1)
+        told.leave(worker_id)
+    assert len(told.metrics._workers._workers) == 2
+
+
+def test_a_decision_counts_by_policy_and_reason_with_its_margin_and_regret() -> None:
+    told = counted(registered(), registered("w1"), holds=3)
+    verdict = decided(told)
+    told.metrics.decided(verdict)
+    assert told("decisions_total", policy="kv", reason=verdict.reason) == 1
+    assert told("decision_margin_blocks_count") == 1
+    assert told("decision_margin_blocks_sum") == verdict.margin_blocks
+    assert (told("regret_blocks_count"), told("regret_blocks_sum")) == (1, 0)
+
+
+def test_a_decision_without_another_candidate_has_no_margin() -> None:
+    told = counted()
+    told.metrics.decided(decided(told))
+    assert told("decision_margin_blocks_count") == 0
+    assert told("decisions_total", policy="kv", reason="only") == 1
+
+
+def test_the_winners_cost_is_told_by_term() -> None:
+    told = counted(registered(), registered("w1"), holds=3)
+    verdict = decided(told, 400)
+    told.metrics.decided(verdict)
+    terms = verdict.decision().chosen.terms
+    expected = {(term,): getattr(terms, f"{term}_blocks") for term in TERMS}
+    assert told.series("cost_term_blocks_sum") == expected
+    assert set(told.series("cost_term_blocks_count").values()) == {1}
+
+
+def test_costs_of_more_decisions_than_are_kept_are_a_sample() -> None:
+    told = counted(registered(), registered("w1"))
+    verdict = decided(told)
+    for _ in range(KEPT + 10):
+        told.metrics.decided(verdict)
+    assert told("cost_term_blocks_count", term="prefill") == KEPT
+    assert told("decision_margin_blocks_count") == KEPT + 10
+
+
+class Uneven(FakeIndex):
+    """w0 holds three blocks more than w1."""
+
+    def columns(self, blocks: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        held = {"w0": min(20, block_count(blocks)), "w1": 17}
+        return answer([((held[each.worker_id],) * 4, 1, 1, "") for each in ranks])
+
+
+def uneven(seed: int = 1, **changed: Any) -> Counted:
+    bench, registry = Bench(registered(), registered("w1")), CollectorRegistry()
+    policy = Policy(**changed)
+    bench.routing = Routing(bench.state, Uneven(0), bench.clock, policy, seed=seed, lease_s=8.0, decisions_max=100)
+    return Counted(bench, registry, RequestMetrics(registry, bench.state))
+
+
+def test_overlap_that_load_outweighed_is_told_by_the_term_it_was_given_up_for() -> None:
+    told = uneven()
+    promised = Routed(lease_id="l", worker_id="w0", dp_rank=0, blocks=b"", uncached_tokens=4000)
+    told.bench.state.apply(LedgerApplied(now_s=100.0, event=promised))
+    verdict = decided(told)
+    assert (verdict.winner.worker_id, verdict.regret_blocks) == ("w1", 3)
+    told.metrics.decided(verdict)
+    assert told.series("regret_term_blocks_total") == {
+        ("prefill",): 3,
+        ("decode",): 0,
+        ("request",): 0,
+        ("history",): 0,
+        ("not_cost",): 0,
+    }
+
+
+def test_overlap_that_no_cost_outweighed_was_not_given_up_for_cost() -> None:
+    told = uneven()
+    verdict = decided(told, pinned_worker="w1")
+    told.metrics.decided(verdict)
+    assert verdict.regret_blocks == 0, "there was no other candidate"
+    drawn = (decided(uneven(seed, temperature=9.0)) for seed in range(100))
+    told.metrics.decided(next(verdict for verdict in drawn if verdict.regret_blocks))
+    assert told("regret_term_blocks_total", term="not_cost") == 3
+
+
+def test_decisions_that_weigh_nothing_have_no_terms() -> None:
+    told = uneven(mode="round-robin")
+    told.metrics.decided(decided(told))
+    assert told("cost_term_blocks_count", term="prefill") == 0
+    assert told("regret_blocks_count") == 1
+
+
+def test_a_decision_without_events_of_the_winner_is_approximate() -> None:
+    told = counted(registered(template_digest="another"))
+    told.metrics.decided(decided(told))
+    assert told("fallback_total", reason="approximate") == 1
+    told.metrics.fallback("not_encoded")
+    assert told("fallback_total", reason="not_encoded") == 1
+
+
+def test_a_retry_a_rejection_a_wait_and_a_failure_count_where_they_belong() -> None:
+    told = counted()
+    told.metrics.retried("connect")
+    told.metrics.rejected("queue_full")
+    told.metrics.queue_waited(0.5)
+    told.metrics.worker_failed("w0", "body")
+    assert told.series("retries_total") == {("connect",): 1, ("first_byte",): 0, ("body",): 0}
+    assert told("rejected_total", reason="queue_full") == 1
+    assert (told("queue_wait_seconds_count"), told("queue_wait_seconds_sum")) == (1, 0.5)
+    assert told("worker_failures_total", worker="w0", phase="body") == 1
+
+
+def test_who_may_be_chosen_and_how_is_shown_of_every_rank() -> None:
+    told = counted(registered(dp_ranks=(0, 1)), registered("w1"))
+    Projection(told.registry, lambda: policy_families(told.bench.routing))
+    Projection(told.registry, lambda: queue_families(RequestQueue().statistics()))
+    assert told.series("policy_info") == {("kv",): 1}
+    assert told.series("rank_fit") == {("w0", "0"): 1, ("w0", "1"): 1, ("w1", "0"): 1}
+    assert told("breaker_state", worker="w1", dp_rank="0", state="closed") == 1
+    assert told("breaker_state", worker="w1", dp_rank="0", state="open") == 0
+    assert (told("queued_requests"), told("queued_tokens")) == (0, 0)
+
+
+def test_the_ledgers_difference_is_of_ranks_that_report() -> None:
+    told = counted(registered(), registered("w1"))
+    feeds = RouterFeeds(told.bench.routing, cast("Any", None), told.bench.clock)
+    Projection(told.registry, lambda: state_families(told.bench.state, feeds))
+    reconciled = Reconciled(worker_id="w0", dp_rank=0, running_requests=2, waiting_requests=1, used_blocks=9)
+    told.bench.state.apply(LedgerApplied(now_s=100.0, event=reconciled))
+    assert told.series("ledger_difference_requests") == {("w0", "0"): 3}
+    assert told("ledger_reported_running", worker="w0", dp_rank="0") == 2
+
+
+def test_sockets_and_refusals_of_the_data_plane_are_there_at_0() -> None:
+    told = counted()
+    Projection(told.registry, lambda: http_families(HttpPlane(lambda _: None).statistics()))
+    assert told.series("http_connections") == {("clients",): 0, ("workers",): 0, ("workers_idle",): 0}
+    assert told.series("http_refused_total") == {(str(status),): 0 for status in REFUSED_STATUSES}
+    assert told("http_clients_gone_total") == 0

@@ -1,0 +1,287 @@
+"""The queue: order, bounds, timeouts, and what becomes of every request that waits."""
+
+from typing import Any
+
+import pytest
+
+from router.core.admission import RequestQueue
+from router.core.fair_share import FairShareLimits
+from router.core.model_queue import KINDS_MAX
+from router.core.waiting import OTHERS, Place, QueueLimits, QueueRefusal, Waiting
+from tests.unit.router.samples import route
+
+
+def asked(name: str, tokens: int = 10, **fields: Any) -> Waiting:
+    return Waiting(route(request_id=name, **fields), tokens)
+
+
+def placed(queue: RequestQueue, name: str, tokens: int = 10, now_s: float = 0.0, **fields: Any) -> Place:
+    place = queue.offer(asked(name, tokens, **fields), now_s)
+    assert isinstance(place, Place)
+    return place
+
+
+def refused(queue: RequestQueue, name: str, tokens: int = 10, now_s: float = 0.0, **fields: Any) -> QueueRefusal:
+    refusal = queue.offer(asked(name, tokens, **fields), now_s)
+    assert isinstance(refusal, QueueRefusal)
+    return refusal
+
+
+def is_room(_: Waiting) -> bool:
+    return True
+
+
+def taken(queue: RequestQueue, model: str = "m", now_s: float = 0.0) -> list[str]:
+    """Take all, and return their names."""
+    names = []
+    while (place := queue.take(model, is_room, now_s)) is not None:
+        names.append(place.waiting.request.request_id)
+    return names
+
+
+# ---------------------------------------------------------------- order
+
+
+def test_who_comes_first_goes_first() -> None:
+    queue = RequestQueue()
+    for name in "abc":
+        placed(queue, name)
+    assert taken(queue) == ["a", "b", "c"]
+
+
+def test_a_priority_is_worth_as_many_seconds_of_arrival() -> None:
+    queue = RequestQueue()
+    placed(queue, "first", now_s=0.0)
+    placed(queue, "urgent", now_s=4.0, priority=5)
+    placed(queue, "less", now_s=4.0, priority=3)
+    placed(queue, "lazy", now_s=4.0, priority=-9)
+    assert taken(queue) == ["urgent", "first", "less", "lazy"]
+
+
+def test_strict_priority_goes_before_everything_else() -> None:
+    queue = RequestQueue(QueueLimits(policy="wspt"))
+    placed(queue, "short", tokens=1, priority=100)
+    placed(queue, "strict", tokens=1000, strict_priority=1)
+    placed(queue, "stricter", tokens=9999, strict_priority=2)
+    assert taken(queue) == ["stricter", "strict", "short"]
+
+
+def test_wspt_takes_short_work_first_and_weighs_priority() -> None:
+    queue = RequestQueue(QueueLimits(policy="wspt"))
+    placed(queue, "long", tokens=1000)
+    placed(queue, "short", tokens=10)
+    placed(queue, "weighty", tokens=1000, priority=199)
+    placed(queue, "cached", tokens=0)
+    assert taken(queue) == ["cached", "weighty", "short", "long"]
+
+
+def test_edf_takes_the_most_urgent_first() -> None:
+    queue = RequestQueue(QueueLimits(policy="edf", ttft_default_s=10.0))
+    placed(queue, "default", now_s=0.0)
+    placed(queue, "patient", now_s=0.0, ttft_target_s=60.0)
+    placed(queue, "late", now_s=8.0, ttft_target_s=1.5)
+    placed(queue, "later", now_s=8.0, ttft_target_s=3.0)
+    assert taken(queue) == ["late", "default", "later", "patient"]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "wspt", "edf"])
+def test_equals_go_in_the_order_in_which_they_came(policy: Any) -> None:
+    queue = RequestQueue(QueueLimits(policy=policy))
+    names = [str(number) for number in range(20)]
+    for name in names:
+        placed(queue, name)
+    assert taken(queue) == names
+
+
+def test_nobody_starves_another_tenant_by_calling_itself_strict() -> None:
+    queue = RequestQueue(QueueLimits(fair_share=FairShareLimits(quantum_tokens=10)))
+    for number in range(4):
+        placed(queue, f"loud{number}", tenant="loud", strict_priority=9)
+    placed(queue, "meek", tenant="meek")
+    assert taken(queue)[:2] == ["loud0", "meek"]
+
+
+def test_models_queue_apart() -> None:
+    queue = RequestQueue()
+    placed(queue, "a")
+    placed(queue, "b", model="other")
+    assert queue.models() == ("m", "other")
+    assert taken(queue, "other") == ["b"]
+    assert (queue.is_waited_for(route()), queue.is_waited_for(route(model="other")), len(queue)) == (True, False, 1)
+    assert not queue.is_waited_for(route(pinned_worker="w0"))
+
+
+# ---------------------------------------------------------------- room
+
+
+def test_without_room_nobody_goes() -> None:
+    queue = RequestQueue()
+    placed(queue, "a")
+    assert queue.take("m", lambda _: False, 0.0) is None
+    assert taken(queue) == ["a"]
+
+
+def test_a_tenant_whose_first_finds_no_room_is_passed_over() -> None:
+    queue = RequestQueue()
+    placed(queue, "pinned", tenant="a", pinned_worker="busy")
+    placed(queue, "free", tenant="b")
+    place = queue.take("m", lambda waiting: waiting.request.pinned_worker is None, 0.0)
+    assert place is not None
+    assert place.waiting.request.request_id == "free"
+
+
+def test_a_request_without_room_holds_up_none_of_its_tenant_that_has_some() -> None:
+    queue = RequestQueue()
+    placed(queue, "pinned", pinned_worker="busy", strict_priority=9)
+    placed(queue, "impatient", ttft_target_s=0.001)
+    placed(queue, "free")
+
+    def has_room(waiting: Waiting) -> bool:
+        return waiting.request.pinned_worker is None and waiting.request.ttft_target_s is None
+
+    place = queue.take("m", has_room, 0.0)
+    assert place is not None
+    assert place.waiting.request.request_id == "free"
+    assert queue.take("m", has_room, 0.0) is None
+    assert taken(queue) == ["pinned", "impatient"]
+
+
+def test_of_one_tenant_so_many_kinds_are_looked_at_and_no_more() -> None:
+    queue, looks = RequestQueue(), list[str]()
+    for number in range(3 * KINDS_MAX):
+        placed(queue, str(number), lora=str(number))
+
+    def has_room(waiting: Waiting) -> bool:
+        looks.append(waiting.request.lora)
+        return False
+
+    assert queue.take("m", has_room, 0.0) is None
+    assert looks == [str(number) for number in range(KINDS_MAX)]
+    assert taken(queue) == [str(number) for number in range(3 * KINDS_MAX)]
+
+
+def test_room_is_looked_for_once_a_turn_for_each_kind_of_constraints() -> None:
+    queue = RequestQueue()
+    for tenant in "abcdef":
+        placed(queue, tenant, tenant=tenant, lora="x" if tenant in "ace" else "")
+    looks: list[str] = []
+
+    def has_room(waiting: Waiting) -> bool:
+        looks.append(waiting.request.lora)
+        return False
+
+    assert queue.take("m", has_room, 0.0) is None
+    assert sorted(looks) == ["", "x"]
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def test_beyond_the_bound_of_requests_the_fleet_is_said_to_be_full() -> None:
+    queue = RequestQueue(QueueLimits(requests_max=2))
+    placed(queue, "a", tenant="x")
+    placed(queue, "b", tenant="y")
+    refusal = refused(queue, "c", tenant="z")
+    assert (refusal.status, refusal.reason) == (503, "queue_full")
+    assert refusal.message == (
+        "queue.requests_max, queue.tokens_max: 2 requests with 20 tokens wait, and 10 tokens came; allowed 2 requests,"
+        " 16000000 tokens"
+    )
+
+
+def test_beyond_the_bound_of_tokens_too_but_for_one_that_waits_alone() -> None:
+    queue = RequestQueue(QueueLimits(tokens_max=100))
+    placed(queue, "huge", tokens=1000)
+    assert refused(queue, "more", tokens=1).reason == "queue_full"
+    assert taken(queue) == ["huge"]
+    placed(queue, "a", tokens=60)
+    placed(queue, "b", tokens=40)
+    assert refused(queue, "c", tokens=1).reason == "queue_full"
+
+
+@pytest.mark.parametrize("bounds", [{"tenant_requests_max": 1}, {"tenant_tokens_max": 15}])
+def test_a_tenants_own_bound_concerns_that_tenant_alone(bounds: Any) -> None:
+    queue = RequestQueue(QueueLimits(**bounds))
+    placed(queue, "a", tenant="x")
+    refusal = refused(queue, "b", tenant="x")
+    assert (refusal.status, refusal.reason) == (429, "tenant_full")
+    placed(queue, "c", tenant="y")
+
+
+def test_what_went_on_makes_room() -> None:
+    queue = RequestQueue(QueueLimits(requests_max=1, tenant_requests_max=1))
+    placed(queue, "a")
+    assert taken(queue) == ["a"]
+    placed(queue, "b")
+
+
+def test_beyond_the_bound_of_tenants_the_others_are_one() -> None:
+    queue = RequestQueue(QueueLimits(tenants_max=2))
+    tenants = [placed(queue, tenant, tenant=tenant).tenant for tenant in "abcdb"]
+    assert tenants == ["a", "b", OTHERS, OTHERS, "b"]
+    assert queue.statistics().tenants == {"a": 1, "b": 2, OTHERS: 2}
+
+
+def test_retry_after_is_what_waits_at_the_rate_that_went_of_late() -> None:
+    queue = RequestQueue(QueueLimits(requests_max=10))
+    for _ in range(200):  # 100 tokens every 0.1 s
+        placed(queue, "a", tokens=100, now_s=0.1 * _)
+        queue.take("m", is_room, 0.1 * _)
+    for _ in range(10):
+        placed(queue, "b", tokens=1000, now_s=20.0)
+    assert refused(queue, "c", now_s=20.0).retry_after_s == pytest.approx(10_000 / 750, rel=0.05)
+
+
+def test_retry_after_is_a_minute_at_most_and_a_second_at_least() -> None:
+    queue = RequestQueue(QueueLimits(requests_max=1))
+    placed(queue, "a", tokens=1)
+    assert refused(queue, "b").retry_after_s == 60.0
+    queue.take("m", is_room, 0.0)
+    placed(queue, "c", tokens=1_000_000)
+    queue.take("m", is_room, 0.0)
+    placed(queue, "d", tokens=1)
+    assert refused(queue, "e").retry_after_s == 1.0
+
+
+# ---------------------------------------------------------------- time, endings
+
+
+def test_who_waits_too_long_is_refused() -> None:
+    queue = RequestQueue(QueueLimits(wait_s=5.0))
+    placed(queue, "old", now_s=0.0)
+    placed(queue, "young", now_s=0.5)
+    assert queue.tick(4.9) == []
+    ((place, refusal),) = queue.tick(5.0)
+    assert (place.waiting.request.request_id, refusal.status, refusal.reason) == ("old", 503, "timeout")
+    assert refusal.message == "queue.wait_s: no worker had room for the request within 5 s"
+    assert taken(queue) == ["young"]
+
+
+def test_a_cancelled_request_waits_no_more_and_is_cancelled_once() -> None:
+    queue = RequestQueue()
+    places = [placed(queue, name) for name in "abc"]
+    assert [queue.cancel(places[1]), queue.cancel(places[1])] == [True, False]
+    assert taken(queue) == ["a", "c"]
+    assert not queue.cancel(places[0])
+
+
+def test_all_who_wait_at_the_end_are_told() -> None:
+    queue = RequestQueue()
+    placed(queue, "a")
+    placed(queue, "b", model="other")
+    assert [refusal.reason for _, refusal in queue.stop(1.0)] == ["stopping", "stopping"]
+    assert (len(queue), queue.models()) == (0, ())
+
+
+def test_every_request_is_counted_once() -> None:
+    queue = RequestQueue(QueueLimits(requests_max=4, wait_s=5.0))
+    places = [placed(queue, name, tokens=7) for name in "abcd"]
+    refused(queue, "e")
+    queue.take("m", is_room, 0.0)
+    queue.cancel(places[1])
+    queue.tick(5.0)
+    placed(queue, "f", tokens=7, now_s=6.0)
+    found = queue.statistics()
+    assert (found.requests, found.tokens, found.tenants) == (1, 7, {"": 1})
+    assert (found.admitted_total, found.cancelled_total) == (1, 1)
+    assert found.refused_total == {"tenant_full": 0, "queue_full": 1, "timeout": 2, "stopping": 0}
