@@ -7,7 +7,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci lint types imports unit simulation sim faults sanitize format native bootstrap lock clean
+.PHONY: help demo test ci lint types imports unit simulation sim faults sanitize format native bootstrap prometheus lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -33,8 +33,8 @@ imports: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest -m 'not slow and not faults' -n 2 --dist loadfile
 
-simulation: $(READY)  ## 2,000 more seeds of the deterministic simulation, and the other slow tests
-	$(BIN)/python -m pytest -m slow -n 2
+simulation: $(READY) prometheus  ## 2,000 more seeds of the simulation; every dashboard query on a real Prometheus
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
 
 sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed FROM (0) on, until one fails
 	$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),2000) --from $(or $(FROM),0)
@@ -53,6 +53,10 @@ format: $(READY)  ## rewrite the tree in the one format
 	$(BIN)/ruff check --fix .
 
 # ---------------------------------------------------------------- set-up
+prometheus:
+	@command -v prometheus >/dev/null \
+	  || { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq --no-install-recommends prometheus; }
+
 bootstrap:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Python >= 3.11 is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make PYTHON=python3.12 ..."; exit 1; }

@@ -65,7 +65,7 @@ class _Running:
     def go_on(self, request: RouteRequest) -> None:
         """The request is promised where it is placed now; the one before it is over."""
         routing = self._fleet.routing
-        self._leases.append(routing.take(request, routing.decide(request)))
+        self._leases.append(routing.take(routing.decide(request)))
         for lease in self._leases[:-1]:
             lease.end("ok")
         del self._leases[:-1]

@@ -70,7 +70,7 @@ class DecisionFleet:
         self._asked = 0
         self._join()
         for request in self.requests(IN_FLIGHT * shape.ranks):
-            self.routing.take(request, self.routing.decide(request))
+            self.routing.take(self.routing.decide(request))
 
     def requests(self, count: int) -> Iterator[RouteRequest]:
         """Yield requests of prompts drawn one after another."""

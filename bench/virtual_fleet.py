@@ -195,7 +195,7 @@ class VirtualFleet:
         request, request_id = self._requests[number], f"r{number}"
         asked = self._route_request(request_id, request)
         verdict = self._routing.decide(asked)
-        lease = self._routing.take(asked, verdict)
+        lease = self._routing.take(verdict)
         worker = self._number_of[verdict.winner.worker_id]
         predicted_blocks = min(verdict.overlap_blocks, asked.reusable_blocks)
         self._in_flight[request_id] = _InFlight(request, worker, lease, predicted_blocks * self._shape.block_size)

@@ -99,7 +99,7 @@ DECIDED = Row(
     (
         Panel(
             title="Decisions by policy",
-            description="kvrouter_decisions_total. Two policies at a time: replicas differ, or POST /v1/policy "
+            description="kvrouter_decisions_total. Two policies at a time: replicas differ, or PATCH /v1/policy "
             "changed it.",
             queries=(Query(rate("decisions_total", by="policy") + " > 0", "{{policy}}"),),
             kind="stacked",

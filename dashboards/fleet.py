@@ -79,7 +79,7 @@ SERVING = Row(
         ),
         Panel(
             title="Policy",
-            description="kvrouter_policy_info: how each router chooses now. Replicas that differ: a POST /v1/policy "
+            description="kvrouter_policy_info: how each router chooses now. Replicas that differ: a PATCH /v1/policy "
             "reached only some of them.",
             queries=(Query(f"sum by (mode) ({selected('policy_info')})", "{{mode}}"),),
             kind="stat",

@@ -26,6 +26,8 @@ from kv_protocol.decision import CostTerms
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import HASH_SCHEME
 from kv_protocol.ids import WorkerRank, checked_u64, checked_worker_id
+from kv_protocol.ledger import Routed
+from kv_protocol.splitmix import U64_MASK
 
 BEST_MAX = 8
 RANKS_MAX = 0xFFFF
@@ -40,8 +42,8 @@ assert len(TERMS) <= _TERMS_MAX
 Depths = tuple[int, int, int, int]
 
 
-class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A request as routing read it; the fields are those of the router's `RouteRequest`, and mean the same."""
+class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
+    """A request as routing read it. The router's `RouteRequest` is one, and says what the fields mean."""
 
     decision_id: str
     request_id: str
@@ -66,18 +68,21 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     tried: tuple[WorkerRank, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.sequence_hashes) % 8:
-            raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 a block")
-        checked_u64("isl_tokens", self.isl_tokens)
         if self.block_size < 1:
             raise LimitExceeded("block_size", self.block_size, "1 or more tokens")
+        if len(self.sequence_hashes) % 8:
+            raise LimitExceeded("sequence_hashes", f"{len(self.sequence_hashes)} bytes", "8 a block")
+        if not 0 <= self.isl_tokens <= U64_MASK:
+            checked_u64("isl_tokens", self.isl_tokens)
 
 
-class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True):
-    """A decision. `now_s` is the view's; `winner` and `runner_up` are among its columns, of which there are `ranks`.
+class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
+    """A decision, and the promise that it made: the request's blocks, `uncached_tokens` of it, under its decision's id.
 
-    `kv_seq` is how far the index had read `KV_EVENTS`; `turn` counts the decisions before for the same model. Where a
-    mode weighs no costs, `best`, `terms` and `costs` are empty, and where it reads no overlap, `overlap`.
+    `now_s` is the view's; `winner` and `runner_up` are among its columns, of which there are `ranks`; `epoch` is that
+    of the winner's stream. `kv_seq` is how far the index had read `KV_EVENTS`; `turn` counts the decisions before for
+    the same model. Where a mode weighs no costs, `best`, `terms` and `costs` are empty, and where it reads no overlap,
+    `overlap`.
     """
 
     now_s: float
@@ -93,6 +98,8 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     runner_up: int | None
     margin_blocks: float | None
     reason: str
+    uncached_tokens: int = 0
+    epoch: int = 0
     action: str = "admit"
     ttft_s: float | None = None
     """What was predicted of the request at the winner; None: nothing was."""
@@ -104,20 +111,49 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
 
     def __post_init__(self) -> None:
         checked_worker_id(self.worker_id)
-        for field in ("seed", "kv_seq", "turn"):
-            checked_u64(field, getattr(self, field))
-        if not 1 <= self.ranks <= RANKS_MAX:
-            raise LimitExceeded("ranks", self.ranks, f"1..{RANKS_MAX}")
-        for field, at in (("winner", self.winner), ("runner_up", self.runner_up)):
-            if at is not None and not 0 <= at < self.ranks:
-                raise LimitExceeded(field, at, f"one of {self.ranks} columns")
-        _check_costs(self)
-        _check_overlap(self.overlap, self.ranks)
+        _check_numbers(self)
+        if self.best or self.terms or self.costs:
+            _check_costs(self)
+        if self.overlap:
+            _check_overlap(self.overlap, self.ranks)
 
     @property
     def rank(self) -> WorkerRank:
         """Who takes the request."""
         return WorkerRank(self.worker_id, self.dp_rank)
+
+    @property
+    def promise(self) -> Routed:
+        """What was promised with it."""
+        return promise(self.request, self.rank, self.uncached_tokens, self.epoch)
+
+
+def promise(request: RequestRecord, rank: WorkerRank, uncached_tokens: int, epoch: int) -> Routed:
+    """Return what a decision for `rank` promises of the request."""
+    return Routed(
+        lease_id=request.decision_id,
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        blocks=request.sequence_hashes,
+        uncached_tokens=uncached_tokens,
+        extra_blocks=int(request.isl_tokens % request.block_size > 0),
+        epoch=epoch,
+        session_id=request.session_id,
+    )
+
+
+def _check_numbers(decided: Decided) -> None:
+    ranks, runner_up = decided.ranks, decided.runner_up
+    numbers = decided.seed, decided.kv_seq, decided.turn, decided.uncached_tokens, decided.epoch
+    if min(numbers) < 0 or max(numbers) > U64_MASK:
+        for field, number in zip(("seed", "kv_seq", "turn", "uncached_tokens", "epoch"), numbers, strict=True):
+            checked_u64(field, number)
+    if not 1 <= ranks <= RANKS_MAX:
+        raise LimitExceeded("ranks", ranks, f"1..{RANKS_MAX}")
+    if not 0 <= decided.winner < ranks:
+        raise LimitExceeded("winner", decided.winner, f"one of {ranks} columns")
+    if runner_up is not None and not 0 <= runner_up < ranks:
+        raise LimitExceeded("runner_up", runner_up, f"one of {ranks} columns")
 
 
 def _check_costs(decided: Decided) -> None:
@@ -132,8 +168,6 @@ def _check_costs(decided: Decided) -> None:
 
 
 def _check_overlap(data: bytes, ranks: int) -> None:
-    if not data:
-        return
     at, flags, size = 1, data[0], (ranks + 7) // 8
     for tier in range(TIERS):
         if flags >> tier & 1:

@@ -22,7 +22,7 @@ from kv_protocol.decision import Exclusion
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.fleet import FleetEvent
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
-from kv_protocol.ledger import LedgerEvent, Routed
+from kv_protocol.ledger import Cancelled, Finished, LedgerEvent
 from kv_protocol.load import LoadReport
 
 VERSION = 1
@@ -89,17 +89,6 @@ class LedgerApplied(msgspec.Struct, frozen=True, tag="ledger", array_like=True, 
     router: str = ""
 
 
-class Promised(msgspec.Struct, frozen=True, tag="promised", array_like=True, kw_only=True):
-    """`LedgerApplied`, shorter: the event's `blocks` are those of the decision recorded last, whose lease it is."""
-
-    now_s: float
-    event: Routed
-
-    def __post_init__(self) -> None:
-        if self.event.blocks:
-            raise LimitExceeded("blocks", f"{len(self.event.blocks)} bytes", "none: they are the decision's")
-
-
 class PolicyChanged(msgspec.Struct, frozen=True, tag="policy", array_like=True, kw_only=True):
     """This policy holds from now on: all of its fields, by name."""
 
@@ -147,8 +136,11 @@ class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True,
         checked_u64("epoch", self.epoch)
 
 
-class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True):
-    """How a decision turned out: what the worker says it reused of the prompt, and when tokens came."""
+class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
+    """How a decision turned out: what the worker says it reused of the prompt, and when tokens came. Its lease is over.
+
+    Where `ttft_s` is `duration_s` the answer came whole: that was its first token as well.
+    """
 
     now_s: float
     decision_id: str
@@ -157,6 +149,17 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
     ttft_s: float | None = None
     duration_s: float | None = None
     output_tokens: int | None = None
+
+    @property
+    def ending(self) -> Finished | Cancelled:
+        """What ended the lease."""
+        kind = Cancelled if self.outcome == "cancelled" else Finished
+        return kind(lease_id=self.decision_id)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the answer came whole, its first token with its last."""
+        return self.ttft_s is not None and self.ttft_s == self.duration_s
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_only=True):
@@ -185,7 +188,6 @@ JournalRecord = (
     | LogConnection
     | LoadApplied
     | LedgerApplied
-    | Promised
     | AttemptEnded
     | PolicyChanged
     | TimePassed
@@ -213,6 +215,8 @@ class JournalMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 
 
 _encoder = msgspec.msgpack.Encoder()
+_ARRAY_OF_4, _LONG_ARRAY = b"\x94", b"\xdd"
+"""How msgpack begins a list of four, and one whose length follows as a u32."""
 _decoder = msgspec.msgpack.Decoder(JournalMessage)
 _cutter = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw, list[list[msgspec.Raw]]])
 _KINDS = {kind.__struct_config__.tag: kind for kind in get_args(JournalRecord)}
@@ -222,7 +226,8 @@ encode_record = _encoder.encode
 
 def pack_journal(life: int, first: int, encoded: Sequence[bytes]) -> bytes:
     """Return one message of records that `encode_record` made; the caller keeps to `MESSAGE_BYTES_MAX`."""
-    return _encoder.encode((VERSION, life, first, [msgspec.Raw(each) for each in encoded]))
+    head = map(_encoder.encode, (VERSION, life, first))
+    return b"".join((_ARRAY_OF_4, *head, _LONG_ARRAY, len(encoded).to_bytes(4), *encoded))
 
 
 def decode_journal(data: bytes) -> JournalMessage:

@@ -15,7 +15,7 @@ ExpiryCause = Literal["silence", "engine"]
 """Nothing was heard of the lease for its whole time; or its rank's engine has known of fewer requests for a while."""
 
 
-class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True):
+class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
     """A request was given to a rank.
 
     `blocks` are its sequence hashes (u64s, little-endian, in the order of the chain), `uncached_tokens` what it must
@@ -45,25 +45,25 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True):
             raise LimitExceeded("uncached_tokens and extra_blocks", found, "0 or more")
 
 
-class FirstToken(msgspec.Struct, frozen=True, tag="first_token", kw_only=True):
+class FirstToken(msgspec.Struct, frozen=True, tag="first_token", kw_only=True, gc=False):
     """The request's prefill is over; its blocks stay in use."""
 
     lease_id: str
 
 
-class Renewed(msgspec.Struct, frozen=True, tag="renewed", kw_only=True):
+class Renewed(msgspec.Struct, frozen=True, tag="renewed", kw_only=True, gc=False):
     """Bytes still flow: the lease runs anew."""
 
     lease_id: str
 
 
-class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
+class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, gc=False):
     """The request was answered, or failed; its blocks are free."""
 
     lease_id: str
 
 
-class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True):
+class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, gc=False):
     """The client went away; its blocks are free."""
 
     lease_id: str

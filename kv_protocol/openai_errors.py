@@ -12,7 +12,6 @@ _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
 _FOUND_CHARACTERS_MAX = 80
-_RESERVED = {"kv_prompt_ids": "none: the router sets it"}
 
 
 class RequestInvalid(LimitExceeded):
@@ -34,7 +33,9 @@ def explained(error: Exception, body: bytes | msgspec.Raw, root: str = "") -> Re
         return RequestInvalid(_joined(root, path, unknown["field"]), unknown["field"], allowed)
     if missing := _MISSING.search(text):
         return RequestInvalid(_joined(root, path, missing["field"]), None, "a value: it is required")
-    return RequestInvalid(_joined(root, path) or "body", _found(body, path), _RESERVED.get(path, allowed))
+    if path == "kv_prompt_ids" and allowed.startswith("`null`"):  # an agent may take it from the router
+        allowed = "none: the router sets it"
+    return RequestInvalid(_joined(root, path) or "body", _found(body, path), allowed)
 
 
 def _joined(*parts: str) -> str:

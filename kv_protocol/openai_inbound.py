@@ -11,6 +11,8 @@
 One pass over the body; a mode that reads no overlap decodes nothing of the messages.
 """
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -23,6 +25,7 @@ from kv_protocol.openai_options import (
     Count,
     NvExt,
     PassedOn,
+    Priority,
     StreamOptions,
     TokenIds,
     template_options,
@@ -45,7 +48,7 @@ class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Count | None = None
     n: Choices | None = None
     cache_salt: str | None = None
-    priority: float | None = None
+    priority: Priority | None = None
     nvext: NvExt | None = None
     add_special_tokens: bool | None = None
     kv_prompt_ids: None = None
@@ -98,9 +101,9 @@ class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def ineffective(self) -> tuple[str, ...]:
         """The paths of what the client sent that has no effect here."""
-        return tuple(key for key in UNUSED_KEYS if is_given(getattr(self, key, ABSENT))) + (
-            () if self.nvext is None else tuple(self.nvext.ineffective)
-        )
+        read, absent = _UNUSED[type(self)]
+        named = () if read(self) == absent else _given(self)
+        return named if self.nvext is None else named + tuple(self.nvext.ineffective)
 
     def token_data(self) -> list[int] | None:
         """Return the prompt that `nvext` brings as ids, None where it brings none; raise `RequestInvalid`."""
@@ -161,10 +164,25 @@ class CompletionInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_field
         return _prompt.read(self.prompt, "prompt")
 
 
+def _given(inbound: Inbound) -> tuple[str, ...]:
+    return tuple(key for key in UNUSED_KEYS if is_given(getattr(inbound, key, ABSENT)))
+
+
 _messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
 _prompt = RawPart[str | list[int]](_Text | TokenIds)
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])
+
+
+def _unused(kind: type[Inbound]) -> tuple[Callable[[Inbound], object], object]:
+    """Return what reads all unused keys of a body, and what it reads where there is none of them."""
+    keys = [key for key in UNUSED_KEYS if key in kind.__struct_fields__]
+    return attrgetter(*keys), (ABSENT,) * len(keys)
+
+
+_UNUSED: dict[type[Inbound], tuple[Callable[[Inbound], object], object]] = {
+    kind: _unused(kind) for kind in (ChatInbound, CompletionInbound)
+}
 
 _decoders: dict[str, msgspec.json.Decoder[ChatInbound] | msgspec.json.Decoder[CompletionInbound]] = {
     CHAT: msgspec.json.Decoder(ChatInbound),

@@ -21,6 +21,7 @@ Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=4095)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3.6e6)]
 I64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Priority = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 

@@ -84,17 +84,31 @@ def _cut(request: web.Request) -> web.Response:
 
 
 def require_token(token: str) -> Middleware:
-    """Return a middleware that wants `Authorization: Bearer <token>` on all but `OPEN_PATHS`; none without a token."""
+    """Return a middleware that wants `Authorization: Bearer <token>` on all but `OPEN_PATHS`; none without a token.
+
+    Without one, what a browser sends for a page of another site is refused: that page may not act for who looks at it.
+    """
     expected = f"Bearer {token}".encode()
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")  # as aiohttp decoded it
+        if not token and _is_for_another_site(request):
+            message = f"Origin: found {request.headers['Origin']!r}, allowed this server's own at a loopback address"
+            return error_response(403, message, "invalid_request_error", param="Origin")
         if not token or request.path in OPEN_PATHS or hmac.compare_digest(given, expected):
             return await handler(request)
         return error_response(401, "Authorization: a bearer token is needed", "authentication_error")
 
     return check
+
+
+def _is_for_another_site(request: web.Request) -> bool:
+    """Return whether it names an origin other than this address; one by a foreign name may be a page's own DNS."""
+    origin = request.headers.get("Origin")
+    if origin is None:
+        return False
+    return origin.partition("://")[2] != request.host or not is_loopback(request.url.host or "")
 
 
 class _Some(Collector):

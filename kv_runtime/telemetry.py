@@ -7,7 +7,7 @@ process has one registry, its own.
 import asyncio
 import logging
 import sys
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
@@ -27,7 +27,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 
 PREFIX = "kvrouter_"
-LAG_PERIOD_S = 0.05
+LAG_PERIOD_S = 0.1
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.5)
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily
 Sample = tuple[tuple[str, ...], float]
@@ -85,9 +85,12 @@ class LoopLag:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Observe until `stop` is set."""
-        while not stop.is_set():
+        await until(stop, self._observe())
+
+    async def _observe(self) -> None:
+        while True:
             began_s = self._clock.now()
-            await until(stop, self._clock.sleep(LAG_PERIOD_S))
+            await self._clock.sleep(LAG_PERIOD_S)
             self._lag.observe(max(0.0, self._clock.now() - began_s - LAG_PERIOD_S))
 
 
@@ -124,22 +127,50 @@ def gauge(name: str, meaning: str, labels: Iterable[str] = (), samples: Iterable
 
 
 class Distribution:
-    """How observations lie between bounds. Observing is two additions and a search, so a request may do it often.
+    """How observations lie between bounds. Observing is an append, so a request may do it often, in any thread.
+
+    What was observed is sorted in by `settle`, which whoever reads calls too; one thread alone may. Whoever observes
+    for long without being read settles now and then: its length is what waits.
 
     `counts[i]` are those above `bounds[i - 1]` and at most `bounds[i]`; the last of them, above every bound.
     """
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("_counts", "_total", "_waiting", "bounds", "observe")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total: float = 0
-
-    def observe(self, value: float) -> None:
+        self._counts = [0] * (len(bounds) + 1)
+        self._total: float = 0
+        self._waiting: list[float] = []
+        self.observe: Callable[[float], None] = self._waiting.append
         """One more was seen."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def settle(self) -> None:
+        """Nothing waits."""
+        seen = sorted(self._waiting[:])
+        del self._waiting[: len(seen)]
+        self._total += sum(seen)
+        below = 0
+        for at, bound in enumerate(self.bounds):
+            upto = bisect_right(seen, bound, below)
+            self._counts[at] += upto - below
+            below = upto
+        self._counts[-1] += len(seen) - below
+
+    @property
+    def counts(self) -> list[int]:
+        """How many there are between the bounds."""
+        self.settle()
+        return self._counts
+
+    @property
+    def total(self) -> float:
+        """The sum of all."""
+        self.settle()
+        return self._total
 
 
 class Count:

@@ -2,25 +2,27 @@
 
 import asyncio
 import os
+import resource
 import sys
 import uuid
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 import click
-from prometheus_client import CollectorRegistry
 
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol.journal import LedgerApplied
+from kv_protocol.ledger import LeaseEvent
 from kv_runtime.chat_template import TextError
-from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, config_options, load_settings, render
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.http import HttpServer, PortUsed
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
-from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_registry
+from kv_runtime.telemetry import Family, LoopLag, Projection, configure_logs, new_registry
 from kv_runtime.text import Text, load_text
 from router.admission import Admission, FleetRoom
 from router.commands.journal import journal
@@ -28,7 +30,9 @@ from router.commands.replay import replay
 from router.config import RouterSettings
 from router.control_plane import ControlPlane
 from router.core.fleet import TextDigests
-from router.core.recording import Recorder, Recorders
+from router.core.policies import Mode
+from router.core.recording import Recorders
+from router.core.state import RouterState
 from router.core.state_settings import StateSettings
 from router.core.tenants import SECRET_BYTES, TenantNames
 from router.endpoints import Endpoints
@@ -62,6 +66,7 @@ _EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError
 @config_options
 @click.option("--mode", help="how a worker is chosen: kv, round-robin, ...; see policy.mode")
 @click.option("--port", type=int, help="data plane port; 0: any free one")
+@click.option("--reuse-port", is_flag=True, default=None, help="share the data plane's port with other routers")
 @click.option("--control-port", type=int, help="control plane port; 0: any free one")
 @click.option("--nats-url", help="the event log; without it a nats-server is embedded")
 @click.option("--text", help="tokenizer and template: `byte`, or a local model directory")
@@ -73,6 +78,7 @@ def main(
     print_config: bool,
     mode: str | None,
     port: int | None,
+    reuse_port: bool | None,
     control_port: int | None,
     nats_url: str | None,
     text: str | None,
@@ -83,6 +89,7 @@ def main(
     flags = {
         "policy.mode": mode,
         "data.port": port,
+        "data.reuse_port": reuse_port,
         "control.port": control_port,
         "nats.url": nats_url,
         "tokens.text": text,
@@ -149,89 +156,126 @@ main.add_command(replay)
 
 
 async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
-    clock, registry, instance = SystemClock(), new_registry(), uuid.uuid4().hex
+    _allow_many_sockets()
     text = load_text(settings.tokens.text, settings.tokens.encoder)
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
     async with AsyncExitStack() as cleanup:
         embedded = await _embedded_nats(settings, cleanup)
-        log = await EventLog.connect(
-            embedded.url if embedded else settings.nats.url,
-            name="router",
-            token=settings.nats.credentials.get_secret_value(),
-        )
+        url = embedded.url if embedded else settings.nats.url
+        log = await EventLog.connect(url, name="router", token=settings.nats.credentials.get_secret_value())
         cleanup.push_async_callback(log.close)
-        await ensure_streams(log, settings.nats)
-        index = EmbeddedIndex(settings.index, log, clock, settings.nats)
-        folds = _folds(settings, text)
-        writer = await _journal(settings, folds, index, log, clock, instance)
-        replicas = Replicas(
-            log,
-            clock,
-            router_id=router_name(settings.journal, instance),
-            model_of=lambda worker_id: _model_of(routing, worker_id),
-            apply=lambda event, router: routing.apply(LedgerApplied(now_s=clock.now(), event=event, router=router)),
+        router = _Router(settings, text, modes, log)
+        await router.start(stop)
+        print(f"router on      http://{settings.data.host}:{router.data.port}  (mode {settings.policy.mode})")
+        print(f"control plane  http://{settings.control.host}:{router.control.port}")
+        print(f"event log      {url}", flush=True)
+        await run_parts(
+            [*router.parts(), *([Part("nats-server", embedded.run, 4)] if embedded else [])],
+            stop=stop,
+            drain_s=settings.data.drain_s + 2 * router.data.limits.linger_s + 1,
         )
-        recorders: list[Recorder] = [each for each in (writer, replicas if settings.ledger.replicas else None) if each]
-        routing = Routing(
-            folds.state(modes),
-            index,
-            clock,
+
+
+class _Router:
+    """The parts of the process, made and wired; `start` begins them, but for what runs."""
+
+    def __init__(self, settings: RouterSettings, text: Text, modes: Mapping[str, Mode], log: EventLog) -> None:
+        self._settings, self._log = settings, log
+        self._clock, self._registry = SystemClock(), new_registry()
+        instance = uuid.uuid4().hex
+        self._index = EmbeddedIndex(settings.index, log, self._clock, settings.nats)
+        folds = _folds(settings, text)
+        name = router_name(settings.journal, instance)
+        self._journal = self._writer(name, folds) if settings.journal.enabled else None
+        self._replicas = self._sharing(name) if settings.ledger.replicas else None
+        self._routing = self._router(folds.state(modes))
+        self._feeds = RouterFeeds(self._routing, log, self._clock)
+        room = FleetRoom(self._routing, settings.queue.threshold)
+        self._admission = Admission(self._clock, room, settings.queue.limits())
+        metrics = RequestMetrics(self._registry, self._routing.state, tuple(modes))
+        self._prompts = Prompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
+        tenants = TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, os.urandom(SECRET_BYTES))
+        new_id = Names(instance).new
+        serving = Serving(self._routing, self._prompts, self._admission, metrics, tenants, settings, new_id)
+        endpoints = Endpoints(serving, index_name=self._index.implementation)
+        self.data = HttpPlane(endpoints, settings.data.limits())
+        control = ControlPlane(self._routing, self._index, log)
+        app = control.app(self._registry, token=settings.control.token.get_secret_value())
+        self.control = HttpServer(app, settings.control.host, settings.control.port)
+        self._project()
+
+    def _writer(self, name: str, folds: StateSettings) -> JournalWriter:
+        journal = self._settings.journal
+        return JournalWriter(self._log, self._clock, journal, router=name, state=folds, kv_seq=self._index.log_seq)
+
+    def _sharing(self, name: str) -> Replicas:
+        return Replicas(self._log, self._clock, router_id=name, model_of=self._model_of, apply=self._apply_of_another)
+
+    def _model_of(self, worker_id: str) -> str | None:
+        worker = self._routing.state.fleet.worker(worker_id)
+        return None if worker is None else worker.registration.model
+
+    def _apply_of_another(self, event: LeaseEvent, router: str) -> None:
+        self._routing.apply(LedgerApplied(now_s=self._clock.now(), event=event, router=router))
+
+    def _router(self, state: RouterState) -> Routing:
+        settings = self._settings
+        return Routing(
+            state,
+            self._index,
+            self._clock,
             settings.policy.policy(),
             seed=settings.policy.seed,
             lease_s=settings.ledger.lease_s,
             decisions_max=settings.journal.decisions_max,
-            recorder=Recorders(*recorders),
-        )
-        feeds = RouterFeeds(routing, log, clock)
-        admission = Admission(clock, FleetRoom(routing, settings.queue.threshold), settings.queue.limits())
-        metrics = RequestMetrics(registry, routing.state, tuple(modes))
-        prompts = Prompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
-        serving = Serving(
-            routing,
-            prompts,
-            admission,
-            metrics,
-            TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, os.urandom(SECRET_BYTES)),
-            settings,
-            Names(instance).new,
-        )
-        data = HttpPlane(Endpoints(serving, index_name=index.implementation), settings.data.limits())
-        control_app = ControlPlane(routing, index, log).app(registry, token=settings.control.token.get_secret_value())
-        control = HttpServer(control_app, settings.control.host, settings.control.port)
-        _project(registry, routing, feeds, admission, index, writer)
-        Projection(registry, lambda: http_families(data.statistics()))
-        Projection(registry, lambda: prompt_families(prompts.statistics()))
-        Projection(registry, lambda: replica_families(replicas))
-        await control.start()
-        await index.start()
-        await feeds.start()
-        if settings.ledger.replicas:
-            await replicas.start()
-        await feeds.acquainted(stop)
-        await data.start(settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port)
-        _greet(settings, data, control, embedded)
-        await run_parts(
-            [
-                Part("data-plane", data.run, 0),
-                Part("control-plane", control.run, 1),
-                Part("admission", admission.run, 1),
-                *prompts.parts(1),
-                Part("feeds", feeds.run, 2),
-                Part("trust-watch", TrustWatch(routing, clock).run, 2),
-                Part("loop-lag", LoopLag(registry, clock).run, 2),
-                *([Part("replicas", replicas.run, 2)] if settings.ledger.replicas else []),
-                *([Part("journal", writer.run, 2)] if writer else []),
-                *index.parts(3),
-                *([Part("nats-server", embedded.run, 4)] if embedded else []),
-            ],
-            stop=stop,
-            drain_s=settings.data.drain_s + 5,
+            recorder=Recorders(*(each for each in (self._journal, self._replicas) if each is not None)),
         )
 
+    def _project(self) -> None:
+        families: list[Callable[[], Iterator[Family]]] = [
+            lambda: state_families(self._routing.state, self._feeds),
+            lambda: trust_families(self._routing),
+            lambda: policy_families(self._routing),
+            lambda: queue_families(self._admission.statistics()),
+            lambda: http_families(self.data.statistics()),
+            lambda: prompt_families(self._prompts.statistics()),
+            self._index.families,
+        ]
+        if (journal := self._journal) is not None:
+            families.append(lambda: journal_families(journal.statistics()))
+        if (replicas := self._replicas) is not None:
+            families.append(lambda: replica_families(replicas))
+        for each in families:
+            Projection(self._registry, each)
 
-def _model_of(routing: Routing, worker_id: str) -> str | None:
-    worker = routing.state.fleet.worker(worker_id)
-    return None if worker is None else worker.registration.model
+    async def start(self, stop: asyncio.Event) -> None:
+        """The log is read, the fleet is known, and both planes' addresses are bound; raises what `_EXPECTED` names."""
+        settings = self._settings
+        await ensure_streams(self._log, settings.nats)
+        if self._journal is not None:
+            await ensure_journal(self._log, settings.journal, settings.nats)
+        await self.control.start()
+        await self._index.start()
+        await self._feeds.start()
+        if self._replicas is not None:
+            await self._replicas.start()
+        await self._feeds.acquainted(stop)
+        await self.data.start(settings.data.host, settings.data.port, reuse_port=settings.data.reuse_port)
+
+    def parts(self) -> list[Part]:
+        """Return what runs; what a later stage is needed for stops before it."""
+        return [
+            Part("data-plane", self.data.run, 0),
+            Part("control-plane", self.control.run, 1),
+            Part("admission", self._admission.run, 1),
+            *self._prompts.parts(1),
+            Part("feeds", self._feeds.run, 2),
+            Part("trust-watch", TrustWatch(self._routing, self._clock).run, 2),
+            Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),
+            *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),
+            *([] if self._journal is None else [Part("journal", self._journal.run, 2)]),
+            *self._index.parts(3),
+        ]
 
 
 def _folds(settings: RouterSettings, text: Text) -> StateSettings:
@@ -244,31 +288,10 @@ def _folds(settings: RouterSettings, text: Text) -> StateSettings:
     )
 
 
-async def _journal(
-    settings: RouterSettings, folds: StateSettings, index: EmbeddedIndex, log: EventLog, clock: Clock, instance: str
-) -> JournalWriter | None:
-    if not settings.journal.enabled:
-        return None
-    await ensure_journal(log, settings.journal, settings.nats)
-    name = router_name(settings.journal, instance)
-    return JournalWriter(log, clock, settings.journal, router=name, state=folds, kv_seq=index.log_seq)
-
-
-def _project(
-    registry: CollectorRegistry,
-    routing: Routing,
-    feeds: RouterFeeds,
-    admission: Admission,
-    index: EmbeddedIndex,
-    writer: JournalWriter | None,
-) -> None:
-    Projection(registry, lambda: state_families(routing.state, feeds))
-    Projection(registry, lambda: trust_families(routing))
-    Projection(registry, lambda: policy_families(routing))
-    Projection(registry, lambda: queue_families(admission.statistics()))
-    Projection(registry, index.families)
-    if writer is not None:
-        Projection(registry, lambda: journal_families(writer.statistics()))
+def _allow_many_sockets() -> None:
+    """As many files may be open as the system lets us have: every stream is two sockets."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _embedded_nats(settings: RouterSettings, cleanup: AsyncExitStack) -> EmbeddedNats | None:
@@ -286,12 +309,6 @@ async def _embedded_nats(settings: RouterSettings, cleanup: AsyncExitStack) -> E
             + _OTHER_STREAMS_BYTES,
         )
     )
-
-
-def _greet(settings: RouterSettings, data: HttpPlane, control: HttpServer, embedded: EmbeddedNats | None) -> None:
-    print(f"router on      http://{settings.data.host}:{data.port}  (mode {settings.policy.mode})")
-    print(f"control plane  http://{settings.control.host}:{control.port}")
-    print(f"event log      {embedded.url if embedded else settings.nats.url}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
             Else `admitted` or `refused` is called in its time, once, from `poke` or `run`; or, where the queue is full,
             `refused` at once. After `cancel` neither is
     poke    load fell, or a worker came back: whoever has room now goes on
-    run     lets time pass: who waited too long is refused, and room of which nobody told is found
+    run     lets time pass while anybody waits: who waited too long is refused, and room of which nobody told is found
 
 `admitted` decides, and promises the work, before it returns (`Routing.take`): whether there is room for the next
 depends on it. So who waited is placed by the index and the load of the moment in which it goes on.
@@ -17,6 +17,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+import structlog
+
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from router.core.admission import RequestQueue
@@ -28,6 +30,8 @@ from router.core.view import RouteRequest
 from router.core.waiting import Place, QueueLimits, QueueRefusal, QueueStatistics, Waiting
 from router.refusals import Refusal
 from router.routing import Routing
+
+_log = structlog.get_logger("router")
 
 LOOK_S = 0.05
 """How late a timeout may be, and how long room may be there of which nobody told."""
@@ -120,6 +124,9 @@ class FleetRoom:
             return self._routing.decide(request)
         except (NoEligibleWorker, WorkerNotNamed):
             return None
+        except Exception:  # noqa: BLE001 - a user's mode may raise anything; when the request goes on, it is told
+            _log.exception("mode_failed", mode=self._routing.policy.mode)
+            return None
 
 
 class Ticket:
@@ -176,6 +183,7 @@ class Admission:
         self._clock, self._room = clock, room
         self._queue = RequestQueue(limits)
         self._tickets: dict[int, Ticket] = {}
+        self._is_anybody_there = asyncio.Event()
         self._is_poked = self._is_letting_on = self._is_stopped = False
 
     def now_s(self) -> float:
@@ -186,7 +194,7 @@ class Admission:
         self, request: RouteRequest, admitted: Callable[[], None], refused: Callable[[Refusal], None]
     ) -> Ticket | None:
         """Return the ticket of a request that waits; None where one of the callbacks was called already."""
-        is_first = not self._queue.is_waited_for(request)
+        is_first = not (self._tickets and self._queue.is_waited_for(request))
         if is_first and self._room.has_room(request):
             admitted()
             return None
@@ -195,6 +203,7 @@ class Admission:
             refused(_refusal(placed))
             return None
         ticket = self._tickets[placed.arrival] = Ticket(self, placed, admitted, refused)
+        self._is_anybody_there.set()
         if self._is_stopped:
             self._refuse(self._queue.stop(self.now_s()))
         elif not is_first:
@@ -209,7 +218,7 @@ class Admission:
     def poke(self) -> None:
         """Whoever has room now goes on; from within a callback, once that has returned."""
         self._is_poked = True
-        if self._is_letting_on:
+        if self._is_letting_on or not self._tickets:
             return
         self._is_letting_on = True
         try:
@@ -230,8 +239,11 @@ class Admission:
     async def run(self, stop: asyncio.Event) -> None:
         """Let time pass until `stop` is set; who waits then, or would later, is refused."""
         while not stop.is_set():
-            await until(stop, self._clock.sleep(LOOK_S))
-            self.look()
+            await until(stop, self._is_anybody_there.wait())
+            self._is_anybody_there.clear()
+            while self._tickets and not stop.is_set():
+                await until(stop, self._clock.sleep(LOOK_S))
+                self.look()
         self._is_stopped = True
         self._refuse(self._queue.stop(self.now_s()))
 

@@ -11,7 +11,8 @@
 | `x-request-priority` | a whole number: more comes sooner out of the queue | `nvext.agent_hints.priority`, `priority` |
 | `x-request-strict-priority` | a whole number: before all with a lower one | `nvext.agent_hints.strict_priority` |
 
-A header that cannot be read is refused by its name. Source: `routing.md`, "Constraints"; `dynamo_reference.md` 7.
+A header that cannot be read is refused by its name; `x-request-id` is replaced. Source: `routing.md`, "Constraints";
+`dynamo_reference.md` 7.
 """
 
 import math
@@ -28,6 +29,13 @@ from router.tokens import Prompt
 TAINTS_MAX = 16
 _NAME_CHARACTERS_MAX = 128
 _WEIGHT_MAX = 1e6
+_CONSTRAINTS = frozenset(
+    {
+        b"x-worker-instance-id", b"x-dp-rank", b"x-session-id", b"x-required-taints", b"x-preferred-taints",
+        b"x-request-priority", b"x-request-strict-priority",
+    }
+)  # fmt: skip
+"""Headers without which, and without `nvext`, a request asks for nothing in particular: most do."""
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 
 
@@ -45,19 +53,36 @@ class Asked:
         Raises:
             RequestInvalid: a header says what it may not.
         """
-        extension, decision_id = inbound.extension, self._new_id()
+        decision_id = self._new_id()
+        request_id = _name(headers, b"x-request-id") or self._new_id()
+        isl_tokens, sequence_hashes = (0, b"") if prompt is None else (prompt.token_count, prompt.sequence_hashes)
+        max_tokens = inbound.limit_tokens or 0
+        if inbound.nvext is None and inbound.priority is None and _CONSTRAINTS.isdisjoint(headers):
+            return RouteRequest(
+                decision_id=decision_id,
+                request_id=request_id,
+                model=inbound.model,
+                isl_tokens=isl_tokens,
+                block_size=hashing.block_size,
+                hash_scheme=hashing.scheme,
+                sequence_hashes=sequence_hashes,
+                max_tokens=max_tokens,
+                lora=lora,
+                tenant=tenant,
+            )
+        extension = inbound.extension
         hints = extension.hints
         return RouteRequest(
             decision_id=decision_id,
-            request_id=_name(headers, b"x-request-id") or self._new_id(),
+            request_id=request_id,
             model=inbound.model,
-            isl_tokens=0 if prompt is None else prompt.token_count,
+            isl_tokens=isl_tokens,
             block_size=hashing.block_size,
             hash_scheme=hashing.scheme,
-            sequence_hashes=b"" if prompt is None else prompt.sequence_hashes,
-            max_tokens=inbound.limit_tokens or 0,
+            sequence_hashes=sequence_hashes,
+            max_tokens=max_tokens,
             lora=lora,
-            session_id=_name(headers, b"x-session-id"),
+            session_id=_session(headers),
             priority=_whole(headers, b"x-request-priority", _first(hints.priority, int(inbound.priority or 0))),
             strict_priority=_whole(headers, b"x-request-strict-priority", hints.strict_priority or 0),
             tenant=tenant,
@@ -85,6 +110,14 @@ def _name(headers: Headers, header: bytes) -> str:
     except UnicodeDecodeError:
         return ""
     return value if len(value) <= _NAME_CHARACTERS_MAX and value.isprintable() else ""
+
+
+def _session(headers: Headers) -> str:
+    session, found = _name(headers, b"x-session-id"), headers.get(b"x-session-id")
+    if found and not session:
+        shown = found[:_NAME_CHARACTERS_MAX].decode("utf-8", "replace")
+        raise RequestInvalid("x-session-id", shown, f"1..{_NAME_CHARACTERS_MAX} printable characters")
+    return session
 
 
 def _names(headers: Headers, header: bytes) -> tuple[str, ...]:
@@ -120,7 +153,7 @@ def _whole(headers: Headers, header: bytes, otherwise: int) -> int:
 
 def _pinned_worker(inbound: Inbound, headers: Headers) -> str | None:
     raw = headers.get(b"x-worker-instance-id")
-    if raw is not None:
+    if raw:
         return raw.decode("utf-8", "replace")
     extension = inbound.extension
     named = extension.backend_instance_id if extension.backend_instance_id is not None else extension.decode_worker_id

@@ -67,7 +67,7 @@ class Asking:
         began_s = perf_counter()
         inbound = self.inbound = decode_inbound(self.exchange.path, self.exchange.body)
         self._began_s = perf_counter()
-        self.serving.metrics.stage("parse", self._began_s - began_s)
+        self.serving.metrics.parsed(self._began_s - began_s)
         prompt = self.serving.prompt_of(inbound)
         if isinstance(prompt, asyncio.Future):
             self._awaited = prompt

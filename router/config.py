@@ -227,6 +227,9 @@ class FailuresSection(Section):
 
     connect_s: float = Field(2.0, gt=0, le=60, description="how long a connection may take")
     first_byte_s: float = Field(120.0, gt=0, le=3600, description="how long an answer may take to begin")
+    whole_s: float = Field(
+        600.0, gt=0, le=86_400, description="how long an answer that is not streamed may take to begin: it comes whole"
+    )
     between_bytes_s: float = Field(60.0, gt=0, le=3600, description="how long an answer may pause")
     total_s: float = Field(
         3600.0, gt=0, le=86_400, description="how long an answer may take from its request to its end"

@@ -89,7 +89,7 @@ class ControlPlane:
             message = f"id: found {request.match_info['id']!r}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
         decision = record.decision
-        return json_response({"decision": decision, "outcome": record.outcome, "explanation": explain(decision)})
+        return json_response({"decision": decision, "outcome": _told(record), "explanation": explain(decision)})
 
     async def _workers(self, _: web.Request) -> web.Response:
         known, now_s = self._routing.state.fleet, self._routing.clock.now()
@@ -225,8 +225,13 @@ def _summary(record: DecisionRecord) -> dict[str, object]:
         "predicted_blocks": decision.chosen.predicted_blocks,
         "trust": decision.chosen.trust,
         "margin_blocks": decision.margin_blocks,
-        "outcome": record.outcome,
+        "outcome": _told(record),
     }
+
+
+def _told(record: DecisionRecord) -> dict[str, object] | None:
+    """Return how a decision turned out, by name: the journal's form has none."""
+    return None if record.outcome is None else msgspec.structs.asdict(record.outcome)
 
 
 def _worker(

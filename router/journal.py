@@ -1,7 +1,7 @@
 """The journal's writer: what was applied goes to `kv.v1.journal.<router>`, in its order, off the requests' path.
 
     record          a bounded buffer takes it; when it is full the oldest gives way, and is counted
-    every `PERIOD_S`, or when a quarter of the buffer is full
+    `PERIOD_S` after the first, or when a quarter of the buffer is full
                     what is there is made small, encoded and published, a message at a time, each until it is confirmed
     the log away    what was not published waits, the buffer fills
     next message    begins with `Lost`, where any gave way since the last
@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from kv_protocol import subjects
-from kv_protocol.journal import MESSAGE_BYTES_MAX, JournalBegan, Lost, encode_record, pack_journal
+from kv_protocol.journal import MESSAGE_BYTES_MAX, JournalBegan, JournalRecord, Lost, encode_record, pack_journal
 from kv_runtime.clock import Clock
 from kv_runtime.config import NatsSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamSpec
@@ -31,7 +31,7 @@ from router.core.recording import Recordable, Shortener
 from router.core.state_settings import StateSettings
 
 PERIOD_S = 0.05
-_SLICE = 32
+_SLICE = 64
 """Inputs that are encoded at a time; others have the process between two slices."""
 _AGAIN_S = 0.5
 _RECORD_BYTES_MAX = MESSAGE_BYTES_MAX - 64
@@ -61,6 +61,15 @@ async def ensure_journal(log: EventLog, settings: JournalSection, nats: NatsSect
             replicas=nats.replicas,
         )
     )
+
+
+def _encoded(record: JournalRecord) -> bytes:
+    """Return the record's bytes; none where it holds what the form has no room for: no record may end the process."""
+    try:
+        return encode_record(record)
+    except (OverflowError, TypeError, ValueError) as error:
+        _log.error("record_not_written", kind=type(record).__name__, reason=str(error))
+        return b""
 
 
 class JournalStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +116,7 @@ class JournalWriter:
         self._early = settings.buffer_records_max // 4
         self._buffer: deque[Recordable] = deque(maxlen=self._records_max)
         self._kv_seqs: deque[int] = deque(maxlen=self._records_max)  # of each of the buffer; pairs would be garbage
-        self._due = asyncio.Event()
+        self._begun, self._due = asyncio.Event(), asyncio.Event()
         self._pushed_out = 0
         self._shortener = Shortener()
         self._encoded: deque[tuple[bytes, int]] = deque()
@@ -123,7 +132,9 @@ class JournalWriter:
     def record(self, what: Recordable) -> None:
         """`what` was applied: it will be in the log, unless it has to give way."""
         waiting = len(self._buffer)
-        if waiting >= self._early:
+        if not waiting:
+            self._begun.set()
+        elif waiting >= self._early:
             self._due.set()
             self._pushed_out += waiting == self._records_max
         self._buffer.append(what)
@@ -135,22 +146,26 @@ class JournalWriter:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Publish until `stop` is set, and then what is left, as far as the log takes it at once."""
-        while not stop.is_set():
-            await self._wait(stop, PERIOD_S)
-            while self._has_any and self._event_log.is_connected and not stop.is_set():
-                if not await self._publish_next():
-                    await self._wait(stop, _AGAIN_S)
+        await until(stop, self._write())
         while self._has_any and await self._publish_next():
             pass
         if left := self._waiting():
             self._lost += left
             _log.warning("journal_cut_short", records=left)
 
-    async def _wait(self, stop: asyncio.Event, seconds: float) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await until(stop, self._due.wait())
-        self._due.clear()
+    async def _write(self) -> None:
+        """Publish for ever. Whoever cancels it may publish what was under way once more: it has its id."""
+        while True:
+            if not self._has_any:
+                await self._begun.wait()
+            self._begun.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._due.wait()
+            self._due.clear()
+            while self._has_any and self._event_log.is_connected:
+                if not await self._publish_next():
+                    await self._clock.sleep(_AGAIN_S)
 
     async def _publish_next(self) -> bool:
         """Publish one message; return whether the log has it."""
@@ -176,21 +191,25 @@ class JournalWriter:
     async def _encode(self) -> None:
         """Encode what waits, or as much of it as a message takes."""
         while self._buffer and self._encoded_bytes < MESSAGE_BYTES_MAX:
-            for _ in range(min(_SLICE, len(self._buffer))):
-                self._encode_one()
+            self._encode_some(min(_SLICE, len(self._buffer)))
             await asyncio.sleep(0)
 
-    def _encode_one(self) -> None:
+    def _encode_some(self, count: int) -> None:
+        """Encode the oldest of what waits."""
         if self._pushed_out:
             self._add_lost(self._pushed_out)
             self._pushed_out = 0
-        for record in self._shortener.records(self._buffer.popleft(), self._kv_seqs.popleft()):
-            encoded = encode_record(record)
-            if len(encoded) <= _RECORD_BYTES_MAX:
-                self._encoded.append((encoded, 1))
-                self._encoded_bytes += len(encoded)
-            else:
-                self._add_lost(1)
+        inputs, kv_seqs, keep = self._buffer.popleft, self._kv_seqs.popleft, self._encoded.append
+        encoded_bytes = 0
+        for _ in range(count):
+            for record in self._shortener.records(inputs(), kv_seqs()):
+                encoded = _encoded(record)
+                if 0 < len(encoded) <= _RECORD_BYTES_MAX:
+                    keep((encoded, 1))
+                    encoded_bytes += len(encoded)
+                else:
+                    self._add_lost(1)
+        self._encoded_bytes += encoded_bytes
 
     def _add_lost(self, count: int) -> None:
         encoded = encode_record(Lost(now_s=self._clock.now(), count=count))

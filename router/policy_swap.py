@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from kv_runtime.config import ConfigurationError
 from router.config import PolicySection
-from router.core.policies import Mode
+from router.core.policies import MODES, Mode
 from router.core.policy import CostParameters, Policy
 
 FIELDS = (*(name for name in Policy.__struct_fields__ if name != "parameters"), *CostParameters.__struct_fields__)
@@ -38,12 +38,13 @@ def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode],
         for name, value in named.items()
         if name not in FIELDS
     ]
-    if not problems and "mode" in named and named["mode"] not in modes:
+    if not problems and "mode" in named and named["mode"] not in tuple(modes):
         problems.append(f"policy.mode: found {named['mode']!r}, allowed {', '.join(modes)}")
     if problems:
         raise ConfigurationError(problems)
+    user_modes = tuple(name for name in modes if name not in MODES)
     try:
-        section = PolicySection(**{**({} if whole else fields_of(policy)), **named})
+        section = PolicySection(user_modes=user_modes, **{**({} if whole else fields_of(policy)), **named})
     except ValidationError as error:
         raise ConfigurationError([_problem(found) for found in error.errors()]) from error
     return section.policy()

@@ -4,8 +4,9 @@
     apply(event, router)    what another router told is handed to the caller, who applies it to its state
 
 One `Replication` for each model decides (`router/core/replication.py`); this is its network. News waits `FLUSH_S` for
-more, and never for an answer. While the log is away nothing is sent, and silence means nothing; once it is back, the
-next beat tells the others what they missed.
+more, and never for an answer; while no other router is there, there is a turn for every beat, and no other. While the
+log is away nothing is sent, and silence means nothing; once it is back, the next beat tells the others what they
+missed.
 """
 
 import asyncio
@@ -18,15 +19,17 @@ import structlog
 
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.journal import LedgerApplied
+from kv_protocol.journal import LedgerApplied, OutcomeKnown
 from kv_protocol.ledger import ENDINGS, Expired, LeaseEvent, LedgerEvent, Reconciled, Routed, Unreported
-from kv_protocol.replicas import decode_replica, encode_replica
+from kv_protocol.replicas import BEAT_S, decode_replica, encode_replica
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, counter, gauge
+from router.core.recording import Recordable
 from router.core.replica_peer import Skew
 from router.core.replication import Apply, Effect, ReplicaStatistics, Replication
+from router.core.verdict import Taken
 
 TICK_S = 0.1
 FLUSH_S = 0.005
@@ -81,29 +84,40 @@ class Replicas:
         await self._event_log.listen(subjects.LEDGER_ALL, self._on_message)
         await self._event_log.listen(subjects.ledger_of("*", self._router_id), self._on_message)
 
-    def record(self, what: object) -> None:
+    def record(self, what: Recordable) -> None:
         """Tell of what was applied, where it is of an own lease: a `Recorder` of the router's."""
-        if type(what) is LedgerApplied and not what.router:
+        if isinstance(what, Taken):
+            self._begun(what.promise)
+        elif isinstance(what, OutcomeKnown):
+            self._gone_on(what.ending)
+        elif isinstance(what, LedgerApplied) and not what.router:
             self.tell(what.event)
 
     def tell(self, event: LedgerEvent) -> None:
         """The event was applied here; what engines report is not told."""
-        if isinstance(event, Reconciled | Unreported):
-            return
         if isinstance(event, Routed):
-            replication = self._of_worker(event.worker_id)
-            if replication is None:
-                return
-            self._of_lease[event.lease_id] = replication
+            self._begun(event)
+        elif not isinstance(event, Reconciled | Unreported):
+            self._gone_on(event)
+
+    def _begun(self, routed: Routed) -> None:
+        replication = self._of_worker(routed.worker_id)
+        if replication is not None:
+            self._of_lease[routed.lease_id] = replication
+            self._told(replication, routed)
+
+    def _gone_on(self, event: LeaseEvent) -> None:
+        is_over = isinstance(event, ENDINGS)
+        replication = self._of_lease.pop(event.lease_id, None) if is_over else self._of_lease.get(event.lease_id)
+        if replication is None:
+            self._tell_of_others(event)
         else:
-            replication = self._of_lease.get(event.lease_id)
-            if replication is None:
-                self._tell_of_others(event)
-                return
-            if isinstance(event, ENDINGS):
-                del self._of_lease[event.lease_id]
+            self._told(replication, event)
+
+    def _told(self, replication: Replication, event: LeaseEvent) -> None:
         replication.told(event)
-        self._news.set()
+        if not replication.is_alone:
+            self._news.set()
 
     def _tell_of_others(self, event: LeaseEvent) -> None:
         if isinstance(event, Expired):
@@ -130,13 +144,18 @@ class Replicas:
     async def run(self, stop: asyncio.Event) -> None:
         """Send and let time pass until `stop` is set; what was told before has then been sent, if it could be."""
         while not stop.is_set():
-            await self._turn()
             self._news.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TICK_S):
-                    await until(stop, self._news.wait())
-            await until(stop, self._clock.sleep(FLUSH_S))
+            await self._turn()
+            await until(stop, self._pause())
         await self._turn()
+
+    async def _pause(self) -> None:
+        """Wait for news, and a moment for more; or until it is time for a turn all the same."""
+        is_alone = all(each.is_alone for each in self._replications.values())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_S if is_alone else TICK_S):
+                await self._news.wait()
+            await self._clock.sleep(FLUSH_S)
 
     async def _turn(self) -> None:
         now_s = self._clock.now()

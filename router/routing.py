@@ -1,13 +1,14 @@
 """Decisions in motion: the pure core with the router's clock, index and log of decisions around it.
 
 decide   one moment's view, the policy in force, the next seed
-take     the decision counts: it is recorded, and its work is promised under a lease
+take     the decision counts: it is recorded with its promise, under a lease
 lease    first token, bytes flowing, the end; each told to the ledger
 apply    the one way by which the state changes: fleet, heartbeats, promises, outcomes, policy. All of it is recorded
 """
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from time import perf_counter
 from typing import Literal, Protocol
 
@@ -17,7 +18,7 @@ from indexer.embedded import OverlapColumns, RankView, is_blind
 from kv_protocol.decision import Decision
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import LedgerApplied, OutcomeKnown, PolicyChanged, TimePassed
-from kv_protocol.ledger import Cancelled, Finished, FirstToken, LedgerEvent, Renewed, Routed
+from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
 from kv_protocol.splitmix import splitmix64
 from kv_runtime.clock import Clock
 from router.core.decide import decide
@@ -26,7 +27,7 @@ from router.core.policy import Policy
 from router.core.recording import Recorder, Recorders, RefusedRequest
 from router.core.state import Applied, RouterState
 from router.core.trust import Trust, trust_of
-from router.core.verdict import Verdict
+from router.core.verdict import Verdict, taken
 from router.core.view import RouteRequest
 
 OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
@@ -53,7 +54,7 @@ class Readiness(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
-class DecisionRecord(msgspec.Struct, kw_only=True):
+class DecisionRecord(msgspec.Struct):
     """A verdict and, once known, its outcome."""
 
     verdict: Verdict
@@ -66,46 +67,51 @@ class DecisionRecord(msgspec.Struct, kw_only=True):
 
 
 class DecisionLog:
-    """The newest decisions, by their id and by their request's."""
+    """The newest decisions. They are many, and seldom looked for: who does, looks at one after the other."""
 
     def __init__(self, decisions_max: int) -> None:
-        self._decisions_max = decisions_max
-        self._records: OrderedDict[str, DecisionRecord] = OrderedDict()
-        self._of_request: dict[str, str] = {}
+        self._records: deque[DecisionRecord] = deque(maxlen=decisions_max)
 
     def add(self, verdict: Verdict) -> DecisionRecord:
         """Keep a decision; the oldest gives way."""
-        request = verdict.request
-        record = self._records[request.decision_id] = DecisionRecord(verdict=verdict)
-        self._of_request[request.request_id] = request.decision_id
-        if len(self._records) > self._decisions_max:
-            decision_id, oldest = self._records.popitem(last=False)
-            if self._of_request.get(oldest.verdict.request.request_id) == decision_id:
-                del self._of_request[oldest.verdict.request.request_id]
+        record = DecisionRecord(verdict)
+        self._records.append(record)
         return record
 
     def find(self, any_id: str) -> DecisionRecord | None:
         """Return the decision with this id, or a request's last one."""
-        return self._records.get(any_id) or self._records.get(self._of_request.get(any_id, ""))
+        of_request: DecisionRecord | None = None
+        for record in reversed(self._records):
+            request = record.verdict.request
+            if request.decision_id == any_id:
+                return record
+            if of_request is None and request.request_id == any_id:
+                of_request = record
+        return of_request
 
     def newest(self, count: int) -> list[DecisionRecord]:
         """Return the newest decisions, newest first."""
-        return list(reversed(self._records.values()))[:count]
+        return list(islice(reversed(self._records), count))
 
 
 class Lease:
     """One request's promise at one rank; `end` is idempotent."""
 
+    __slots__ = (
+        "_began_s", "_first_token_s", "_is_over", "_lease_id", "_record", "_renew_every_s", "_renewed_s", "_routing",
+        "decode_s",
+    )  # fmt: skip
+
     def __init__(self, routing: "Routing", record: DecisionRecord, lease_s: float) -> None:
         self._routing = routing
         self._record = record
-        self._lease_id = record.verdict.decision_id
+        self._lease_id = record.verdict.request.decision_id
         self._renew_every_s = lease_s / 4
-        self._began_s = self._renewed_s = routing.clock.now()
+        self._began_s = self._renewed_s = record.verdict.now_s
         self._first_token_s: float | None = None
         self.decode_s: float | None = None
         """From the first token to the end; None until then, and where there was none."""
-        self._ended = False
+        self._is_over = False
 
     @property
     def ttft_s(self) -> float | None:
@@ -128,23 +134,30 @@ class Lease:
             self._renewed_s = now_s
             self._routing.tell(Renewed(lease_id=self._lease_id))
 
-    def end(self, outcome: OutcomeName, cached_tokens: int | None = None, output_tokens: int | None = None) -> None:
+    def end(
+        self,
+        outcome: OutcomeName,
+        cached_tokens: int | None = None,
+        output_tokens: int | None = None,
+        *,
+        came_whole: bool = False,
+    ) -> None:
         """The request is over at this rank; nothing is promised any more.
 
-        `cached_tokens` are what the worker says it reused of the prompt, `output_tokens` what it says it answered with.
+        `cached_tokens` are what the worker says it reused of the prompt, `output_tokens` what it says it answered with;
+        `came_whole`: the answer was there at once, its first token with its last.
         """
-        if self._ended:
+        if self._is_over:
             return
-        self._ended = True
-        lease_id = self._lease_id
-        ended = Cancelled(lease_id=lease_id) if outcome == "cancelled" else Finished(lease_id=lease_id)
-        self._routing.tell(ended)
+        self._is_over = True
         now_s = self._routing.clock.now()
+        if came_whole and self._first_token_s is None:
+            self._first_token_s = now_s
         if self._first_token_s is not None:
             self.decode_s = now_s - self._first_token_s
         known = self._record.outcome = OutcomeKnown(
             now_s=now_s,
-            decision_id=lease_id,
+            decision_id=self._lease_id,
             outcome=outcome,
             cached_tokens=cached_tokens,
             ttft_s=self.ttft_s,
@@ -210,23 +223,10 @@ class Routing:
         self.match_s, self.choose_s = viewed_s - began_s, perf_counter() - viewed_s
         return verdict
 
-    def take(self, request: RouteRequest, verdict: Verdict) -> Lease:
+    def take(self, verdict: Verdict) -> Lease:
         """The request goes where `verdict` says: recorded and promised."""
         self._taken += 1
-        self.apply(verdict)
-        held_blocks = min(verdict.expected_blocks, request.reusable_blocks)
-        self.tell(
-            Routed(
-                lease_id=request.decision_id,
-                worker_id=verdict.winner.worker_id,
-                dp_rank=verdict.winner.dp_rank,
-                blocks=request.sequence_hashes,
-                uncached_tokens=request.isl_tokens - held_blocks * request.block_size,
-                extra_blocks=int(request.isl_tokens % request.block_size > 0),
-                epoch=verdict.epoch,
-                session_id=request.session_id,
-            )
-        )
+        self.apply(taken(verdict))
         return Lease(self, self.decisions.add(verdict), self._lease_s)
 
     def refuse(self, request: RouteRequest, error: NoEligibleWorker) -> None:

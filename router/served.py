@@ -29,7 +29,7 @@ from router.http.exchange import Exchange, Phase
 from router.refusals import Refusal, Refused
 from router.routing import OutcomeName
 from router.serving import Serving
-from router.usage import usage_in
+from router.usage import NOTHING_SAID, Usage, usage_in
 
 
 class Served(Asking):
@@ -57,8 +57,9 @@ class Served(Asking):
         self._ticket = self.serving.admission.ask(self.route, self._admitted, self._turned_away)
 
     def _admitted(self) -> None:
-        self._waited()
-        self._decide()
+        if self._ticket is not None:
+            self._waited()
+        self._refusing(self._decide)
 
     def _turned_away(self, refusal: Refusal) -> None:
         self._waited()
@@ -81,7 +82,7 @@ class Served(Asking):
             return
         if self._failed is not None:
             serving.metrics.retried(self._failed.phase)
-        self._attempt = Attempt(verdict, serving.routing.take(route, verdict))
+        self._attempt = Attempt(verdict, serving.routing.take(verdict))
         serving.metrics.decided(verdict)
         self._forward(verdict)
 
@@ -96,7 +97,7 @@ class Served(Asking):
         """Return the header lines that say how it was routed; None where another rank is to be tried."""
         attempt = self._attempt
         assert attempt is not None
-        if not attempt.heard(status, self.serving.busy_s(retry_after)):
+        if not attempt.heard(status, lambda: self.serving.busy_s(retry_after)):
             return None
         return self.serving.answer_headers(attempt.verdict, self.inbound)
 
@@ -109,10 +110,13 @@ class Served(Asking):
         attempt = self._attempt
         assert attempt is not None
         attempt.lease.first_token()
+        self._begun(attempt)
+        self.serving.admission.poke()
+
+    def _begun(self, attempt: Attempt) -> None:
         ttft_s = attempt.lease.ttft_s
         if ttft_s is not None and attempt.is_answered:
             self.serving.metrics.first_token(self._mode, ttft_s)
-        self.serving.admission.poke()
 
     def on_bytes(self) -> None:
         """The answer goes on."""
@@ -125,7 +129,10 @@ class Served(Asking):
         assert attempt is not None
         is_ok = attempt.is_answered
         usage = usage_in(tail)
-        self._end_attempt("ok" if is_ok else "refused", usage.cached_tokens, usage.output_tokens)
+        came_whole = bool(tail) and attempt.lease.ttft_s is None
+        self._end_attempt("ok" if is_ok else "refused", usage, came_whole=came_whole)
+        if came_whole:
+            self._begun(attempt)
         if is_ok:
             self.serving.settled(attempt, usage)
         self._end("ok" if is_ok else "refused")
@@ -135,7 +142,9 @@ class Served(Asking):
         attempt = self._attempt
         assert attempt is not None
         attempt.phase, attempt.reason = phase, reason
-        if begun:
+        if phase == "local":
+            self._refuse(refusals.unavailable(reason, "overloaded"))
+        elif begun:
             self._end_attempt("failed")
             self._end("failed")
         else:
@@ -157,7 +166,7 @@ class Served(Asking):
 
     def _retry(self) -> None:
         if not self._over:
-            self._decide()
+            self._refusing(self._decide)
 
     # ------------------------------------------------------------------------------------------- the end
 
@@ -174,16 +183,17 @@ class Served(Asking):
         self._end("cancelled")
 
     def _refuse(self, refusal: Refusal) -> None:
+        self._end_attempt("failed")
         self._end(refusal.outcome)
-        self.exchange.answer(refusal.status, refusal.body, headers=refusal.headers)
+        named = self.route.request_id if hasattr(self, "route") else ""
+        headers = (*refusal.headers, (b"x-request-id", named.encode())) if named else refusal.headers
+        self.exchange.answer(refusal.status, refusal.body, headers=headers)
 
-    def _end_attempt(
-        self, outcome: OutcomeName, cached_tokens: int | None = None, output_tokens: int | None = None
-    ) -> None:
+    def _end_attempt(self, outcome: OutcomeName, usage: Usage = NOTHING_SAID, *, came_whole: bool = False) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
-        attempt.lease.end(outcome, cached_tokens, output_tokens)
+        attempt.lease.end(outcome, usage.cached_tokens, usage.output_tokens, came_whole=came_whole)
         self.serving.attempt_ended(attempt, is_gone=outcome == "cancelled", erred_before=self._erred_at)
 
     def _end(self, outcome: str) -> None:

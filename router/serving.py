@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 from xxhash import xxh3_64_intdigest
@@ -17,6 +18,7 @@ from router.admission import Admission
 from router.asked import Asked
 from router.attempt import Attempt
 from router.config import RouterSettings
+from router.core.eligibility import reason_kind
 from router.core.errors import NoEligibleWorker, WorkerNotNamed
 from router.core.tenants import TenantNames
 from router.core.verdict import Verdict
@@ -34,10 +36,25 @@ _BACK_OFF_S = 0.02
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 _BUSY_S = 1.0
 
+_THE_CLIENTS_WORD = frozenset({"pinned", "taint", "lora"})
+"""Why nobody may take a request that asks for what nobody is: its own fault, and not worth coming again for."""
 _PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
 """Headers of a client that workers get, too."""
+_PASSED_ON_NAMES = frozenset(_PASSED_ON)
+
+_RANKS_MAX = 4096
+"""Ranks whose header lines are kept."""
 
 _log = structlog.get_logger("router")
+
+
+class _Model(NamedTuple):
+    """What a name that requests use means, until the fleet changes, or time has changed who is fit."""
+
+    hashing: Hashing
+    lora: str
+    fleet_changes: int
+    valid_until_s: float
 
 
 class Serving:
@@ -60,6 +77,11 @@ class Serving:
         self._inflight_max = settings.queue.inflight_requests_max
         self._prompts, self._tenants, self._settings = prompts, tenants, settings
         self._asked = Asked(new_id)
+        limits = settings.failures
+        self._limits = limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s
+        self._whole_limits = limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s
+        self._models: dict[str, _Model] = {}
+        self._rank_lines: dict[WorkerRank, bytes] = {}
         self._worker_headers = _worker_headers(settings.data.worker_token.get_secret_value())
 
     def begin(self) -> Refusal | None:
@@ -81,33 +103,36 @@ class Serving:
             RequestInvalid, TextError: there is none.
             Refused: nobody serves the model.
         """
-        hashing, state = self._hashing(inbound.model), self.routing.state
+        model, state = self._model(inbound.model), self.routing.state
         if not (state.modes[state.policy.mode].reads_overlap or self._settings.tokens.always):
             return None
-        return self._prompts.prompt(inbound, hashing, state.fleet.lora_of(inbound.model))
+        return self._prompts.prompt(inbound, model.hashing, model.lora)
 
     def route_request(self, inbound: Inbound, headers: Headers, prompt: Prompt | None) -> RouteRequest:
         """Return what routing reads of the request; raise `RequestInvalid`, `Refused`."""
-        hashing = self._hashing(inbound.model) if prompt is None else prompt.hashing
-        lora, tenant = self.routing.state.fleet.lora_of(inbound.model), self._tenants.name(headers.get)
-        return self._asked.route_request(inbound, headers, hashing, prompt, lora=lora, tenant=tenant)
+        model = self._model(inbound.model)
+        hashing = model.hashing if prompt is None else prompt.hashing
+        tenant = self._tenants.name(headers.get)
+        return self._asked.route_request(inbound, headers, hashing, prompt, lora=model.lora, tenant=tenant)
 
-    def _hashing(self, model: str) -> Hashing:
-        fleet = self.routing.state.fleet
-        hashing = fleet.hashing(model, self.routing.clock.now())
-        if hashing is not None:
-            return hashing
-        models = fleet.models()
-        if not models:
-            raise Refused(refusals.unavailable("no worker is registered yet", "no_worker"))
-        message = f"model: found {model!r}, allowed {', '.join(models)}"
-        raise Refused(refusals.invalid(message, "model", "model_not_found", status=404))
+    def _model(self, name: str) -> _Model:
+        fleet, now_s = self.routing.state.fleet, self.routing.clock.now()
+        known = self._models.get(name)
+        if known is not None and known.fleet_changes == fleet.changes and now_s < known.valid_until_s:
+            return known
+        hashing = fleet.hashing(name, now_s)
+        if hashing is None:
+            self._models.pop(name, None)
+            raise Refused(_unknown_model(name, fleet.models()))
+        valid_until_s = fleet.valid_until_s(fleet.serving(name), now_s)
+        known = self._models[name] = _Model(hashing, fleet.lora_of(name), fleet.changes, valid_until_s)
+        return known
 
     # ------------------------------------------------------------------------------------------- deciding
 
     def decide(self, route: RouteRequest) -> Verdict:
         """Return who takes the request; raise `Refused` where nobody may."""
-        routing, stage = self.routing, self.metrics.stage
+        routing = self.routing
         try:
             verdict = routing.decide(route)
         except WorkerNotNamed as error:
@@ -117,9 +142,7 @@ class Serving:
             raise Refused(_nobody(error)) from error
         if not verdict.meets_targets:
             self._unmet(verdict)
-        stage("match", routing.match_s)
-        stage("choose", routing.choose_s)
-        stage("total", routing.match_s + routing.choose_s)
+        self.metrics.chosen(routing.match_s, routing.choose_s)
         return verdict
 
     def _unmet(self, verdict: Verdict) -> None:
@@ -140,32 +163,36 @@ class Serving:
         worker = self.routing.state.fleet.worker(verdict.winner.worker_id)
         if worker is None:
             return None
-        told, limits = worker.registration, self._settings.failures
-        headers = b"%sx-request-id: %s\r\n" % (self._worker_headers, verdict.request.request_id.encode())
-        body: bytes | tuple[bytes, ...] = exchange.body
-        if told.accepts_token_ids:
-            headers = b"%sx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
-            if prompt is not None:
-                body = with_prompt_ids(exchange.body, prompt.ids, prompt.encoded)
-        for name in _PASSED_ON:
-            if (value := exchange.headers.get(name)) is not None:
-                headers = b"%s%s: %s\r\n" % (headers, name, value)
-        return OutboundCall(
-            told.base_url, inbound.path, headers, body,
-            limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s,
-        )  # fmt: skip
+        told, body = worker.registration, exchange.body
+        limits = self._limits if inbound.stream else self._whole_limits
+        headers = b"%bx-request-id: %b\r\n" % (self._worker_headers, verdict.request.request_id.encode())
+        if not _PASSED_ON_NAMES.isdisjoint(exchange.headers):
+            headers += _passed_on(exchange.headers)
+        if not told.accepts_token_ids:
+            return OutboundCall(told.base_url, inbound.path, headers, body, *limits)
+        headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
+        parts = body if prompt is None else with_prompt_ids(body, prompt.ids, prompt.encoded)
+        return OutboundCall(told.base_url, inbound.path, headers, parts, *limits)
 
     def answer_headers(self, verdict: Verdict, inbound: Inbound) -> bytes:
         """Return the header lines by which the client learns how it was routed."""
-        winner, request = verdict.winner, verdict.request
-        lines = (
-            f"x-request-id: {request.request_id}\r\nx-decision-id: {request.decision_id}\r\n"
-            f"x-worker-instance-id: {winner.worker_id}\r\nx-dp-rank: {winner.dp_rank}\r\n"
-            f"x-overlap-blocks: {verdict.overlap_blocks}\r\n"
+        request = verdict.request
+        lines = b"x-request-id: %b\r\nx-decision-id: %b\r\n%bx-overlap-blocks: %d\r\n" % (
+            request.request_id.encode(),
+            request.decision_id.encode(),
+            self._rank_lines.get(verdict.winner) or self._lines_of(verdict.winner),
+            verdict.overlap_blocks,
         )
         if ignored := inbound.ineffective:
-            lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n"
-        return lines.encode()
+            lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n".encode()
+        return lines
+
+    def _lines_of(self, rank: WorkerRank) -> bytes:
+        if len(self._rank_lines) >= _RANKS_MAX:
+            self._rank_lines.clear()
+        lines = f"x-worker-instance-id: {rank.worker_id}\r\nx-dp-rank: {rank.dp_rank}\r\n".encode()
+        self._rank_lines[rank] = lines
+        return lines
 
     def busy_s(self, retry_after: bytes) -> float:
         """Return how long a worker that is busy wants to be left alone."""
@@ -186,7 +213,11 @@ class Serving:
 
     def attempt_ended(self, attempt: Attempt, *, is_gone: bool, erred_before: tuple[WorkerRank, ...]) -> None:
         """An attempt at a rank is over; its breaker, and whoever waits in the queue, learn of it."""
-        rank, outcome = attempt.verdict.winner, "cancelled" if is_gone else attempt.outcome
+        outcome = "cancelled" if is_gone else attempt.outcome
+        if outcome == "ok" and not erred_before and self.routing.state.breakers.are_all_closed:
+            self.admission.poke()  # nothing is held against anybody, and nothing will be
+            return
+        rank = attempt.verdict.winner
         if outcome in ("failed", "erred"):
             _log.warning("worker_failed", worker=rank.worker_id, phase=attempt.phase, reason=attempt.reason)
             self.metrics.worker_failed(rank.worker_id, attempt.phase)
@@ -217,12 +248,26 @@ class Serving:
             self.metrics.settled(verdict.winner.worker_id, predicted_tokens, usage.cached_tokens)
 
 
+def _unknown_model(name: str, models: tuple[str, ...]) -> Refusal:
+    if not models:
+        return refusals.unavailable("no worker is registered yet", "no_worker")
+    message = f"model: found {name!r}, allowed {', '.join(models)}"
+    return refusals.invalid(message, "model", "model_not_found", status=404)
+
+
 def _nobody(error: NoEligibleWorker) -> Refusal:
-    if error.exclusions and all(each.reason.startswith("max_seq_len") for each in error.exclusions):
+    kinds = {reason_kind(each.reason) for each in error.exclusions}
+    if kinds == {"max_seq_len"}:
         return refusals.invalid(str(error), code="context_length_exceeded")
+    if kinds and kinds <= _THE_CLIENTS_WORD:
+        return refusals.invalid(str(error), code="no_such_worker")
     return refusals.unavailable(str(error), "no_eligible_worker")
 
 
+def _passed_on(headers: Headers) -> bytes:
+    return b"".join(b"%s: %s\r\n" % (name, headers[name]) for name in _PASSED_ON if name in headers)
+
+
 def _worker_headers(token: str) -> bytes:
-    lines = b"content-type: application/json\r\naccept-encoding: identity\r\n"
+    lines = b"content-type: application/json\r\n"
     return lines + f"authorization: Bearer {token}\r\n".encode() if token else lines

@@ -9,7 +9,7 @@ import msgspec
 
 from kv_protocol import subjects
 from kv_protocol.decided import Decided
-from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, Lost, Promised, Refused
+from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, Lost, Refused
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
 from router.commands.options import run_on_log, with_settings
@@ -110,8 +110,7 @@ def _text(record: JournalRecord) -> str:
             return f"{request.decision_id}: {'; '.join(reasons)}"
         case FleetApplied(event=event):
             return f"{type(event).__name__} {event.worker_id} {event.instance}"
-        case LedgerApplied(event=event) | Promised(event=event):
-            router = getattr(record, "router", "")
+        case LedgerApplied(event=event, router=router):
             return f"{type(event).__name__} {_words(event, ('blocks',))}{f' of {router}' if router else ''}"
         case Lost():
             return f"{record.count} records that stood here were given up"

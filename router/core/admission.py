@@ -81,10 +81,10 @@ class _Rate:
     def _left(self, now_s: float) -> float:
         return float(self._sum * 2.0 ** ((self._at_s - now_s) / RATE_HALF_LIFE_S))
 
-    def seconds_for(self, tokens: float, now_s: float) -> float:
-        """Return how long so many tokens will take, 1..RETRY_AFTER_S_MAX."""
+    def seconds_for(self, tokens: float, now_s: float, most_s: float) -> float:
+        """Return how long so many tokens will take, 1..`most_s`; that, where nothing went of late."""
         rate = self._left(now_s) * _LN_2 / RATE_HALF_LIFE_S
-        return min(RETRY_AFTER_S_MAX, max(1.0, tokens / rate if rate > 0 else RETRY_AFTER_S_MAX))
+        return max(1.0, min(most_s, tokens / rate if rate > 0 else most_s))
 
 
 class RequestQueue:
@@ -233,7 +233,7 @@ class RequestQueue:
             status=429 if reason == "tenant_full" else 503,
             reason=reason,
             message=_message(reason, total, tokens, self._limits),
-            retry_after_s=self._rate.seconds_for(total.tokens, now_s),
+            retry_after_s=self._rate.seconds_for(total.tokens, now_s, min(RETRY_AFTER_S_MAX, self._limits.wait_s)),
         )
 
     def statistics(self) -> QueueStatistics:

@@ -58,6 +58,8 @@ class Affinity:
         match event:
             case Routed(session_id=session_id) if session_id:
                 self._bind(event, now_s)
+            case _ if not self._of_lease:
+                pass
             case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
                 self._end(lease_id, now_s)
             case _:

@@ -172,6 +172,11 @@ class Breakers:
 
     # ---------------------------------------------------------------- what holds
 
+    @property
+    def are_all_closed(self) -> bool:
+        """Whether nothing bad is known of any rank: an attempt that is ok, or nobody's fault, changes nothing."""
+        return not self._breakers
+
     def unfit(self, rank: WorkerRank, now_s: float) -> str:
         """Return why the rank takes no new work; empty when it may."""
         if not self._breakers:

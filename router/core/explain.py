@@ -15,8 +15,9 @@ def _opening(decision: Decision) -> str:
     share = f"{_device(chosen)} of {decision.reusable_blocks} reusable blocks"
     holds = "holds" if chosen.overlap_source == "index" else "by what was routed to it holds"
     what = f", which {holds} {share} ({_percent(decision, chosen)}){_awaited(chosen)}" if chosen.is_weighed else ""
+    length = f"{decision.isl_tokens} tokens" if decision.isl_tokens else "a prompt that was not encoded,"
     return (
-        f"Request {decision.request_id}: {decision.isl_tokens} tokens for {decision.model}, policy {decision.policy}. "
+        f"Request {decision.request_id}: {length} for {decision.model}, policy {decision.policy}. "
         f"It went to {_name(chosen)}{what}."
     )
 
@@ -57,13 +58,21 @@ def _closing(decision: Decision) -> list[str]:
     said = _REASONS.get(decision.reason)
     if said is not None:
         closing.append(said)
-    if decision.runner_up is None:
-        closing += [] if said else ["There was no other candidate."]
-    elif decision.margin_blocks is not None:
+    if decision.runner_up is not None and decision.margin_blocks is not None:
         closing.append(_margin(decision, decision.candidates[decision.runner_up], decision.margin_blocks))
+    elif said is None:
+        closing.append(_unweighed(decision))
     if decision.action != "admit":
         closing.append(f"It is not predicted to meet its targets there: {decision.action}.")
     return closing
+
+
+def _unweighed(decision: Decision) -> str:
+    if len(decision.candidates) == 1:
+        return "There was no other candidate."
+    if decision.reason == "draw":
+        return f"Seed {decision.seed} drew it; costs had no say."
+    return "It had the fewest active requests of those that were compared; costs had no say."
 
 
 _REASONS = {

@@ -15,7 +15,8 @@ Replicas' leases are leases like any other, and end by the same events. `origin`
 corrects them by what engines report, so that all of its replicas do the same.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,6 +40,9 @@ from router.core.reported import Reported
 
 SILENT_S = 10.0
 """A lease that gave a sign of life within this time is not ended because its engine knows of fewer requests."""
+
+
+_Fold = Callable[[Any, float, str], object]
 
 
 class RankLoad(msgspec.Struct, kw_only=True):
@@ -84,9 +88,13 @@ class _Rank:
 
 
 class _Lease:
+    """`path` is None where no block of the request has a hash."""
+
     __slots__ = ("at", "expires_at_s", "extra_blocks", "generation", "origin", "path", "uncached_tokens")
 
-    def __init__(self, routed: Routed, at: _Rank, path: Path[WorkerRank], origin: str, expires_at_s: float) -> None:
+    def __init__(
+        self, routed: Routed, at: _Rank, path: Path[WorkerRank] | None, origin: str, expires_at_s: float
+    ) -> None:
         self.at = at
         self.path = path
         self.origin = origin
@@ -105,25 +113,27 @@ class Ledger:
         self._ranks: dict[WorkerRank, _Rank] = {}
         self._chains: ChainCounts[WorkerRank] = ChainCounts()
         self._table = RankTable("q", (0, 0, 0))  # the fields of `LoadColumns`
+        self._unshown: set[_Rank] = set()  # whose rows are not what they come to
         self._expired = self._corrected = 0
+        self._folds: dict[type, _Fold] = {
+            Routed: self._book,
+            FirstToken: lambda event, now_s, _: self._renew(event.lease_id, now_s, prefilled=True),
+            Renewed: lambda event, now_s, _: self._renew(event.lease_id, now_s, prefilled=False),
+            Finished: lambda event, _, __: self._end(event.lease_id),
+            Cancelled: lambda event, _, __: self._end(event.lease_id),
+            Expired: self._expire,
+            Reconciled: lambda event, now_s, _: self._reconcile(event, now_s),
+            Unreported: lambda event, _, __: self._unreport(WorkerRank(event.worker_id, event.dp_rank)),
+        }
 
     def apply(self, event: LedgerEvent, now_s: float, origin: str = "") -> None:
         """Fold one event in. `origin` is the router whose lease it is of; empty: this one."""
-        match event:
-            case Routed():
-                self._book(event, now_s, origin)
-            case FirstToken(lease_id=lease_id) | Renewed(lease_id=lease_id):
-                self._renew(lease_id, now_s, prefilled=isinstance(event, FirstToken))
-            case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id):
-                self._end(lease_id)
-            case Expired(lease_id=lease_id, cause=cause):
-                ended = self._end(lease_id)
-                self._expired += ended and cause == "silence"
-                self._corrected += ended and cause == "engine"
-            case Reconciled():
-                self._reconcile(event, now_s)
-            case Unreported(worker_id=worker_id, dp_rank=dp_rank):
-                self._unreport(WorkerRank(worker_id, dp_rank))
+        self._folds[type(event)](event, now_s, origin)
+
+    def _expire(self, event: Expired, _now_s: float, _origin: str) -> None:
+        is_ended = self._end(event.lease_id)
+        self._expired += is_ended and event.cause == "silence"
+        self._corrected += is_ended and event.cause == "engine"
 
     def tick(self, now_s: float) -> list[Expired | Unreported]:
         """Return what time has brought; the caller applies it, as any other event, and else is told it again.
@@ -163,7 +173,6 @@ class Ledger:
         return at
 
     def _show(self, at: _Rank) -> None:
-        """The columns tell of the rank as it is."""
         requests, blocks = at.requests + at.reported.foreign, self._chains.blocks(at.rank) + at.extra_blocks
         self._table.put(at.row, at.queued_tokens, requests, blocks)
 
@@ -171,13 +180,13 @@ class Ledger:
         if routed.lease_id in self._leases:
             return
         at = self._rank(WorkerRank(routed.worker_id, routed.dp_rank))
-        path = self._chains.add(at.rank, routed.blocks)
+        path = self._chains.add(at.rank, routed.blocks) if routed.blocks else None
         self._leases[routed.lease_id] = _Lease(routed, at, path, origin, now_s + self._lease_s)
         at.requests += 1
         at.queued_tokens += routed.uncached_tokens
         at.extra_blocks += routed.extra_blocks
         at.reported.booked()
-        self._show(at)
+        self._unshown.add(at)
 
     def _renew(self, lease_id: str, now_s: float, *, prefilled: bool) -> None:
         lease = self._leases.pop(lease_id, None)
@@ -186,7 +195,7 @@ class Ledger:
         if prefilled:
             lease.at.queued_tokens -= lease.uncached_tokens
             lease.uncached_tokens = 0
-            self._show(lease.at)
+            self._unshown.add(lease.at)
         lease.expires_at_s = now_s + self._lease_s
         self._leases[lease_id] = lease
 
@@ -195,37 +204,39 @@ class Ledger:
         if lease is None:
             return False
         at = lease.at
-        self._chains.remove(lease.path)
+        if lease.path is not None:
+            self._chains.remove(lease.path)
         at.requests -= 1
         at.queued_tokens -= lease.uncached_tokens
         at.extra_blocks -= lease.extra_blocks
         at.reported.ended(lease.generation)
-        self._show(at)
+        self._unshown.add(at)
         if at.is_gone and not at.requests:
             self._drop(at)
         return True
 
     def _drop(self, at: _Rank) -> None:
         self._table.remove(at.rank)
+        self._unshown.discard(at)
         del self._ranks[at.rank]
 
     def _reconcile(self, report: Reconciled, now_s: float) -> None:
         at = self._rank(WorkerRank(report.worker_id, report.dp_rank))
         at.reported.heard(report, at.requests, now_s)
-        self._show(at)
+        self._unshown.add(at)
 
     def _unreport(self, rank: WorkerRank) -> None:
         at = self._ranks.get(rank)
         if at is not None:
             at.reported.withdraw()
-            self._show(at)
+            self._unshown.add(at)
 
     def forget(self, worker_id: str) -> None:
         """The worker is gone: what its engine reported counts no more, and of its ranks nothing once leases ended."""
         for at in [at for rank, at in self._ranks.items() if rank.worker_id == worker_id]:
             at.reported.withdraw()
             at.is_gone = True
-            self._show(at)
+            self._unshown.add(at)
             if not at.requests:
                 self._drop(at)
 
@@ -234,6 +245,8 @@ class Ledger:
 
         Cheap for a tuple that was asked for before, the very same one.
         """
+        while self._unshown:
+            self._show(self._unshown.pop())
         return LoadColumns(*self._table.columns(ranks))
 
     def shared(self, chain: bytes) -> dict[WorkerRank, int]:

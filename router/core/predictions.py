@@ -55,6 +55,8 @@ class Predictions:
             case Routed():
                 self.tick(now_s)
                 self._add(event)
+            case _ if not self._predictions:
+                pass
             case FirstToken(lease_id=lease_id):
                 self._see(lease_id, now_s)
             case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):

@@ -1,35 +1,33 @@
 """What a router records, and how it becomes small.
 
-On a request's path a `Recorder` only gets what was applied: a record, a verdict or a refusal. Whoever encodes later
+On a request's path a `Recorder` only gets what was applied: a record, a decision or a refusal. Whoever encodes later
 hands each to `Shortener.records`, which says what the journal has of it:
 
-    verdict                      a `RankStanding` of every rank whose epoch or doubt is not what was recorded of it last
-                                 (at first: none), then `Decided`
-    its promise, `Routed`        `Promised`, without the blocks, which are the decision's
-    refusal                      `Refused`
-    any other record             itself
+    decision and promise (`Taken`)    a `RankStanding` of every rank whose epoch or doubt is not what was recorded of it
+                                      last (at first: none), then `Decided`, of which the promise can be told
+    refusal                           `Refused`
+    any other record                  itself
 
-`Lengthener` undoes the second. A view has its doubts as trust; `doubt_of` says which doubt makes a rank trusted so.
+A view has its doubts as trust; `doubt_of` says which doubt makes a rank trusted so.
 """
 
+import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from msgspec.structs import asdict, replace
-from numpy.typing import NDArray
+from msgspec.structs import asdict
 
 from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TERMS, TIERS, WIDE, Decided, RequestRecord
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import JournalRecord, LedgerApplied, Promised, RankStanding, Refused
-from kv_protocol.ledger import Routed
+from kv_protocol.journal import JournalRecord, RankStanding, Refused
 from router.core.cost import CostColumns
 from router.core.trust import Trust
-from router.core.verdict import Verdict
-from router.core.view import Depths, RouteRequest, View
+from router.core.verdict import Taken, Verdict
+from router.core.view import Depths, Floats, RouteRequest, View
 
-_F64_DEFAULTS = tuple(np.array([default], "<f8").tobytes() for default in TERM_DEFAULTS)
+_F64_DEFAULTS = tuple(struct.pack("<d", default) for default in TERM_DEFAULTS)
 _U16_MAX = 0xFFFF
 _DOUBT_OF = {
     "": "",
@@ -49,7 +47,7 @@ class RefusedRequest(NamedTuple):
     exclusions: tuple[Exclusion, ...]
 
 
-Recordable = JournalRecord | Verdict | RefusedRequest
+Recordable = JournalRecord | Taken | RefusedRequest
 
 
 class Recorder(Protocol):
@@ -77,37 +75,24 @@ class Shortener:
     def __init__(self) -> None:
         self._standings = dict[WorkerRank, tuple[int, str]]()
         self._looked_at: tuple[object, object, object] = (None, None, None)
-        self._decided: RouteRequest | None = None
 
-    def records(self, what: Recordable, kv_seq: int) -> Iterator[JournalRecord]:
-        """Yield the records of `what`; `kv_seq` is how far the index had read `KV_EVENTS` when it was applied."""
-        if isinstance(what, Verdict):
-            yield from self._changed(what.view)
-            self._decided = what.request
-            yield decided(what, kv_seq)
-        elif isinstance(what, LedgerApplied) and self._is_promise(what):
-            assert isinstance(what.event, Routed)
-            yield Promised(now_s=what.now_s, event=replace(what.event, blocks=b""))
-        elif isinstance(what, RefusedRequest):
-            yield Refused(now_s=what.now_s, request=request_record(what.request), exclusions=what.exclusions)
-        else:
-            yield what
+    def records(self, what: Recordable, kv_seq: int) -> Sequence[JournalRecord]:
+        """Return the records of `what`; `kv_seq` is how far the index had read `KV_EVENTS` when it was applied."""
+        if isinstance(what, Taken):
+            verdict, promise = what
+            return *self._changed(verdict.view), decided(verdict, kv_seq, promise.uncached_tokens)
+        if isinstance(what, RefusedRequest):
+            return (Refused(now_s=what.now_s, request=what.request, exclusions=what.exclusions),)
+        return (what,)
 
-    def _is_promise(self, record: LedgerApplied) -> bool:
-        event, request = record.event, self._decided
-        return (
-            isinstance(event, Routed)
-            and not record.router
-            and request is not None
-            and event.lease_id == request.decision_id
-            and event.blocks == request.sequence_hashes
-        )
+    def _changed(self, view: View) -> Sequence[RankStanding]:
+        ranks, epochs, trust = self._looked_at
+        if view.ranks is ranks and view.epochs is epochs and view.trust is trust:
+            return ()
+        self._looked_at = (view.ranks, view.epochs, view.trust)
+        return tuple(self._news(view))
 
-    def _changed(self, view: View) -> Iterator[RankStanding]:
-        looked_at = (view.ranks, view.epochs, view.trust)
-        if all(one is other for one, other in zip(looked_at, self._looked_at, strict=True)):
-            return
-        self._looked_at = looked_at
+    def _news(self, view: View) -> Iterator[RankStanding]:
         for rank, epoch, trust in zip(view.ranks, view.epochs, view.trust, strict=True):
             known = self._standings.get(rank, _UNHEARD)
             standing = epoch, doubt_of(trust, known[1])
@@ -133,43 +118,20 @@ def doubt_of(trust: Trust, before: str) -> str:
     return trust.reason if trust.state == "DEGRADED" else before
 
 
-class Lengthener:
-    """Undoes what a `Shortener` did to promises."""
-
-    def __init__(self) -> None:
-        self._decided: RequestRecord | None = None
-
-    def record(self, record: JournalRecord) -> JournalRecord | None:
-        """Return the record as it was applied; None for a promise whose decision is not there."""
-        if isinstance(record, Decided):
-            self._decided = record.request
-        if not isinstance(record, Promised):
-            return record
-        request = self._decided
-        if request is None or request.decision_id != record.event.lease_id:
-            return None
-        return LedgerApplied(now_s=record.now_s, event=replace(record.event, blocks=request.sequence_hashes))
-
-
-def request_record(request: RouteRequest) -> RequestRecord:
-    """Return the request as the journal has it."""
-    return RequestRecord(**asdict(request))
-
-
 def request_of(record: RequestRecord) -> RouteRequest:
     """Return the request that was recorded."""
     return RouteRequest(**asdict(record))
 
 
-def decided(verdict: Verdict, kv_seq: int) -> Decided:
-    """Return the decision as the journal has it."""
+def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> Decided:
+    """Return the decision as the journal has it; so many tokens of the prompt were promised to be computed."""
     view, places = verdict.view, verdict.places
     best = terms = costs = b""
     if verdict.costs is not None:
         best, terms, costs = _costs(verdict.costs, verdict.winner_at, places)
     return Decided(
         now_s=verdict.now_s,
-        request=request_record(verdict.request),
+        request=verdict.request,
         policy=verdict.policy,
         seed=verdict.seed,
         kv_seq=kv_seq,
@@ -181,32 +143,41 @@ def decided(verdict: Verdict, kv_seq: int) -> Decided:
         runner_up=None if verdict.runner_up is None else places[verdict.runner_up],
         margin_blocks=verdict.margin_blocks,
         reason=verdict.reason,
+        uncached_tokens=uncached_tokens,
+        epoch=verdict.epoch,
         action=verdict.action,
         ttft_s=verdict.ttft_s,
         itl_s=verdict.itl_s,
         best=best,
         terms=terms,
         costs=costs,
-        overlap=pack_overlap(view.overlap),
+        overlap=b"" if view.is_blank else pack_overlap(view.overlap),
     )
 
 
 def _costs(costs: CostColumns, winner_at: int, places: Sequence[int]) -> tuple[bytes, bytes, bytes]:
-    cost = costs.cost
-    order = np.argsort(cost, kind="stable")
-    best = np.concatenate(([winner_at], order[order != winner_at][: BEST_MAX - 1]))
+    cost = costs.cost.tolist()
+    others = sorted(range(len(cost)), key=cost.__getitem__)[:BEST_MAX]
+    best = [winner_at, *(at for at in others if at != winner_at)][:BEST_MAX]
+    columns = struct.pack(f"<{len(best)}H", *(places[at] for at in best))
+    return columns, _terms(costs, best), _rest(costs.cost, best) if len(cost) > len(best) else b""
+
+
+def _rest(cost: Floats, best: list[int]) -> bytes:
     rest = np.ones(len(cost), bool)
     rest[best] = False
-    columns = np.asarray(places)[best].astype("<u2").tobytes()
-    return columns, _terms(costs, best), cost[rest].astype("<f4").tobytes()
+    return cost[rest].astype("<f4").tobytes()
 
 
-def _terms(costs: CostColumns, best: NDArray[np.intp]) -> bytes:
-    mask, parts = 0, [b""]
+def _terms(costs: CostColumns, best: list[int]) -> bytes:
+    mask, parts, pack = 0, [b""], struct.Struct(f"<{len(best)}d").pack
     for at, name in enumerate(TERMS):
         column = getattr(costs, name)
-        values = b"" if column is None else column[best].astype("<f8").tobytes()
-        if values and values != _F64_DEFAULTS[at] * len(best):
+        if column is None:
+            continue
+        numbers = column.tolist()
+        values = pack(*(numbers[place] for place in best))
+        if values != _F64_DEFAULTS[at] * len(best):
             mask |= 1 << at
             parts.append(values)
     parts[0] = bytes((mask,))

@@ -2,7 +2,7 @@
 
     JournalBegan   an empty state of its settings: what follows is exact
     Decided        decided again from the fold, the recorded answer of the index and the recorded seed; compared with
-                   what was recorded, bit for bit; applied
+                   what was recorded, bit for bit; applied, with the promise that it made
     Refused        the same, where nobody could take the request
     Lost           records are missing: until the next beginning nothing can be said, since any of them may have
                    been read. Such a journal also begins so, where its older part is gone
@@ -34,12 +34,12 @@ from router.core.decide import decide
 from router.core.errors import NoEligibleWorker, WorkerNotNamed
 from router.core.policies import MODES, Mode
 from router.core.policy import Policy
-from router.core.recording import Lengthener, decided, request_of
+from router.core.recording import decided, request_of
 from router.core.replay_words import difference_of
 from router.core.state import AskIndex, RouterState
 from router.core.state_settings import StateSettings
-from router.core.verdict import Verdict
-from router.core.view import Depths, RouteRequest, View
+from router.core.verdict import Verdict, taken
+from router.core.view import Depths
 
 _NEVER_HEARD = (0, "")
 _UNKNOWN = "records are missing before it: whatever comes of it now says nothing"
@@ -127,7 +127,6 @@ class Replay:
 
     def __init__(self, *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES) -> None:
         self._other, self._modes = policy, modes
-        self._lengthener = Lengthener()
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
         self.state: RouterState | None = None
         """None: what was before is not there."""
@@ -138,7 +137,6 @@ class Replay:
             self._begin(record)
             return None
         if isinstance(record, Decided):
-            self._lengthener.record(record)
             return self._decided(record)
         if isinstance(record, Refused):
             return self._refused(record)
@@ -153,11 +151,10 @@ class Replay:
         self._standings.clear()
 
     def _fold(self, record: JournalRecord) -> None:
-        whole = self._lengthener.record(record)
-        if whole is None or isinstance(record, Lost):
+        if isinstance(record, Lost):
             self.state = None
         elif self.state is not None:
-            self.state.apply(whole)
+            self.state.apply(record)
 
     # ------------------------------------------------------------------------------------------------- decisions
 
@@ -165,6 +162,10 @@ class Replay:
         decision_id, state = record.request.decision_id, self.state
         if state is None:
             return Redecided(decision_id, equal=False, difference=_UNKNOWN, recorded=record.rank, is_exact=False)
+        if record.policy not in self._modes or state.policy.mode not in self._modes:
+            state.apply(record)
+            words = _unknown_mode(record.policy)
+            return Redecided(decision_id, equal=False, difference=words, recorded=record.rank, is_exact=False)
         otherwise = None if self._other is None else self._otherwise(state, self._other, record)
         try:
             verdict = self._decide_again(state, state.policy, record)
@@ -172,8 +173,9 @@ class Replay:
             difference = f"{record.rank} was chosen; now {error}"
             state.apply(record)
         else:
-            difference = difference_of(record, decided(verdict, record.kv_seq), verdict)
-            state.apply(verdict if verdict.winner == record.rank else record)
+            again = taken(verdict)
+            difference = difference_of(record, decided(verdict, record.kv_seq, again.promise.uncached_tokens), verdict)
+            state.apply(again if again.promise == record.promise else record)
         return Redecided(decision_id, not difference, difference, record.rank, otherwise)
 
     def _otherwise(self, state: RouterState, policy: Policy, record: Decided) -> Otherwise:
@@ -189,15 +191,10 @@ class Replay:
         request = request_of(record.request)
         in_force, state.policy = state.policy, policy
         try:
-            view = self._view(state, request, self._index(record), record.now_s)
+            view = state.view(request, self._index(record), record.now_s)
         finally:
             state.policy = in_force
         return decide(view, request, policy, record.seed, self._modes)
-
-    def _view(self, state: RouterState, request: RouteRequest, index: AskIndex, now_s: float) -> View:
-        if state.policy.mode not in self._modes:
-            raise Contradiction(f"mode: found {state.policy.mode!r}, known {', '.join(self._modes)}")
-        return state.view(request, index, now_s)
 
     def _index(self, record: Decided) -> AskIndex:
         def columns(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
@@ -217,8 +214,11 @@ class Replay:
         request, state = request_of(record.request), self.state
         if state is None:
             return Redecided(request.decision_id, equal=False, difference=_UNKNOWN, recorded=None, is_exact=False)
+        if state.policy.mode not in self._modes:
+            words = _unknown_mode(state.policy.mode)
+            return Redecided(request.decision_id, equal=False, difference=words, recorded=None, is_exact=False)
         try:
-            view = self._view(state, request, _nothing_held, record.now_s)
+            view = state.view(request, _nothing_held, record.now_s)
             verdict = decide(view, request, state.policy, 0, self._modes)
         except NoEligibleWorker as error:
             difference = "" if error.exclusions == record.exclusions else f"exclusions: {error}"
@@ -227,6 +227,10 @@ class Replay:
         else:
             difference = f"nobody was eligible; now {verdict.winner} is"
         return Redecided(request.decision_id, not difference, difference, None)
+
+
+def _unknown_mode(mode: str) -> str:
+    return f"mode {mode} is not known here: policy.user_modes names those of the journal's router"
 
 
 def _nothing_held(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:

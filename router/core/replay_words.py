@@ -11,7 +11,11 @@ def difference_of(recorded: Decided, again: Decided, verdict: Verdict) -> str:
     """Return in words what is not as it was recorded; empty where every bit is."""
     if encode_record(recorded) == encode_record(again):
         return ""
-    names = [name for name in Decided.__struct_fields__ if getattr(recorded, name) != getattr(again, name)]
+    names = [
+        name
+        for name in Decided.__struct_fields__
+        if encode_record(getattr(recorded, name)) != encode_record(getattr(again, name))
+    ]
     return "; ".join(_said(name, recorded, again, verdict) for name in names) or "the sign of a zero"
 
 

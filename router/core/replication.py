@@ -1,6 +1,8 @@
 """What the replicas of a router tell each other of their leases, for one model: a state machine without a network.
 
     told       an event of an own lease: goes out with the next message (`flush`), in its order
+    alone      while no other router was heard nothing but the beat goes out, and of a lease that ends before it nothing
+               is left. Whoever comes hears the beat and asks, and is heard by its own beat
     every BEAT_S     how far was told, and what the own leases come to (count, digest)
     heard      Told: the events of another router's leases are applied, in its order, each once
                Beat: what was missed is found out (`replica_peer.py`), also where nothing comes after it
@@ -14,7 +16,8 @@ healed by one question and one answer. Routers never correct each other's leases
 """
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, get_args
 
 import msgspec
 
@@ -34,6 +37,7 @@ SILENT_S = 5.0
 ANSWER_S = 0.1
 PEERS_MAX = 64
 PENDING_MAX = 8192
+_ENDINGS = get_args(ENDINGS)
 
 
 class Say(NamedTuple):
@@ -77,6 +81,7 @@ class Replication:
         self._own = OpenLeases()
         self._seq = 0
         self._pending: list[LeaseEvent] = []
+        self._fresh: dict[str, Routed] = {}  # leases that began while nobody else was there, and since the last beat
         self._beat_due_s: float | None = None
         self._peers: dict[str, Peer] = {}
         self._owners: dict[str, str] = {}  # of leases that were applied here, by their ids
@@ -86,8 +91,19 @@ class Replication:
 
     # ------------------------------------------------------------ our own leases
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other router was heard of late: then nobody waits for news."""
+        return not self._peers
+
     def told(self, event: LeaseEvent) -> None:
         """The event happened to a lease of this router, and will be told."""
+        if not self._peers:
+            if type(event) is Routed and len(self._fresh) < PENDING_MAX:
+                self._fresh[event.lease_id] = event
+                return
+            if type(event) in _ENDINGS and self._fresh.pop(event.lease_id, None) is not None:
+                return
         self._pending.append(event)
         if len(self._pending) > PENDING_MAX:
             self._fold_pending()
@@ -100,14 +116,19 @@ class Replication:
             self._peers[owner].open.fold(Expired(lease_id=lease_id))
 
     def _fold_pending(self) -> list[LeaseEvent]:
-        events = [event for event in map(told_of, self._pending) if self._own.fold(event)]
+        told: Iterable[LeaseEvent] = chain(self._fresh.values(), self._pending)
+        events = [event for event in map(told_of, told) if self._own.fold(event)]
+        self._fresh.clear()
         self._pending.clear()
         return events
 
     def flush(self) -> list[Say]:
-        """Return the messages that tell what was not told yet."""
+        """Return the messages that tell what was not told yet; none where nobody is there to hear them."""
+        events_of_all = self._fold_pending()
+        if not self._peers:
+            return []
         says = []
-        for events in split(self._fold_pending()):
+        for events in split(events_of_all):
             self._seq += 1
             says.append(Say(LedgerTold(router=self._router, life=self._life, seq=self._seq, events=events)))
         self._sent += len(says)
@@ -135,8 +156,9 @@ class Replication:
 
     def tick(self, now_s: float) -> list[Effect]:
         """Return what is to be told, asked and ended now; to be called every `ANSWER_S` or so."""
-        effects: list[Effect] = [*self.flush()]
-        if self._beat_due_s is None or now_s >= self._beat_due_s:
+        is_beat_due = self._beat_due_s is None or now_s >= self._beat_due_s
+        effects: list[Effect] = [*self.flush()] if self._peers or is_beat_due else []
+        if is_beat_due:
             self._beat_due_s = now_s + BEAT_S
             effects.append(self._beat())
         for name, peer in list(self._peers.items()):

@@ -19,6 +19,8 @@ from router.core.trust import Disparity, Trust, trust_of
 from router.core.view import Depths, Floats, Ints, View
 
 _TIERS = 4
+_new = tuple.__new__
+"""Makes a named tuple in half the time that its own constructor takes."""
 _Number = TypeVar("_Number", np.int32, np.int64, np.float64)
 
 
@@ -73,7 +75,7 @@ class Standing:
 
     def blank(self, now_s: float, turn: int) -> View:
         """Return a view in which nothing is held, promised or expected, and no doubt was heard of."""
-        return View(now_s, turn, *self._blank)
+        return _new(View, (now_s, turn, *self._blank))
 
     def _columns_of_nothing(self) -> tuple[Any, ...]:
         trust = self.trusted(("",) * len(self.ranks)).trust
@@ -97,6 +99,7 @@ class Standing:
             newcomer=(False,) * len(self.ranks),
             whole=self.whole,
             seq_len_min=self.seq_len_min,
+            is_blank=True,
         )
         return tuple(view)[2:]
 

@@ -5,13 +5,15 @@ tick(now)             lets go of what is over, and returns the records that the 
                       applies them
 view(request, ...)    one moment, as columns
 
-A decision that counts is applied as its `Verdict`, or as the journal has it (`Decided`), from which nothing but the
-turn can be told: who replays decides again, and applies what comes of it. What a view has of the fleet is worked out
-when something that it is made of was applied, or time has changed it, and kept until then (`standing.py`).
+A decision that counts is applied with its promise (`Taken`), or as the journal has it (`Decided`), from which only the
+turn and the promise can be told: who replays decides again, and applies what comes of it. A promise without blocks, as
+modes that read no overlap make them, touches the ledger alone. What a view has of the fleet is worked out when
+something that it is made of was applied, or time has changed it, and kept until then (`standing.py`).
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -32,7 +34,7 @@ from kv_protocol.journal import (
     TimePassed,
     WorkerHeard,
 )
-from kv_protocol.ledger import Reconciled, Routed
+from kv_protocol.ledger import FirstToken, LedgerEvent, Reconciled, Routed
 from router.core.affinity import Affinity
 from router.core.approximate import ApproximateIndex
 from router.core.breakers import Breakers
@@ -45,10 +47,10 @@ from router.core.policies import MODES, Mode
 from router.core.policy import Policy
 from router.core.predictions import Predictions
 from router.core.standing import Standing
-from router.core.verdict import Verdict
+from router.core.verdict import Taken
 from router.core.view import Depths, Ints, OverlapAnswer, RouteRequest, View
 
-Applied = JournalRecord | Verdict
+Applied = JournalRecord | Taken
 AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
 """Who holds how much of a chain: the index, or what was recorded of its answer."""
 _STANDINGS_MAX = 256
@@ -80,32 +82,32 @@ class RouterState:
         self._newcomers = Newcomers()
         self._forecasts = Forecasts()
         self._turns: Counter[str] = Counter()
-        self._standings: dict[tuple[str, Hashing], Standing] = {}
+        self._standings: dict[tuple[str, int, str], Standing] = {}
         self._standings_of = (0, 0)
+        self._folds: dict[type, Callable[[Any], None]] = {
+            Taken: self._take,
+            Decided: self._repeat,
+            OutcomeKnown: self._end,
+            LedgerApplied: self._apply_to_ledger,
+            WorkerHeard: lambda record: self.fleet.heard(record.worker_id, record.instance, record.now_s),
+            LoadApplied: self._reconcile,
+            AttemptEnded: self._attempted,
+            FleetApplied: self._apply_to_fleet,
+            LogConnection: lambda record: self.fleet.log_heard(heard=record.heard, now_s=record.now_s),
+            PolicyChanged: self._change_policy,
+            TimePassed: lambda record: self._let_go(record.now_s),
+        }
 
     # ------------------------------------------------------------------------------------------------- records
 
     def apply(self, record: Applied) -> None:
         """Fold one record in; records that change nothing here are welcome."""
-        match record:
-            case LedgerApplied():
-                self._promise(record)
-            case Verdict():
-                self._decided(record)
-            case OutcomeKnown():
-                self._forecasts.ended(record)
-            case Decided(request=request):
-                self._turns[request.model] += 1
-            case LoadApplied():
-                self._reconcile(record)
-            case AttemptEnded():
-                self._attempted(record)
-            case PolicyChanged(policy=policy):
-                self.policy = msgspec.convert(policy, Policy)
-            case TimePassed(now_s=now_s):
-                self._let_go(now_s)
-            case _:
-                self._apply_to_fleet(record)
+        fold = self._folds.get(type(record))
+        if fold is not None:
+            fold(record)
+
+    def _change_policy(self, record: PolicyChanged) -> None:
+        self.policy = msgspec.convert(record.policy, Policy)
 
     def _attempted(self, record: AttemptEnded) -> None:
         """A breaker learns of it; whoever is not of the fleet any more has none."""
@@ -116,17 +118,9 @@ class RouterState:
             record if known == record.erred_before else msgspec.structs.replace(record, erred_before=known)
         )
 
-    def _apply_to_fleet(self, record: Applied) -> None:
-        match record:
-            case WorkerHeard(now_s=now_s, worker_id=worker_id, instance=instance):
-                self.fleet.heard(worker_id, instance, now_s)
-            case FleetApplied(now_s=now_s, event=event):
-                self._begin_or_end_a_life(event, now_s)
-                self.fleet.apply(event)
-            case LogConnection(now_s=now_s, heard=heard):
-                self.fleet.log_heard(heard=heard, now_s=now_s)
-            case _:
-                pass
+    def _apply_to_fleet(self, record: FleetApplied) -> None:
+        self._begin_or_end_a_life(record.event, record.now_s)
+        self.fleet.apply(record.event)
 
     def tick(self, now_s: float) -> list[JournalRecord]:
         """Return what time has brought, for the caller to apply. What no view shows any more is let go of."""
@@ -171,28 +165,62 @@ class RouterState:
         self.ledger.apply(reconciled, record.now_s)
         self._newcomers.used(WorkerRank(record.worker_id, record.dp_rank), report.used_blocks)
 
-    def _promise(self, record: LedgerApplied) -> None:
-        event, now_s = record.event, record.now_s
-        if isinstance(event, Routed) and (worker := self.fleet.worker(event.worker_id)) is not None:
-            told, rank = worker.registration, WorkerRank(event.worker_id, event.dp_rank)
-            uncached_blocks = event.uncached_tokens / told.block_size
+    def _apply_to_ledger(self, record: LedgerApplied) -> None:
+        event = record.event
+        if type(event) is Routed:
+            self._promise(event, record.now_s, record.router)
+        else:
+            self._go_on(event, record.now_s, record.router)
+
+    def _promise(self, routed: Routed, now_s: float, router: str = "") -> None:
+        if routed.blocks or routed.uncached_tokens:
+            self._fill(routed, now_s)
+        if routed.session_id:
+            self.affinity.apply(routed, now_s)
+        if not router:
+            self.breakers.follow(routed, now_s)
+        self.ledger.apply(routed, now_s, router)
+
+    def _fill(self, routed: Routed, now_s: float) -> None:
+        """The rank gets work to prefill, and blocks."""
+        worker = self.fleet.worker(routed.worker_id)
+        if worker is not None:
+            told, rank = worker.registration, WorkerRank(routed.worker_id, routed.dp_rank)
+            uncached_blocks = routed.uncached_tokens / told.block_size
             self._history.add(rank, uncached_blocks, now_s)
             self._newcomers.promised(rank, uncached_blocks)
-            self.approximate.routed(rank, event.blocks, now_s, told.total_kv_blocks)
+            self.approximate.routed(rank, routed.blocks, now_s, told.total_kv_blocks)
+        self._predictions.apply(routed, now_s)
+
+    def _go_on(self, event: LedgerEvent, now_s: float, router: str = "") -> None:
+        """A request goes on, or its end is known."""
         self._predictions.apply(event, now_s)
         self.affinity.apply(event, now_s)
-        if not record.router:
+        if not router:
             self.breakers.follow(event, now_s)
-        self.ledger.apply(event, now_s, record.router)
+        self.ledger.apply(event, now_s, router)
 
-    def _decided(self, verdict: Verdict) -> None:
+    def _end(self, known: OutcomeKnown) -> None:
+        if known.is_whole and not self.breakers.are_all_closed:
+            self.breakers.follow(FirstToken(lease_id=known.decision_id), known.now_s)
+        self._go_on(known.ending, known.now_s)
+        self._forecasts.ended(known)
+
+    def _take(self, taken: Taken) -> None:
+        verdict, promised = taken
         self._turns[verdict.request.model] += 1
         mode = self.modes[verdict.policy]
-        is_cold = mode.reads_overlap and not verdict.expected_blocks and bool(verdict.request.reusable_blocks)
-        if is_cold and not verdict.view.expected.any():
-            self._newcomers.missed(verdict.winner, verdict.view.ranks)
+        if mode.reads_overlap:
+            is_cold = not verdict.expected_blocks and verdict.request.reusable_blocks
+            if is_cold and not verdict.view.expected.any():
+                self._newcomers.missed(verdict.winner, verdict.view.ranks)
         if mode.reads_forecast:
             self._forecasts.decided(verdict)
+        self._promise(promised, verdict.now_s)
+
+    def _repeat(self, decided: Decided) -> None:
+        self._turns[decided.request.model] += 1
+        self._promise(decided.promise, decided.now_s)
 
     # ------------------------------------------------------------------------------------------------- the view
 
@@ -201,7 +229,8 @@ class RouterState:
 
         `ask` is asked for what a cache can give, of exactly those ranks, and only where the mode reads it.
         """
-        mode, standing = self.modes[self.policy.mode], self.standing(request.model, request.hashing, now_s)
+        mode = self.modes[self.policy.mode]
+        standing = self._standing(request.model, request.block_size, request.hash_scheme, now_s)
         turn = self._turns[request.model]
         if mode.reads_overlap and standing.ranks:
             view = self._whole_view(request, standing, ask, now_s, turn)
@@ -247,15 +276,27 @@ class RouterState:
 
     def standing(self, model: str, hashing: Hashing, now_s: float) -> Standing:
         """Return who serves a model, how fit and how far trusted, where prompts are hashed so."""
+        return self._standing(model, *hashing, now_s)
+
+    def _standing(self, model: str, block_size: int, scheme: str, now_s: float) -> Standing:
+        known = self._standings.get((model, block_size, scheme))
+        changes = self._standings_of
+        if (
+            known is None
+            or now_s >= known.valid_until_s
+            or changes[0] != self.fleet.changes
+            or changes[1] != self.breakers.changes
+        ):
+            known = self._look(model, Hashing(block_size, scheme), now_s)
+        return known
+
+    def _look(self, model: str, hashing: Hashing, now_s: float) -> Standing:
         changes = self.fleet.changes, self.breakers.changes
         if changes != self._standings_of or len(self._standings) > _STANDINGS_MAX:
             self._standings.clear()
             self._standings_of = changes
-        known = self._standings.get((model, hashing))
-        if known is None or now_s >= known.valid_until_s:
-            known = Standing(self.fleet, model, hashing, now_s, self.breakers)
-            self._standings[model, hashing] = known
-        return known
+        found = self._standings[model, *hashing] = Standing(self.fleet, model, hashing, now_s, self.breakers)
+        return found
 
     def _put_routed(
         self, depths: Depths, chain: bytes, standing: Standing, places: tuple[int, ...], now_s: float

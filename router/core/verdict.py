@@ -4,12 +4,14 @@ A verdict keeps its view, so that `decision()` can name every rank, every cost t
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from kv_protocol.decided import promise
 from kv_protocol.decision import Candidate, CostTerms, Decision, Exclusion, TrustState
 from kv_protocol.ids import WorkerRank
+from kv_protocol.ledger import Routed
 from router.core.cost import CostColumns
 from router.core.view import RouteRequest, View
 
@@ -105,6 +107,21 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             predicted_ttft_s=None if view.forecast is None else float(view.forecast.ttft_s[place]),
             predicted_itl_s=None if view.forecast is None else float(view.forecast.itl_s[place]),
         )
+
+
+class Taken(NamedTuple):
+    """A decision that counts, and what it promised."""
+
+    verdict: Verdict
+    promise: Routed
+
+
+def taken(verdict: Verdict) -> Taken:
+    """Return the decision as one that counts: the request's blocks, and what is not expected of them, are promised."""
+    request, uncached_tokens = verdict.request, verdict.request.isl_tokens
+    if uncached_tokens:
+        uncached_tokens -= min(verdict.expected_blocks, request.reusable_blocks) * request.block_size
+    return Taken(verdict, promise(request, verdict.winner, uncached_tokens, verdict.epoch))
 
 
 def exclusions_of(view: View, why: Sequence[str]) -> tuple[Exclusion, ...]:

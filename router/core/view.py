@@ -7,12 +7,12 @@ alone or to nobody who changes them, so that a view can be kept. `only` cuts the
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_protocol.decided import RequestRecord
 from kv_protocol.fleet import WorkerRegistered
-from kv_protocol.hashing import HASH_SCHEME, Hashing
+from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from router.core.chains import BLOCK_BYTES
 from router.core.trust import Trust
@@ -22,40 +22,17 @@ Depths = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
-class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
+class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc=False):
     """A request, as far as routing reads it.
 
-    `sequence_hashes` are those of all full blocks of the prompt (`isl_tokens` tokens), packed (`chains.py`);
-    `reusable_blocks` of them can come from a cache, since the last token is always computed. Pins are None, or the only
-    worker or rank allowed.
+    decision_id         unique, a new one for every attempt; `request_id` is the client's word, and may repeat
+    isl_tokens          of the prompt; 0: not known, it was not encoded, because the mode reads no overlap
+    sequence_hashes     of all full blocks of the prompt, packed (`chains.py`)
+    lora                the adapter that is asked for; empty: the base model
+    session_id          whose requests would rather stay at one rank; empty: no session's
+    pinned_*            None, or the only worker or rank allowed
+    tried               ranks that failed this request already
     """
-
-    decision_id: str
-    """Unique; a new one for every attempt. `request_id` is the client's word, and may repeat."""
-    request_id: str
-    model: str
-    isl_tokens: int
-    """0: not known; the prompt was not encoded, because the mode reads no overlap."""
-    block_size: int
-    hash_scheme: str = HASH_SCHEME
-    sequence_hashes: bytes = b""
-    max_tokens: int = 0
-    lora: str = ""
-    """The adapter that is asked for; empty: the base model."""
-    session_id: str = ""
-    """Whose requests would rather stay at one rank; empty: no session's."""
-    priority: int = 0
-    strict_priority: int = 0
-    tenant: str = ""
-    expected_osl: int = 0
-    required_taints: tuple[str, ...] = ()
-    preferred_taints: tuple[tuple[str, float], ...] = ()
-    ttft_target_s: float | None = None
-    itl_target_s: float | None = None
-    pinned_worker: str | None = None
-    pinned_dp_rank: int | None = None
-    tried: tuple[WorkerRank, ...] = ()
-    """Ranks that failed this request already."""
 
     @property
     def hashing(self) -> Hashing:
@@ -64,7 +41,7 @@ class RouteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reusable_blocks(self) -> int:
-        """How many of the prompt's blocks a cache could give."""
+        """How many of the prompt's blocks a cache could give: the last token is always computed."""
         return max(0, self.isl_tokens - 1) // self.block_size
 
     @property
@@ -136,6 +113,8 @@ class View(NamedTuple):
     """Every rank is known to be fit and to serve whole requests; False: each must be looked at."""
     seq_len_min: int = 0
     """The smallest `max_seq_len` that a worker states; 0: none does. Known where `whole` is."""
+    is_blank: bool = False
+    """Nobody was asked what any rank holds: the columns of it are zeroes."""
 
     @property
     def expected(self) -> Ints:

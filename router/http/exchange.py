@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from router.http.heads import Headers, RequestHead
 
-Phase = Literal["connect", "first_byte", "body"]
+Phase = Literal["local", "connect", "first_byte", "body"]
+"""Where a call failed: at a limit of our own, which says nothing of the worker; or at which of its steps."""
 HeaderLines = Sequence[tuple[bytes, bytes]]
 
 
@@ -51,13 +52,13 @@ class Watcher(Protocol):
         """The answer that was not wanted is out of the way: `forward` or `answer` may be called."""
 
     def on_first_byte(self) -> None:
-        """The first byte of the answer's body came."""
+        """The first byte of the answer's body came. Not told where the answer was whole at once: `on_end` follows."""
 
     def on_bytes(self) -> None:
         """More bytes came."""
 
     def on_end(self, tail: bytes) -> None:
-        """The whole answer was passed on; `tail` is the last of its body, 4 KB at most."""
+        """The whole answer was passed on; `tail` is the last of its body, 4 KB at most, empty where it has none."""
 
     def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed. `begun`: the client had bytes of the answer, which was ended; else it waits for one."""

@@ -128,7 +128,6 @@ class Splice:
                 client.write(start + _no_body(head))
             else:
                 client.write(b"%bcontent-length: %d\r\n\r\n%b" % (start, len(body), body))
-                self._tell()
             self._over(extra=False, tail=body[-TAIL_BYTES:])
             return
         self._reader = body_reader(body_bytes)

@@ -1,7 +1,7 @@
 """The passing of time for many connections at the price of one timer.
 
 Every connection is looked at once a period. They stand in slots, of which one is looked at in each part of a period, so
-that thousands of them never take one long turn of the loop.
+that thousands of them never take one long turn of the loop. While there are none, nothing is looked at.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ class Sweep:
         self._slots: tuple[set[Watched], ...] = tuple(set() for _ in range(SLOTS))
         self._turns = itertools.cycle(self._slots)
         self._next = itertools.cycle(self._slots)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -33,10 +34,12 @@ class Sweep:
 
     def start(self) -> None:
         """Time passes from now on."""
-        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
 
     def stop(self) -> None:
         """Time passes no more."""
+        self._loop = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -45,10 +48,14 @@ class Sweep:
         """Let time pass for one more; return its slot, from which it is discarded when it is over."""
         slot = next(self._next)
         slot.add(watched)
+        if self._timer is None and self._loop is not None:
+            self._timer = self._loop.call_later(self._tick_s, self._tick)
         return slot
 
     def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, self._timer = self._loop, None
+        if loop is None or not any(self._slots):
+            return
         self._timer = loop.call_later(self._tick_s, self._tick)
         now_s = loop.time()
         for watched in tuple(next(self._turns)):

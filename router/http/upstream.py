@@ -9,6 +9,7 @@ closed it before the request came: the request is sent once more, over a new one
 """
 
 import asyncio
+import errno
 import ssl
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from kv_runtime.supervise import TaskSet, TaskSetFull
-from router.http.exchange import ClientEnd, Exchange, OutboundCall, Watcher
+from router.http.exchange import ClientEnd, Exchange, OutboundCall, Phase, Watcher
 from router.http.heads import HOP_BY_HOP, HeadReader
 from router.http.limits import HttpLimits
 from router.http.splice import Splice
@@ -27,6 +28,8 @@ DIALS_MAX = 4096
 _JOINED_BYTES_MAX = 16 << 10
 """Longer bodies are not copied behind their head."""
 _REQUEST_LINES_MAX = 64
+_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""What the system refuses us, whoever the worker is."""
 _NOT_PASSED_ON = HOP_BY_HOP | {
     b"x-request-id", b"x-worker-instance-id", b"x-prefill-instance-id", b"x-dp-rank", b"x-decision-id",
     b"x-overlap-blocks", b"x-ignored-parameters",
@@ -152,17 +155,18 @@ class Upstreams:
 
     def _dial(self, origin: Origin, splice: Splice) -> None:
         if len(self.connections) >= self._limits.worker_connections_max:
-            splice.fail("connect", f"worker_connections_max: {len(self.connections)} are open")
+            splice.fail("local", f"data.worker_connections_max: {len(self.connections)} connections are open")
             return
         if self.dials is None:
-            splice.fail("connect", "the router stops")
+            splice.fail("local", "the router stops")
             return
         try:
             splice.dial = self.dials.spawn(self._dialed(origin, splice))
         except TaskSetFull as error:
-            splice.fail("connect", str(error))
+            splice.fail("local", str(error))
 
     async def _dialed(self, origin: Origin, splice: Splice) -> None:
+        phase: Phase = "connect"
         reason, connection = "", None
         try:
             async with asyncio.timeout(splice.call.connect_s):
@@ -171,10 +175,12 @@ class Upstreams:
             reason = f"TimeoutError: not connected within {splice.call.connect_s:g} s"
         except (OSError, UnicodeError) as error:
             reason = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError) and error.errno in _OURS:
+                phase = "local"
         splice.dial = None
         try:
             if connection is None:
-                splice.fail("connect", reason)
+                splice.fail(phase, reason)
             else:
                 self._opened += 1
                 connection.enlist()

@@ -29,6 +29,8 @@ class DecisionMetrics:
 
     def __init__(self, modes: tuple[str, ...]) -> None:
         self._stages = {stage: Distribution(_STAGE_SECONDS) for stage in STAGES}
+        self.parse = self._stages["parse"]
+        self._match, self._choose, self._all = (self._stages[stage] for stage in ("match", "choose", "total"))
         self._decisions = {at: Count() for at in product(modes, REASONS)}
         self._margin = Distribution(_BLOCKS)
         self._regret = Distribution(_BLOCKS)
@@ -37,9 +39,20 @@ class DecisionMetrics:
         self._weighing = Weighing()
         self._kept = self._weighing.kept
 
+    @property
+    def distributions(self) -> tuple[Distribution, ...]:
+        """All that has to be settled."""
+        return (*self._stages.values(), self._margin, self._regret)
+
     def stage(self, stage: str, seconds: float) -> None:
         """One stage of a decision took so long."""
         self._stages[stage].observe(seconds)
+
+    def chosen(self, match_s: float, choose_s: float) -> None:
+        """A decision was made: its last two stages took so long."""
+        self._match.observe(match_s)
+        self._choose.observe(choose_s)
+        self._all.observe(match_s + choose_s)
 
     def decided(self, verdict: Verdict) -> None:
         """A decision was taken, and is acted upon."""

@@ -32,6 +32,11 @@ class WorkerMetrics:
         self._fleet = fleet
         self._workers: dict[str, _OfWorker] = {}
 
+    @property
+    def distributions(self) -> tuple[Distribution, ...]:
+        """All that has to be settled."""
+        return tuple(worker.error for worker in self._workers.values())
+
     def settled(self, worker_id: str, predicted_tokens: int, actual_tokens: int) -> None:
         """A worker answered, and said how many tokens of the prompt it reused."""
         worker = self._workers.get(worker_id) or self._known(worker_id)

@@ -1,6 +1,6 @@
 """What is counted of requests, from their head to their last byte; the one door for who serves them.
 
-begin -> [queue_waited] -> stage... -> decided -> first_token -> finished, settled -> end
+begin -> parsed -> stage... -> [queue_waited] -> chosen -> decided -> first_token -> finished, settled -> end
 rejected, retried, worker_failed, fallback: wherever it happens
 """
 
@@ -21,6 +21,8 @@ OUTCOMES = ("ok", "refused", "failed", "cancelled")
 REJECTIONS = ("inflight_requests_max", "unmet_target", *REFUSAL_REASONS)
 """More in flight than the router serves at a time; nobody is predicted to meet the targets; by the queue."""
 UNKNOWN_MODEL = "unknown"
+_WAITING_MAX = 512
+"""Requests whose observations wait to be sorted in."""
 _SECONDS = (1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 0.6, 1.6, 4.0, 10.0, 25.0, 60.0, 160.0)
 _TOKENS = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
 
@@ -52,6 +54,8 @@ class RequestMetrics:
         self._decisions = DecisionMetrics(modes)
         self._workers = WorkerMetrics(state.fleet)
         self.stage = self._decisions.stage
+        self._parse = self._decisions.parse
+        self.chosen = self._decisions.chosen
         self.decided = self._decisions.decided
         self.fallback = self._decisions.fallback
         self.settled = self._workers.settled
@@ -61,6 +65,20 @@ class RequestMetrics:
     def begin(self) -> None:
         """A request came."""
         self._inflight += 1
+
+    def parsed(self, seconds: float) -> None:
+        """A request was read, which took so long. Every request begins so: what was observed is settled here."""
+        self._parse.observe(seconds)
+        if len(self._parse) >= _WAITING_MAX:
+            for each in self._distributions():
+                each.settle()
+
+    def _distributions(self) -> Iterator[Distribution]:
+        for by_mode in (self._duration, self._ttft, self._itl):
+            yield from by_mode.values()
+        yield from (self._input, self._output, self._queue_wait)
+        yield from self._decisions.distributions
+        yield from self._workers.distributions
 
     def end(self, model: str, mode: str, outcome: str, duration_s: float) -> None:
         """A request that began is over; a model that nobody serves is `unknown`."""

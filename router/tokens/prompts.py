@@ -7,8 +7,8 @@
     prompt: text               the text's, with what the tokenizer puts around a prompt
     messages                   the rendered chat's; what was encoded up to a mark before is not encoded again
 
-Ready at once where little is new. Text of more than `off_loop_bytes` to be encoded, and chats that are long to read and
-render, are worked on by a bounded set of threads (`encoding_pool.py`).
+Ready at once where little is new. Text of more than `off_loop_bytes` to be encoded, and prompts that are long to read
+or render, ids too, are worked on by a bounded set of threads (`encoding_pool.py`).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ import structlog
 
 from indexer.embedded import hash_blocks
 from kv_protocol.hashing import Hashing, hash_seed, pack_tokens
-from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid
+from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
 from kv_runtime.encoders import CONFIGURED
 from kv_runtime.supervise import Part
 from kv_runtime.text import Text, TokenizerText
@@ -114,17 +114,19 @@ class Prompts:
             EncodersBusy: too much text waits to be encoded.
         """
         finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed)
-        given = inbound.token_data()
-        if given is not None:
-            return finish(pack_tokens(given), "nvext.token_data")
+        given = inbound.extension.token_data
+        if is_given(given):
+            work = partial(_of_token_data, inbound, finish)
+            return work() if len(given) <= _READ_BYTES_MAX else self._pool.submit(work, len(given))
         if isinstance(inbound, ChatInbound):
             return self._chat(inbound, finish)
         assert isinstance(inbound, CompletionInbound)
+        size_bytes = len(inbound.prompt)
+        if size_bytes > _READ_BYTES_MAX:
+            return self._pool.submit(lambda: self._of_prompt(inbound.read_prompt(), inbound, finish), size_bytes)
         prompt = inbound.read_prompt()
-        if not isinstance(prompt, str):
-            return finish(pack_tokens(prompt), "prompt")
-        adds = inbound.add_special_tokens is not False
-        return self._worked(lambda: finish(self._text.pack(prompt, add_special_tokens=adds), "prompt"), len(prompt))
+        work = partial(self._of_prompt, prompt, inbound, finish)
+        return self._worked(work, len(prompt)) if isinstance(prompt, str) else work()
 
     def statistics(self) -> PromptStatistics:
         """Return what it did so far."""
@@ -147,7 +149,8 @@ class Prompts:
     def _chat(self, inbound: ChatInbound, finish: "_Finish") -> "Prompt | asyncio.Future[Prompt]":
         if inbound.add_special_tokens:
             raise RequestInvalid("add_special_tokens", "true", "false: the template writes them")
-        size_bytes = len(inbound.messages) + len(inbound.tools)
+        read = (inbound.messages, inbound.tools, inbound.documents, inbound.chat_template_kwargs)
+        size_bytes = sum(map(len, read))
         if size_bytes > _READ_BYTES_MAX:
             return self._pool.submit(lambda: self._read(inbound, inbound.read_messages(), finish), size_bytes)
         messages = inbound.read_messages()
@@ -173,8 +176,18 @@ class Prompts:
         self._cache.keep(chat)
         return finish(chat.ids, "messages", chat.encoded)
 
+    def _of_prompt(self, prompt: str | list[int], inbound: CompletionInbound, finish: "_Finish") -> Prompt:
+        if not isinstance(prompt, str):
+            return finish(pack_tokens(prompt), "prompt")
+        adds = inbound.add_special_tokens is not False
+        return finish(self._text.pack(prompt, add_special_tokens=adds), "prompt")
+
     def _worked(self, work: Callable[[], Prompt], size_bytes: int) -> "Prompt | asyncio.Future[Prompt]":
         return work() if size_bytes <= self._off_loop_bytes else self._pool.submit(work, size_bytes)
+
+
+def _of_token_data(inbound: Inbound, finish: "_Finish") -> Prompt:
+    return finish(pack_tokens(inbound.token_data() or ()), "nvext.token_data")
 
 
 class _Finish(NamedTuple):

@@ -75,7 +75,7 @@ async def test_a_bad_rank_header_is_named(client: Client, rank: str) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_pin_to_an_unknown_worker_says_why_nobody_is_eligible(client: Client) -> None:
     answered = await client.complete([1, 2, 3], x_worker_instance_id="nobody")
-    assert answered.status == 503
+    assert (answered.status, answered.body["error"]["code"]) == (400, "no_such_worker")
     assert "pinned to nobody" in answered.body["error"]["message"]
 
 

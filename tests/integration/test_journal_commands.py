@@ -102,5 +102,5 @@ async def test_the_tail_shows_every_kind_of_record_as_a_line_or_as_an_object(bro
     objects = await typed(_TAIL, "--nats-url", broker.url, "--all", "--limit", "400", "--json")
     found = [json.loads(line) for line in objects.out.splitlines()]
     assert len(found) == 400
-    assert {each["kind"] for each in found} >= {"began", "policy", "fleet", "heard", "decided", "promised", "tick"}
+    assert {each["kind"] for each in found} >= {"began", "policy", "fleet", "heard", "decided", "outcome", "tick"}
     assert {each["router"] for each in found} == {"router-1"}

@@ -290,7 +290,7 @@ class Life:
                 return
             if self.draw.random() < 0.1:
                 return  # it was only asked what would be decided
-            lease = self.routing.take(request, verdict)
+            lease = self.routing.take(verdict)
             tried = (*request.tried, verdict.winner)
             request = msgspec.structs.replace(request, decision_id=request.decision_id + "+", tried=tried)
             if self.draw.random() < 0.5:

@@ -391,7 +391,7 @@ class BelievesEveryReport(Ledger):
         super()._reconcile(report, now_s)
         at = self._ranks[WorkerRank(report.worker_id, report.dp_rank)]
         at.reported.foreign = max(0, report.running_requests - at.requests)
-        self._show(at)
+        self._unshown.add(at)
 
 
 class HeedsNoOrigin(Ledger):

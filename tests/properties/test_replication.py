@@ -106,7 +106,7 @@ def test_a_lease_that_ended_only_here_is_learnt_of_anew(seed: int) -> None:
 
 def test_where_nothing_is_lost_nothing_is_asked_for() -> None:
     network = Network(5, 3)
-    network.is_troubled = False
+    network.quiet(AGREED_S)  # they have met
     network.busy(40)
     network.quiet(AGREED_S)
     assert_alike(network, 5)

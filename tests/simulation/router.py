@@ -134,8 +134,8 @@ class Router:
         if request_id in self.running:
             self.running[request_id].leave()
 
-    def decide(self, request: EngineRequest, decision_id: str, tried: Sequence[WorkerRank] = ()) -> "Decided":
-        """Return the request as it is routed, and the verdict; raises `NoEligibleWorker`."""
+    def decide(self, request: EngineRequest, decision_id: str, tried: Sequence[WorkerRank] = ()) -> Verdict:
+        """Return where the request is routed to; raises `NoEligibleWorker`."""
         route = RouteRequest(
             decision_id=decision_id,
             request_id=request.request_id,
@@ -146,7 +146,7 @@ class Router:
             max_tokens=request.max_tokens,
             tried=tuple(tried),
         )
-        return route, self.routing.decide(route)
+        return self.routing.decide(route)
 
     def attempted(self, rank: WorkerRank, decision_id: str, outcome: AttemptOutcome, phase: str = "") -> None:
         """An attempt at a rank ended so."""
@@ -165,9 +165,6 @@ class Router:
         return self._forward(self.name, rank, request, caller)
 
 
-Decided = tuple[RouteRequest, Verdict]
-
-
 class RoutedRequest:
     """One client's request at a router, and the call that is made for it now."""
 
@@ -183,11 +180,11 @@ class RoutedRequest:
         """Route it, and send it on."""
         decision_id = self._decision_id = f"{self._request.request_id}-{len(self._tried)}"
         try:
-            route, verdict = self._router.decide(self._request, decision_id, self._tried)
+            verdict = self._router.decide(self._request, decision_id, self._tried)
         except NoEligibleWorker:
             self._finish("no_worker")
             return
-        self._lease = self._router.routing.take(route, verdict)
+        self._lease = self._router.routing.take(verdict)
         rank = verdict.winner
         self._tried.append(rank)
         asked = msgspec.structs.replace(self._request, request_id=decision_id, dp_rank=rank.dp_rank)

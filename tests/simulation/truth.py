@@ -206,7 +206,7 @@ class Truth:
             promised = (load.active_requests, load.active_blocks, load.prefill_tokens_queued)
             assert promised == (0, 0, 0), f"{router.name}: {rank}: promised {load}"
         if live:
-            _, verdict = router.decide(self._world.workload.request(), "at last")
+            verdict = router.decide(self._world.workload.request(), "at last")
             decision = verdict.decision()
             trust = {WorkerRank(each.worker_id, each.dp_rank): each.trust for each in decision.candidates}
             assert trust == dict.fromkeys(live, "EXACT"), f"{router.name}: {decision}"

@@ -46,7 +46,7 @@ async def test_an_answer_comes_as_the_worker_gave_it_with_the_services_headers()
     assert (answer.status, answer.body) == (200, completion())
     assert (answer.headers["x-worker"], answer.headers["x-decision-id"]) == ("w0", "d1")
     assert (received.path, received.body) == ("/v1/completions", b'{"a":1}')
-    assert http.watcher.heard == ["head 200", "first byte", "end"]
+    assert http.watcher.heard == ["head 200", "end"]
     assert http.watcher.tail == completion()
 
 
@@ -372,7 +372,7 @@ async def test_a_request_over_a_connection_that_the_worker_had_closed_is_sent_ag
             assert (await answered(reader)).status == 200
         statistics = http.plane.statistics().upstream
     assert (statistics.stale, statistics.opened, served) == (1, 2, 3)
-    assert [watcher.heard for watcher in http.watchers] == [["head 200", "first byte", "end"]] * 2
+    assert [watcher.heard for watcher in http.watchers] == [["head 200", "end"]] * 2
 
 
 @pytest.mark.asyncio

@@ -15,6 +15,7 @@ def typed(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["bench", "events", *arguments])
 
 
+@pytest.mark.slow
 def test_a_quick_run_measures_every_group(tmp_path: Path) -> None:
     markdown = tmp_path / "out.md"
     ran = typed("--quick", "--json", "-", "--markdown", str(markdown))

@@ -31,7 +31,6 @@ from kv_protocol.journal import (
     Lost,
     OutcomeKnown,
     PolicyChanged,
-    Promised,
     RankStanding,
     Refused,
     TimePassed,
@@ -40,7 +39,7 @@ from kv_protocol.journal import (
     encode_record,
     pack_journal,
 )
-from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Reconciled, Routed
+from kv_protocol.ledger import Cancelled, Finished, FirstToken, LedgerEvent, Reconciled, Routed
 from kv_protocol.load import LoadReport
 
 U64_MAX = 2**64 - 1
@@ -110,7 +109,6 @@ RECORDS: list[JournalRecord] = [
     ),
     *(LedgerApplied(now_s=2.0, event=event) for event in LEDGER),
     LedgerApplied(now_s=2.0, event=LEDGER[0], router="router-2"),
-    Promised(now_s=2.0, event=Routed(lease_id="d", blocks=b"", uncached_tokens=5, **RANK)),
     *(FleetApplied(now_s=3.0, event=event) for event in FLEET),
     WorkerHeard(now_s=3.5, worker_id="w-1", instance="i"),
     LogConnection(now_s=3.6, heard=True),
@@ -268,8 +266,28 @@ def test_a_request_that_may_not_be_is_refused(changed: dict[str, Any], field: st
         RequestRecord(**fields | changed)
 
 
-def test_a_promise_with_blocks_of_its_own_is_refused() -> None:
-    routed = LEDGER[0]
-    assert isinstance(routed, Routed)
-    with pytest.raises(LimitExceeded, match=r"^blocks: found '24 bytes'"):
-        Promised(now_s=1.0, event=routed)
+def test_a_decision_says_what_it_promised_of_its_request() -> None:
+    assert Decided(**LEAST, uncached_tokens=7, epoch=U64_MAX).promise == Routed(
+        lease_id="d",
+        worker_id="w-10",
+        dp_rank=0,
+        blocks=REQUEST.sequence_hashes,
+        uncached_tokens=7,
+        extra_blocks=1,
+        epoch=U64_MAX,
+    )
+
+
+@pytest.mark.parametrize(("outcome", "ending"), [("ok", Finished), ("failed", Finished), ("cancelled", Cancelled)])
+def test_an_outcome_ends_its_lease(outcome: str, ending: type[Finished | Cancelled]) -> None:
+    assert OutcomeKnown(now_s=7.0, decision_id="d", outcome=outcome).ending == ending(lease_id="d")
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "duration_s", "is_whole"), [(1.5, 1.5, True), (0.5, 1.5, False), (None, 1.5, False)]
+)
+def test_an_answer_whose_first_token_came_with_its_last_came_whole(
+    ttft_s: float | None, duration_s: float, *, is_whole: bool
+) -> None:
+    known = OutcomeKnown(now_s=7.0, decision_id="d", outcome="ok", ttft_s=ttft_s, duration_s=duration_s)
+    assert known.is_whole == is_whole

@@ -206,3 +206,9 @@ def test_keys_without_effect_are_told_by_their_paths(fields: dict[str, Any], ine
 
 def test_every_key_of_the_extension_is_tried_here() -> None:
     assert keys_of(NvExt) == set(EXTENSION)
+
+
+@pytest.mark.parametrize("priority", [1e308, -1e308, 1.1e9])
+def test_a_priority_beyond_all_measure_is_refused(priority: float) -> None:
+    with pytest.raises(RequestInvalid, match=r"^priority: found "):
+        chat(priority=priority)

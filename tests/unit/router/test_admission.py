@@ -141,7 +141,7 @@ def test_a_full_queue_refuses_at_once() -> None:
         "queue_full",
         "failed",
     )
-    assert refusal.headers == ((b"retry-after", b"60"),)
+    assert refusal.headers == ((b"retry-after", b"30"),)
 
 
 def test_a_tenants_bound_is_the_clients_limit() -> None:
@@ -265,7 +265,7 @@ def test_who_waited_is_placed_by_the_load_of_the_moment_in_which_it_goes_on() ->
         request = route(65, decision_id=f"d{len(winners)}", sequence_hashes=b"")
         verdict = bench.routing.decide(request)
         winners.append(verdict.winner.worker_id)
-        bench.routing.take(request, verdict)
+        bench.routing.take(verdict)
 
     for _ in range(2):
         admission.ask(route(65, sequence_hashes=b""), admitted, lambda _: None)

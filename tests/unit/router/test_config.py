@@ -2,8 +2,7 @@
 
 from router.config import PolicySection
 from router.core.approximate import ApproximateLimits
-from router.core.policy import CostParameters
-from router.core.policy import Policy
+from router.core.policy import CostParameters, Policy
 
 
 def test_the_defaults_are_the_cores() -> None:

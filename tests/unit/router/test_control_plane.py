@@ -144,9 +144,9 @@ async def test_the_index_is_shown_with_the_trust_of_every_rank_and_what_was_rout
 async def test_decisions_say_where_the_overlap_came_from_and_what_of_it_was_on_its_way(control: Control) -> None:
     plane = control.plane
     plane.join("w0", "http://127.0.0.1:1", holds=1)
-    leases = [plane.routing.take(asked, plane.routing.decide(asked)) for asked in (route(decision_id="d1"), route())]
+    leases = [plane.routing.take(plane.routing.decide(asked)) for asked in (route(decision_id="d1"), route())]
     plane.index.stale[rank("w0/0")] = "never_heard"
-    leases.append(plane.routing.take(route(decision_id="d3"), plane.routing.decide(route(decision_id="d3"))))
+    leases.append(plane.routing.take(plane.routing.decide(route(decision_id="d3"))))
     listed = json.loads((await control.get("/v1/decisions")).body)["decisions"]
     fields = ("overlap_source", "overlap_blocks", "predicted_blocks", "trust")
     assert [tuple(each[field] for field in fields) for each in listed] == [

@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 from kv_protocol.fleet import WorkerDraining
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.journal import FleetApplied, LogConnection
+from router.core.fleet import SILENT_S
 from router.core.policy import Policy
 from router.http.limits import HttpLimits
 from tests.unit.router.plane import CHAT, COMPLETIONS, NOW_S, PROMPT, TEXT, Plane, encoded, running_plane, until
@@ -63,6 +64,28 @@ def events(stream: bytes) -> list[bytes]:
 
 
 # ---------------------------------------------------------------- an answer
+
+
+@pytest.mark.asyncio
+async def test_prompts_are_hashed_as_the_eldest_fit_worker_does_also_once_another_is_that(plane: Plane) -> None:
+    async def block_size() -> int:
+        assert (await plane.post()).status == 200
+        return plane.routing.decisions.newest(1)[0].verdict.request.block_size
+
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url, block_size=32)
+        found = [await block_size()]
+        plane.join("w1", worker.base_url)
+        await plane.clock.advance(SILENT_S - 0.5)
+        plane.hear("w1")
+        found.append(await block_size())
+        await plane.clock.advance(0.5)  # w0 was silent for too long
+        found.append(await block_size())
+        plane.hear("w0")
+        found.append(await block_size())
+        plane.leave("w0")
+        found.append(await block_size())
+    assert found == [32, 32, 16, 32, 16]
 
 
 @pytest.mark.asyncio
@@ -272,7 +295,7 @@ async def test_a_refused_connection_opens_the_breaker_and_another_answers(plane:
 )
 async def test_a_worker_that_does_not_begin_in_time_fails(stream: bool, data: bytes) -> None:
     async with (
-        running_plane(first_byte_s=SHORT_S, between_bytes_s=60) as plane,
+        running_plane(first_byte_s=SHORT_S, whole_s=SHORT_S, between_bytes_s=60) as plane,
         Upstream(says_and_waits(data)) as slow,
         Upstream(streams(event(), DONE)) as good,
     ):
@@ -467,7 +490,7 @@ async def test_when_all_are_busy_the_client_is_asked_to_come_again() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("status", [400, 401, 404, 409, 422])
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 422])
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
 async def test_a_refusal_is_passed_on_and_opens_no_breaker(plane: Plane, status: int, content_type: str) -> None:
     body = b'{"error":{"message":"no","type":"t","param":null,"code":null}}'
@@ -587,7 +610,7 @@ async def test_a_pin_is_heeded_and_never_given_up() -> None:
         plane.join("w2", failing.base_url)
         answered = await plane.post(x_worker_instance_id="w1")
         assert answered.headers["x-worker-instance-id"] == "w1"
-        for pinned, refusal in {"w2": (502, "upstream_failed"), "nobody": (503, "no_eligible_worker")}.items():
+        for pinned, refusal in {"w2": (502, "upstream_failed"), "nobody": (400, "no_such_worker")}.items():
             refused = await plane.post(x_worker_instance_id=pinned)
             assert (refused.status, refused.error["code"]) == refusal
         assert len(good.received) == 1
@@ -995,3 +1018,19 @@ async def test_a_client_with_keep_alive_is_served_after_an_error_in_a_stream(pla
 def test_the_prompt_is_what_the_tests_think() -> None:
     assert len(PROMPT) == 4 * 16
     assert TEXT.encode("a") == [97]
+
+
+@pytest.mark.asyncio
+async def test_a_limit_of_the_router_itself_is_not_held_against_the_worker() -> None:
+    limits = HttpLimits(worker_connections_max=1, drain_s=0.0)
+    async with running_plane(limits=limits) as plane, Upstream(says_and_waits(STREAM_HEAD)) as worker:
+        plane.join("w0", worker.base_url)
+        _, writer = await plane.dial(STREAMED)
+        await until(lambda: bool(worker.received))
+        refused = await plane.post(x_request_id="r")
+        assert (refused.status, refused.error["code"], refused.headers["x-request-id"]) == (503, "overloaded", "r")
+        assert refused.error["message"] == "data.worker_connections_max: 1 connections are open"
+        assert plane.unfit("w0") == ""
+        assert plane.metric("worker_failures_total", worker="w0", phase="connect") == 0
+        writer.close()
+        await worker.gone.wait()

@@ -177,3 +177,12 @@ def test_it_says_what_was_predicted_and_that_the_targets_are_not_met() -> None:
     assert "; predicted 250 ms to the first token and 12.5 ms between tokens\n" in text
     assert "It is predicted to answer first.\n" in text
     assert text.endswith("It is not predicted to meet its targets there: queue.")
+
+
+def test_a_choice_that_weighed_nothing_says_how_it_was_made() -> None:
+    both = (row("w0/0"), row("w1/0"))
+    assert explained(*both, policy=Policy(mode="random"), seed=7).endswith("\nSeed 7 drew it; costs had no say.")
+    fewest = "It had the fewest active requests of those that were compared; costs had no say."
+    uneven = (row("w0/0", active_requests=3), row("w1/0"))
+    assert explained(*uneven, policy=Policy(mode="least-loaded")).endswith(f"\n{fewest}")
+    assert "a prompt that was not encoded, for m" in explained(*both, policy=Policy(mode="random"), isl_tokens=0)

@@ -12,22 +12,27 @@ from msgspec.structs import fields
 from indexer.core.standing import StaleReason
 from kv_protocol.decided import Decided, RequestRecord, best_columns, best_terms, other_costs, overlap_depths
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import JournalRecord, LedgerApplied, Promised, RankStanding, Refused, TimePassed, encode_record
-from kv_protocol.ledger import Routed
+from kv_protocol.journal import (
+    JournalRecord,
+    RankStanding,
+    Refused,
+    TimePassed,
+    decode_journal,
+    encode_record,
+    pack_journal,
+)
 from router.core.decide import decide
 from router.core.policy import Policy
 from router.core.recording import (
-    Lengthener,
     Recordable,
     RefusedRequest,
     Shortener,
     doubt_of,
     pack_overlap,
     request_of,
-    request_record,
 )
 from router.core.trust import Trust, trust_of
-from router.core.verdict import Verdict
+from router.core.verdict import Verdict, taken
 from router.core.view import RouteRequest, View
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
 
@@ -85,8 +90,9 @@ def only_decided(records: list[JournalRecord]) -> Decided:
     return found
 
 
-def recorded(what: Recordable, shortener: Shortener | None = None) -> list[JournalRecord]:
-    return list((shortener or Shortener()).records(what, 7))
+def recorded(what: Recordable | Verdict, shortener: Shortener | None = None) -> list[JournalRecord]:
+    told = taken(what) if isinstance(what, Verdict) else what
+    return list((shortener or Shortener()).records(told, 7))
 
 
 def test_the_record_of_a_request_has_the_fields_of_the_request() -> None:
@@ -96,7 +102,7 @@ def test_the_record_of_a_request_has_the_fields_of_the_request() -> None:
         each.name: each.default for each in fields(RouteRequest)
     }
     asked = request(random.Random(1), tried=(WorkerRank("w", 1),), preferred_taints=(("a", 1.0),))
-    assert request_of(request_record(asked)) == asked
+    assert request_of(asked) == asked
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -169,40 +175,16 @@ def test_a_mode_that_reads_no_overlap_leaves_no_columns_and_no_standings() -> No
     assert (found.best, found.terms, found.costs, found.overlap) == (b"", b"", b"", b"")
 
 
-def routed(told: Verdict) -> LedgerApplied:
-    event = Routed(
-        lease_id=told.decision_id,
-        worker_id=told.winner.worker_id,
-        dp_rank=told.winner.dp_rank,
-        blocks=told.request.sequence_hashes,
-        uncached_tokens=9,
-    )
-    return LedgerApplied(now_s=told.now_s, event=event)
-
-
-def test_a_promise_of_the_decision_before_it_is_recorded_without_its_blocks_and_found_again_with_them() -> None:
-    shortener, lengthener, told = Shortener(), Lengthener(), verdict(1)
-    records = [*recorded(told, shortener), *recorded(routed(told), shortener)]
-    assert isinstance(records[-1], Promised)
-    assert [lengthener.record(record) for record in records][-1] == routed(told)
-
-
-def test_a_promise_of_another_decision_is_recorded_whole() -> None:
-    shortener = Shortener()
-    recorded(verdict(1), shortener)
-    assert recorded(routed(verdict(2)), shortener) == [routed(verdict(2))]
-
-
-def test_a_promise_whose_decision_is_not_there_is_not_made_up() -> None:
-    shortener, told = Shortener(), verdict(1)
-    recorded(told, shortener)
-    (promise,) = recorded(routed(told), shortener)
-    assert Lengthener().record(promise) is None
+@pytest.mark.parametrize("seed", range(20))
+def test_what_was_promised_is_found_again_in_the_bytes_of_its_decision(seed: int) -> None:
+    told = taken(verdict(seed))
+    encoded = [encode_record(record) for record in recorded(told)]
+    (found,) = [each for each in decode_journal(pack_journal(1, 1, encoded)).records if isinstance(each, Decided)]
+    assert found.promise == told.promise
+    assert found.promise.lease_id == told.verdict.decision_id
 
 
 def test_refusals_and_other_records_are_recorded_too() -> None:
     asked = request(random.Random(1))
-    assert recorded(RefusedRequest(1.0, asked, ())) == [
-        Refused(now_s=1.0, request=request_record(asked), exclusions=())
-    ]
+    assert recorded(RefusedRequest(1.0, asked, ())) == [Refused(now_s=1.0, request=asked, exclusions=())]
     assert recorded(TimePassed(now_s=2.0)) == [TimePassed(now_s=2.0)]

@@ -185,8 +185,15 @@ def test_nobody_ends_a_lease_that_is_not_his() -> None:
     assert applied(made.heard(told(2, Finished(lease_id="theirs")), 0.0)) == [Finished(lease_id="theirs")]
 
 
+def accompanied(life: int = 1) -> Replication:
+    """Return one that has heard another router."""
+    made = Replication("me", life)
+    made.heard(beat(0), 0.0)
+    return made
+
+
 def test_a_beat_tells_how_far_was_told_and_comes_in_time() -> None:
-    made = Replication("me", 5)
+    made = accompanied(5)
     made.told(routed("l", 3))
     made.told(FirstToken(lease_id="l"))
     says = made.tick(0.0)
@@ -197,8 +204,27 @@ def test_a_beat_tells_how_far_was_told_and_comes_in_time() -> None:
     assert [len(made.tick(now_s)) for now_s in (BEAT_S - 0.1, BEAT_S, BEAT_S + 0.1)] == [0, 1, 0]
 
 
-def test_a_question_is_answered_with_what_is_open_behind_all_that_was_told() -> None:
+def test_while_nobody_else_is_there_only_the_beat_goes_out_with_what_is_open_by_then() -> None:
     made = Replication("me", 1)
+    for event in (routed("gone"), routed("l", 3), FirstToken(lease_id="l"), FirstToken(lease_id="gone")):
+        made.told(event)
+    made.told(Finished(lease_id="gone"))
+    assert made.tick(0.0) == [Say(beat(0, OpenLease(routed("l", 3), is_prefilled=True), router="me"))]
+    made.told(Finished(lease_id="l"))
+    assert made.tick(BEAT_S / 2) == []
+    assert made.tick(BEAT_S) == [Say(beat(0, router="me"))]
+
+
+def test_what_began_while_nobody_else_was_there_is_told_to_whoever_comes() -> None:
+    made = Replication("me", 1)
+    made.told(routed("l"))
+    made.heard(beat(0), 0.0)
+    made.told(FirstToken(lease_id="l"))
+    assert made.flush() == [Say(told(1, routed("l"), FirstToken(lease_id="l"), router="me"))]
+
+
+def test_a_question_is_answered_with_what_is_open_behind_all_that_was_told() -> None:
+    made = accompanied()
     made.told(routed("l"))
     effects = made.heard(LedgerAsked(router="other", number=4), 0.0)
     lease = OpenLease(routed("l"), is_prefilled=False)
@@ -227,7 +253,7 @@ def test_of_messages_that_came_too_early_the_newest_are_kept() -> None:
 
 
 def test_news_that_nobody_sent_becomes_a_gap() -> None:
-    made, other = Replication("me", 1), Replication("other", 1)
+    made, other = accompanied(), Replication("other", 1)
     made.told(routed("first"))
     (say,) = made.flush()
     other.heard(say.message, 0.0)
@@ -249,7 +275,7 @@ def test_a_message_is_filled_so_far_and_no_further() -> None:
 
 
 def test_of_a_very_long_prompt_the_end_is_told_as_blocks_without_a_name() -> None:
-    made = Replication("me", 1)
+    made = accompanied()
     made.told(routed("l", BLOCKS_MAX + 5))
     (say,) = made.flush()
     assert isinstance(say.message, LedgerTold)

@@ -232,10 +232,16 @@ def test_retry_after_is_what_waits_at_the_rate_that_went_of_late() -> None:
     assert refused(queue, "c", now_s=20.0).retry_after_s == pytest.approx(10_000 / 750, rel=0.05)
 
 
-def test_retry_after_is_a_minute_at_most_and_a_second_at_least() -> None:
+@pytest.mark.parametrize(("wait_s", "most_s"), [(5.0, 5.0), (30.0, 30.0), (600.0, 60.0)])
+def test_while_nothing_goes_retry_after_is_the_wait_itself_or_a_minute(wait_s: float, most_s: float) -> None:
+    queue = RequestQueue(QueueLimits(requests_max=1, wait_s=wait_s))
+    placed(queue, "a", tokens=1)
+    assert refused(queue, "b").retry_after_s == most_s
+
+
+def test_retry_after_is_a_second_at_least() -> None:
     queue = RequestQueue(QueueLimits(requests_max=1))
     placed(queue, "a", tokens=1)
-    assert refused(queue, "b").retry_after_s == 60.0
     queue.take("m", is_room, 0.0)
     placed(queue, "c", tokens=1_000_000)
     queue.take("m", is_room, 0.0)

@@ -8,11 +8,13 @@ import pytest
 from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import AttemptEnded, FleetApplied, LogConnection, WorkerHeard
+from kv_protocol.journal import AttemptEnded, FleetApplied, LedgerApplied, LogConnection, OutcomeKnown, WorkerHeard
 from kv_runtime.clock import ManualClock
 from router.core.chains import block_count
 from router.core.ledger import RankLoad
 from router.core.policy import Policy
+from router.core.recording import Recorder
+from router.core.verdict import Taken
 from router.core.view import RouteRequest
 from router.routing import Lease, Readiness, Routing
 from tests.unit.router.samples import answer, chain, rank, registered, route, state
@@ -51,6 +53,7 @@ class Bench:
         seed: int = 1,
         stale: str = "",
         policy: Policy | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.clock = ManualClock(now_s=100.0)
         self.state = state(LEASE_S)
@@ -59,11 +62,18 @@ class Bench:
             self.state.apply(WorkerHeard(now_s=100.0, worker_id=each.worker_id, instance=each.instance))
         self.index = FakeIndex(holds, stale)
         self.routing = Routing(
-            self.state, self.index, self.clock, policy or Policy(), seed=seed, lease_s=LEASE_S, decisions_max=100
+            self.state,
+            self.index,
+            self.clock,
+            policy or Policy(),
+            seed=seed,
+            lease_s=LEASE_S,
+            decisions_max=100,
+            recorder=recorder,
         )
 
     def take(self, request: RouteRequest) -> Lease:
-        return self.routing.take(request, self.routing.decide(request))
+        return self.routing.take(self.routing.decide(request))
 
     @property
     def load(self) -> RankLoad:
@@ -107,7 +117,7 @@ def test_routers_with_the_same_seed_decide_alike_and_with_others_not() -> None:
             request = route(decision_id=f"d{number}")
             decision = bench.routing.decide(request)
             found.append(decision.winner.worker_id)
-            bench.routing.take(request, decision).end("ok")
+            bench.routing.take(decision).end("ok")
         return found
 
     assert winners(1) == winners(1)
@@ -162,6 +172,32 @@ def test_however_it_ends_nothing_is_promised_and_the_outcome_is_kept(outcome: st
     assert record.outcome is not None
     assert (record.outcome.outcome, record.outcome.cached_tokens) == (outcome, 16)
     assert (bench.load.active_requests, bench.load.active_blocks, bench.load.prefill_tokens_queued) == (0, 0, 0)
+
+
+class Kept:
+    """A recorder that keeps what kinds of things it was told."""
+
+    def __init__(self) -> None:
+        self.kinds: list[type] = []
+
+    def record(self, what: object) -> None:
+        """Keep it."""
+        self.kinds.append(type(what))
+
+
+def recorded(*, came_whole: bool) -> list[type]:
+    """Return what is recorded of a request, behind the policy."""
+    kept = Kept()
+    lease = Bench(recorder=kept).take(route())
+    if not came_whole:
+        lease.on_bytes()
+    lease.end("ok", came_whole=came_whole)
+    return kept.kinds[1:]
+
+
+def test_of_a_request_there_are_two_records_and_a_third_of_its_first_token_where_it_did_not_come_whole() -> None:
+    assert recorded(came_whole=True) == [Taken, OutcomeKnown]
+    assert recorded(came_whole=False) == [Taken, LedgerApplied, OutcomeKnown]
 
 
 @pytest.mark.asyncio

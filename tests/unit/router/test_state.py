@@ -30,6 +30,7 @@ from router.core.ledger import RankLoad
 from router.core.policy import Policy
 from router.core.state import RouterState
 from router.core.trust import trust_of
+from router.core.verdict import taken
 from router.core.view import View
 from tests.unit.router.samples import Held, Row, answer, chain, rank, registered, route, state
 
@@ -296,7 +297,7 @@ def test_a_turn_is_a_decision_for_the_same_model() -> None:
     for model in ("m", "n", "m", "n", "m"):
         found = seen(folded, model=model)
         turns.append(found.turn)
-        folded.apply(decide(found, route(model=model), Policy(), 1))
+        folded.apply(taken(decide(found, route(model=model), Policy(), 1)))
     assert turns == [0, 0, 1, 1, 2]
 
 
@@ -455,16 +456,17 @@ def test_a_session_is_at_home_where_it_was_routed_to_last_if_the_policy_cares() 
 
 
 def test_a_worker_that_joins_a_working_fleet_is_a_newcomer_that_has_had_its_share() -> None:
-    folded = joined(registered(total_kv_blocks=4))
-    promise(folded, blocks=chain(7), uncached_tokens=16)
-    folded.apply(FleetApplied(now_s=60.0, event=registered("w1", total_kv_blocks=4)))
+    folded = joined(registered(total_kv_blocks=400))
+    promise(folded, blocks=chain(7), uncached_tokens=1600)
+    folded.apply(FleetApplied(now_s=60.0, event=registered("w1", total_kv_blocks=400)))
     for worker_id in ("w0", "w1"):
         folded.apply(WorkerHeard(now_s=60.0, worker_id=worker_id, instance=f"{worker_id}-1"))
     flags, winners = [], []
-    for _ in range(4):
+    for number in range(4):
         found = seen(folded, 60.0, NOTHING_HELD)
-        verdict = decide(found, route(), Policy(), 1)
-        folded.apply(verdict)
+        asked = route(decision_id=f"d{number}", sequence_hashes=chain(10 + number, 20 + number))
+        verdict = decide(found, asked, Policy(), 1)
+        folded.apply(taken(verdict))
         flags.append(found.newcomer)
         winners.append(verdict.winner.worker_id)
     assert flags == [(False, True)] * 3 + [(False, False)], "of two ranks every fourth full miss is its own"
@@ -484,7 +486,7 @@ def test_what_was_measured_changes_what_is_forecast_of_that_rank_alone() -> None
     assert before is not None
     assert before.ttft_s[0] == before.ttft_s[1]
     verdict = decide(seen(folded, pinned_worker="w0"), route(pinned_worker="w0"), folded.policy, 1)
-    folded.apply(verdict)
+    folded.apply(taken(verdict))
     slow = OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="ok", ttft_s=2.0, duration_s=4.0, output_tokens=11)
     folded.apply(slow)
     after = seen(folded).forecast
@@ -496,7 +498,7 @@ def test_what_was_measured_changes_what_is_forecast_of_that_rank_alone() -> None
 def test_of_an_outcome_that_was_not_ok_nothing_is_learnt() -> None:
     folded = under(joined(registered()), mode="predicted-ttft")
     before = seen(folded).forecast
-    folded.apply(decide(seen(folded), route(), folded.policy, 1))
+    folded.apply(taken(decide(seen(folded), route(), folded.policy, 1)))
     folded.apply(OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="failed", ttft_s=2.0, duration_s=4.0))
     after = seen(folded).forecast
     assert before is not None

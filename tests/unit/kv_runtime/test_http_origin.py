@@ -1,0 +1,54 @@
+"""A server without a token listens to its user's programs and to its own pages, not to other sites' pages."""
+
+import asyncio
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from kv_runtime.http import HttpServer, openai_errors, require_token
+
+_ASKED_FOR = "answered"
+
+
+async def _status(token: str, method: str = "POST", **headers: str) -> int:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(text=_ASKED_FOR)
+
+    app = web.Application(middlewares=[openai_errors, require_token(token)])
+    app.router.add_route("*", "/v1/workers", answer)
+    server, stop = HttpServer(app, "127.0.0.1", 0), asyncio.Event()
+    await server.start()
+    address = f"127.0.0.1:{server.port}"
+    named = {name: value.format(address=address, port=server.port) for name, value in headers.items()}
+    async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
+        group.create_task(server.run(stop))
+        async with session.request(method, f"http://{address}/v1/workers", headers=named) as response:
+            await response.read()
+        stop.set()
+    return response.status
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "http://{address}"}, 200),
+        ({"Origin": "http://localhost:{port}", "Host": "localhost:{port}"}, 200),
+        ({"Origin": "http://[::1]:{port}", "Host": "[::1]:{port}"}, 200),
+        ({"Origin": "https://elsewhere.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Origin": "http://elsewhere.example:{port}", "Host": "elsewhere.example:{port}"}, 403),
+    ],
+)
+async def test_without_a_token_a_page_of_another_site_is_refused(headers: dict[str, str], status: int) -> None:
+    assert await _status("", **headers) == status
+
+
+@pytest.mark.asyncio
+async def test_with_a_token_it_alone_decides() -> None:
+    elsewhere = "https://elsewhere.example"
+    assert await _status("secret", Origin=elsewhere, Authorization="Bearer secret") == 200
+    assert await _status("secret", Origin=elsewhere) == 401

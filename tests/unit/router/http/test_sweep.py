@@ -1,0 +1,60 @@
+"""The passing of time for many: nobody is forgotten, and while there is nobody nothing is looked at."""
+
+import asyncio
+
+import pytest
+
+from router.http.sweep import SLOTS, Sweep
+
+
+class Looked:
+    """Says that time passed for it."""
+
+    def __init__(self) -> None:
+        self.at = asyncio.Event()
+
+    def let_pass(self, now_s: float) -> None:
+        """Time passed."""
+        assert now_s > 0
+        self.at.set()
+
+
+async def added(sweep: Sweep) -> None:
+    """Return once time has passed for one more, which is then watched no more."""
+    looked = Looked()
+    slot = sweep.add(looked)
+    await looked.at.wait()
+    slot.discard(looked)
+
+
+@pytest.mark.asyncio
+async def test_time_passes_for_everybody_whichever_slot_they_are_in() -> None:
+    sweep = Sweep(0.001)
+    sweep.start()
+    everybody = [Looked() for _ in range(2 * SLOTS)]
+    for each in everybody:
+        sweep.add(each)
+    await asyncio.gather(*(each.at.wait() for each in everybody))
+    assert len(sweep) == 2 * SLOTS
+    sweep.stop()
+
+
+@pytest.mark.asyncio
+async def test_while_nobody_is_there_nothing_is_looked_at_until_somebody_comes() -> None:
+    sweep = Sweep(0.001)
+    sweep.start()
+    await added(sweep)
+    while sweep._timer is not None:  # noqa: ASYNC110 - a timer has no event
+        await asyncio.sleep(0)
+    await added(sweep)
+    sweep.stop()
+    assert sweep._timer is None
+
+
+@pytest.mark.asyncio
+async def test_who_was_there_before_the_start_is_looked_at_too() -> None:
+    sweep, looked = Sweep(0.001), Looked()
+    sweep.add(looked)
+    sweep.start()
+    await looked.at.wait()
+    sweep.stop()

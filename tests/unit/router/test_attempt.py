@@ -1,0 +1,24 @@
+"""What a worker's status says of it: whose fault it is, and who hears of it."""
+
+import pytest
+
+from tests.unit.router.plane import Plane, running_plane
+from tests.unit.router.upstream import Upstream, answers
+
+_REFUSAL = b'{"error":{"message":"no","type":"t","param":null,"code":null}}'
+_GOOD = answers(200, b"{}")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("status", [401, 407])
+async def test_a_worker_that_refuses_the_routers_token_is_left_alone_and_another_answers(status: int) -> None:
+    async with running_plane() as plane, Upstream(answers(status, _REFUSAL)) as deaf, Upstream(_GOOD) as good:
+        plane.join("w0", deaf.base_url, holds=3)
+        plane.join("w1", good.base_url)
+        answered = [await _status(plane) for _ in range(4)]
+        assert (answered, len(deaf.received)) == ([200] * 4, 3)
+        assert plane.unfit("w0") == f"breaker open: first_byte: status {status}: the worker refuses data.worker_token"
+
+
+async def _status(plane: Plane) -> int:
+    return (await plane.post()).status

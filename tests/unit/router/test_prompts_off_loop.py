@@ -1,0 +1,62 @@
+"""Prompts that are long to read keep no event loop, whatever they are made of."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from kv_protocol.hashing import Hashing
+from kv_protocol.openai import CHAT, COMPLETIONS, Inbound, RequestInvalid, decode_inbound
+from kv_runtime.supervise import run_parts
+from kv_runtime.text import ByteText
+from router.tokens import Prompt, Prompts
+
+_LONG = 200_000
+_SAID = [{"role": "user", "content": "hello"}]
+_BLOCKS = Hashing(4)
+
+
+def _inbound(path: str, **fields: Any) -> Inbound:
+    return decode_inbound(path, json.dumps({"model": "m"} | fields).encode())
+
+
+_LONG_ONES = {
+    "ids as a prompt": _inbound(COMPLETIONS, prompt=[7] * _LONG),
+    "ids as token_data": _inbound(CHAT, messages=_SAID, nvext={"token_data": [7] * _LONG}),
+    "documents": _inbound(CHAT, messages=_SAID, documents=[{"text": "x" * 2 * _LONG}]),
+    "options of a template": _inbound(CHAT, messages=_SAID, chat_template_kwargs={"more": "x" * 2 * _LONG}),
+}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("inbound", _LONG_ONES.values(), ids=_LONG_ONES)
+async def test_what_is_long_to_read_is_left_to_a_thread(inbound: Inbound) -> None:
+    made = Prompts(ByteText()).prompt(inbound, _BLOCKS)
+    assert isinstance(made, asyncio.Future)
+    made.cancel()
+
+
+@pytest.mark.asyncio
+async def test_ids_that_a_thread_reads_are_the_prompt() -> None:
+    prompt = await _made_by_a_thread(_LONG_ONES["ids as token_data"])
+    assert (prompt.token_count, prompt.ids) == (_LONG, b"\7\0\0\0" * _LONG)
+
+
+@pytest.mark.asyncio
+async def test_ids_that_are_none_are_refused_by_a_thread_too() -> None:
+    wrong = _inbound(COMPLETIONS, prompt=[7] * _LONG + [-1])
+    with pytest.raises(RequestInvalid, match=rf"prompt\[{_LONG}\]"):
+        await _made_by_a_thread(wrong)
+
+
+async def _made_by_a_thread(inbound: Inbound) -> Prompt:
+    prompts, stop = Prompts(ByteText()), asyncio.Event()
+    made = prompts.prompt(inbound, _BLOCKS)
+    assert isinstance(made, asyncio.Future)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run_parts(prompts.parts(0), stop=stop, drain_s=5.0))
+        await asyncio.wait([made])
+        stop.set()
+    return made.result()
