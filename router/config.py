@@ -25,6 +25,12 @@ class DataSection(Section):
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
     reuse_port: bool = Field(default=False, description="let several routers share the port")
     body_bytes_max: int = Field(64 << 20, ge=1024, le=1 << 30, description="larger bodies are refused with 413")
+    bodies_bytes_max: int = Field(
+        1 << 30,
+        ge=1024,
+        le=1 << 40,
+        description="bodies of all requests that are read or served; beyond it 503; memory",
+    )
     worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
     drain_s: float = Field(30.0, ge=0, le=3600, description="how long running requests may take after a stop")
 
@@ -35,9 +41,7 @@ class DataSection(Section):
     connections_max: int = Field(
         16_384, ge=1, le=1_000_000, description="clients' connections; beyond it 503; each takes a file descriptor"
     )
-    worker_connections_max: int = Field(
-        16_384, ge=1, le=1_000_000, description="connections to workers; beyond it an attempt fails"
-    )
+    worker_connections_max: int = Field(16_384, ge=1, le=1_000_000, description="connections to workers; beyond it 503")
     worker_idle_s: float = Field(
         4.0, ge=0, le=3600, description="how long a worker's connection is kept idle; less than the worker keeps it"
     )
@@ -46,6 +50,7 @@ class DataSection(Section):
         """Return what is taken from clients, and how long they are awaited."""
         return HttpLimits(
             body_bytes_max=self.body_bytes_max,
+            bodies_bytes_max=self.bodies_bytes_max,
             head_s=self.head_s,
             body_s=self.body_s,
             idle_s=self.idle_s,

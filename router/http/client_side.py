@@ -46,6 +46,7 @@ class ClientConnection(asyncio.Protocol):
         "_body",
         "_buffer",
         "_exchange",
+        "_gathered",
         "_head",
         "_keep_alive",
         "_loop",
@@ -72,6 +73,8 @@ class ClientConnection(asyncio.Protocol):
         self._writing_paused = self._reading_paused = self._advancing = self._stirred = False
         self._served = 0
         self._pending_bytes = 0
+        self._gathered = 0
+        """Bytes of its body that count among all bodies' (`HttpPlane.gathers`)."""
 
     # ------------------------------------------------------------ the connection
 
@@ -90,6 +93,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it went does not matter
         """It is gone, and the client with it."""
         self._slot.discard(self)
+        self._let_go_of_body()
         self._plane.closed(self)
         self._leave()
 
@@ -201,6 +205,7 @@ class ClientConnection(asyncio.Protocol):
             end = self._reader.feed(data, self._body)
             if type(self._reader) is ChunkReader:
                 self._check_body(self._reader.left)
+            self._count_body(len(self._body))
         except Malformed as error:
             self._refuse(error.status, str(error))
             return
@@ -211,6 +216,17 @@ class ClientConnection(asyncio.Protocol):
         self._buffer = data[end:]
         self._serve(head, body)
         self._advance()
+
+    def _count_body(self, gathered: int) -> None:
+        """So many bytes of its body are in memory; with 0 they are not any more."""
+        more, self._gathered = gathered - self._gathered, gathered
+        if not self._plane.gathers(more):
+            allowed = self._plane.limits.bodies_bytes_max
+            raise Malformed(503, f"data.bodies_bytes_max: the bodies of all requests have {allowed} bytes; try again")
+
+    def _let_go_of_body(self) -> None:
+        if self._gathered:
+            self._count_body(0)
 
     def _check_body(self, left: int) -> None:
         found, allowed = len(self._body) + left, self._plane.limits.body_bytes_max
@@ -269,6 +285,7 @@ class ClientConnection(asyncio.Protocol):
             return
         self._exchange = None
         self._served += 1
+        self._let_go_of_body()
         self._plane.over(gone=False)
         if not self._keep_alive or self._plane.draining:
             self._send_away(heard_out=not self._buffer)
@@ -299,6 +316,7 @@ class ClientConnection(asyncio.Protocol):
         """End the connection once the answer is sent; `heard_out`: the client has nothing more to say."""
         self._since_s = 0.0
         self._body = bytearray()
+        self._let_go_of_body()
         if heard_out:
             self._state = _CLOSED
             self._transport.close()

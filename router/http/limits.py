@@ -7,6 +7,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes, counts and seconds; what is beyond them is refused or closed."""
 
     body_bytes_max: int = 64 << 20
+    bodies_bytes_max: int = 1 << 30
+    """Of all requests together, until they are answered; a body that comes in one read is not counted."""
     head_s: float = 20.0
     """How long a request's head may take, from its first byte, or from the connection's beginning."""
     body_s: float = 30.0

@@ -53,7 +53,7 @@ class HttpPlane:
         self._connections: set[ClientConnection] = set()
         self._quiet = asyncio.Event()
         self._port = 0
-        self._accepted = self._requests = self._inflight = self._gone = 0
+        self._accepted = self._requests = self._inflight = self._gone = self._bodies_bytes = 0
         self._refused: dict[int, int] = {}
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
@@ -127,6 +127,11 @@ class HttpPlane:
         self._connections.discard(connection)
         if not self._connections:
             self._quiet.set()
+
+    def gathers(self, more: int) -> bool:
+        """So many bytes more of requests' bodies are in memory; return whether that is allowed."""
+        self._bodies_bytes += more
+        return more <= 0 or self._bodies_bytes <= self.limits.bodies_bytes_max
 
     def serve(self, exchange: Exchange) -> None:
         """A request is complete."""

@@ -180,6 +180,24 @@ async def test_a_body_up_to_the_limit_is_served() -> None:
 
 
 @pytest.mark.asyncio
+async def test_all_bodies_together_have_a_bound_and_what_is_answered_counts_no_more() -> None:
+    async with running(bodies_bytes_max=3000) as http:
+        _, first = await http.dial(get("/", b"content-length: 4000\r\n") + b"x" * 2000)
+        await until(lambda: http.plane._bodies_bytes == 2000)
+        refused, _ = await http.dial(get("/", b"content-length: 4000\r\n") + b"x" * 2000)
+        answer = await answered(refused)
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert answer.error["message"].startswith("data.bodies_bytes_max: ")
+        first.close()
+        await until(lambda: http.plane._bodies_bytes == 0)
+        served, writer = await http.dial(get("/", b"content-length: 2500\r\n") + b"x" * 2000)
+        await until(lambda: http.plane._bodies_bytes == 2000)
+        writer.write(b"x" * 500)
+        assert (await answered(served)).status == 200
+        assert http.plane._bodies_bytes == 0
+
+
+@pytest.mark.asyncio
 async def test_a_fault_of_ours_is_a_500_that_tells_no_secret() -> None:
     async with running() as http:
         with capture_logs() as logs:
