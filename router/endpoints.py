@@ -2,12 +2,13 @@
 
 POST /v1/chat/completions, /v1/completions    served: decided, forwarded, spliced (`served.py`)
 POST /v1/route                                the decision alone: nothing is forwarded, nothing promised
-GET  /v1/models                               the names that workers serve
+GET  /v1/models, /v1/models/{name}            the names that workers serve
 GET  /health, /live, /ready, /version         of this process; /ready is 503 with the reason while it is not to be used
 """
 
 from collections.abc import Callable
 from importlib.metadata import version
+from urllib.parse import unquote
 
 import msgspec
 import structlog
@@ -21,6 +22,7 @@ from router.served import Served
 from router.serving import Serving
 
 Endpoint = Callable[[Exchange], None]
+_MODEL = "/v1/models/"
 
 _log = structlog.get_logger("router")
 
@@ -43,9 +45,9 @@ class Endpoints:
 
     def __call__(self, exchange: Exchange) -> None:
         """Answer the exchange, now or later; whatever goes wrong, the client hears of it."""
-        method, endpoint = self._endpoints.get(exchange.path, ("", _unknown_path))
+        method, endpoint = self._endpoints.get(exchange.path) or self._of_a_name(exchange.path)
         try:
-            if method and exchange.method != method:
+            if method not in ("", exchange.method) and (method, exchange.method) != ("GET", "HEAD"):
                 refusal = refusals.invalid(f"method: found {exchange.method}, allowed {method}", status=405)
                 exchange.answer(405, refusal.body, headers=((b"allow", method.encode()),))
             else:
@@ -67,10 +69,19 @@ class Endpoints:
     def _decide_only(self, exchange: Exchange) -> None:
         DecisionOnly(exchange, self._serving).begin()
 
+    def _of_a_name(self, path: str) -> tuple[str, Endpoint]:
+        return ("GET", self._model) if path.startswith(_MODEL) else ("", _unknown_path)
+
     def _models(self, exchange: Exchange) -> None:
         names = self._serving.routing.state.fleet.models()
-        models = [{"id": name, "object": "model", "created": 0, "owned_by": "kv-router"} for name in names]
-        _answer(exchange, {"object": "list", "data": models})
+        _answer(exchange, {"object": "list", "data": [_model(name) for name in names]})
+
+    def _model(self, exchange: Exchange) -> None:
+        name, names = unquote(exchange.path.removeprefix(_MODEL)), self._serving.routing.state.fleet.models()
+        if name in names:
+            _answer(exchange, _model(name))
+        else:
+            _refuse(exchange, refusals.unknown_model(name, names))
 
     def _health(self, exchange: Exchange) -> None:
         _answer(exchange, {"status": "ok"})
@@ -99,6 +110,10 @@ class DecisionOnly(Asking):
 
     def _refuse(self, refusal: Refusal) -> None:
         _refuse(self.exchange, refusal)
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "kv-router"}
 
 
 def _answer(exchange: Exchange, value: object, status: int = 200) -> None:

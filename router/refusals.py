@@ -56,6 +56,13 @@ def unavailable(message: str, code: str, *, retry_after_s: float = 1.0, outcome:
     return Refusal(503, message, _SERVER, code=code, retry_after_s=retry_after_s, outcome=outcome)
 
 
+def unknown_model(name: str, models: tuple[str, ...]) -> Refusal:
+    """Return that nobody serves a model of this name; of the others, whether there are any."""
+    if not models:
+        return unavailable("no worker is registered yet", "no_worker")
+    return invalid(f"model: found {name!r}, allowed {', '.join(models)}", "model", "model_not_found", status=404)
+
+
 def worker_failed(worker: object, reason: str) -> Refusal:
     """Return that the last worker that was tried failed."""
     message = f"worker {worker} failed: {reason}"

@@ -123,7 +123,7 @@ class Serving:
         hashing = fleet.hashing(name, now_s)
         if hashing is None:
             self._models.pop(name, None)
-            raise Refused(_unknown_model(name, fleet.models()))
+            raise Refused(refusals.unknown_model(name, fleet.models()))
         valid_until_s = fleet.valid_until_s(fleet.serving(name), now_s)
         known = self._models[name] = _Model(hashing, fleet.lora_of(name), fleet.changes, valid_until_s)
         return known
@@ -246,13 +246,6 @@ class Serving:
         if usage.cached_tokens is not None and request.isl_tokens:
             predicted_tokens = verdict.overlap_blocks * request.block_size
             self.metrics.settled(verdict.winner.worker_id, predicted_tokens, usage.cached_tokens)
-
-
-def _unknown_model(name: str, models: tuple[str, ...]) -> Refusal:
-    if not models:
-        return refusals.unavailable("no worker is registered yet", "no_worker")
-    message = f"model: found {name!r}, allowed {', '.join(models)}"
-    return refusals.invalid(message, "model", "model_not_found", status=404)
 
 
 def _nobody(error: NoEligibleWorker) -> Refusal:

@@ -919,6 +919,24 @@ async def test_health_and_live_say_that_the_process_runs_and_version_which(plane
 
 
 @pytest.mark.asyncio
+async def test_a_model_is_found_by_its_name(plane: Plane) -> None:
+    assert (await plane.get("/v1/models/m")).status == 503
+    plane.join("w0", "http://127.0.0.1:1", served_names=("org/m", "m"), loras=("poet",))
+    for name in ("m", "org/m", "org%2Fm", "poet"):
+        found = await plane.get(f"/v1/models/{name}")
+        assert (found.status, json.loads(found.body)["id"]) == (200, name.replace("%2F", "/"))
+    unknown = await plane.get("/v1/models/other")
+    assert (unknown.status, unknown.error["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.asyncio
+async def test_a_head_is_answered_as_its_get_without_the_body(plane: Plane) -> None:
+    async with plane.session.head(plane.url + "/health") as response:
+        assert (response.status, response.headers["content-length"]) == (200, "15")
+        assert await response.read() == b""
+
+
+@pytest.mark.asyncio
 async def test_models_are_those_that_workers_serve(plane: Plane) -> None:
     assert json.loads((await plane.get("/v1/models")).body) == {"object": "list", "data": []}
     plane.join("w0", "http://127.0.0.1:1", served_names=("m", "alias"))
