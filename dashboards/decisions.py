@@ -62,8 +62,8 @@ AFFINITY = Row(
         Panel(
             title="Affinity against imbalance",
             description="kvrouter_decisions_total, the share decided by overlap or by a session, and at the right the "
-            "busiest worker's kvrouter_ledger_active_requests over the mean. Both high: caches "
-            "concentrate load; lower overlap_credit, raise history_weight, or lower spill_tokens.",
+            "busiest worker's kvrouter_ledger_active_requests over the mean, or over 1 where that is less. Both high: "
+            "caches concentrate load; lower overlap_credit, raise history_weight, or lower spill_tokens.",
             queries=(
                 Query(
                     share(rate("decisions_total", 'reason=~"overlap|affinity"'), rate("decisions_total")),
@@ -71,7 +71,7 @@ AFFINITY = Row(
                 ),
                 Query(
                     f"max(sum by (worker) ({selected('ledger_active_requests')}))"
-                    f" / avg(sum by (worker) ({selected('ledger_active_requests')}))",
+                    f" / clamp_min(avg(sum by (worker) ({selected('ledger_active_requests')})), 1)",
                     "busiest worker over the mean",
                     right=True,
                 ),
@@ -80,12 +80,12 @@ AFFINITY = Row(
         ),
         Panel(
             title="Uncached tokens, the busiest worker over the mean",
-            description="kvrouter_ledger_prefill_tokens_queued. Nothing is drawn while nothing waits. Above 2 for "
+            description="kvrouter_ledger_prefill_tokens_queued; 0 while nothing waits. Above 2 for "
             "long while time to first token rises: as in the panel before.",
             queries=(
                 Query(
                     f"max(sum by (worker) ({selected('ledger_prefill_tokens_queued')}))"
-                    f" / (avg(sum by (worker) ({selected('ledger_prefill_tokens_queued')})) > 0)",
+                    f" / clamp_min(avg(sum by (worker) ({selected('ledger_prefill_tokens_queued')})), 1)",
                     "busiest worker over the mean",
                 ),
             ),
