@@ -125,8 +125,9 @@ def _names(headers: Headers, header: bytes) -> tuple[str, ...]:
     if raw is None:
         return ()
     names = tuple(each.strip() for each in raw.decode("utf-8", "replace").split(",") if each.strip())
-    if len(names) > TAINTS_MAX:
-        raise RequestInvalid(header.decode(), f"{len(names)} names", f"at most {TAINTS_MAX}")
+    if len(names) > TAINTS_MAX or any(len(name) > _NAME_CHARACTERS_MAX for name in names):
+        found = f"{len(names)} names, the longest of {max(map(len, names))} characters"
+        raise RequestInvalid(header.decode(), found, f"{TAINTS_MAX} names of {_NAME_CHARACTERS_MAX} characters at most")
     return names
 
 

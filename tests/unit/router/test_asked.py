@@ -1,0 +1,84 @@
+"""A client's headers and body as what routing reads; what cannot be read is refused by the header's name."""
+
+import json
+from itertools import count
+from typing import Any
+
+import pytest
+
+from kv_protocol.hashing import Hashing
+from kv_protocol.openai import RequestInvalid, decode_inbound
+from router.asked import Asked
+from router.core.view import RouteRequest
+
+HASHING = Hashing(16, "xxh3-1337")
+
+
+def asked(headers: dict[bytes, bytes] | None = None, **body: Any) -> RouteRequest:
+    numbers = count(1)
+    inbound = decode_inbound("/v1/completions", json.dumps({"model": "m", "prompt": "hello"} | body).encode())
+    new = Asked(lambda: f"id-{next(numbers)}")
+    return new.route_request(inbound, headers or {}, HASHING, None, lora="", tenant="t")
+
+
+def test_without_a_word_nothing_is_asked_but_the_model() -> None:
+    found = asked()
+    assert (found.decision_id, found.request_id, found.model, found.tenant) == ("id-1", "id-2", "m", "t")
+    assert (found.isl_tokens, found.sequence_hashes, found.block_size) == (0, b"", 16)
+    assert (found.pinned_worker, found.pinned_dp_rank, found.session_id, found.priority) == (None, None, "", 0)
+
+
+def test_headers_are_heeded() -> None:
+    found = asked(
+        {
+            b"x-request-id": b"mine",
+            b"x-worker-instance-id": b"w1",
+            b"x-dp-rank": b"3",
+            b"x-session-id": b"talk",
+            b"x-required-taints": b"a, b",
+            b"x-preferred-taints": b"fast=1.5, far=-2",
+            b"x-request-priority": b"-4",
+            b"x-request-strict-priority": b"2",
+        }
+    )
+    assert (found.request_id, found.pinned_worker, found.pinned_dp_rank, found.session_id) == ("mine", "w1", 3, "talk")
+    assert (found.required_taints, found.preferred_taints) == (("a", "b"), (("fast", 1.5), ("far", -2.0)))
+    assert (found.priority, found.strict_priority) == (-4, 2)
+
+
+def test_the_body_says_it_where_no_header_does() -> None:
+    hints = {"priority": 7, "strict_priority": 1, "osl": 99}
+    targets = {"ttft_target": 500, "itl_target": 20}
+    found = asked(nvext={"backend_instance_id": "w2", "dp_rank": 1, "agent_hints": hints, "router": targets})
+    assert (found.pinned_worker, found.pinned_dp_rank, found.priority, found.strict_priority) == ("w2", 1, 7, 1)
+    assert (found.expected_osl, found.ttft_target_s, found.itl_target_s) == (99, 0.5, 0.02)
+    assert asked({b"x-worker-instance-id": b"w1"}, nvext={"backend_instance_id": "w2"}).pinned_worker == "w1"
+    assert asked({b"x-worker-instance-id": b""}, nvext={"decode_worker_id": 5}).pinned_worker == "5"
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("x-dp-rank", b"x"),
+        ("x-dp-rank", b"4096"),
+        ("x-dp-rank", b"-1"),
+        ("x-session-id", b"s" * 129),
+        ("x-session-id", b"\xff"),
+        ("x-request-priority", b"1.5"),
+        ("x-request-strict-priority", b"9999999999"),
+        ("x-required-taints", b",".join([b"t"] * 17)),
+        ("x-required-taints", b"t" * 129),
+        ("x-preferred-taints", b"fast"),
+        ("x-preferred-taints", b"fast=nan"),
+        ("x-preferred-taints", b"=1"),
+    ],
+)
+def test_a_header_that_cannot_be_read_is_refused_by_its_name(header: str, value: bytes) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        asked({header.encode(): value})
+    assert refused.value.field == header
+
+
+@pytest.mark.parametrize("value", [b"", b"x" * 129, b"\xff\xfe", b"a\tb"])
+def test_a_request_id_that_cannot_be_shown_is_replaced(value: bytes) -> None:
+    assert asked({b"x-request-id": value}).request_id == "id-2"
