@@ -230,7 +230,7 @@ private:
             tree_.ranks_.at(holder.first).held += hashes_.size();
             for (u32 tier = 0; tier < kTiers; ++tier) {
                 if ((holder.second >> tier & 1) != 0) {
-                    Digest& digest = tree_.ranks_.digest({holder.first, tier});
+                    Digest& digest = digest_of({holder.first, tier});
                     digest.count += hashes_.size();
                     for (const u64 hash : hashes_) {
                         digest.add(hash);
@@ -238,6 +238,14 @@ private:
                 }
             }
         }
+    }
+
+    Digest& digest_of(Holder holder) {
+        const bool is_there = tree_.ranks_.at(holder.rank).digests[holder.tier] != nullptr;
+        if (!is_there && !tree_.budget_.fits(sizeof(Digest))) {
+            throw IndexFull("no memory for the snapshot");
+        }
+        return tree_.ranks_.digest(holder);
     }
 
     void read_parked() {

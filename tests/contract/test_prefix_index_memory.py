@@ -7,7 +7,7 @@ import pytest
 
 from indexer.core.prefix_index import RANK_MAX, IndexFull, PrefixIndex
 from kv_protocol.codec import encode_message
-from kv_protocol.events import Batch, Stored
+from kv_protocol.events import Batch, Stored, Tier
 from tests.contract.indexes import EXTERNAL, GPU, HOST, MakeIndex, both, chain, dumped, held, with_ranks
 
 PATH = chain(40_000)
@@ -204,6 +204,26 @@ def test_a_snapshot_that_does_not_fit_changes_nothing(tight: PrefixIndex, make_i
         tight.restore(whole.snapshot(), 0)
     assert (tight.snapshot(), tight.statistics()) == before
     assert tight.overlaps(HASHES) == {0: both(1_000)}
+
+
+def test_a_restore_fits_with_its_digests_or_is_refused(make_index: MakeIndex) -> None:
+    """A block on each tier of many ranks is little beside the digests it brings."""
+    whole = with_ranks(make_index(), 8)
+    for rank in range(8):
+        for tier in Tier:
+            whole.store(rank, None, HASHES[:4], tier, 0)
+    restored = refused = 0
+    for memory_bytes_max in range(used(with_ranks(make_index(), 1)), used(whole) + 2_000, 1_000):
+        index = make_index(memory_bytes_max=memory_bytes_max)
+        try:
+            index.restore(whole.snapshot(), 0)
+        except IndexFull:
+            refused += 1
+            continue
+        restored += 1
+        assert used(index) <= memory_bytes_max
+    assert restored > 0
+    assert refused > 0
 
 
 def test_a_snapshot_that_fits_is_restored_under_a_limit(tight: PrefixIndex, make_index: MakeIndex) -> None:
