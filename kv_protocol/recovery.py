@@ -98,6 +98,9 @@ def _check_columns(parents: bytes, hashes: bytes, tiers: bytes) -> None:
         raise LimitExceeded("tiers", unknown[0], "one of bits 0..3 or more, and bit 7")
 
 
+_NO_BLOCKS = BlockColumns(b"", b"", b"")
+
+
 def block_columns(blocks: Iterable[HeldBlock], chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
     """Yield the columns of `blocks`, in order, at most `chunk_blocks` in each; of none, nothing.
 
@@ -116,9 +119,6 @@ def _columns(rows: list[HeldBlock]) -> BlockColumns:
         hashes=pack_u64([row.sequence_hash for row in rows]),
         tiers=bytes(row.tier_bits | (0 if row.parent is None else _HAS_PARENT) for row in rows),
     )
-
-
-_NO_BLOCKS = BlockColumns(b"", b"", b"")
 
 
 class RecoverRequest(msgspec.Struct, frozen=True):
@@ -189,33 +189,6 @@ class DumpChunk(msgspec.Struct, frozen=True, kw_only=True, tag="dump"):
 
 
 Answer = ReplayChunk | DumpChunk
-
-
-def dump_chunks(
-    request_id: int,
-    epoch: int,
-    last_seq: int,
-    blocks: Iterable[HeldBlock],
-    *,
-    buckets: bytes = b"",
-    chunk_blocks: int = CHUNK_BLOCKS_MAX,
-) -> list[DumpChunk]:
-    """Return the chunks of a dump or, of `buckets`, of a repair: at least one; `blocks` come parents first."""
-    parts = list(block_columns(blocks, chunk_blocks)) or [_NO_BLOCKS]
-    return [
-        DumpChunk(
-            request_id=request_id,
-            epoch=epoch,
-            last_seq=last_seq,
-            chunk=index,
-            of=len(parts),
-            parents=part.parents,
-            hashes=part.hashes,
-            tiers=part.tiers,
-            buckets=buckets,
-        )
-        for index, part in enumerate(parts)
-    ]
 
 
 _request_decoder = msgspec.msgpack.Decoder(RecoverRequest)

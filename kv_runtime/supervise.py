@@ -13,6 +13,7 @@ Stop is an argument: a part gets an `asyncio.Event`, a thread a `threading.Event
 
 import asyncio
 import signal
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future as ThreadOutcome
@@ -248,7 +249,10 @@ def install_signals(stop: asyncio.Event) -> Callable[[], None]:
 
 
 def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run `main(stop)` as the process's whole life, on uvloop; SIGINT and SIGTERM set `stop`."""
+    """Run `main(stop)` as the process's whole life, on uvloop; SIGINT and SIGTERM set `stop`.
+
+    A second signal cuts off what is still running: the process ends at once, with exit code 1 and a line that says so.
+    """
 
     async def life() -> None:
         stop = asyncio.Event()
@@ -259,4 +263,7 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
             undo()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(life())
+        try:
+            runner.run(life())
+        except asyncio.CancelledError:
+            sys.exit("stopped by a second signal: what was running was cut off")

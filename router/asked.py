@@ -18,6 +18,9 @@ A header that cannot be read is refused by its name; `x-request-id` is replaced.
 import math
 import re
 from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
 
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import DP_RANK_MAX
@@ -56,23 +59,7 @@ class Asked:
         decision_id = self._new_id()
         request_id = _name(headers, b"x-request-id") or self._new_id()
         isl_tokens, sequence_hashes = (0, b"") if prompt is None else (prompt.token_count, prompt.sequence_hashes)
-        max_tokens = inbound.limit_tokens or 0
-        if inbound.nvext is None and inbound.priority is None and _CONSTRAINTS.isdisjoint(headers):
-            return RouteRequest(
-                decision_id=decision_id,
-                request_id=request_id,
-                model=inbound.model,
-                isl_tokens=isl_tokens,
-                block_size=hashing.block_size,
-                hash_scheme=hashing.scheme,
-                sequence_hashes=sequence_hashes,
-                max_tokens=max_tokens,
-                lora=lora,
-                tenant=tenant,
-            )
-        extension = inbound.extension
-        hints = extension.hints
-        return RouteRequest(
+        plain = RouteRequest(
             decision_id=decision_id,
             request_id=request_id,
             model=inbound.model,
@@ -80,20 +67,31 @@ class Asked:
             block_size=hashing.block_size,
             hash_scheme=hashing.scheme,
             sequence_hashes=sequence_hashes,
-            max_tokens=max_tokens,
+            max_tokens=inbound.limit_tokens or 0,
             lora=lora,
-            session_id=_session(headers),
-            priority=_whole(headers, b"x-request-priority", _first(hints.priority, int(inbound.priority or 0))),
-            strict_priority=_whole(headers, b"x-request-strict-priority", hints.strict_priority or 0),
             tenant=tenant,
-            expected_osl=hints.osl or 0,
-            required_taints=_names(headers, b"x-required-taints"),
-            preferred_taints=tuple(map(_weighed, _names(headers, b"x-preferred-taints"))),
-            ttft_target_s=extension.ttft_target_s,
-            itl_target_s=extension.itl_target_s,
-            pinned_worker=_pinned_worker(inbound, headers),
-            pinned_dp_rank=_pinned_dp_rank(inbound, headers),
         )
+        if inbound.nvext is None and inbound.priority is None and _CONSTRAINTS.isdisjoint(headers):
+            return plain
+        return replace(plain, **_wishes(inbound, headers))
+
+
+def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
+    """Return the fields by which a request asks for more than to be answered."""
+    extension = inbound.extension
+    hints = extension.hints
+    return {
+        "session_id": _session(headers),
+        "priority": _whole(headers, b"x-request-priority", _first(hints.priority, int(inbound.priority or 0))),
+        "strict_priority": _whole(headers, b"x-request-strict-priority", hints.strict_priority or 0),
+        "expected_osl": hints.osl or 0,
+        "required_taints": _names(headers, b"x-required-taints"),
+        "preferred_taints": tuple(map(_weighed, _names(headers, b"x-preferred-taints"))),
+        "ttft_target_s": extension.ttft_target_s,
+        "itl_target_s": extension.itl_target_s,
+        "pinned_worker": _pinned_worker(inbound, headers),
+        "pinned_dp_rank": _pinned_dp_rank(inbound, headers),
+    }
 
 
 def _first(value: int | None, otherwise: int) -> int:

@@ -9,6 +9,7 @@ the loop; a client that leaves meanwhile is not waited for.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import perf_counter
 
@@ -26,7 +27,7 @@ from router.tokens import EncodersBusy, Prompt
 _log = structlog.get_logger("router")
 
 
-class Asking:
+class Asking(ABC):
     """One request as it is read; `inbound`, `prompt` and `route` are there when `_asked` is called."""
 
     __slots__ = ("_awaited", "_began_s", "_over", "exchange", "inbound", "prompt", "route", "serving")
@@ -40,13 +41,13 @@ class Asking:
         self._awaited: asyncio.Future[Prompt] | None = None
         self._over = False
 
+    @abstractmethod
     def _asked(self) -> None:
         """Go on: what is asked is known. May raise `Refused`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _refuse(self, refusal: Refusal) -> None:
         """It ends here."""
-        raise NotImplementedError
 
     @property
     def model(self) -> str:

@@ -1,5 +1,8 @@
 """The router's configuration tree: every section of `interfaces.md`; a section without fields takes none yet."""
 
+from typing import TypeVar
+
+import msgspec
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from kv_runtime.config import ControlSection, IndexSection, NatsSection, Section, Settings, TelemetrySection
@@ -16,6 +19,14 @@ from router.http.limits import HttpLimits
 from router.tokens.prompts import PromptLimits
 
 _WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
+
+_Limits = TypeVar("_Limits", bound=msgspec.Struct)
+
+
+def _picked(section: Section, kind: type[_Limits], **own: object) -> _Limits:
+    """Return a struct whose fields are the section's of the same names, or those given; others have their defaults."""
+    names = type(section).model_fields.keys() & set(kind.__struct_fields__)
+    return kind(**{name: getattr(section, name) for name in names} | own)
 
 
 class DataSection(Section):
@@ -48,18 +59,7 @@ class DataSection(Section):
 
     def limits(self) -> HttpLimits:
         """Return what is taken from clients, and how long they are awaited."""
-        return HttpLimits(
-            body_bytes_max=self.body_bytes_max,
-            bodies_bytes_max=self.bodies_bytes_max,
-            head_s=self.head_s,
-            body_s=self.body_s,
-            idle_s=self.idle_s,
-            write_s=self.write_s,
-            connections_max=self.connections_max,
-            worker_connections_max=self.worker_connections_max,
-            worker_idle_s=self.worker_idle_s,
-            drain_s=self.drain_s,
-        )
+        return _picked(self, HttpLimits)
 
 
 class PolicySection(Section):
@@ -133,9 +133,7 @@ class PolicySection(Section):
 
     def policy(self) -> Policy:
         """Return the policy that decisions are taken with."""
-        weights = {name: getattr(self, name) for name in CostParameters.__struct_fields__}
-        own = {name: getattr(self, name) for name in Policy.__struct_fields__ if name != "parameters"}
-        return Policy(parameters=CostParameters(**weights), **own)
+        return _picked(self, Policy, parameters=_picked(self, CostParameters))
 
 
 class LedgerSection(Section):
@@ -212,19 +210,8 @@ class QueueSection(Section):
 
     def limits(self) -> QueueLimits:
         """Return how requests wait."""
-        return QueueLimits(
-            policy=self.policy,
-            wait_s=self.wait_s,
-            ttft_default_s=self.ttft_default_s,
-            requests_max=self.requests_max,
-            tokens_max=self.tokens_max,
-            tenant_requests_max=self.tenant_requests_max,
-            tenant_tokens_max=self.tenant_tokens_max,
-            tenants_max=self.tenants_max,
-            fair_share=FairShareLimits(
-                quantum_tokens=self.fair_share_quantum_tokens, weights=dict(self.fair_share_weights)
-            ),
-        )
+        shares = FairShareLimits(quantum_tokens=self.fair_share_quantum_tokens, weights=dict(self.fair_share_weights))
+        return _picked(self, QueueLimits, fair_share=shares)
 
 
 class FailuresSection(Section):
@@ -287,12 +274,7 @@ class TokensSection(Section):
 
     def limits(self) -> PromptLimits:
         """Return the bounds of encoding."""
-        return PromptLimits(
-            cache_bytes_max=self.cache_bytes_max,
-            threads=self.threads,
-            off_loop_bytes=self.off_loop_bytes,
-            waiting_bytes_max=self.waiting_bytes_max,
-        )
+        return _picked(self, PromptLimits)
 
 
 class PoolsSection(Section):

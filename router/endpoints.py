@@ -11,7 +11,6 @@ from importlib.metadata import version
 from urllib.parse import unquote
 
 import msgspec
-import structlog
 
 from router import refusals
 from router.asking import Asking
@@ -23,8 +22,6 @@ from router.serving import Serving
 
 Endpoint = Callable[[Exchange], None]
 _MODEL = "/v1/models/"
-
-_log = structlog.get_logger("router")
 
 
 class Endpoints:
@@ -44,18 +41,13 @@ class Endpoints:
         }
 
     def __call__(self, exchange: Exchange) -> None:
-        """Answer the exchange, now or later; whatever goes wrong, the client hears of it."""
+        """Answer the exchange, now or later; what is raised here its connection answers with a 500."""
         method, endpoint = self._endpoints.get(exchange.path) or self._of_a_name(exchange.path)
-        try:
-            if method not in ("", exchange.method) and (method, exchange.method) != ("GET", "HEAD"):
-                refusal = refusals.invalid(f"method: found {exchange.method}, allowed {method}", status=405)
-                exchange.answer(405, refusal.body, headers=((b"allow", method.encode()),))
-            else:
-                endpoint(exchange)
-        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-            _log.exception("request_failed", path=exchange.path)
-            refusal = refusals.our_fault(error)
-            exchange.answer(refusal.status, refusal.body)
+        if method not in ("", exchange.method) and (method, exchange.method) != ("GET", "HEAD"):
+            refusal = refusals.invalid(f"method: found {exchange.method}, allowed {method}", status=405)
+            exchange.answer(405, refusal.body, headers=((b"allow", method.encode()),))
+        else:
+            endpoint(exchange)
 
     # ------------------------------------------------------------------------------------------- endpoints
 

@@ -15,7 +15,6 @@
 """
 
 import asyncio
-from http import HTTPStatus
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
@@ -24,14 +23,14 @@ import structlog
 from kv_runtime.http import error_body
 from router.http.exchange import Exchange, HeaderLines, OutboundCall, Watcher
 from router.http.framing import BodyReader, ChunkReader, body_reader
-from router.http.heads import HEAD_BYTES_MAX, Malformed, RequestHead
+from router.http.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
+from router.http.own_answer import own_answer
 
 if TYPE_CHECKING:
     from router.http.plane import HttpPlane
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
-_STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n".encode("ascii") for each in HTTPStatus}
 _CODES = {408: "timeout", 413: "body_too_large", 431: "head_too_large"}
 
 _log = structlog.get_logger("http")
@@ -169,7 +168,7 @@ class ClientConnection(asyncio.Protocol):
             self._began_s = perf_counter()
             self._since_s = 0.0
         if buffer[:1] in b"\r\n":
-            buffer = self._buffer = _without_empty_lines(buffer)
+            buffer = self._buffer = without_empty_lines(buffer)
         end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
         if end == 3:  # noqa: PLR2004 - not found
             if len(buffer) >= HEAD_BYTES_MAX:
@@ -271,7 +270,7 @@ class ClientConnection(asyncio.Protocol):
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a whole answer of our own."""
         exchange = self._exchange
-        out = _answer(status, body, content_type, headers, self.connection_line)
+        out = own_answer(status, body, content_type, headers, self.connection_line)
         self._transport.write(out[: -len(body)] if body and exchange is not None and exchange.method == "HEAD" else out)
         self.finish()
 
@@ -309,7 +308,7 @@ class ClientConnection(asyncio.Protocol):
         kind = "server_error" if status == 503 else "invalid_request_error"  # noqa: PLR2004
         body = error_body(message, kind, code=_CODES.get(status))
         retry = [(b"retry-after", b"1")] if status == 503 else ()  # noqa: PLR2004
-        self._transport.write(_answer(status, body, b"application/json", retry, b"connection: close\r\n"))
+        self._transport.write(own_answer(status, body, b"application/json", retry, b"connection: close\r\n"))
         self._send_away(heard_out=False)
 
     def _send_away(self, *, heard_out: bool) -> None:
@@ -384,20 +383,3 @@ class ClientConnection(asyncio.Protocol):
         elif now_s - self._since_s > self._plane.limits.write_s:
             self._transport.abort()
         self._pending_bytes = pending_bytes
-
-
-def _without_empty_lines(buffer: bytes) -> bytes:
-    """Return what follows the empty lines before a request, which are forgotten (RFC 9112, 2.2)."""
-    rest = buffer.lstrip(b"\r\n")
-    empty = buffer[: len(buffer) - len(rest)].replace(b"\r\n", b"")
-    if not empty:
-        return rest
-    if empty == b"\r" and not rest:
-        return empty
-    raise Malformed(400, "request line: found a bare CR or LF before it, allowed CRLF")
-
-
-def _answer(status: int, body: bytes, content_type: bytes, headers: HeaderLines, connection_line: bytes) -> bytes:
-    line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-    more = b"".join([b"%b: %b\r\n" % each for each in headers]) + connection_line
-    return b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b" % (line, content_type, len(body), more, body)

@@ -252,3 +252,14 @@ def _tokens(value: bytes) -> list[bytes]:
 
 def _shown(value: bytes) -> str:
     return repr(value[:100].decode("latin-1"))
+
+
+def without_empty_lines(buffer: bytes) -> bytes:
+    """Return what follows the empty lines before a request, which are forgotten (RFC 9112, 2.2)."""
+    rest = buffer.lstrip(b"\r\n")
+    empty = buffer[: len(buffer) - len(rest)].replace(b"\r\n", b"")
+    if not empty:
+        return rest
+    if empty == b"\r" and not rest:
+        return empty
+    raise Malformed(400, "request line: found a bare CR or LF before it, allowed CRLF")

@@ -7,8 +7,9 @@ from kv_protocol.digest import SetDigest
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat, WorkerLeft
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import HeldBlock, dump_chunks
+from kv_protocol.recovery import HeldBlock
 from kv_runtime.event_log import EventLog, LogMessage
+from tests.dumped import dump_chunks
 
 MODEL = "sim-8b"
 

@@ -25,6 +25,7 @@ from kv_runtime.config import IndexSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.telemetry import new_registry
 from router.control_plane import ControlPlane
+from tests.dumped import dump_chunks
 from tests.integration.broker import Broker, eventually
 from tests.integration.index_on_log import Index, running_index
 from tests.integration.scripted_rank import MODEL, ScriptedRank
@@ -299,7 +300,7 @@ async def test_what_is_no_answer_is_said(log: EventLog) -> None:
     async def half(message: LogMessage) -> None:
         request = recovery.decode_recover_request(message.data)
         rows = [HeldBlock(block, None, 1) for block in range(4)]
-        first, *_ = recovery.dump_chunks(request.request_id, 7, 1, rows, chunk_blocks=2)
+        first, *_ = dump_chunks(request.request_id, 7, 1, rows, chunk_blocks=2)
         await log.announce(message.reply, recovery.encode(first))
 
     await log.listen(subjects.recover(MODEL, WorkerRank("w1", 0)), half)

@@ -95,7 +95,7 @@ class RandomIndex:
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> list[RankView]:
         """Nobody looks at single ranks here."""
-        raise NotImplementedError
+        raise AssertionError(f"asked of {len(ranks)} ranks one by one for {len(sequence_hashes)} blocks")
 
     def catching_up(self) -> str:
         """Return that there is nothing to wait for."""

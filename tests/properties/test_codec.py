@@ -37,6 +37,7 @@ from kv_protocol.journal import (
 from kv_protocol.ledger import Routed
 from kv_protocol.load import LoadReport, decode_load, encode_load
 from kv_protocol.splitmix import splitmix64
+from tests.dumped import dump_chunks
 
 CALM = settings(deadline=None, max_examples=150)
 
@@ -67,7 +68,7 @@ REGISTERED = fleet.WorkerRegistered(
 HEARTBEAT = fleet.Heartbeat(instance="i", epoch=1, last_seq=2, tiers=(TierDigest(Tier.GPU, 3, 4),))
 LOAD = LoadReport(instance="i", iteration=1, running_requests=2, waiting_requests=3, used_blocks=4, total_blocks=5)
 REPLAY = recovery.ReplayChunk(request_id=1, epoch=2, last_seq=3, message=b"any")
-CHUNK = recovery.dump_chunks(1, 2, 3, [recovery.HeldBlock(4, None, 1), recovery.HeldBlock(5, 4, 15)])[0]
+CHUNK = dump_chunks(1, 2, 3, [recovery.HeldBlock(4, None, 1), recovery.HeldBlock(5, 4, 15)])[0]
 ASKED = RequestRecord(
     decision_id="d", request_id="r", model="m", isl_tokens=33, block_size=16, sequence_hashes=bytes(16)
 )

@@ -26,9 +26,9 @@ from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import dump_chunks
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS
+from tests.dumped import dump_chunks
 
 RANKS = tuple(WorkerRank(worker_id, dp_rank) for worker_id in ("a", "b") for dp_rank in (0, 1))
 SEEN = (RANKS, RANKS[::-1], RANKS[1:3], (WorkerRank("stranger", 0), *RANKS), ())

@@ -6,7 +6,8 @@ import msgspec
 
 from kv_protocol.digest import differing_buckets
 from kv_protocol.events import Event, Tier
-from kv_protocol.recovery import DumpChunk, HeldBlock, dump_chunks
+from kv_protocol.recovery import DumpChunk, HeldBlock
+from tests.dumped import dump_chunks
 from tests.simulation.planted import Planted
 from tests.simulation.planted_followers import FOLLOWER, AppliesTwice
 from worker_agent.core.consolidation import SOLE, Consolidation, Origin

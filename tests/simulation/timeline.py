@@ -66,4 +66,4 @@ class ProcessClock:
 
     async def sleep(self, seconds: float) -> None:
         """Nobody sleeps here: what is to be done later is arranged with the timeline."""
-        raise NotImplementedError(seconds)
+        raise AssertionError(f"a sleep of {seconds} s in virtual time")

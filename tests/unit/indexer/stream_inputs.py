@@ -11,7 +11,8 @@ from kv_protocol import codec
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
 from kv_protocol.events import Batch, Stored, Tier
 from kv_protocol.fleet import Heartbeat
-from kv_protocol.recovery import BlockColumns, DumpChunk, HeldBlock, ReplayChunk, block_columns, dump_chunks
+from kv_protocol.recovery import BlockColumns, DumpChunk, HeldBlock, ReplayChunk, block_columns
+from tests.dumped import dump_chunks
 
 EPOCH, LATER, THIRD = 11, 22, 33
 LIMITS = FollowerLimits(behind_s=2.0, answer_s=2.0, backoff_max_s=8.0, kept_max=4, silent_s=3.0)

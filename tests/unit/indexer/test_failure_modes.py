@@ -29,9 +29,10 @@ from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import HeldBlock, ReplayChunk, dump_chunks
+from kv_protocol.recovery import HeldBlock, ReplayChunk
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
+from tests.dumped import dump_chunks
 from tests.unit.indexer.life import Life
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)

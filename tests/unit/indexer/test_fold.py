@@ -25,9 +25,10 @@ from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import HeldBlock, RecoverRequest, dump_chunks
+from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
+from tests.dumped import dump_chunks
 from tests.unit.indexer.life import Life
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)

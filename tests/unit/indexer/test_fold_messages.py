@@ -27,9 +27,10 @@ from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Batch, Stored
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
-from kv_protocol.recovery import HeldBlock, RecoverRequest, dump_chunks
+from kv_protocol.recovery import HeldBlock, RecoverRequest
 from kv_protocol.splitmix import splitmix64
 from tests.contract.indexes import IMPLEMENTATIONS, MakeIndex
+from tests.dumped import dump_chunks
 from tests.unit.indexer.life import Life
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)

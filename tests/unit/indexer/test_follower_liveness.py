@@ -16,8 +16,9 @@ from kv_protocol import codec
 from kv_protocol.digest import SetDigest, TierDigest, bucket_table, differing_buckets, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
-from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, ReplayChunk, dump_chunks
+from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, ReplayChunk
 from kv_protocol.splitmix import choice_index, splitmix64, unit_interval
+from tests.dumped import dump_chunks
 
 LIMITS = FollowerLimits(behind_s=2.0, answer_s=2.0, silent_s=3.0, kept_max=16)
 STEP_S, FAULTS_S, END_S = 0.25, 30.0, 55.0

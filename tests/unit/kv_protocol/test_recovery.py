@@ -19,10 +19,10 @@ from kv_protocol.recovery import (
     block_columns,
     decode_answer,
     decode_recover_request,
-    dump_chunks,
     encode,
     parents_first,
 )
+from tests.dumped import dump_chunks
 
 U64_MAX = 2**64 - 1
 CHUNK: dict[str, Any] = {

@@ -18,6 +18,7 @@ from kv_runtime.supervise import (
     ThreadStuck,
     install_signals,
     run_parts,
+    run_process,
     thread_part,
     until,
 )
@@ -397,3 +398,15 @@ async def test_a_second_signal_cancels_the_caller_and_gives_the_signals_back() -
     async with asyncio.TaskGroup() as group:
         running = group.create_task(main())
     assert (running.cancelled(), signal.getsignal(signal.SIGTERM)) == (True, before)
+
+
+def test_a_process_that_is_told_twice_to_stop_ends_with_a_line_and_no_traceback() -> None:
+    async def stays(stop: asyncio.Event) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        await stop.wait()
+        signal.raise_signal(signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    with pytest.raises(SystemExit) as ended:
+        run_process(stays)
+    assert ended.value.code == "stopped by a second signal: what was running was cut off"
