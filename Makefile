@@ -3,11 +3,12 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
+WHEEL   := build/wheel
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci lint types imports unit simulation sim faults sanitize format native bootstrap prometheus lock clean
+.PHONY: help demo test ci lint types imports unit compiled simulation sim faults sanitize format native bootstrap prometheus lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -18,7 +19,7 @@ demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (K
 
 test: native lint types imports unit  ## lint, types, import contracts, tests (<= 8 minutes on 2 cores)
 
-ci: test simulation faults sanitize fuzz-smoke  ## make test, then the slower suites
+ci: test compiled simulation faults sanitize fuzz-smoke  ## make test, then the slower suites
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -32,6 +33,11 @@ imports: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest -m 'not slow and not faults' -n 2 --dist loadfile
+
+compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is machine code; `build/wheel/env/bin/router`
+	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
+	cd $(WHEEL)/tests && ../env/bin/python -m router.compiled compiled && ../env/bin/python -m pytest -m 'not slow and not faults and not interpreted' -n 2 --dist loadfile \
+	  tests/unit/router tests/properties tests/e2e
 
 simulation: $(READY) prometheus  ## 2,000 more seeds of the simulation; every dashboard query on a real Prometheus
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
@@ -73,6 +79,16 @@ $(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcar
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade -c constraints.txt pip
 	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# A wheel of the sources in an environment of its own, which borrows all other packages from $(VENV).
+$(WHEEL)/.ready: $(READY) $(wildcard kv_*/*.py indexer/*.py indexer/*/*.py router/*.py router/*/*.py worker_agent/*.py worker_agent/*/*.py)
+	@echo "building a wheel (some minutes) ..."
+	@rm -rf $(WHEEL) && $(PIP) wheel --no-deps --wheel-dir $(WHEEL) .
+	@$(BIN)/python -m venv --without-pip $(WHEEL)/env
+	@$(PIP) --python $(WHEEL)/env/bin/python install --no-deps $(WHEEL)/*.whl
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(WHEEL)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
 	@touch $@
 
 lock: $(READY)  ## write constraints.txt anew from what is installed

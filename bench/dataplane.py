@@ -14,6 +14,7 @@ from bench.dataplane_systems import DIRECT, NGINX, PEERS, Plan, found, on_core
 from bench.events_run import BenchFailed
 from bench.index_report import commit, machine, markdown_table, rich_table
 from kv_runtime.supervise import run_process, until
+from router.compiled import hot_path
 
 _WIDTH = 200
 """Columns of a table that is not printed on a terminal."""
@@ -67,7 +68,7 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     plans, absent = found(flags["peers"])
     words = (flags["only"] or "").split(",")
     asked = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]
-    facts = Facts(machine(), commit(), shape, flags["quick"])
+    facts = Facts(f"{machine()}; hot path {hot_path()}", commit(), shape, flags["quick"])
     found_all: list[Results] = []
     try:
         with on_core(shape.cores[1]):

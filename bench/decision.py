@@ -25,6 +25,7 @@ from bench.virtual_worker import TEXT
 from indexer.embedded import hash_blocks
 from indexer.implementations import ImplementationName
 from kv_runtime.clock import SystemClock
+from router.compiled import hot_path
 from router.config import JournalSection
 from router.core.decide import decide
 from router.core.eligibility import exclusions
@@ -169,13 +170,15 @@ def decision(
     cells = [measured(shape, decisions) for shape in shapes(ranks, blocks, implementations, mode)]
     misses = [miss for cell in cells for miss in missed(cell)]
     if is_json:
-        click.echo(
-            json.dumps({"machine": machine_line(), "misses": misses, "cells": [_as_json(each) for each in cells]})
-        )
+        click.echo(json.dumps({"machine": _where(), "misses": misses, "cells": [_as_json(each) for each in cells]}))
     else:
         _show(cells, misses)
     if misses:
         raise SystemExit(1)
+
+
+def _where() -> str:
+    return f"{machine_line()}; hot path {hot_path()}"
 
 
 def _as_json(cell: Timed) -> dict[str, Any]:
@@ -184,7 +187,7 @@ def _as_json(cell: Timed) -> dict[str, Any]:
 
 def _show(cells: Sequence[Timed], misses: Sequence[str]) -> None:
     console = Console() if Console().is_terminal else Console(width=150)
-    console.print(f"{cells[0].decisions} decisions a cell, block size {BLOCK_SIZE}. {machine_line()}", highlight=False)
+    console.print(f"{cells[0].decisions} decisions a cell, block size {BLOCK_SIZE}. {_where()}", highlight=False)
     table = Table(title="us, p50 / p99", title_justify="left")
     for name in ("index", "ranks", "blocks", *STAGES):
         table.add_column(name, justify="left" if name == "index" else "right")

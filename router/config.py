@@ -1,8 +1,9 @@
 """The router's configuration tree: every section of `interfaces.md`; a section without fields takes none yet."""
 
+from collections.abc import Callable
+from inspect import signature
 from typing import TypeVar
 
-import msgspec
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 
 from kv_runtime.config import ControlSection, IndexSection, NatsSection, Section, Settings, TelemetrySection
@@ -20,12 +21,12 @@ from router.tokens.prompts import PromptLimits
 
 _WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
 
-_Limits = TypeVar("_Limits", bound=msgspec.Struct)
+_Limits = TypeVar("_Limits")
 
 
-def _picked(section: Section, kind: type[_Limits], **own: object) -> _Limits:
-    """Return a struct whose fields are the section's of the same names, or those given; others have their defaults."""
-    names = type(section).model_fields.keys() & set(kind.__struct_fields__)
+def _picked(section: Section, kind: Callable[..., _Limits], **own: object) -> _Limits:
+    """Return one of `kind`, its fields the section's of the same names, or those given; others have their defaults."""
+    names = type(section).model_fields.keys() & signature(kind).parameters.keys()
     return kind(**{name: getattr(section, name) for name in names} | own)
 
 

@@ -197,7 +197,7 @@ class ControlPlane:
 
     async def _ready(self, _: web.Request) -> web.Response:
         readiness = self._routing.readiness()
-        return json_response(readiness, status=200 if readiness.ready else 503)
+        return json_response(readiness._asdict(), status=200 if readiness.ready else 503)
 
     async def _version(self, _: web.Request) -> web.Response:
         return json_response({"version": version("kv-router"), "index": self._index.implementation})

@@ -80,7 +80,7 @@ class Endpoints:
 
     def _ready(self, exchange: Exchange) -> None:
         readiness = self._serving.routing.readiness()
-        _answer(exchange, readiness, 200 if readiness.ready else 503)
+        _answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
 
     def _version(self, exchange: Exchange) -> None:
         _answer(exchange, {"version": version("kv-router"), "index": self._index_name})

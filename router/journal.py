@@ -72,7 +72,7 @@ def _encoded(record: JournalRecord) -> bytes:
         return b""
 
 
-class JournalStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class JournalStatistics(NamedTuple):
     """Records, messages and bytes that the log has; records that it will never have; inputs that wait."""
 
     records_total: int

@@ -13,8 +13,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
-import msgspec
 import structlog
 
 from kv_protocol import subjects
@@ -40,7 +40,7 @@ OUTGOING_MAX = 1024
 _log = structlog.get_logger("router")
 
 
-class ReplicasStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicasStatistics(NamedTuple):
     """By model (its slug); messages that could not be sent, and that could not be read or were too many."""
 
     models: dict[str, ReplicaStatistics]

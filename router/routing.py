@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 from time import perf_counter
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -46,7 +46,7 @@ class OverlapIndex(Protocol):
         """Return how far the index has come at its start; empty once it has caught up with the log."""
 
 
-class Readiness(msgspec.Struct, frozen=True):
+class Readiness(NamedTuple):
     """Whether requests should be sent here. `notes` say what is not as it should be, and keeps nobody from it."""
 
     ready: bool
@@ -54,11 +54,14 @@ class Readiness(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
-class DecisionRecord(msgspec.Struct):
+class DecisionRecord:
     """A verdict and, once known, its outcome."""
 
-    verdict: Verdict
-    outcome: OutcomeKnown | None = None
+    __slots__ = ("outcome", "verdict")
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.outcome: OutcomeKnown | None = None
 
     @property
     def decision(self) -> Decision:

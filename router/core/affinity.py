@@ -11,20 +11,20 @@ there. A bound rank that may not take the request (unfit, gone, failed it) binds
 other, and binds its session anew.
 """
 
-import msgspec
+from typing import NamedTuple
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, LedgerEvent, Routed
 
 
-class AffinityLimits(msgspec.Struct, frozen=True, kw_only=True):
+class AffinityLimits(NamedTuple):
     """How long an idle session stays bound (seconds), and how many sessions are known."""
 
     idle_s: float = 600.0
     sessions_max: int = 65_536
 
 
-class AffinityStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class AffinityStatistics(NamedTuple):
     """Sessions that are bound, of them in flight; bindings that went for want of room, and that changed their rank."""
 
     sessions: int

@@ -13,21 +13,20 @@ expiry is kept of the leaves alone. What a request costs grows with the forks on
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 from sortedcontainers import SortedDict
 
 from kv_protocol.ids import WorkerRank
 from router.core.chains import BLOCK_BYTES, block_count, shared_blocks
 
 
-class ApproximateLimits(msgspec.Struct, frozen=True, kw_only=True):
+class ApproximateLimits(NamedTuple):
     """How long a routed block counts (seconds), and how many of one rank do (blocks), whatever its worker states."""
 
     ttl_s: float = 120.0
     blocks_max: int = 1 << 18
 
 
-class ApproximateStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class ApproximateStatistics(NamedTuple):
     """Blocks kept of each rank; blocks that went by time, for want of room, and with their worker."""
 
     blocks: dict[WorkerRank, int]

@@ -27,9 +27,7 @@ answers while the stream is in doubt, is a matter of trust (`trust.py`) and keep
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Literal
-
-import msgspec
+from typing import Literal, NamedTuple
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded
@@ -45,7 +43,7 @@ _DOUBLINGS_MAX = 32
 _Key = WorkerRank | str
 
 
-class BreakerLimits(msgspec.Struct, frozen=True, kw_only=True):
+class BreakerLimits(NamedTuple):
     """When a breaker opens, and for how long. `failures` in a row within `window_s` seconds open it."""
 
     failures: int = 3
@@ -56,7 +54,7 @@ class BreakerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The longest that a busy worker is left alone at its own word."""
 
 
-class BreakerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class BreakerStatistics(NamedTuple):
     """Openings, back-pressure heard and breakers that closed again, since the start."""
 
     opened_total: int

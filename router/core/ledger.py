@@ -18,7 +18,6 @@ corrects them by what engines report, so that all of its replicas do the same.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,7 +44,7 @@ SILENT_S = 10.0
 _Fold = Callable[[Any, float, str], object]
 
 
-class RankLoad(msgspec.Struct, kw_only=True):
+class RankLoad(NamedTuple):
     """One rank's promises; `reported_*` is its engine's own word, `foreign_requests` those of it that are not ours."""
 
     active_requests: int = 0
@@ -65,7 +64,7 @@ class LoadColumns(NamedTuple):
     active_blocks: NDArray[np.int64]
 
 
-class LedgerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerStatistics(NamedTuple):
     """Leases that run, and that nobody ended, by cause; of each rank that reports, requests reported less promised."""
 
     open_leases: int

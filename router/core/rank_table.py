@@ -18,9 +18,12 @@ _PLACED_MAX = 64
 
 
 class RankTable:
-    """The numbers of each rank, int64 ("q") or float64 ("d"), `at_first` until others are put."""
+    """The numbers of each rank, int64 ("q") or float64 ("d"), `at_first` until others are put.
 
-    def __init__(self, typecode: Literal["q", "d"], at_first: tuple[float, ...]) -> None:
+    They are taken as they come, as objects: a declared `float` would make floats of integers, which "q" refuses.
+    """
+
+    def __init__(self, typecode: Literal["q", "d"], at_first: tuple[object, ...]) -> None:
         self._at_first = at_first
         self._width = len(at_first)
         self._rows: dict[WorkerRank, int] = {}
@@ -58,7 +61,7 @@ class RankTable:
         self._free.append(self._rows.pop(rank))
         self._placed.clear()
 
-    def put(self, row: int, *numbers: float) -> None:
+    def put(self, row: int, *numbers: object) -> None:
         """The row's numbers are these."""
         items, room = self._items, self._room
         for number in numbers:

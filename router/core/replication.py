@@ -19,8 +19,6 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple, get_args
 
-import msgspec
-
 from kv_protocol.ledger import ENDINGS, Expired, LeaseEvent, Routed
 from kv_protocol.replicas import (
     BEAT_S,
@@ -57,7 +55,7 @@ class Apply(NamedTuple):
 Effect = Say | Apply
 
 
-class ReplicaStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicaStatistics(NamedTuple):
     """Of one model. Messages sent and heard; what was missed and asked for; `skew` by router, at its newest beat."""
 
     own_leases: int

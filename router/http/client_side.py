@@ -36,22 +36,31 @@ _CODES = {408: "timeout", 413: "body_too_large", 431: "head_too_large"}
 _log = structlog.get_logger("http")
 
 
-class ClientConnection(asyncio.Protocol):
-    """A connection, of which `plane` knows while it is open."""
+class _Gathering:
+    """A body on its way, and the head that it belongs to."""
+
+    __slots__ = ("body", "head", "reader")
+
+    def __init__(self, head: RequestHead) -> None:
+        self.head = head
+        self.body = bytearray()
+        self.reader: BodyReader = body_reader(head.body_bytes)
+
+
+class ClientConnection:
+    """A connection, of which `plane` knows while it is open: an `asyncio.Protocol` by its shape, not by its class."""
 
     __slots__ = (
         "_advancing",
         "_began_s",
-        "_body",
         "_buffer",
         "_exchange",
         "_gathered",
-        "_head",
+        "_gathering",
         "_keep_alive",
         "_loop",
         "_pending_bytes",
         "_plane",
-        "_reader",
         "_reading_paused",
         "_served",
         "_since_s",
@@ -67,6 +76,7 @@ class ClientConnection(asyncio.Protocol):
         self._plane = plane
         self._state = _IDLE
         self._buffer = b""
+        self._gathering: _Gathering | None = None
         self._exchange: Exchange | None = None
         self._keep_alive = self.http_1_1 = True
         self._writing_paused = self._reading_paused = self._advancing = self._stirred = False
@@ -132,7 +142,8 @@ class ClientConnection(asyncio.Protocol):
         state = self._state
         if state == _BODY:
             self._stirred = True
-            self._feed_body(data)
+            assert self._gathering is not None, "there is one while a body is awaited"
+            self._feed_body(self._gathering, data)
         elif state <= _HEAD and not self._writing_paused:
             self._buffer = self._buffer + data if self._buffer else data
             self._advance()
@@ -189,31 +200,29 @@ class ClientConnection(asyncio.Protocol):
         return True
 
     def _expect_body(self, head: RequestHead, data: bytes) -> None:
-        self._head = head
-        self._reader: BodyReader = body_reader(head.body_bytes)
-        self._body = bytearray()
+        gathering = self._gathering = _Gathering(head)
         self._state = _BODY
         self._since_s = 0.0
         if data:
-            self._feed_body(data)
+            self._feed_body(gathering, data)
         elif b"expect" in head.headers and head.http_1_1:
             self._transport.write(_CONTINUE)
 
-    def _feed_body(self, data: bytes) -> None:
+    def _feed_body(self, gathering: _Gathering, data: bytes) -> None:
+        reader, body = gathering.reader, gathering.body
         try:
-            end = self._reader.feed(data, self._body)
-            if type(self._reader) is ChunkReader:
-                self._check_body(self._reader.left)
-            self._count_body(len(self._body))
+            end = reader.feed(data, body)
+            if type(reader) is ChunkReader:
+                self._check_body(len(body) + reader.left)
+            self._count_body(len(body))
         except Malformed as error:
             self._refuse(error.status, str(error))
             return
         if end < 0:
             return
-        head, body = self._head, bytes(self._body)
-        del self._head, self._body, self._reader
+        self._gathering = None
         self._buffer = data[end:]
-        self._serve(head, body)
+        self._serve(gathering.head, bytes(body))
         self._advance()
 
     def _count_body(self, gathered: int) -> None:
@@ -227,8 +236,8 @@ class ClientConnection(asyncio.Protocol):
         if self._gathered:
             self._count_body(0)
 
-    def _check_body(self, left: int) -> None:
-        found, allowed = len(self._body) + left, self._plane.limits.body_bytes_max
+    def _check_body(self, found: int) -> None:
+        allowed = self._plane.limits.body_bytes_max
         if found > allowed:
             raise Malformed(413, f"body: found {found} bytes and more, allowed {allowed}")
 
@@ -314,7 +323,7 @@ class ClientConnection(asyncio.Protocol):
     def _send_away(self, *, heard_out: bool) -> None:
         """End the connection once the answer is sent; `heard_out`: the client has nothing more to say."""
         self._since_s = 0.0
-        self._body = bytearray()
+        self._gathering = None
         self._let_go_of_body()
         if heard_out:
             self._state = _CLOSED

@@ -32,7 +32,7 @@ class OutboundCall(NamedTuple):
     base_url: str
     path: str
     headers: bytes
-    body: bytes | tuple[bytes, ...]
+    body: bytes | tuple[bytes | memoryview, ...]
     connect_s: float
     first_byte_s: float
     between_bytes_s: float

@@ -10,7 +10,7 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from kv_runtime.http import PortUsed, error_body
 from kv_runtime.supervise import TaskSet
@@ -83,7 +83,9 @@ class HttpPlane:
         async with TaskSet(DIALS_MAX) as dials:
             self.upstreams.dials = dials
             servers = [
-                await self.loop.create_server(lambda: ClientConnection(self), sock=each, backlog=_BACKLOG)
+                await self.loop.create_server(
+                    lambda: cast("asyncio.Protocol", ClientConnection(self)), sock=each, backlog=_BACKLOG
+                )
                 for each in self._sockets
             ]
             self.sweep.start()

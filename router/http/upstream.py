@@ -192,9 +192,9 @@ class Upstreams:
         tls = self._tls_context() if origin.tls else None
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: WorkerConnection(self, origin), origin.host, origin.port, ssl=tls
+            lambda: cast("asyncio.Protocol", WorkerConnection(self, origin)), origin.host, origin.port, ssl=tls
         )
-        return connection
+        return cast("WorkerConnection", connection)
 
     def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -202,8 +202,8 @@ class Upstreams:
         return self._tls
 
 
-class WorkerConnection(asyncio.Protocol):
-    """One connection to a worker."""
+class WorkerConnection:
+    """One connection to a worker: an `asyncio.Protocol` by its shape, not by its class."""
 
     __slots__ = ("_idle_since_s", "_origin", "_slot", "_splice", "_transport", "_upstreams", "_used")
 
@@ -260,6 +260,12 @@ class WorkerConnection(asyncio.Protocol):
             splice.feed(data)
         except Exception:  # noqa: BLE001 - the edge: see `abandoned`
             abandoned(splice)
+
+    def pause_writing(self) -> None:
+        """The worker reads slowly. There is nothing to hold back: a request is written once, when all of it is here."""
+
+    def resume_writing(self) -> None:
+        """And reads again."""
 
     def eof_received(self) -> None:
         """The worker sends no more; both directions are closed."""

@@ -16,7 +16,6 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import structlog
 
 from indexer.embedded import hash_blocks
@@ -41,7 +40,7 @@ _MESSAGE_BYTES = 1 << 10
 """What rendering a message costs beside its text, as if it were so much longer."""
 
 
-class PromptLimits(msgspec.Struct, frozen=True, kw_only=True):
+class PromptLimits(NamedTuple):
     """Bounds of encoding; `off_loop_bytes` 0: as the encoder is fast."""
 
     cache_bytes_max: int = 256 << 20
@@ -67,7 +66,7 @@ class Prompt(NamedTuple):
     encoded: bytes = b""
 
 
-class PromptStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class PromptStatistics(NamedTuple):
     """What encoding did so far: bytes of rendered chats, and of them those that were known; and how it stands."""
 
     encoder: str

@@ -158,6 +158,7 @@ class EndsWithTheFirstLease(Affinity):
         super().apply(event, now_s)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("planted", [ForgetsNobody, StaysWhereItWas, EndsWithTheFirstLease])
 def test_the_comparison_sees_planted_bugs(planted: type[Affinity]) -> None:
     @given(steps)

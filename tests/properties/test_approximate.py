@@ -226,6 +226,7 @@ def never_over(tree: approximate._Tree, hashes: bytes, now_s: float) -> int:
 PLANTED_DROP, PLANTED_OVERLAP = approximate._Tree.drop, approximate._Tree.overlap
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [

@@ -192,6 +192,7 @@ class NeverChangesByTime(Breakers):
         return float("inf")
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("planted", [LetsEverybodyProbe, SaysNothingOfChanges, NeverChangesByTime])
 def test_the_comparison_sees_planted_bugs(planted: type[Breakers]) -> None:
     @given(steps)

@@ -116,6 +116,7 @@ def test_without_a_planted_bug_the_script_passes() -> None:
     run(SCRIPT)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [

@@ -408,6 +408,7 @@ class KeepsReports(Ledger):
         pass
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     "broken",
     [
@@ -447,6 +448,7 @@ def test_without_a_bug_of_reports_their_script_passes() -> None:
     run(UNKNOWN_ONES)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("name", "bug"),
     [

@@ -136,6 +136,7 @@ def all_of_it(one: bytes, other: bytes) -> int:
 SHARED = prefix_cache.shared_bytes
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("mistake", [one_whole_mark_too_far, all_of_it])
 def test_texts_that_are_believed_to_share_more_are_found(
     mistake: Callable[[bytes, bytes], int], monkeypatch: pytest.MonkeyPatch

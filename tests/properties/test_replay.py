@@ -80,7 +80,8 @@ def test_much_happens_in_such_a_life() -> None:
 
 def statistics_of(state: RouterState) -> dict[str, Any]:
     """Return the statistics of every core that has any, whichever it is."""
-    cores = {name: core for name, core in vars(state).items() if hasattr(core, "statistics")}
+    named = {name: getattr(state, name) for name in dir(state) if not name.startswith("_")}
+    cores = {name: core for name, core in named.items() if hasattr(core, "statistics")}
     return {name: core.statistics() for name, core in cores.items()} | {
         "workers": list(state.fleet.workers()),
         "refused_workers": state.fleet.refused_total,

@@ -176,6 +176,7 @@ def test_without_a_planted_bug_all_troubles_pass() -> None:
     live_through_troubles(5)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [

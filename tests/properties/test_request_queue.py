@@ -330,6 +330,7 @@ class TimesOutLate(RequestQueue):
         return self._dismiss([oldest], "timeout", now_s)
 
 
+@pytest.mark.interpreted
 @pytest.mark.parametrize("planted", [LosesWhoIsCancelledFirst, TakesTheNewest, NeverFull, TimesOutLate])
 def test_the_comparison_sees_planted_bugs(planted: type[RequestQueue]) -> None:
     @given(policies, steps)

@@ -140,6 +140,7 @@ def test_not_heeding_time_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     assert differences(FELL_SILENT)
 
 
+@pytest.mark.interpreted
 def test_not_heeding_the_time_of_breakers_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert differences(CAME_BACK) == []
     monkeypatch.setattr(Breakers, "valid_until_s", lambda *_: float("inf"))

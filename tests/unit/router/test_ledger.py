@@ -240,14 +240,6 @@ def test_a_worker_that_came_back_while_old_requests_ran_is_shown() -> None:
     assert folded.loads() == {A0: RankLoad(reported_running=1, reported_used_blocks=5)}
 
 
-def test_a_load_that_was_asked_for_is_a_copy() -> None:
-    folded = ledger(routed("l", 1))
-    copies = [folded.load_of(A0), folded.loads()[A0]]
-    for copy in copies:
-        copy.active_requests = 99
-    assert promised(folded) == (1, 1, 7)
-
-
 def test_the_columns_of_a_worker_that_left_and_came_back_are_those_of_a_new_one() -> None:
     folded, ranks = ledger(routed("l", 1), routed("m", 1, at=B0), Finished(lease_id="l")), (A0, B0)
     folded.forget("a")

@@ -1,0 +1,38 @@
+"""Say whether the hot path is machine code, or make it that.
+
+    python -m router.compiled [compiled | interpreted]    say it; exit status 1 where it is not what was named
+    python -m router.compiled LIBRARIES SCRATCH           compile the sources in the current directory
+
+The second is for the build of a wheel. Afterwards LIBRARIES has what belongs beside the sources in an installation, and
+SCRATCH what was made on the way.
+"""
+
+import sys
+from pathlib import Path
+
+from router.compiled import MODULES, hot_path
+
+
+def build(libraries: Path, scratch: Path) -> None:
+    """Compile `MODULES` of the sources in the current directory into `libraries`."""
+    from mypyc.build import mypycify
+    from setuptools import Distribution  # type: ignore[import-untyped]
+    from setuptools.command.build_ext import build_ext  # type: ignore[import-untyped]
+
+    sources = [str(Path(*name.split(".")).with_suffix(".py")) for name in MODULES]
+    extensions = mypycify(
+        sources, opt_level="3", debug_level="0", target_dir=str(scratch), group_name="kv_router", strip_asserts=False
+    )
+    command = build_ext(Distribution({"name": "kv-router", "ext_modules": extensions}))
+    command.build_lib, command.build_temp = str(libraries), str(scratch)
+    command.ensure_finalized()
+    command.run()
+
+
+match sys.argv[1:]:
+    case [libraries, scratch]:
+        build(Path(libraries), Path(scratch))
+    case wanted:
+        found = hot_path()
+        print(f"hot path: {found}")
+        sys.exit(wanted not in ([], [found]))
