@@ -40,6 +40,7 @@ from worker_agent.foreign_config import AttachSettings, ConsolidateSettings, Wor
 from worker_agent.load_reports import LoadReports
 from worker_agent.membership import Membership
 from worker_agent.metrics import AgentMetrics
+from worker_agent.print_engine_args import print_engine_args
 from worker_agent.publisher import Source
 from worker_agent.status import StatusApi, streams_status
 
@@ -55,6 +56,9 @@ SettingsT = TypeVar("SettingsT", AgentSettings, ConsolidateSettings, AttachSetti
 @click.version_option(package_name="kv-router")
 def main() -> None:
     """Wrap an engine: serve its requests, publish what its KV cache holds."""
+
+
+main.add_command(print_engine_args)
 
 
 @main.command()

@@ -1,0 +1,131 @@
+"""`worker-agent print-engine-args` as typed: what it prints and logs, and what it ends with."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLE = """\
+# a prefill worker
+kv_cache_config:
+  dtype: fp8
+  enable_block_reuse: false
+max_batch_size: 64
+num_postprocess_workers: 4
+env_overrides: {HF_TOKEN: hunter2-hunter2}
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "worker_agent", "print-engine-args", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture(name="file")
+def engine_yaml(tmp_path: Path) -> Path:
+    file = tmp_path / "engine.yaml"
+    file.write_text(EXAMPLE)
+    return file
+
+
+def logged(stderr: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stderr.splitlines()]
+
+
+def test_every_value_is_printed_with_its_path_and_layer_and_every_replacement_is_logged(file: Path) -> None:
+    given = ["--extra-engine-args", str(file), "--publish-kv-events", "--trtllm.max_batch_size", "8"]
+    shown = run(*given, "--trtllm.iter_stats_max_iterations", "-1", "--tensor-parallel-size", "2")
+    assert shown.returncode == 0, shown.stderr
+    rows = [line.split(maxsplit=2) for line in shown.stdout.splitlines() if not line.startswith("warning: ")]
+    assert [name for name, _, _ in rows] == sorted(name for name, _, _ in rows)
+    table = {name: (value, layer) for name, value, layer in rows}
+    assert table["backend"] == ('"pytorch"', "default")
+    assert table["tensor_parallel_size"] == ("2", "flag (--tensor-parallel-size)")
+    assert table["kv_cache_config.dtype"] == ('"fp8"', f"file ({file}:3)")
+    assert table["max_batch_size"] == ("8", "override (--trtllm.max_batch_size)")
+    assert table["iter_stats_max_iterations"][0] == "-1"
+    assert table["kv_cache_config.event_buffer_max_size"] == ("100000", "forced (KV events are published)")
+    warnings = [line for line in shown.stdout.splitlines() if line.startswith("warning: ")]
+    assert [line.split(": ")[2] for line in warnings] == [
+        "num_postprocess_workers",
+        "kv_cache_config.enable_block_reuse",
+    ]
+    replaced = [line for line in logged(shown.stderr) if line["event"] == "engine_argument_replaced"]
+    assert [(line["argument"], line["old"], line["new"], line["old_layer"]) for line in replaced] == [
+        ("tensor_parallel_size", 1, 2, "default"),
+        ("max_batch_size", 2048, 64, "default"),
+        ("max_batch_size", 64, 8, f"file ({file}:5)"),
+    ]
+    assert "hunter2" not in shown.stdout + shown.stderr
+
+
+def test_json_says_the_same_and_is_the_same_every_time(file: Path) -> None:
+    given = ["--extra-engine-args", str(file), "--override-engine-args", '{"enable_chunked_prefill": true}', "--json"]
+    first, second = run(*given), run(*given)
+    assert first.stdout == second.stdout
+    whole = json.loads(first.stdout)
+    assert whole["arguments"]["enable_chunked_prefill"] == {
+        "value": True,
+        "layer": "override",
+        "place": "--override-engine-args",
+    }
+    assert whole["arguments"]["env_overrides.HF_TOKEN"]["value"] == "**********"
+    assert [warning["path"] for warning in whole["warnings"]] == ["num_postprocess_workers"]
+    assert [(each["path"], each["old"], each["new"]) for each in whole["replaced"]] == [("max_batch_size", 2048, 64)]
+    assert (whole["role"], whole["world_size"], whole["attention_dp_size"]) == ("aggregated", 1, 1)
+
+
+def test_an_encode_worker_shows_what_the_encoder_takes() -> None:
+    shown = json.loads(run("--role", "encode", "--json").stdout)
+    assert list(shown["arguments"]) == ["max_batch_size", "model", "tensor_parallel_size"]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [
+        (
+            "max_batch_size: 'x'\n",
+            [],
+            ":1: max_batch_size: expected an integer of 1 or more or null, found 'x' (a text)",
+        ),
+        ("a: [\n", [], ":2: expected YAML, found"),
+        ("kv_cache_config:\n  dtyp: fp8\n", [], ":2: kv_cache_config.dtyp: expected an argument of KvCacheConfig"),
+        ("", ["--override-engine-args", "{}", "--trtllm.model", "m"], "expected one of them, found both"),
+        ("", ["--no-such-flag"], "--no-such-flag: expected this command's options"),
+        ("", ["--tensor-parallel-size", "two"], "'two' is not a valid integer"),
+        ("", ["--tensor-parallel-size", "4", "--gpu-count", "2"], "expected at most 2 together, the GPUs there are"),
+    ],
+)
+def test_what_may_not_be_ends_it_with_2_and_a_line_that_names_it(
+    tmp_path: Path, text: str, arguments: list[str], words: str
+) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(text)
+    refused = run("--extra-engine-args", str(file), *arguments)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert words in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_an_argument_of_a_newer_engine_passes_under_the_switch() -> None:
+    given = ["--trtllm.newer.argument", "5"]
+    assert run(*given).returncode == 2
+    passed = run(*given, "--allow-unknown-engine-args")
+    assert passed.returncode == 0
+    assert "newer.argument" in passed.stdout
+    assert "found a name that is not known here; passed on" in passed.stdout
+
+
+def test_no_engine_is_needed() -> None:
+    code = (
+        "import sys, worker_agent.print_engine_args; sys.exit('tensorrt_llm' in sys.modules or 'torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

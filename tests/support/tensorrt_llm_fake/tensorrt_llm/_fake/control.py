@@ -1,0 +1,250 @@
+"""What a test asks of the fake beyond the real one's interface: facts of the machine and the model, and faults.
+
+| ask | effect |
+|---|---|
+| `gpus` | GPUs of this node |
+| `model` | size, formula and speed of the model (`ModelFacts`) |
+| `start_failure = error` | building an engine raises it |
+| `delay_start()`, `finish_start()` | building an engine blocks its thread from one to the other |
+| `hold()`, `allow(n)`, `release()` | no iteration; n more; as many as there is work for |
+| `kill(error)`, `die_at_iteration = n` | the executor dies: fatal error, pending requests fail, new ones are refused |
+| `refuse_request(text)`, `fail_request(text)` | the next request: RequestError at submission, or while iterating |
+| `fail_polls("kv_events" or "stats", error, times)` | the next polling calls raise |
+| `polls_raise = False` | polling calls swallow that error, log it and return nothing, as the RPC path does |
+| `lose_events(n)` | the next n events take their ids and are lost, as when the buffer overflows: a gap |
+| `swap_events()` | the next two events become visible in the wrong order |
+| `oversize_block()` | the next stored block names one token more than a block has |
+| `inject_event(data, **envelope)` | an event with these contents, under the next id |
+| `null_statistics(n)` | the next n statistics rows have no `kvCacheStats` |
+| `uuid_keys = True` | media items without a UUID get one, so that V1 events name it in place of a digest |
+| `context_finish_reason` | what a context-only request says that has not ended: `not_finished`, or `length` |
+| `complete_transfers()` | all KV blocks that wait for a generation worker are gone, as after its transfer |
+
+Processes that a test starts are told by the variable `TENSORRT_LLM_FAKE`: a JSON map of `gpus`, `die_at_iteration`,
+`start_failure` (a text), `uuid_keys`, `context_finish_reason`, and of `model` with fields of `ModelFacts`.
+"""
+
+import json
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+VARIABLE = "TENSORRT_LLM_FAKE"
+Poll = Literal["kv_events", "stats"]
+
+
+class Executor(Protocol):
+    """What the control reaches of an engine."""
+
+    def _set_fatal_error(self, error: BaseException) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model, in tokens, blocks and milliseconds. The end token comes after `eos_after_tokens`; None: never."""
+
+    vocab_size: int = 32_000
+    max_seq_len: int = 8_192
+    eos_after_tokens: int | None = None
+    gpu_blocks: int = 1_000
+    bytes_per_block: int = 1 << 20
+    tokens_per_item: int = 8
+    iteration_ms: float = 10.0
+    supports_mm_disagg: bool = True
+
+
+class Control:
+    """The only one is `control`. Its methods may be called from any thread, at any time."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._executors: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all that was asked; read the environment's variable again."""
+        with self._changed:
+            told = json.loads(os.environ.get(VARIABLE, "{}"))
+            self.model = replace(ModelFacts(), **told.get("model", {}))
+            self.gpus = int(told.get("gpus", 8))
+            self.die_at_iteration: int | None = told.get("die_at_iteration")
+            failure = told.get("start_failure")
+            self.start_failure: Exception | None = None if failure is None else RuntimeError(failure)
+            self.uuid_keys = bool(told.get("uuid_keys", False))
+            self.context_finish_reason = str(told.get("context_finish_reason", "not_finished"))
+            self.polls_raise = True
+            self._allowed: int | None = None
+            self._start_delayed = False
+            self._refusals: list[str] = []
+            self._failures: list[str] = []
+            self._poll_errors: dict[str, list[Exception]] = {"kv_events": [], "stats": []}
+            self._events_to_lose = 0
+            self._events_to_swap = False
+            self._blocks_to_oversize = 0
+            self._rows_to_null = 0
+            self._injected: list[tuple[dict[str, Any], dict[str, Any]]] = []
+            self._transfers: dict[int, Callable[[], None]] = {}
+            self._changed.notify_all()
+
+    # ---------------------------------------------------------------------------------- asked by tests
+    @property
+    def executors(self) -> list[Any]:
+        """Return the executors that are not shut down."""
+        return [each for each in self._executors if not each.doing_shutdown]
+
+    def delay_start(self) -> None:
+        """From now on building an engine blocks."""
+        with self._changed:
+            self._start_delayed = True
+
+    def finish_start(self) -> None:
+        """Engines that are being built go on."""
+        with self._changed:
+            self._start_delayed = False
+            self._changed.notify_all()
+
+    def hold(self) -> None:
+        """No further iteration begins."""
+        with self._changed:
+            self._allowed = 0
+
+    def allow(self, iterations: int) -> None:
+        """So many more iterations may begin, of all engines together."""
+        with self._changed:
+            self._allowed = (self._allowed or 0) + iterations
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """Iterations begin whenever there is work."""
+        with self._changed:
+            self._allowed = None
+            self._changed.notify_all()
+
+    def kill(self, error: BaseException | None = None) -> None:
+        """Every executor has had a fatal error."""
+        for each in self.executors:
+            each._set_fatal_error(error or RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+    def refuse_request(self, message: str) -> None:
+        """Refuse the next request when it is submitted."""
+        self._refusals.append(message)
+
+    def fail_request(self, message: str) -> None:
+        """Fail the next request in its first iteration."""
+        self._failures.append(message)
+
+    def fail_polls(self, poll: Poll, error: Exception, times: int = 1) -> None:
+        """Fail the next polling calls of this kind."""
+        self._poll_errors[poll] += [error] * times
+
+    def lose_events(self, count: int) -> None:
+        """Lose the next events; their ids are used up."""
+        self._events_to_lose += count
+
+    def swap_events(self) -> None:
+        """Show the next two events of an iteration in the wrong order."""
+        self._events_to_swap = True
+
+    def oversize_block(self) -> None:
+        """Name one token too many in the next block that is stored."""
+        self._blocks_to_oversize += 1
+
+    def inject_event(self, data: dict[str, Any], **envelope: Any) -> None:
+        """Add an event at the end of the next iteration; `envelope` overrides what stands around `data`."""
+        self._injected.append((data, envelope))
+
+    def null_statistics(self, rows: int = 1) -> None:
+        """Leave `kvCacheStats` null in the next rows."""
+        self._rows_to_null += rows
+
+    def complete_transfers(self) -> None:
+        """Free the blocks of all finished context-only requests."""
+        for request_id in list(self._transfers):
+            self.complete_transfer(request_id)
+
+    # ------------------------------------------------------------------------------- asked by the fake
+    def await_start(self) -> None:
+        """Return when engines may start.
+
+        Raises:
+            Exception: `start_failure`.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._start_delayed)
+            if self.start_failure is not None:
+                raise self.start_failure
+
+    def know(self, executor: Executor) -> None:
+        """Reach this executor from now on."""
+        self._executors.add(executor)
+
+    def may_iterate(self, ready: Callable[[], bool], ended: Callable[[], bool]) -> bool:
+        """Return True when there is work and another iteration may begin, False when `ended` comes first."""
+        with self._changed:
+            self._changed.wait_for(lambda: ended() or (ready() and self._allowed != 0))
+            if ended():
+                return False
+            if self._allowed is not None:
+                self._allowed -= 1
+            return True
+
+    def woken(self) -> None:
+        """Let all engines look again whether an iteration may begin."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def next_refusal(self) -> str | None:
+        """Return what the request now submitted is refused with."""
+        return self._refusals.pop(0) if self._refusals else None
+
+    def next_failure(self) -> str | None:
+        """Return what the request now admitted fails with."""
+        return self._failures.pop(0) if self._failures else None
+
+    def check_poll(self, poll: Poll) -> None:
+        """Raise what was asked for this call."""
+        if self._poll_errors[poll]:
+            raise self._poll_errors[poll].pop(0)
+
+    def is_next_event_lost(self) -> bool:
+        """Return whether the event now numbered is lost."""
+        self._events_to_lose, lost = max(0, self._events_to_lose - 1), self._events_to_lose > 0
+        return lost
+
+    def are_events_swapped(self) -> bool:
+        """Return whether the two events now at hand change places."""
+        self._events_to_swap, swapped = False, self._events_to_swap
+        return swapped
+
+    def is_next_block_oversize(self) -> bool:
+        """Return whether the block now stored names a token too many."""
+        self._blocks_to_oversize, oversize = max(0, self._blocks_to_oversize - 1), self._blocks_to_oversize > 0
+        return oversize
+
+    def injected_events(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Return what is to be added to the events, once."""
+        self._injected, injected = [], self._injected
+        return injected
+
+    def is_next_row_null(self) -> bool:
+        """Return whether the statistics row now made has no `kvCacheStats`."""
+        self._rows_to_null, null = max(0, self._rows_to_null - 1), self._rows_to_null > 0
+        return null
+
+    def transfer_waits(self, request_id: int, free: Callable[[], None]) -> None:
+        """Know a context-only request whose blocks wait for a generation worker."""
+        self._transfers[request_id] = free
+
+    def complete_transfer(self, request_id: int) -> None:
+        """Free the blocks of a context-only request, wherever in this process it was computed."""
+        free = self._transfers.pop(request_id, None)
+        if free is not None:
+            free()
+
+
+control = Control()

@@ -1,0 +1,358 @@
+"""The iteration loop's body, without a thread: admit, prefill, generate, tell. One call of `iterate` is one iteration.
+
+| step | rule |
+|---|---|
+| admit | while there is room for whole requests (GUARANTEED_NO_EVICT) and in the batch; by priority, then turn |
+| rank | the one that is asked for; the least busy where `attention_dp_relax` allows it or none is asked for |
+| prefill | in the iteration of admission, whole; it makes the first token |
+| generate | one token for each sequence |
+| tell | responses to sinks, events visible, a row of statistics |
+
+A context-only request stays active, and keeps its blocks, until a generation worker has them.
+Source: `event_plane.md` 1.2 to 1.7, docs `features/kvcache.md`; the formula of tokens is `_fake/model.py`.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from . import model, statistics
+from .cache import Held, WindowCache
+from .control import control
+from .events import RankEvents
+from .hashing import number_of
+from .media import handle_of
+from .perf import measured
+from .requests import Finish, Request, Response, Sequence
+from .statistics import Iteration, RankLoad
+
+Json = dict[str, Any]
+STATE = b"fake-kv-state:"
+STREAMED_MAX = 100_000
+
+
+class Rank:
+    """One attention-DP rank: its windows' caches and its events."""
+
+    def __init__(self, args: Any, dp_rank: int | None) -> None:
+        config = args.kv_cache_config
+        v2 = config.use_kv_cache_manager_v2 is True
+        algorithm = (
+            "v1_block_key" if config.kv_cache_event_hash_algo == "auto" or not v2 else config.kv_cache_event_hash_algo
+        )
+        streams = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
+        capacity = STREAMED_MAX if streams else config.event_buffer_max_size
+        self.events = RankEvents(capacity, dp_rank, algorithm if v2 else None)
+        longest = args.max_seq_len or control.model.max_seq_len
+        windows = sorted({min(window, longest) for window in config.max_attention_window or [longest]})
+        blocks = control.model.gpu_blocks
+        if config.max_tokens is not None:
+            blocks = min(blocks, -(-config.max_tokens // config.tokens_per_block))
+        host = (config.host_cache_size or 0) // control.model.bytes_per_block
+        self.caches = [WindowCache(each, config.tokens_per_block, blocks, host, self.events) for each in windows]
+        for cache in self.caches:
+            cache.reuse, cache.partial_reuse = config.enable_block_reuse, config.enable_partial_reuse
+            cache.algorithm = algorithm
+            if config.secondary_offload_min_priority is not None:
+                cache.offload_priority = config.secondary_offload_min_priority
+        self.events.flush()
+        self.active: list[Request] = []
+
+
+class Engine:
+    """What an executor computes with. Its methods are called under one lock."""
+
+    def __init__(self, args: Any, wake: Callable[[], None], *, encoder_only: bool) -> None:
+        self.args = args
+        self.encoder_only = encoder_only
+        self.wake = wake
+        self._transferred: deque[tuple[Rank, Request]] = deque()
+        size = args.kv_cache_config.tokens_per_block
+        if size < 2 or size & (size - 1):
+            raise RuntimeError(f"tokens_per_block must be a power of two greater than 1, got {size}")
+        self.attention_dp = bool(args.enable_attention_dp) and args.tensor_parallel_size > 1
+        count = args.tensor_parallel_size if self.attention_dp else 1
+        self.ranks = [Rank(args, rank if self.attention_dp else None) for rank in range(count)]
+        self.waiting: list[Request] = []
+        self.statistics: deque[Json] = deque(maxlen=None if args.max_stats_len == -1 else max(1, args.max_stats_len))
+        self.iterations = self._dropped = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether an iteration may find something to do."""
+        active = [each for rank in self.ranks for each in list(rank.active)]
+        return bool(self.waiting or self._transferred) or any(not _waits(each) for each in active)
+
+    def capacity(self) -> Json:
+        """Return the size of the GPU pool of the widest window."""
+        cache = self.ranks[0].caches[-1]
+        return {
+            "maxNumBlocks": cache.capacity,
+            "tokensPerBlock": cache.block_size,
+            "maxNumTokens": cache.capacity * cache.block_size,
+        }
+
+    def drain_events(self) -> list[Json]:
+        """Return all visible events: in order for each rank, ranks one after another."""
+        drained: list[Json] = []
+        for rank in self.ranks:
+            drained += rank.events.visible
+            rank.events.visible.clear()
+        return drained
+
+    def iterate(self) -> bool:
+        """Do one iteration; return False where nothing could be done: all that waits, waits for room."""
+        completed = len(self._transferred)
+        while self._transferred:
+            self._end(*self._transferred.popleft())
+        waiting = len(self.waiting)
+        admitted = self._admit()
+        running = [each for rank in self.ranks for each in rank.active if not _waits(each)]
+        if not completed and not running and len(self.waiting) == waiting:
+            return False
+        self.iterations += 1
+        loads = [RankLoad() for _ in self.ranks]
+        for rank, load in zip(self.ranks, loads, strict=True):
+            for request in list(rank.active):
+                if _waits(request):
+                    continue
+                self._step(rank, request, load)
+                if request not in rank.active:
+                    completed += 1
+            rank.events.flush()
+        if self.args.enable_iter_perf_stats:
+            self._account(loads, len(admitted), completed)
+        return True
+
+    # ----------------------------------------------------------------------------------------- admission
+    def _admit(self) -> list[Request]:
+        admitted = []
+        for request in sorted(self.waiting, key=lambda each: -each.priority if self._by_priority else 0):
+            if request.is_cancelled or request.failure is not None:
+                self.waiting.remove(request)
+                finish: Finish = "cancelled"
+                request.sink(Response(finish=finish, is_final=True, error=request.failure))
+                continue
+            rank = self._rank_for(request)
+            if rank is None or not self._begin(rank, request):
+                break
+            self.waiting.remove(request)
+            rank.active.append(request)
+            admitted.append(request)
+        return admitted
+
+    @property
+    def _by_priority(self) -> bool:
+        return bool(self.args.scheduler_config.waiting_queue_policy == "priority")
+
+    def _rank_for(self, request: Request) -> Rank | None:
+        free = [rank for rank in self.ranks if len(rank.active) < (self.args.max_batch_size or 2048)]
+        if request.dp_rank is not None:
+            wanted = self.ranks[request.dp_rank]
+            if wanted in free or not request.relax:
+                return wanted if wanted in free else None
+        return min(free, key=lambda rank: len(rank.active), default=None)
+
+    def _begin(self, rank: Rank, request: Request) -> bool:
+        request.rank = self.ranks.index(rank)
+        if self.encoder_only:
+            request.sequences = [Sequence(0)]
+            return True
+        started: list[Held] = []
+        for number in range(request.params.best_of or 1):
+            sequence = Sequence(number)
+            request.sequences.append(sequence)
+            for cache in rank.caches:
+                held = cache.begin(request.prompt, len(request.prompt) + request.max_tokens, request.identity)
+                if held is None:
+                    self._release(rank, request)
+                    request.sequences = []
+                    return False
+                sequence.held.append(held)
+                started.append(held)
+        request.cached_tokens = min((held.cached_tokens for held in started), default=0)
+        request.reused_blocks = len(started[-1].blocks)
+        return True
+
+    # -------------------------------------------------------------------------------------- computation
+    def _step(self, rank: Rank, request: Request, load: RankLoad) -> None:
+        if request.is_cancelled:
+            self._end(rank, request)
+            request.sink(Response(finish="cancelled", is_final=True, iteration=self.iterations))
+            return
+        if self.encoder_only:
+            self._encode(rank, request)
+            return
+        first = not request.is_prefilled
+        if first:
+            load.context_requests += 1
+            load.context_tokens += len(request.prompt) - request.cached_tokens
+            load.context_kv_tokens += len(request.prompt)
+            self._prefill(rank, request)
+        else:
+            load.generation_requests += 1
+            load.generation_kv_tokens += sum(len(request.tokens(each)) for each in request.sequences)
+        for sequence in request.sequences:
+            if sequence.finish is None:
+                self._generate(rank, request, sequence)
+        self._respond(rank, request)
+
+    def _prefill(self, rank: Rank, request: Request) -> None:
+        request.is_prefilled, request.first_iteration = True, self.iterations
+        for sequence in request.sequences:
+            for cache, held in zip(rank.caches, sequence.held, strict=True):
+                cache.store(held, request.prompt, request.identity, partial=False)
+            if request.kind == "generation_only":
+                sequence.generated += request.disaggregated.first_gen_tokens or []
+                sequence.logprobs += _first_logprobs(request)
+        if request.kind == "generation_only" and request.disaggregated.ctx_request_id is not None:
+            control.complete_transfer(request.disaggregated.ctx_request_id)
+
+    def _generate(self, rank: Rank, request: Request, sequence: Sequence) -> None:
+        sequence.finish = self._finish_of(request, sequence)
+        if sequence.finish is not None:
+            return
+        token = self._next(request, sequence)
+        sequence.generated.append(token)
+        tokens = len(request.tokens(sequence))
+        for cache, held in zip(rank.caches, sequence.held, strict=True):
+            cache.grow(held, tokens)
+        sequence.finish = self._finish_of(request, sequence)
+
+    def _next(self, request: Request, sequence: Sequence) -> int:
+        params, place = request.params, len(sequence.generated)
+        ends = control.model.eos_after_tokens
+        token = model.next_token(request.prompt, place, sequence.number)
+        if ends is not None and place >= ends and not params.ignore_eos and place >= (params.min_tokens or 0):
+            token = int(params.end_id)
+        if params.logits_processor is None and params.logprobs is None:
+            return token
+        logits = model.logits_of(token, control.model.vocab_size)
+        processors = params.logits_processor or []
+        for each in processors if isinstance(processors, list) else [processors]:
+            each(request.request_id, logits, [request.tokens(sequence)], None, None)
+        token = model.winner(logits)
+        if params.logprobs is not None:
+            sequence.logprobs.append(model.top_logprobs(logits, token, params.logprobs))
+        return token
+
+    def _finish_of(self, request: Request, sequence: Sequence) -> Finish | None:
+        generated, params = sequence.generated, request.params
+        if not generated:
+            return None
+        if generated[-1] == params.end_id and not params.ignore_eos:
+            return "end_id"
+        if len(generated) > (params.min_tokens or 0):
+            for word in params._get_stop_words():
+                if generated[-len(word) :] == word:
+                    return "stop_words"
+        if request.kind == "context_only":
+            return "not_finished"
+        return "length" if len(generated) >= request.max_tokens else None
+
+    def _encode(self, rank: Rank, request: Request) -> None:
+        rank.active.remove(request)
+        tokens = control.model.tokens_per_item
+        handles = [handle_of(each, tokens) for each in request.media]
+        words = [each.words for each in request.media]
+        request.sink(
+            Response(finish="length", is_final=True, iteration=self.iterations, mm_handles=handles, mm_hashes=words)
+        )
+
+    # ------------------------------------------------------------------------------------------ telling
+    def _respond(self, rank: Rank, request: Request) -> None:
+        is_over = all(each.finish is not None for each in request.sequences)
+        state = None
+        if is_over and _waits(request):
+            state = self._park(rank, request)
+        elif is_over:
+            self._end(rank, request)
+        interval = request.params._stream_interval or 1
+        due = [
+            each
+            for each in request.sequences
+            if each.sent < len(each.generated)
+            and (is_over or (request.streaming and (each.finish or len(each.generated) - each.sent >= interval)))
+        ]
+        for sequence in due:
+            request.sink(self._response(request, sequence, state, is_final=is_over and sequence is due[-1]))
+
+    def _response(self, request: Request, sequence: Sequence, state: bytes | None, *, is_final: bool) -> Response:
+        new, sequence.sent = sequence.generated[sequence.sent :], len(sequence.generated)
+        perf = None
+        if is_final and request.params.return_perf_metrics:
+            size = self.args.kv_cache_config.tokens_per_block
+            perf = measured(request, len(request.tokens(sequence)), size, self.iterations)
+        return Response(
+            sequence=sequence.number,
+            token_ids=new,
+            logprobs=list(sequence.logprobs) if request.params.logprobs is not None else None,
+            finish=sequence.finish,
+            is_final=is_final,
+            cached_tokens=request.cached_tokens,
+            iteration=self.iterations,
+            context_state=state,
+            perf=perf,
+        )
+
+    def _park(self, rank: Rank, request: Request) -> bytes:
+        def free() -> None:
+            self._transferred.append((rank, request))
+            self.wake()
+
+        control.transfer_waits(request.disaggregated.disagg_request_id or request.request_id, free)
+        return state_of(request.prompt)
+
+    def _end(self, rank: Rank, request: Request) -> None:
+        rank.active.remove(request)
+        for sequence in request.sequences:
+            for cache, held in zip(rank.caches, sequence.held, strict=True):
+                if request.is_prefilled:
+                    cache.store(held, request.tokens(sequence), request.identity, partial=True)
+        self._release(rank, request)
+
+    def _release(self, rank: Rank, request: Request) -> None:
+        for sequence in request.sequences:
+            for cache, held in zip(rank.caches, sequence.held, strict=False):
+                cache.end(held)
+
+    def _account(self, loads: list[RankLoad], new: int, completed: int) -> None:
+        active = sum(len(rank.active) for rank in self.ranks)
+        queued = sum(len(each.prompt) for each in self.waiting)
+        limit = (self.args.max_batch_size or 2048) * len(self.ranks)
+        told = Iteration(
+            self.iterations, new, active, len(self.waiting), queued, completed, limit, self._kv_cache(), loads
+        )
+        for row in statistics.rows(told, self.iterations, self._dropped, attention_dp=self.attention_dp):
+            self._dropped += len(self.statistics) == self.statistics.maxlen
+            self.statistics.append(row)
+
+    def _kv_cache(self) -> Json:
+        cache = self.ranks[0].caches[-1]
+        looked_up = cache.reused + cache.missed
+        return {
+            "maxNumBlocks": cache.capacity,
+            "freeNumBlocks": cache.capacity - cache.used,
+            "usedNumBlocks": cache.used,
+            "tokensPerBlock": cache.block_size,
+            "allocTotalBlocks": cache.alloc_total,
+            "allocNewBlocks": cache.alloc_new,
+            "reusedBlocks": cache.reused,
+            "missedBlocks": cache.missed,
+            "cacheHitRate": cache.reused / looked_up if looked_up else 0.0,
+        }
+
+
+def state_of(prompt: list[int]) -> bytes:
+    """Return what a context worker says of a prompt's blocks: bytes that no text encoding likes."""
+    return STATE + b"\xff\x00" + hashlib.sha256(str(number_of(str(prompt))).encode()).digest()
+
+
+def _waits(request: Request) -> bool:
+    return request.kind == "context_only" and bool(request.sequences) and request.sequences[0].finish == "not_finished"
+
+
+def _first_logprobs(request: Request) -> list[Any]:
+    told = request.disaggregated.first_gen_log_probs
+    return list(told[0]) if told else []

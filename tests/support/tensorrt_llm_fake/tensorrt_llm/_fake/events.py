@@ -1,0 +1,98 @@
+"""KV events of one attention-DP rank, in the JSON shapes of `event_plane.md` section 1.3.
+
+    id          from 0, one more for each event of the rank, also for one that is lost
+    created     once for each window's pool, before all others
+    removed     hashes gather, for each window, until another event of it or the iteration's end
+    visible     at the iteration's end; then the oldest beyond `capacity` are lost
+
+Source: cpp `kvCacheEventManager`, `KVCacheEventSerializer`, by way of `event_plane.md` sections 1.3 to 1.5.
+"""
+
+from collections import deque
+from typing import Any
+
+from .control import control
+
+Json = dict[str, Any]
+PRIORITY = 35
+
+
+class RankEvents:
+    """What one rank has to tell. `capacity`: events; `dp_rank` None leaves the rank out, as without attention DP."""
+
+    def __init__(self, capacity: int, dp_rank: int | None, hash_algo: str | None) -> None:
+        self._capacity = capacity
+        self._dp_rank = dp_rank
+        self._hash_algo = hash_algo
+        self._next_id = 0
+        self._removed: dict[int, list[Any]] = {}
+        self._pending: list[Json] = []
+        self.visible: deque[Json] = deque()
+        self.windows: list[int] = []
+
+    def created(self, window: int, blocks: list[int]) -> None:
+        """Tell of a new pool: primary and secondary blocks."""
+        self.windows.append(window)
+        self._enqueue(window, {"type": "created", "num_blocks_per_cache_level": blocks})
+
+    def stored(self, window: int, parent: Any, blocks: list[Json]) -> None:
+        """Tell of new blocks, in chain order."""
+        self._flush_removed(window)
+        for block in blocks:
+            if control.is_next_block_oversize():
+                block["tokens"].append(dict(block["tokens"][-1]))
+        self._enqueue(window, {"type": "stored", "parent_hash": parent, "blocks": blocks})
+
+    def removed(self, window: int, block_hash: Any) -> None:
+        """Tell of a block that is gone."""
+        self._removed.setdefault(window, []).append(block_hash)
+
+    def updated(self, window: int, block_hash: Any, old_level: int, new_level: int) -> None:
+        """Tell of a block that moved between GPU (0) and host (1)."""
+        self._flush_removed(window)
+        diff = {"type": "event_diff", "new_value": new_level, "old_value": old_level}
+        self._enqueue(window, {"type": "updated", "block_hash": block_hash, "cache_level": diff, "priority": None})
+
+    def flush(self) -> None:
+        """Make the iteration's events visible."""
+        for window in list(self._removed):
+            self._flush_removed(window)
+        for data, envelope in control.injected_events() if self._dp_rank in {None, 0} else []:
+            self._enqueue(self.windows[-1], data, **envelope)
+        if len(self._pending) > 1 and control.are_events_swapped():
+            self._pending[-2:] = reversed(self._pending[-2:])
+        self.visible.extend(self._pending)
+        self._pending.clear()
+        while len(self.visible) > self._capacity:
+            self.visible.popleft()
+
+    def _flush_removed(self, window: int) -> None:
+        hashes = self._removed.pop(window, None)
+        if hashes:
+            self._enqueue(window, {"type": "removed", "block_hashes": hashes})
+
+    def _enqueue(self, window: int, data: Json, **envelope: Any) -> None:
+        event: Json = {"event_id": self._next_id, "data": data, "window_size": window}
+        if self._dp_rank is not None:
+            event["attention_dp_rank"] = self._dp_rank
+        if self._hash_algo is not None:
+            event["layer_group_id"] = self.windows.index(window)
+            event["hash_algo"] = self._hash_algo
+        self._next_id += 1
+        if not control.is_next_event_lost():
+            self._pending.append(event | envelope)
+
+
+def stored_block(
+    block_hash: Any, tokens: tuple[int, ...], priority: int, mm_keys: list[Json], cache_salt: str | None
+) -> Json:
+    """Return a block on the GPU as `stored` has it."""
+    return {
+        "type": "stored_block",
+        "block_hash": block_hash,
+        "cache_level": 0,
+        "priority": priority,
+        "tokens": [{"type": "unique_token", "token_id": token, "token_extra_id": 0} for token in tokens],
+        "mm_keys": mm_keys,
+        "cache_salt": cache_salt,
+    }

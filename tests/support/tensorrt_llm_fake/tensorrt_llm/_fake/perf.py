@@ -1,0 +1,64 @@
+"""A finished request's own measurements, for those who ask with `return_perf_metrics`.
+
+Times are durations since the engine's start, by its own clock: iterations. A request arrives when the iteration before
+its first one ends, is scheduled in the first one's middle, and has its first token at its end. Transfers, with a size
+in bytes, are those of generation-only requests; others have a size of 0.
+Source: `tensorrt_llm.bindings.executor.RequestPerfMetrics`, by its use in `serve/openai_server.py`.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from .control import control
+
+
+@dataclass(frozen=True)
+class TimingMetrics:
+    """When what happened."""
+
+    arrival_time: timedelta
+    first_scheduled_time: timedelta
+    first_token_time: timedelta
+    last_token_time: timedelta
+    kv_cache_transfer_start: timedelta
+    kv_cache_transfer_end: timedelta
+    kv_cache_size: int
+
+
+@dataclass(frozen=True)
+class KvCacheMetrics:
+    """The request's blocks: all, those that were new, those found in the cache, those of the prompt that were not."""
+
+    num_total_allocated_blocks: int
+    num_new_allocated_blocks: int
+    num_reused_blocks: int
+    num_missed_blocks: int
+    kv_cache_hit_rate: float
+
+
+@dataclass(frozen=True)
+class RequestPerfMetrics:
+    """All of it, and the iterations from the first to the last."""
+
+    timing_metrics: TimingMetrics
+    kv_cache_metrics: KvCacheMetrics
+    first_iter: int
+    last_iter: int
+    iter: int
+
+
+def measured(request: Any, tokens: int, block_size: int, last: int) -> RequestPerfMetrics:
+    """Return the measurements of a request of so many tokens that ends in iteration `last`."""
+    first, reused = request.first_iteration, request.reused_blocks
+    total, prompt = -(-tokens // block_size), -(-len(request.prompt) // block_size)
+    moved = prompt * control.model.bytes_per_block if request.kind == "generation_only" else 0
+    timing = TimingMetrics(
+        _at(first - 1), _at(first - 0.5), _at(first), _at(last), _at(first - 0.4), _at(first - 0.2), moved
+    )
+    cache = KvCacheMetrics(total, total - reused, reused, prompt - reused, reused / prompt)
+    return RequestPerfMetrics(timing, cache, first, last, last)
+
+
+def _at(iterations: float) -> timedelta:
+    return timedelta(milliseconds=iterations * control.model.iteration_ms)

@@ -1,0 +1,223 @@
+"""The executor: what `LLM` drives, and what a health check may look into.
+
+    thread        one, named `fake-tensorrt-llm`; it sleeps while there is no work, and ends with `shutdown` or a fatal
+                  error
+    fatal error   the first one is kept in `_fatal_error`; all pending results raise EngineDeadError of it, and so does
+                  every later submission; `check_health()` is False, `is_shutdown()` True
+    shutdown      may be repeated; pending results fail with RequestError
+    polling       `get_kv_events`, `get_stats` wait up to `timeout` seconds for something, then take all there is, as
+                  maps. The `a`-forms ask at once, in the caller's thread, and then yield one map at a time
+
+Source: `executor/executor.py` @ ed53795b, `executor/rpc_proxy.py` (polling, stored text 4324933957), PR #12718 and the
+RPC executor's own test (fatal errors); `docs/TENSORRT_LLM.md`.
+"""
+
+# ruff: noqa: TID252  by its own name mypy would look for the real package
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from .._fake.control import control
+from .._fake.engine import Engine
+from .._fake.requests import Request
+from .._fake.streaming import Streams
+from ..logger import logger
+from .request import LoRARequest, PromptAdapterRequest
+from .result import GenerationResult, IterationResult
+from .utils import EngineDeadError, RequestError
+
+THREAD = "fake-tensorrt-llm"
+
+__all__ = ["CppExecutorError", "GenerationExecutor", "LoRARequest", "PromptAdapterRequest"]
+
+
+class CppExecutorError(RuntimeError):
+    """The executor failed, with the stack of where it was noticed."""
+
+    def __init__(self, message: str | None = None) -> None:
+        self.message = message
+        self.stack_trace = traceback.format_exc()
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return f"{self.message}\nStack trace:\n{self.stack_trace}"
+
+
+class GenerationExecutor:
+    """Computes requests. `args` are those of `LLM`; building it blocks until the engine is up."""
+
+    def __init__(self, args: Any, *, encoder_only: bool = False) -> None:
+        self.doing_shutdown = False
+        self._fatal_error: BaseException | None = None
+        self._last_client_id = 1
+        self._lock = threading.RLock()
+        self._told = threading.Condition(self._lock)
+        self._results: dict[int, tuple[Request, GenerationResult]] = {}
+        self._iter_kv_events_result: IterationResult | None = None
+        self._iter_stats_result: IterationResult | None = None
+        self._is_dirty, self._has_progress = False, True
+        self._engine = Engine(args, self._wake, encoder_only=encoder_only)
+        control.await_start()
+        self._streams = Streams.of(args.kv_cache_config, len(self._engine.ranks))
+        self._thread = threading.Thread(target=self._loop, name=THREAD, daemon=True)
+        self._thread.start()
+        control.know(self)
+
+    # ------------------------------------------------------------------------------------------ requests
+    def submit(self, build: Callable[[int], tuple[Request, GenerationResult]]) -> GenerationResult:
+        """Return the result of a new request, which `build` makes for its id.
+
+        Raises:
+            EngineDeadError: the engine is dead.
+            RequestError: the request is refused.
+        """
+        with self._lock:
+            if self._fatal_error is not None:
+                raise EngineDeadError(self._fatal_error)
+            refusal = control.next_refusal()
+            if refusal is not None:
+                raise RequestError(refusal)
+            self._last_client_id = (self._last_client_id + 1) & (2**64 - 1)
+            request, result = build(self._last_client_id)
+            self._results[request.request_id] = (request, result)
+            self._engine.waiting.append(request)
+        self._wake()
+        return result
+
+    def abort_request(self, request_id: int) -> None:
+        """Cancel a request; ids that are not computed are ignored."""
+        with self._lock:
+            found = self._results.get(request_id)
+            if found is not None:
+                found[0].is_cancelled = True
+        self._wake()
+
+    # ------------------------------------------------------------------------------------------- polling
+    def get_stats(self, timeout: float | None) -> list[dict[str, Any]]:
+        """Return all rows since the last call."""
+        return self._fetch("stats", timeout)
+
+    def get_kv_events(self, timeout: float | None) -> list[dict[str, Any]]:
+        """Return all events since the last call."""
+        return self._fetch("kv_events", timeout)
+
+    def aget_stats(self, timeout: float | None) -> IterationResult:
+        """Return what yields all rows since the last call."""
+        self._maybe_initialize_iteration_results()
+        assert self._iter_stats_result is not None
+        return _filled(self._iter_stats_result, self._fetch("stats", timeout), timeout)
+
+    def aget_kv_events(self, timeout: float | None = None) -> IterationResult:
+        """Return what yields all events since the last call."""
+        self._maybe_initialize_iteration_results()
+        assert self._iter_kv_events_result is not None
+        return _filled(self._iter_kv_events_result, self._fetch("kv_events", timeout), timeout)
+
+    def get_kv_cache_capacity(self) -> dict[str, Any]:
+        """Return the GPU pool's size."""
+        return self._engine.capacity()
+
+    def get_disaggregated_params(self) -> dict[str, Any]:
+        """Return what a generation worker has to know of this engine: nothing, here."""
+        return {}
+
+    # ---------------------------------------------------------------------------------------------- life
+    def check_health(self) -> bool:
+        """Return whether the engine computes."""
+        return not self.doing_shutdown and self._fatal_error is None
+
+    def is_shutdown(self) -> bool:
+        """Return whether the engine has ended, by `shutdown` or of an error."""
+        return self.doing_shutdown or self._fatal_error is not None
+
+    def shutdown(self) -> None:
+        """End the engine's thread; return when it has ended."""
+        self.doing_shutdown = True
+        self._wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._streams.close()
+        self._fail_pending(RequestError("the executor was shut down"))
+        with self._lock:
+            self._told.notify_all()
+
+    def _set_fatal_error(self, error: BaseException) -> None:
+        with self._lock:
+            if self._fatal_error is None:
+                self._fatal_error = error
+                logger.error(f"Fatal error in the executor: {error!r}")
+            self._told.notify_all()
+        self._fail_pending(EngineDeadError(self._fatal_error))
+        self._wake()
+
+    def _is_ready(self) -> bool:
+        return self._engine.has_work and (self._has_progress or self._is_dirty)
+
+    def _loop(self) -> None:
+        while control.may_iterate(self._is_ready, self.is_shutdown):
+            with self._lock:
+                self._is_dirty = False
+                try:
+                    self._has_progress = self._engine.iterate()
+                except Exception as error:  # noqa: BLE001  a processor's error is the engine's, as in the real one
+                    self._set_fatal_error(error)
+                self._streams.publish(self._engine)
+                self._told.notify_all()
+            if control.die_at_iteration is not None and self._engine.iterations >= control.die_at_iteration:
+                self._set_fatal_error(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+    def _wake(self) -> None:
+        self._is_dirty = True
+        control.woken()
+
+    def _fail_pending(self, error: BaseException) -> None:
+        with self._lock:
+            pending = [result for _, result in self._results.values()]
+            self._results.clear()
+        for result in pending:
+            result.queue.put(error)
+
+    def answered(self, request_id: int) -> None:
+        """Forget a request: its last response is on its way."""
+        self._results.pop(request_id, None)
+
+    def _fetch(self, poll: Any, timeout: float | None) -> list[dict[str, Any]]:
+        try:
+            control.check_poll(poll)
+            with self._lock:
+                self._told.wait_for(lambda: self._has(poll) or self.is_shutdown(), timeout)
+                return self._drain(poll)
+        except Exception as error:  # as the RPC path: polling answers nothing then
+            if control.polls_raise:
+                raise
+            logger.error(f"Error fetching {poll} via RPC: {error}")
+            return []
+
+    def _has(self, poll: str) -> bool:
+        if poll == "stats":
+            return bool(self._engine.statistics)
+        return any(rank.events.visible for rank in self._engine.ranks)
+
+    def _drain(self, poll: str) -> list[dict[str, Any]]:
+        if poll == "kv_events":
+            return self._engine.drain_events()
+        drained = list(self._engine.statistics)
+        self._engine.statistics.clear()
+        return drained
+
+    def _maybe_initialize_iteration_results(self) -> None:
+        for name in ("_iter_stats_result", "_iter_kv_events_result"):
+            known = getattr(self, name)
+            if known is None:
+                setattr(self, name, IterationResult())
+            else:
+                known.mark_undone()
+
+
+def _filled(result: IterationResult, rows: list[dict[str, Any]], timeout: float | None) -> IterationResult:
+    for row in rows:
+        result.queue.put(row)
+    result.set_timeout(timeout)
+    return result

@@ -1,0 +1,55 @@
+"""What belongs to a request. Source: `tensorrt_llm/executor/request.py` (`docs/TENSORRT_LLM.md`)."""
+
+import os
+from dataclasses import dataclass
+
+DEFAULT_REQUEST_PRIORITY: float = 0.5
+
+
+@dataclass(slots=True)
+class LoRARequest:
+    """A LoRA adapter; its path must exist."""
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+    lora_ckpt_source: str = "hf"
+
+    def __post_init__(self) -> None:
+        if not os.path.exists(self.lora_path):  # noqa: PTH110  as the real one
+            raise ValueError(f"lora_path ({self.lora_path}) does not exist.")
+        if self.lora_ckpt_source not in {"hf", "nemo"}:
+            raise ValueError(f"lora_ckpt_source must be 'hf' or 'nemo', got '{self.lora_ckpt_source}'")
+
+    @property
+    def adapter_id(self) -> int:
+        """Return the adapter's number."""
+        return self.lora_int_id
+
+    @property
+    def name(self) -> str:
+        """Return the adapter's name."""
+        return self.lora_name
+
+    @property
+    def path(self) -> str:
+        """Return where its weights are."""
+        return self.lora_path
+
+    @property
+    def ckpt_source(self) -> str:
+        """Return what made its weights."""
+        return self.lora_ckpt_source
+
+
+@dataclass(slots=True)
+class PromptAdapterRequest:
+    """A prompt adapter; its path must exist."""
+
+    prompt_adapter_name: str
+    prompt_adapter_id: int
+    prompt_adapter_local_path: str = ""
+
+    def __post_init__(self) -> None:
+        if not os.path.exists(self.prompt_adapter_local_path):  # noqa: PTH110  as the real one
+            raise RuntimeError(f"prompt_adapter_local_path ({self.prompt_adapter_local_path}) does not exist.")

@@ -1,0 +1,334 @@
+"""What comes of a request, and of polling.
+
+    a result      is awaitable, and iterable with and without `async`; each step waits for one response of the engine
+                  and yields the same object again, whose outputs have grown in place: `token_ids` is one list for life
+    its queue     belongs to where the result was made: outside an event loop, async steps are an AssertionError
+    its end       `finished`; then iterating stops. A failed request raises RequestError, a dead engine EngineDeadError
+    stop words    are cut from `token_ids` unless asked for; the end token stays
+    stop strings  are looked for in the text, too: then the text ends before them and the request is aborted
+
+Source: `tensorrt_llm/executor/result.py` @ a678b91a.
+"""
+
+# ruff: noqa: TID252  by its own name mypy would look for the real package
+
+import asyncio
+import json
+import weakref
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from .._fake.control import control
+from .._fake.requests import Response
+from ..disaggregated_params import DisaggregatedParams
+from ._queues import WakingQueue
+from .utils import RequestError, has_event_loop
+
+FINISH_REASONS = {"end_id": "stop", "stop_words": "stop", "length": "length", "timed_out": "timeout"}
+NO_LOOP = "The asyncio event loop was not present during initialization, so async operations are not available."
+
+
+@dataclass(slots=True)
+class Logprob:
+    """A token's log probability and its rank in the vocabulary, from 1."""
+
+    logprob: float
+    rank: int | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One sequence of a request; `_diff` members are what the last response added."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] | None = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: Any = field(default_factory=list)
+    prompt_logprobs: Any = field(default_factory=list)
+    finish_reason: Literal["stop", "length", "timeout", "cancelled"] | str | None = None  # noqa: PYI051
+    stop_reason: int | str | None = None
+    generation_logits: Any = None
+    additional_context_outputs: dict[str, Any] | None = None
+    additional_generation_outputs: dict[str, Any] | None = None
+    disaggregated_params: DisaggregatedParams | None = None
+    request_perf_metrics: Any = None
+    _last_text_len: int = field(default=0, init=False, repr=False)
+    _last_token_ids_len: int = field(default=0, init=False, repr=False)
+    _last_logprobs_len: int = field(default=0, init=False, repr=False)
+    _incremental_states: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    _postprocess_result: Any = None
+
+    @property
+    def length(self) -> int:
+        """Return how many tokens there are."""
+        return len(self.token_ids or [])
+
+    @property
+    def text_diff(self) -> str:
+        """Return the new text."""
+        return self.text[self._last_text_len :]
+
+    @property
+    def token_ids_diff(self) -> list[int]:
+        """Return the new tokens."""
+        return (self.token_ids or [])[self._last_token_ids_len :]
+
+    @property
+    def logprobs_diff(self) -> Any:
+        """Return the new tokens' log probabilities."""
+        return self.logprobs[self._last_logprobs_len :]
+
+
+class GenerationResult:
+    """A request's result; made by the executor."""
+
+    def __init__(self, request_id: int, prompt: list[int], params: Any, disaggregated: Any, executor: Any) -> None:
+        self.id = request_id
+        self.sampling_params = params
+        self.disaggregated_params: DisaggregatedParams | None = disaggregated
+        self.decoding_iter = 0
+        self.cached_tokens = 0
+        self.avg_decoded_tokens_per_iter: float | None = None
+        self.metrics_dict: dict[Any, float] = {}
+        self.tokenizer: Any = None
+        self._prompt_token_ids = prompt
+        self._done = False
+        self._error: BaseException | None = None
+        self._aborted = False
+        self._executor = weakref.ref(executor)
+        loop = asyncio.get_running_loop() if has_event_loop() else None
+        self.queue = WakingQueue(loop)
+        self.aqueue = self.queue if loop is not None else None
+        self._outputs = [CompletionOutput(index) for index in range(params.best_of or 1)]
+
+    @property
+    def request_id(self) -> int:
+        """Return the engine's id of the request."""
+        return self.id
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        """Return the prompt's tokens, media expanded."""
+        return self._prompt_token_ids
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """Return the `n` best sequences."""
+        params = self.sampling_params
+        if params.use_beam_search or params.n == params.best_of:
+            return self._outputs[: params.n]
+        ranked = sorted(self._outputs, key=lambda each: each.cumulative_logprob or float("-inf"), reverse=True)
+        for index, each in enumerate(ranked):
+            each.index = index
+        return ranked[: params.n]
+
+    @property
+    def context_logits(self) -> None:
+        """Return nothing: not modelled."""
+        return
+
+    @property
+    def finished(self) -> bool:
+        """Return whether no further response comes."""
+        return self._done
+
+    @property
+    def error(self) -> str | None:
+        """Return what the request failed with."""
+        return None if self._error is None else str(self._error)
+
+    def abort(self) -> None:
+        """Cancel the request; its last response then says `cancelled`. After its end this does nothing."""
+        executor = self._executor()
+        assert executor is not None, "The executor is not set for this result."
+        executor.abort_request(self.request_id)
+        self._aborted = True
+
+    def aborted(self) -> bool:
+        """Return whether `abort` was called."""
+        return self._aborted
+
+    def result(self, timeout: float | None = None) -> Self:
+        """Return this result at its end; block this thread. `timeout`, in seconds, holds for each response.
+
+        Raises:
+            RequestError: the request failed.
+            EngineDeadError: the engine died.
+        """
+        self._check()
+        while not self._done:
+            self._take(self.queue.get(timeout))
+        return self
+
+    async def aresult(self) -> Self:
+        """Return this result at its end, likewise."""
+        self._check()
+        while not self._done:
+            await self._step()
+        return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.aresult().__await__()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Self:
+        self._check()
+        if self._done:
+            raise StopIteration
+        self._take(self.queue.get())
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Self:
+        self._check()
+        if self._done:
+            raise StopAsyncIteration
+        await self._step()
+        return self
+
+    def __hash__(self) -> int:
+        return hash(self.request_id)
+
+    # --------------------------------------------------------------------------------------- responses
+    async def _step(self) -> None:
+        assert self.aqueue is not None, NO_LOOP
+        self._take(await self.aqueue.aget())
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _take(self, response: Response | BaseException) -> None:
+        if isinstance(response, Response) and response.error is not None:
+            response = RequestError(response.error)
+        if isinstance(response, BaseException):
+            self._done, self._error = True, response
+            raise response
+        self._done = response.is_final
+        self.decoding_iter, self.cached_tokens = response.iteration, response.cached_tokens or self.cached_tokens
+        self.avg_decoded_tokens_per_iter = 1.0
+        if response.context_state is not None:
+            self.disaggregated_params = self._handed_over(response)
+        if response.mm_handles is not None:
+            self.disaggregated_params = DisaggregatedParams(
+                multimodal_embedding_handles=response.mm_handles, multimodal_hashes=response.mm_hashes
+            )
+        if response.finish == "cancelled":
+            for each in self._outputs:
+                each.finish_reason = "cancelled"
+            return
+        self._extend(self._outputs[response.sequence], response)
+
+    def _handed_over(self, response: Response) -> DisaggregatedParams:
+        asked = self.disaggregated_params
+        assert asked is not None
+        logprobs = response.logprobs
+        return DisaggregatedParams(
+            request_type="context_only",
+            first_gen_tokens=list(response.token_ids),
+            first_gen_log_probs=None if logprobs is None else [[_named(each) for each in logprobs]],
+            ctx_request_id=asked.disagg_request_id or self.request_id,
+            opaque_state=response.context_state,
+            disagg_request_id=asked.disagg_request_id,
+            ctx_dp_rank=asked.ctx_dp_rank,
+        )
+
+    def _extend(self, output: CompletionOutput, response: Response) -> None:
+        assert output.token_ids is not None
+        output.disaggregated_params = self.disaggregated_params
+        output.request_perf_metrics = response.perf
+        output._last_token_ids_len = len(output.token_ids)
+        output.token_ids.extend(response.token_ids)
+        if response.logprobs is not None:
+            output._last_logprobs_len = len(output.logprobs)
+            output.logprobs += [_named(each) for each in response.logprobs[len(output.logprobs) :]]
+            chosen = zip(output.token_ids, output.logprobs, strict=False)
+            output.cumulative_logprob = sum(each[token].logprob for token, each in chosen)
+        if self.sampling_params.prompt_logprobs and not output.prompt_logprobs:
+            output.prompt_logprobs = [{token: Logprob(-1.0, 1)} for token in self._prompt_token_ids]
+        if response.finish == "not_finished":
+            output.finish_reason = control.context_finish_reason
+        elif response.finish is not None:
+            output.finish_reason = FINISH_REASONS[response.finish]
+        if response.finish == "stop_words":
+            self._cut_stop_words(output)
+        self._detokenize(output)
+
+    def _cut_stop_words(self, output: CompletionOutput) -> None:
+        for reason, word in self.sampling_params._get_stop_reasons_and_words():
+            if output.token_ids is not None and output.token_ids[-len(word) :] == word:
+                output.stop_reason = reason
+                if not self.sampling_params.include_stop_str_in_output:
+                    output.token_ids = output.token_ids[: -len(word)]
+                return
+
+    def _detokenize(self, output: CompletionOutput) -> None:
+        params = self.sampling_params
+        if not params.detokenize or self.tokenizer is None:
+            return
+        output._last_text_len = len(output.text)
+        output.text = self.tokenizer.decode(output.token_ids, skip_special_tokens=params.skip_special_tokens)
+        for reason, _ in params._get_stop_reasons_and_words():
+            if isinstance(reason, str) and reason in output.text:
+                at = output.text.find(reason) + len(reason) * params.include_stop_str_in_output
+                output.text = output.text[:at]
+                output.finish_reason, output.stop_reason = "stop", reason
+                self.abort()
+                self._done = True
+                return
+
+
+class IterationResult:
+    """What polling with `async` gets: rows or events, one at a time, as maps, until none comes for the timeout."""
+
+    def __init__(self) -> None:
+        self._done = False
+        self._timeout: float | None = 2
+        loop = asyncio.get_running_loop() if has_event_loop() else None
+        self.queue = WakingQueue(loop)
+        self.aqueue = self.queue if loop is not None else None
+
+    def set_timeout(self, timeout: float | None) -> None:
+        """Wait so many seconds for the next one."""
+        self._timeout = timeout
+
+    def mark_undone(self) -> None:
+        """Let it be iterated again."""
+        self._done = False
+
+    def get_results(self) -> list[dict[str, Any]]:
+        """Return all there are; block this thread until none comes for the timeout."""
+        results: list[dict[str, Any]] = []
+        while not self._done:
+            try:
+                results.append(_parsed(self.queue.get(self._timeout)))
+            except TimeoutError:
+                self._done = True
+        return results
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        if self._done:
+            raise StopAsyncIteration
+        assert self.aqueue is not None, NO_LOOP
+        try:
+            return _parsed(await self.aqueue.aget(self._timeout))
+        except TimeoutError:
+            self._done = True
+            raise StopAsyncIteration from None
+
+
+def _named(told: Any) -> dict[int, Logprob]:
+    return {token: each if isinstance(each, Logprob) else Logprob(*each) for token, each in told.items()}
+
+
+def _parsed(data: Any) -> dict[str, Any]:
+    return dict(json.loads(data)) if isinstance(data, str) else dict(data)

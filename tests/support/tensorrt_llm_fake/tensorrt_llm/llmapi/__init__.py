@@ -1,0 +1,51 @@
+"""The LLM API. Source: `tensorrt_llm/llmapi/__init__.py` @ 5ca85aff and the 1.3.0rc26 API reference."""
+
+# ruff: noqa: TID252  by its own name mypy would look for the real package
+
+from ..disaggregated_params import DisaggregatedParams
+from ..executor import CompletionOutput, LoRARequest, RequestError
+from ..sampling_params import GuidedDecodingParams, SamplingParams
+from .llm import LLM, RequestOutput
+from .llm_args import (
+    AttentionDpConfig,
+    CacheTransceiverConfig,
+    CapacitySchedulerPolicy,
+    ContextChunkingPolicy,
+    CudaGraphConfig,
+    DynamicBatchConfig,
+    KvCacheConfig,
+    KVEventsConfig,
+    LlmArgs,
+    MoeConfig,
+    SchedulerConfig,
+    TorchCompileConfig,
+    TorchLlmArgs,
+)
+from .llm_utils import KvCacheRetentionConfig
+from .mm_encoder import MultimodalEncoder
+
+__all__ = [
+    "LLM",
+    "AttentionDpConfig",
+    "CacheTransceiverConfig",
+    "CapacitySchedulerPolicy",
+    "CompletionOutput",
+    "ContextChunkingPolicy",
+    "CudaGraphConfig",
+    "DisaggregatedParams",
+    "DynamicBatchConfig",
+    "GuidedDecodingParams",
+    "KVEventsConfig",
+    "KvCacheConfig",
+    "KvCacheRetentionConfig",
+    "LlmArgs",
+    "LoRARequest",
+    "MoeConfig",
+    "MultimodalEncoder",
+    "RequestError",
+    "RequestOutput",
+    "SamplingParams",
+    "SchedulerConfig",
+    "TorchCompileConfig",
+    "TorchLlmArgs",
+]

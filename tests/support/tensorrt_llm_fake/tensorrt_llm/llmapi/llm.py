@@ -1,0 +1,390 @@
+"""`LLM`: building an engine, and asking it.
+
+| when | what is refused | with |
+|---|---|---|
+| building | an unknown keyword | ValueError |
+| building | a bad value, or a bad nested configuration | pydantic.ValidationError |
+| building | more GPUs than the node has | RuntimeError |
+| asking | after `shutdown` | RuntimeError("LLM is shutting down") |
+| asking | of a dead engine | EngineDeadError |
+| asking | sampling parameters of another type; a prompt of no known form | TypeError |
+| asking | no `end_id` and no tokenizer; a priority outside 0..1 | ValueError |
+| asking | a prompt longer than `max_num_tokens`, without chunked prefill and not generation-only | RequestError |
+| while iterating | no room below `max_seq_len`; an attention-DP rank that is not there | RequestError |
+| while iterating | disaggregation without a transceiver; a foreign opaque state | RequestError |
+
+The caller's sampling parameters are changed: `end_id` and `pad_id` are filled in, a context-only request's `max_tokens`
+becomes 1. Source: `tensorrt_llm/llmapi/llm.py`, stored text 55216765702 (`docs/TENSORRT_LLM.md`).
+"""
+
+# ruff: noqa: PLR0917  the real signatures
+# ruff: noqa: TID252  by its own name mypy would look for the real package
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from .._fake.admission import build_request
+from .._fake.control import control
+from .._fake.media import MediaItem, expand, items_of
+from ..conversation_params import ConversationParams
+from ..disaggregated_params import DisaggregatedParams
+from ..executor import GenerationExecutor, GenerationResult, IterationResult, LoRARequest, PromptAdapterRequest
+from ..executor.request import DEFAULT_REQUEST_PRIORITY
+from ..executor.utils import EngineDeadError, RequestError
+from ..inputs import PromptInputs, prompt_inputs
+from ..logger import logger
+from ..sampling_params import SamplingParams
+from ..scheduling_params import SchedulingParams
+from .llm_args import TorchLlmArgs
+from .tokenizer import TokenizerBase, load_tokenizer
+
+
+class RequestOutput(GenerationResult):
+    """A request's result, with its prompt's text."""
+
+    _prompt: str | None
+
+    def __init__(self) -> None:
+        raise RuntimeError(f"{type(self).__name__} is made by LLM.generate_async, not by users.")
+
+    @classmethod
+    def _from_generation_result(
+        cls, generation_result: GenerationResult, prompt: str | None = None, tokenizer: TokenizerBase | None = None
+    ) -> "RequestOutput":
+        made = cls.__new__(cls)
+        made.__dict__.update(generation_result.__dict__)
+        made.tokenizer = tokenizer
+        made._prompt = prompt
+        return made
+
+    @property
+    def prompt(self) -> str | None:
+        """Return the prompt's text, where it was given as one."""
+        return self._prompt
+
+
+@dataclass
+class PreprocessedInputs:
+    """A prompt after its tokenization."""
+
+    prompt_token_ids: list[int]
+    query_token_ids: list[int] | None = None
+    multimodal_params: Any = None
+    encoder_input_token_ids: list[int] | None = None
+
+
+class BaseLLM:
+    """What all LLM classes do."""
+
+    _encoder_only = False
+
+    def __init__(
+        self,
+        model: str | Path,
+        tokenizer: Any = None,
+        tokenizer_mode: Literal["auto", "slow"] = "auto",
+        skip_tokenizer_init: bool = False,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: str = "auto",
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._executor: GenerationExecutor | None = None
+        self._tokenizer: TokenizerBase | None = None
+        kind = _args_class(kwargs.get("backend"))
+        valid = {*kind.model_fields, "_mpi_session", "backend"}
+        for key in kwargs:
+            if key not in valid:
+                logger.error(f"Failed to parse the arguments for the LLM constructor: {key}")
+                raise ValueError(f"{type(self).__name__} got invalid argument: {key}")
+        for key, value in (kwargs.get("env_overrides") or {}).items():
+            os.environ[key] = str(value)
+        self.args = kind(
+            model=model,
+            tokenizer=tokenizer,
+            tokenizer_mode=tokenizer_mode,
+            skip_tokenizer_init=skip_tokenizer_init,
+            trust_remote_code=trust_remote_code,
+            tensor_parallel_size=tensor_parallel_size,
+            dtype=dtype,
+            revision=revision,
+            tokenizer_revision=tokenizer_revision,
+            **kwargs,
+        )
+        parallel = self.args.parallel_config
+        if parallel.is_multi_gpu and control.gpus < parallel.world_size_per_node:
+            raise RuntimeError(f"Only {control.gpus} GPUs are available, but {parallel.world_size} are required.")
+        self._build_model()
+
+    @property
+    def tokenizer(self) -> TokenizerBase | None:
+        """Return the model's tokenizer; none with `skip_tokenizer_init`."""
+        return self._tokenizer
+
+    def generate(
+        self,
+        inputs: Any,
+        sampling_params: Any = None,
+        use_tqdm: bool = True,
+        lora_request: Any = None,
+        prompt_adapter_request: Any = None,
+        kv_cache_retention_config: Any = None,
+        disaggregated_params: Any = None,
+        scheduling_params: Any = None,
+        conversation_params: Any = None,
+        cache_salt: Any = None,
+        priority: float | list[float] = DEFAULT_REQUEST_PRIORITY,
+    ) -> Any:
+        """Return the result of one prompt, or of each of a list, at their end; block this thread."""
+        del use_tqdm
+        is_one = isinstance(inputs, str | dict) or (
+            isinstance(inputs, list) and bool(inputs) and isinstance(inputs[0], int)
+        )
+        optional = {
+            "sampling_params": sampling_params,
+            "lora_request": lora_request,
+            "prompt_adapter_request": prompt_adapter_request,
+            "kv_cache_retention_config": kv_cache_retention_config,
+            "disaggregated_params": disaggregated_params,
+            "scheduling_params": scheduling_params,
+            "conversation_params": conversation_params,
+            "cache_salt": cache_salt,
+            "priority": priority,
+        }
+        results = []
+        for index, each in enumerate([inputs] if is_one else inputs):
+            own = {name: value[index] if isinstance(value, list) else value for name, value in optional.items()}
+            results.append(self.generate_async(each, streaming=False, **own))
+        for result in results:
+            result.result()
+        return results[0] if is_one else results
+
+    def generate_async(
+        self,
+        inputs: PromptInputs | PreprocessedInputs,
+        sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
+        streaming: bool = False,
+        kv_cache_retention_config: Any = None,
+        disaggregated_params: DisaggregatedParams | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        _postproc_params: Any = None,
+        scheduling_params: SchedulingParams | None = None,
+        conversation_params: ConversationParams | None = None,
+        cache_salt: str | None = None,
+        priority: float = DEFAULT_REQUEST_PRIORITY,
+    ) -> RequestOutput:
+        """Return a request's result at once. What is refused, and how, stands above."""
+        del prompt_adapter_request, trace_headers, _postproc_params, conversation_params
+        executor = self._alive()
+        params = self._prepare_sampling_params(sampling_params)
+        kind = (disaggregated_params and disaggregated_params.request_type) or "context_and_generation"
+        if kind == "context_only":
+            params.max_tokens = 1
+        prompt, text, media = self._preprocess(inputs, params, disaggregated_params)
+        limit = self.args.max_num_tokens if str(self.args.backend) == "pytorch" else None
+        if not self.args.enable_chunked_prefill and kind != "generation_only" and limit and len(prompt) > limit:
+            raise RequestError(
+                f"The sum of prompt length ({float(len(prompt))}), query length (0) should not exceed "
+                f"max_num_tokens ({limit})"
+            )
+        if not 0.0 <= priority <= 1.0:
+            raise ValueError(f"priority must be a float in [0.0, 1.0], got {priority}")
+        made = executor.submit(
+            build_request(
+                executor,
+                self.args,
+                prompt,
+                params,
+                kind,
+                media,
+                streaming=streaming,
+                lora=lora_request,
+                retention=kv_cache_retention_config,
+                disaggregated=disaggregated_params,
+                scheduling=scheduling_params,
+                cache_salt=cache_salt,
+                priority=priority,
+            )
+        )
+        return RequestOutput._from_generation_result(made, text, self.tokenizer)
+
+    def preprocess(
+        self,
+        inputs: PromptInputs,
+        sampling_params: SamplingParams | None = None,
+        disaggregated_params: DisaggregatedParams | None = None,
+    ) -> PreprocessedInputs:
+        """Return a prompt's tokens, which `generate_async` takes in its place."""
+        params = self._prepare_sampling_params(sampling_params)
+        prompt, _, media = self._preprocess(inputs, params, disaggregated_params)
+        return PreprocessedInputs(prompt, multimodal_params=media or None)
+
+    def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """Return the rows of all iterations since the last call; wait up to `timeout` seconds for one."""
+        return self._alive(polling=True).get_stats(timeout=timeout)
+
+    def get_stats_async(self, timeout: float | None = 2) -> IterationResult:
+        """Return what yields the rows of all iterations since the last call."""
+        return self._alive(polling=True).aget_stats(timeout=timeout)
+
+    def get_kv_cache_events(self, timeout: float | None = 2) -> list[dict[str, Any]]:
+        """Return all KV events since the last call; wait up to `timeout` seconds for one."""
+        return self._alive(polling=True).get_kv_events(timeout=timeout)
+
+    def get_kv_cache_events_async(self, timeout: float | None = 2) -> IterationResult:
+        """Return what yields all KV events since the last call."""
+        return self._alive(polling=True).aget_kv_events(timeout=timeout)
+
+    def get_kv_cache_capacity(self) -> dict[str, Any]:
+        """Return the GPU pool's size."""
+        return self._alive(polling=True).get_kv_cache_capacity()
+
+    def shutdown(self) -> None:
+        """End the engine; may be repeated."""
+        executor, self._executor = getattr(self, "_executor", None), None
+        if executor is not None:
+            executor.shutdown()
+
+    def _check_health(self) -> bool:
+        return self._executor is not None and self._executor.check_health()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        self.shutdown()
+        return False
+
+    def __getstate__(self) -> object:
+        raise RuntimeError("LLM object can not be pickled.")
+
+    def __del__(self) -> None:
+        self.shutdown()
+
+    # -------------------------------------------------------------------------------------------- inside
+    def _build_model(self) -> None:
+        if not self.args.skip_tokenizer_init:
+            given = self.args.tokenizer
+            self._tokenizer = given if isinstance(given, TokenizerBase) else load_tokenizer(given or self.args.model)
+        self._executor = GenerationExecutor(self.args, encoder_only=self._encoder_only)
+
+    def _alive(self, *, polling: bool = False) -> GenerationExecutor:
+        if self.args.encode_only:
+            raise RuntimeError("not available when encode_only=True. Use llm.encode() for encoder-only models.")
+        executor = self._executor
+        if polling:
+            if executor is None:  # the real one has no attribute there to ask
+                raise AttributeError("'NoneType' object has no attribute 'get_kv_events'")
+            return executor
+        if executor is not None and executor._fatal_error is not None:
+            raise EngineDeadError(executor._fatal_error)
+        if executor is None or executor.is_shutdown():
+            raise RuntimeError("LLM is shutting down")
+        return executor
+
+    def _prepare_sampling_params(self, sampling_params: SamplingParams | None) -> SamplingParams:
+        params = SamplingParams() if sampling_params is None else sampling_params
+        if not isinstance(params, SamplingParams):
+            raise TypeError(f"The sampling_params must be type SamplingParams or None, but got {type(params)}")
+        if params.use_beam_search:
+            raise NotImplementedError("the fake has no beam search")
+        if params.end_id is None:
+            if self.tokenizer is None:
+                raise ValueError(
+                    "tokenizer is required to reset end_id if it is None, or you can explicitly specify the end_id "
+                    "for sampling_params"
+                )
+            params._setup(self.tokenizer, None, None)
+        if params._stream_interval is None:
+            params._stream_interval = self.args.stream_interval
+        params.return_perf_metrics = params.return_perf_metrics or self.args.return_perf_metrics
+        return params
+
+    def _preprocess(
+        self, inputs: Any, params: SamplingParams, disaggregated: DisaggregatedParams | None
+    ) -> tuple[list[int], str | None, list[MediaItem]]:
+        if isinstance(inputs, PreprocessedInputs):
+            return inputs.prompt_token_ids, None, inputs.multimodal_params or []
+        given = prompt_inputs(inputs)
+        if "prompt" not in given and "prompt_token_ids" not in given:
+            raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
+        items = self._media(given, disaggregated)
+        text = given.get("prompt")
+        if text is None:
+            tokens = given["prompt_token_ids"]
+            prompt, media = expand([[], tokens] if items else [tokens], items, control.model.vocab_size)
+            return prompt, None, media
+        if self.tokenizer is None:
+            raise ValueError("tokenizer is required to tokenize the prompt")
+        parts = text.split("<image>") if items else [text]
+        pieces = [
+            self.tokenizer.encode(part, add_special_tokens=params.add_special_tokens and index == 0)
+            for index, part in enumerate(parts)
+        ]
+        prompt, media = expand(pieces, items, control.model.vocab_size)
+        if params.truncate_prompt_tokens is not None:
+            prompt = prompt[-params.truncate_prompt_tokens :]
+        return prompt, text, media
+
+    def _media(self, given: dict[str, Any], disaggregated: DisaggregatedParams | None) -> list[MediaItem]:
+        if disaggregated is None or disaggregated.multimodal_embedding_handles is None:
+            return items_of(given)
+        if str(self.args.backend) == "_autodeploy" or not control.model.supports_mm_disagg:
+            raise ValueError("Multimodal disaggregated inference is not supported for this model")
+        if disaggregated.request_type == "generation_only":
+            raise ValueError("Generation-only mode should not need multimodal parameters")
+        return [MediaItem(handle["storage_handle"], None) for handle in disaggregated.multimodal_embedding_handles]
+
+
+def _args_class(backend: str | None) -> type[TorchLlmArgs]:
+    if backend == "pytorch":
+        return TorchLlmArgs
+    if backend == "_autodeploy":
+        from .._torch.auto_deploy.llm_args import LlmArgs  # noqa: PLC0415  as the real one, only where it is asked for
+
+        return LlmArgs
+    raise ValueError(f"Unsupported backend: {backend!r}")
+
+
+class _TorchLLM(BaseLLM):
+    def __init__(
+        self,
+        model: str | Path,
+        tokenizer: Any = None,
+        tokenizer_mode: Literal["auto", "slow"] = "auto",
+        skip_tokenizer_init: bool = False,
+        trust_remote_code: bool = False,
+        tensor_parallel_size: int = 1,
+        dtype: str = "auto",
+        revision: str | None = None,
+        tokenizer_revision: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        backend = kwargs.pop("backend", "pytorch")
+        super().__init__(
+            model,
+            tokenizer,
+            tokenizer_mode,
+            skip_tokenizer_init,
+            trust_remote_code,
+            tensor_parallel_size,
+            dtype,
+            revision,
+            tokenizer_revision,
+            backend=backend,
+            **kwargs,
+        )
+
+
+class LLM(_TorchLLM):
+    """A language model: the backend is `pytorch` where none is named."""

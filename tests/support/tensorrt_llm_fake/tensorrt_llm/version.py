@@ -1,0 +1,3 @@
+"""The version whose public surface this package has. Source: `docs/TENSORRT_LLM.md`, "Version"."""
+
+__version__ = "1.3.0rc29"

@@ -1,0 +1,3 @@
+from tests.support.trtllm import trtllm
+
+__all__ = ["trtllm"]

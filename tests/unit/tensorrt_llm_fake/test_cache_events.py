@@ -1,0 +1,194 @@
+"""The cache and what it tells: a reader of the events holds what the cache holds."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.trtllm import Fake, installed
+from tests.unit.tensorrt_llm_fake.told import Json, caches, engine, events, finished, held
+
+IDS = list(range(1, 10))
+
+
+def test_each_pool_is_created_before_all_else_and_ids_have_no_holes(trtllm: Fake) -> None:
+    llm = engine(trtllm, cache={"max_attention_window": [8, 64]}, max_seq_len=32)
+    finished(llm, trtllm, IDS)
+    told = events(llm)
+    assert [(each["data"]["type"], each["window_size"]) for each in told[:2]] == [("created", 8), ("created", 32)]
+    assert told[0]["data"]["num_blocks_per_cache_level"] == [1000, 0]
+    assert [each["event_id"] for each in told] == list(range(len(told)))
+
+
+def test_a_prompt_is_stored_after_its_prefill_and_the_rest_at_the_end_with_a_partial_block(trtllm: Fake) -> None:
+    llm = engine(trtllm)
+    output = finished(llm, trtllm, IDS, tokens=3).outputs[0].token_ids
+    prefill, end = events(llm)[1:]
+    assert [_tokens(block) for block in prefill["data"]["blocks"]] == [[1, 2, 3, 4], [5, 6, 7, 8]]
+    assert prefill["data"]["parent_hash"] is None
+    assert end["data"]["parent_hash"] == prefill["data"]["blocks"][-1]["block_hash"]
+    assert [_tokens(block) for block in end["data"]["blocks"]] == [[9, *output[:2]]]
+
+
+def test_a_sequence_of_five_tokens_stores_one_block_of_four(trtllm: Fake) -> None:
+    llm = engine(trtllm, cache={"tokens_per_block": 64})
+    finished(llm, trtllm, [1, 2, 3, 4], tokens=1)
+    assert [_tokens(block) for each in events(llm)[1:] for block in each["data"]["blocks"]] == [[1, 2, 3, 4]]
+
+
+def test_a_known_prefix_is_reused_and_not_told_again(trtllm: Fake) -> None:
+    llm = engine(trtllm)
+    finished(llm, trtllm, IDS)
+    events(llm)
+    again = finished(llm, trtllm, [*IDS[:8], 77, 78, 79, 80, 81])
+    assert again.cached_tokens == 8
+    stored = events(llm)[0]["data"]
+    assert _tokens(stored["blocks"][0]) == [77, 78, 79, 80]
+
+
+def test_with_partial_reuse_the_beginning_of_a_block_counts(trtllm: Fake) -> None:
+    llm, without = engine(trtllm), engine(trtllm, cache={"enable_partial_reuse": False})
+    for each, cached in ((llm, 6), (without, 4)):
+        finished(each, trtllm, IDS)
+        assert finished(each, trtllm, [1, 2, 3, 4, 5, 6, 70, 71]).cached_tokens == cached
+
+
+def test_without_reuse_nothing_is_stored(trtllm: Fake) -> None:
+    llm = engine(trtllm, cache={"enable_block_reuse": False})
+    finished(llm, trtllm, IDS)
+    assert [each["data"]["type"] for each in events(llm)] == ["created"]
+
+
+def test_the_hash_is_the_published_one(trtllm: Fake) -> None:
+    llm = engine(trtllm)
+    finished(llm, trtllm, IDS)
+    assert events(llm)[1]["data"]["blocks"][0]["block_hash"] == 924206229973855
+
+
+def test_salt_and_adapter_separate_prefixes(trtllm: Fake) -> None:
+    llm = engine(trtllm)
+    lora = trtllm.llmapi.LoRARequest("tall", 7, str(trtllm.module.__path__[0]))
+    for told in ({}, {"cache_salt": "a"}, {"lora_request": lora}):
+        assert finished(llm, trtllm, IDS, **told).cached_tokens == 0
+        assert finished(llm, trtllm, IDS, **told).cached_tokens == 8
+    stored = [each["data"] for each in events(llm) if each["data"]["type"] == "stored"]
+    assert {data["blocks"][0]["cache_salt"] for data in stored} == {None, "a"}
+    assert 1405807694910447675 in {data["blocks"][0]["block_hash"] for data in stored}
+
+
+def test_the_coldest_block_goes_first_and_removals_are_merged(trtllm: Fake) -> None:
+    trtllm.control.model = type(trtllm.control.model)(gpu_blocks=4)
+    llm = engine(trtllm)
+    finished(llm, trtllm, IDS[:8])
+    old = events(llm)
+    finished(llm, trtllm, [50] * 14, tokens=1)
+    removed = [each["data"]["block_hashes"] for each in events(llm) if each["data"]["type"] == "removed"]
+    hashes = [block["block_hash"] for each in old[1:] for block in each["data"]["blocks"]]
+    assert removed == [list(reversed(hashes))]
+
+
+def test_the_lowest_retention_priority_goes_first(trtllm: Fake) -> None:
+    trtllm.control.model = type(trtllm.control.model)(gpu_blocks=4)
+    llm = engine(trtllm)
+    retention = trtllm.llmapi.KvCacheRetentionConfig
+    finished(llm, trtllm, [1] * 5, 1, kv_cache_retention_config=retention([], decode_retention_priority=80))
+    finished(llm, trtllm, [2] * 5, 1, kv_cache_retention_config=retention([], decode_retention_priority=10))
+    finished(llm, trtllm, [3] * 10, 1)
+    assert finished(llm, trtllm, [1] * 5, 1).cached_tokens == 4
+
+
+def test_a_block_that_is_offloaded_and_brought_back_is_updated(trtllm: Fake) -> None:
+    trtllm.control.model = type(trtllm.control.model)(gpu_blocks=4, bytes_per_block=10)
+    llm = engine(trtllm, cache={"host_cache_size": 40})
+    for first in (1, 2, 1):
+        result = finished(llm, trtllm, [first] * 12, 1)
+    assert result.cached_tokens == 11
+    moves = [_move(each["data"]) for each in events(llm) if each["data"]["type"] == "updated"]
+    assert (0, 1) in moves
+    assert (1, 0) in moves
+
+
+def test_attention_ranks_have_caches_and_ids_of_their_own(trtllm: Fake) -> None:
+    llm = engine(trtllm, tensor_parallel_size=2, enable_attention_dp=True)
+    scheduling = trtllm.submodule("scheduling_params").SchedulingParams
+    for rank in (0, 1, 1):
+        on = scheduling(attention_dp_rank=rank, attention_dp_relax=False)
+        result = finished(llm, trtllm, IDS, scheduling_params=on)
+    assert result.cached_tokens == 8
+    told = events(llm)
+    assert [[each["event_id"] for each in told if each["attention_dp_rank"] == rank] for rank in (0, 1)] == [
+        [0, 1, 2],
+        [0, 1, 2],
+    ]
+    assert {row["attentionDpRank"] for row in llm.get_stats(timeout=5)} == {0, 1}
+    absent = llm.generate_async(IDS, scheduling_params=scheduling(attention_dp_rank=2))
+    with pytest.raises(trtllm.llmapi.RequestError, match="attention_dp_rank"):
+        absent.result(timeout=30)
+
+
+@pytest.mark.parametrize(("algorithm", "kind"), [("v2_sha256", str), ("v2_sha256_64", int), ("auto", int)])
+def test_manager_v2_names_its_algorithm_and_its_group(trtllm: Fake, algorithm: str, kind: type) -> None:
+    llm = engine(trtllm, cache={"use_kv_cache_manager_v2": True, "kv_cache_event_hash_algo": algorithm})
+    finished(llm, trtllm, IDS)
+    stored = events(llm)[1]
+    assert (stored["layer_group_id"], stored["hash_algo"]) == (0, algorithm.replace("auto", "v1_block_key"))
+    assert isinstance(stored["data"]["blocks"][0]["block_hash"], kind)
+
+
+def test_media_are_keys_of_the_blocks_they_lie_in(trtllm: Fake) -> None:
+    llm = engine(trtllm)
+    prompt = {"prompt": "<image>?", "multi_modal_data": {"image": [b"a cat"]}}
+    result = finished(llm, trtllm, prompt)
+    assert result.prompt_token_ids[1:9] == [trtllm.control.model.vocab_size] * 8
+    blocks = events(llm)[1]["data"]["blocks"]
+    assert [[key["start_offset"] for key in block["mm_keys"]] for block in blocks] == [[0], [3]]
+    assert {len(key["hash"]) for block in blocks for key in block["mm_keys"]} == {64}
+    assert finished(llm, trtllm, prompt).cached_tokens > 8
+    assert finished(llm, trtllm, prompt | {"multi_modal_data": {"image": [b"a dog"]}}).cached_tokens < 4
+
+
+def test_a_uuid_stands_for_the_digest(trtllm: Fake) -> None:
+    llm = engine(trtllm)
+    given = {"multi_modal_data": {"image": [b"a cat"]}, "multi_modal_uuids": {"image": ["cat-1"]}}
+    finished(llm, trtllm, {"prompt": "<image>?"} | given)
+    keys = [key for block in events(llm)[1]["data"]["blocks"] for key in block["mm_keys"]]
+    assert {key["hash"] for key in keys} == {"cat-1"}
+
+
+def test_a_reader_that_missed_an_event_does_not_hold_what_the_cache_holds(trtllm: Fake) -> None:
+    llm = engine(trtllm)
+    trtllm.control.lose_events(1)
+    finished(llm, trtllm, IDS, 1)
+    assert held(events(llm)) != {0: caches(llm)[0].hashes(0), 1: set()}
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    prompts=st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=14), min_size=1, max_size=12),
+    blocks=st.integers(5, 12),
+    host=st.integers(0, 4),
+    windows=st.sampled_from([None, [8, 64]]),
+)
+def test_a_reader_of_the_events_holds_what_the_cache_holds(
+    prompts: list[list[int]], blocks: int, host: int, windows: Any
+) -> None:
+    with installed() as fake:
+        fake.control.model = type(fake.control.model)(gpu_blocks=blocks, bytes_per_block=1)
+        llm = engine(fake, cache={"host_cache_size": host, "max_attention_window": windows}, max_seq_len=64)
+        for prompt in prompts:
+            finished(llm, fake, prompt, 4)
+        told = events(llm)
+        for cache in caches(llm):
+            assert held(told, cache.window) == {0: cache.hashes(0), 1: cache.hashes(1)}
+            assert cache.used == 0
+            assert len(cache.hashes(0)) <= blocks
+            assert len(cache.hashes(1)) <= host
+
+
+def _tokens(block: Json) -> list[int]:
+    return [each["token_id"] for each in block["tokens"]]
+
+
+def _move(data: Json) -> tuple[int, int]:
+    return data["cache_level"]["old_value"], data["cache_level"]["new_value"]

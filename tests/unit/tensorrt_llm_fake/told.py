@@ -1,0 +1,51 @@
+"""Small engines, and what their events say is held."""
+
+from typing import Any
+
+from tests.support.trtllm import Fake
+
+BLOCK = 4
+Json = dict[str, Any]
+
+
+def engine(fake: Fake, *, cache: Json | None = None, **arguments: Any) -> Any:
+    """Return an engine of the fake with 4-token blocks, events and statistics."""
+    told = {"tokens_per_block": BLOCK, "event_buffer_max_size": 10_000} | (cache or {})
+    config = fake.llmapi.KvCacheConfig(**told)
+    return fake.module.LLM("none", kv_cache_config=config, enable_iter_perf_stats=True, **arguments)
+
+
+def finished(llm: Any, fake: Fake, prompt: Any, tokens: int = 3, **arguments: Any) -> Any:
+    """Return a request's result at its end."""
+    parameters = fake.module.SamplingParams(max_tokens=tokens, end_id=2)
+    return llm.generate_async(prompt, parameters, **arguments).result(timeout=30)
+
+
+def events(llm: Any) -> list[Json]:
+    """Return all events since the last call, without waiting."""
+    return list(llm.get_kv_cache_events(timeout=0))
+
+
+def held(told: list[Json], window: int | None = None) -> dict[int, set[Any]]:
+    """Return the hashes of each level that a reader of the events holds."""
+    levels: dict[int, set[Any]] = {0: set(), 1: set()}
+    for event in told:
+        data = event["data"]
+        if window is not None and event["window_size"] != window:
+            continue
+        for block in data.get("blocks", []):
+            assert block["block_hash"] not in levels[0] | levels[1]
+            levels[block["cache_level"]].add(block["block_hash"])
+        for each in data.get("block_hashes", []):
+            assert each in levels[0] | levels[1]
+            levels[0].discard(each)
+            levels[1].discard(each)
+        if data["type"] == "updated":
+            levels[data["cache_level"]["old_value"]].remove(data["block_hash"])
+            levels[data["cache_level"]["new_value"]].add(data["block_hash"])
+    return levels
+
+
+def caches(llm: Any, rank: int = 0) -> Any:
+    """Return the caches of a rank, one for each window."""
+    return llm._executor._engine.ranks[rank].caches

@@ -1,0 +1,336 @@
+"""What the engine gets: defaults, precedence, forced values, what is left out, and the classes of the sections."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.worker_agent.engine_arguments import effective, refused, warned
+from worker_agent.core.engine_args import config_classes, effective_args
+from worker_agent.core.engine_layers import Layer
+from worker_agent.core.engine_rules import DEFAULTS, ENCODE, EVENT_BUFFER_SIZE, Circumstances
+
+EVENTS: dict[str, Any] = {"publishes_kv_events": True}
+BUFFER = ("kv_cache_config", "event_buffer_max_size")
+
+
+def test_the_defaults_are_those_of_the_list() -> None:
+    args = effective()
+    assert args.value("kv_cache_config") == {"free_gpu_memory_fraction": 0.9, "tokens_per_block": 32}
+    assert args.value("scheduler_config") == {
+        "capacity_scheduler_policy": "GUARANTEED_NO_EVICT",
+        "dynamic_batch_config": {
+            "enable_batch_size_tuning": True,
+            "enable_max_num_tokens_tuning": False,
+            "dynamic_batch_moving_average_window": 128,
+        },
+    }
+    assert {setting.origin.layer for setting in args.settings} == {"default"}
+    assert (args.warnings, args.replaced) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("flag", "path", "value"),
+    [
+        ("model", "model", "m"),
+        ("backend", "backend", "_autodeploy"),
+        ("tensor-parallel-size", "tensor_parallel_size", 4),
+        ("pipeline-parallel-size", "pipeline_parallel_size", 2),
+        ("expert-parallel-size", "moe_expert_parallel_size", 1),
+        ("enable-attention-dp", "enable_attention_dp", True),
+        ("kv-block-size", "kv_cache_config.tokens_per_block", 64),
+        ("gpus-per-node", "gpus_per_node", 8),
+        ("max-batch-size", "max_batch_size", 64),
+        ("max-num-tokens", "max_num_tokens", 4096),
+        ("max-seq-len", "max_seq_len", 4096),
+        ("max-beam-width", "max_beam_width", 2),
+        ("free-gpu-memory-fraction", "kv_cache_config.free_gpu_memory_fraction", 0.5),
+        ("load-format", "load_format", "dummy"),
+        ("guided-decoding-backend", "guided_decoding_backend", "xgrammar"),
+        ("publish-metrics", "enable_iter_perf_stats", True),
+    ],
+)
+def test_each_named_flag_sets_its_argument_over_the_default(flag: str, path: str, value: Any) -> None:
+    args = effective(flags={flag: value})
+    assert args.value(*path.split(".")) == value
+    assert str(args.origin(*path.split("."))) == f"flag (--{flag})"
+
+
+def test_default_gives_way_to_flag_to_file_to_override_and_forced_to_none() -> None:
+    flags, file, override = {"max-batch-size": 1}, {"max_batch_size": 2}, {"max_batch_size": 3}
+    layers = [effective(), effective(flags=flags), effective(file, flags=flags), effective(file, override, flags=flags)]
+    assert [args.value("max_batch_size") for args in layers] == [2048, 1, 2, 3]
+    assert [str(args.origin("max_batch_size")) for args in layers] == [
+        "default",
+        "flag (--max-batch-size)",
+        "file (engine.yaml)",
+        "override (--override-engine-args)",
+    ]
+    off = {"kv_cache_config": {"event_buffer_max_size": 0}}
+    forced = effective(off, off, **EVENTS)
+    assert (forced.value(*BUFFER), str(forced.origin(*BUFFER))) == (
+        EVENT_BUFFER_SIZE,
+        "forced (KV events are published)",
+    )
+
+
+def test_a_file_changes_one_value_of_a_section_and_leaves_its_others() -> None:
+    args = effective({"kv_cache_config": {"dtype": "fp8"}})
+    assert args.value("kv_cache_config") == {"dtype": "fp8", "free_gpu_memory_fraction": 0.9, "tokens_per_block": 32}
+
+
+def test_every_replaced_path_is_told_once_for_each_layer_that_replaced_it() -> None:
+    args = effective({"max_batch_size": 8, "print_iter_log": True}, {"max_batch_size": 9})
+    assert [(told.name, told.old, told.new, str(told.new_origin)) for told in args.replaced] == [
+        ("max_batch_size", 2048, 8, "file (engine.yaml)"),
+        ("max_batch_size", 8, 9, "override (--override-engine-args)"),
+    ]
+
+
+def test_no_layer_and_no_caller_changes_another_s_values() -> None:
+    given = {"model_kwargs": {"layers": [1, 2]}, "kv_cache_config": {"dtype": "fp8"}}
+    before, defaults = json.dumps(given), json.dumps(DEFAULTS.values)
+    args = effective(given, **EVENTS)
+    first = args.as_dict()
+    first["model_kwargs"]["layers"].append(3)
+    first["kv_cache_config"].clear()
+    args.value("model_kwargs")["layers"].append(4)
+    assert args.as_dict()["model_kwargs"] == {"layers": [1, 2]}
+    assert args.as_dict()["kv_cache_config"]["dtype"] == "fp8"
+    assert (json.dumps(given), json.dumps(DEFAULTS.values)) == (before, defaults)
+    with pytest.raises(AttributeError):
+        args.role = "decode"  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- forced
+@pytest.mark.parametrize("size", [None, 0])
+def test_published_events_get_a_buffer_where_none_is_given(size: int | None) -> None:
+    file = {"kv_cache_config": {} if size is None else {"event_buffer_max_size": size}}
+    assert effective(file, **EVENTS).value(*BUFFER) == 100_000
+    assert effective(file).value(*BUFFER) == size
+
+
+def test_a_buffer_that_is_given_stays() -> None:
+    assert effective({"kv_cache_config": {"event_buffer_max_size": 7}}, **EVENTS).value(*BUFFER) == 7
+
+
+def test_events_that_the_engine_streams_itself_need_no_buffer() -> None:
+    streaming = {"kv_cache_config": {"kv_events_config": {"enable_kv_cache_events": True}}}
+    assert effective(streaming, **EVENTS).value(*BUFFER) is None
+    nowhere = {"kv_cache_config": {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}}
+    assert effective(nowhere, **EVENTS).value(*BUFFER) == 100_000
+
+
+def test_published_events_keep_autodeploy_where_its_runtime_has_them() -> None:
+    assert effective({"backend": "_autodeploy"}, **EVENTS).value("backend") == "_autodeploy"
+    assert effective({"backend": "_autodeploy", "runtime": "trtllm"}, **EVENTS).value("backend") == "_autodeploy"
+
+
+def test_published_events_force_pytorch_over_a_runtime_without_them() -> None:
+    args = effective({"backend": "_autodeploy", "runtime": "demollm"}, **EVENTS)
+    assert (args.value("backend"), str(args.origin("backend"))) == ("pytorch", "forced (KV events are published)")
+    assert [str(warning) for warning in args.warnings] == [
+        (
+            "engine.yaml: runtime: expected nothing under backend pytorch: only `_autodeploy` knows it, "
+            "found 'demollm' (a text); left out"
+        )
+    ]
+
+
+def test_kvbm_switches_partial_reuse_off_whoever_wants_it_on() -> None:
+    on = {"kv_cache_config": {"enable_partial_reuse": True}}
+    args = effective(on, connector="kvbm")
+    assert args.value("kv_cache_config", "enable_partial_reuse") is False
+    assert str(args.origin("kv_cache_config", "enable_partial_reuse")) == "forced (the connector is kvbm)"
+    assert args.value("kv_connector_config") == {"connector": "kvbm"}
+    assert effective(on).value("kv_cache_config", "enable_partial_reuse") is True
+
+
+@pytest.mark.parametrize(
+    ("file", "circumstances", "why"),
+    [
+        ({}, {"is_multimodal": True}, "the modality is multimodal"),
+        ({}, {"has_logits_processors": True}, "logits processors are loaded"),
+        ({"guided_decoding_backend": "llguidance"}, {}, "decoding is guided"),
+    ],
+)
+def test_whoever_needs_a_tokenizer_gets_one(file: dict[str, Any], circumstances: dict[str, Any], why: str) -> None:
+    args = effective({**file, "skip_tokenizer_init": True}, **circumstances)
+    assert args.value("skip_tokenizer_init") is False
+    assert str(args.origin("skip_tokenizer_init")) == f"forced ({why})"
+    assert effective().value("skip_tokenizer_init") is True
+
+
+def test_what_is_as_it_has_to_be_is_not_forced() -> None:
+    args = effective({"skip_tokenizer_init": False}, is_multimodal=True)
+    assert str(args.origin("skip_tokenizer_init")) == "file (engine.yaml)"
+
+
+# ---------------------------------------------------------------- left out
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "context_parallel_size",
+        "moe_tensor_parallel_size",
+        "moe_expert_parallel_size",
+        "moe_cluster_parallel_size",
+        "enable_attention_dp",
+        "gpus_per_node",
+        "cp_config",
+    ],
+)
+def test_autodeploy_does_not_get_what_it_refuses_and_each_is_told(name: str) -> None:
+    value: Any = {"enable_attention_dp": True, "cp_config": {"cp_type": "HELIX"}}.get(name, 4)
+    args = effective({"backend": "_autodeploy", name: value})
+    assert name not in args.as_dict()
+    (warning,) = args.warnings
+    assert f"engine.yaml: {name}: expected nothing under backend _autodeploy: it " in str(warning)
+
+
+def test_the_defaults_that_autodeploy_refuses_go_without_a_word() -> None:
+    args = effective(flags={"backend": "_autodeploy"})
+    assert args.warnings == ()
+    assert {"tensor_parallel_size", "pipeline_parallel_size", "enable_attention_dp"} & args.as_dict().keys() == set()
+
+
+def test_autodeploy_lowers_the_default_batch_itself() -> None:
+    args = effective({"backend": "_autodeploy", "max_num_tokens": 1024})
+    assert args.value("max_batch_size") is None
+    assert effective({"max_num_tokens": 1024}).value("max_batch_size") == 2048
+
+
+def test_the_agent_processes_the_output_itself() -> None:
+    args = effective({"num_postprocess_workers": 4})
+    assert args.value("num_postprocess_workers") is None
+    assert [warning.path for warning in args.warnings] == [("num_postprocess_workers",)]
+
+
+def test_an_encoder_gets_its_list_alone() -> None:
+    given = {"trust_remote_code": True, "model_kwargs": {"a": 1}, "max_seq_len": 100, "max_batch_size": 4}
+    args = effective(given, role="encode", **EVENTS)
+    assert args.as_dict() == {
+        "model": DEFAULTS.values["model"],
+        "tensor_parallel_size": 1,
+        "trust_remote_code": True,
+        "model_kwargs": {"a": 1},
+        "max_batch_size": 4,
+    }
+    assert set(args.as_dict()) == ENCODE
+    assert [warning.path for warning in args.warnings] == [("max_seq_len",)]
+    assert "expected nothing of an encode worker, which takes only max_batch_size, model, " in str(args.warnings[0])
+
+
+# ---------------------------------------------------------------- names and types
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [
+        ({"max_batch_size": "64"}, "max_batch_size: expected an integer of 1 or more or null, found '64' (a text)"),
+        ({"max_batch_size": 0}, "max_batch_size: expected an integer of 1 or more or null, found 0 (an integer)"),
+        ({"max_batch_size": True}, "found true (a boolean)"),
+        ({"max_batch_size": 1.5}, "found 1.5 (a number)"),
+        ({"model": None}, "model: expected a text, found null"),
+        ({"model": ""}, "model: expected a text, found '' (a text)"),
+        ({"backend": "tensorrt"}, "backend: expected one of pytorch, _autodeploy, found 'tensorrt' (a text)"),
+        ({"kv_cache_config": 7}, "kv_cache_config: expected a mapping, found 7 (an integer)"),
+        ({"kv_cache_config": None}, "kv_cache_config: expected a mapping, found null"),
+        ({"kv_cache_config": {1: 2}}, "expected a mapping, found a mapping with a name that is no text"),
+        (
+            {"kv_cache_config": {"free_gpu_memory_fraction": 1.5}},
+            "kv_cache_config.free_gpu_memory_fraction: expected a number from 0 to 1 or null, found 1.5 (a number)",
+        ),
+        ({"kv_cache_config": {"tokens_per_block": 48}}, "tokens_per_block: expected one of 2, 4, 8, 16, 32, 64"),
+        ({"kv_cache_config": {"max_util_for_resume": 0}}, "expected a number above 0, at most 1, found 0"),
+        ({"kv_cache_config": {"max_attention_window": []}}, "expected a list, not empty, each an integer or null"),
+        ({"kv_cache_config": {"max_attention_window": [1, "x"]}}, "found [1, 'x'] (a list)"),
+        (
+            {"scheduler_config": {"dynamic_batch_config": {"enable_batch_size_tuning": 1}}},
+            "expected a boolean, found 1",
+        ),
+        ({"moe_config": {"backend": "FAST"}}, "moe_config.backend: expected one of AUTO, CUTLASS"),
+        ({"kv_cache_config": {"use_kv_cache_manager_v2": "yes"}}, "expected a boolean or auto, found 'yes'"),
+        ({"max_batch_sise": 4}, "expected an argument of the engine (is it max_batch_size?), found a name that is not"),
+        (
+            {"kv_cache_config": {"dtyp": "fp8"}},
+            "kv_cache_config.dtyp: expected an argument of KvCacheConfig (is it dtype?)",
+        ),
+        ({"zzz": 4}, "zzz: expected an argument of the engine, found a name that is not known here"),
+    ],
+)
+def test_what_an_argument_may_not_be_is_named(file: dict[str, Any], problem: str) -> None:
+    (told,) = refused(file)
+    assert told.startswith("engine.yaml: ")
+    assert problem in told
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        {"cuda_graph_config": None},
+        {"kv_cache_config": {"free_gpu_memory_fraction": 1, "dtype": "FP8", "use_kv_cache_manager_v2": "auto"}},
+        {"moe_config": {"load_balancer": "file.yaml"}},
+        {"moe_expert_parallel_size": -1},
+        {"load_format": "DUMMY"},
+        {"speculative_config": {"decoding_type": "MTP", "draft_len_schedule": {4: 2}}},
+        {"kv_cache_config": {"kv_events_config": {"topic": "", "endpoint": "tcp://*:1"}}},
+    ],
+)
+def test_what_the_engine_takes_is_taken(file: dict[str, Any]) -> None:
+    assert warned(file) == []
+
+
+def test_all_problems_of_all_layers_are_told_together() -> None:
+    assert len(refused({"max_batch_size": 0, "zzz": 1}, override={"model": 3})) == 3
+
+
+def test_an_unknown_name_passes_with_a_warning_where_that_is_allowed() -> None:
+    args = effective({"newer": {"a": 1}, "kv_cache_config": {"newer": 2}}, allows_unknown=True)
+    assert args.value("newer") == {"a": 1}
+    assert [warning.path for warning in args.warnings] == [("newer",), ("kv_cache_config", "newer")]
+    assert "found a name that is not known here; passed on" in str(args.warnings[0])
+
+
+def test_the_layers_come_in_any_order() -> None:
+    file = Layer(name="file", values={"max_batch_size": 1}, place="f")
+    override = Layer(name="override", values={"max_batch_size": 2}, place="o")
+    one = effective_args([file, override], Circumstances())
+    assert one == effective_args([override, file], Circumstances())
+    assert one.value("max_batch_size") == 2
+
+
+# ---------------------------------------------------------------- classes
+def test_sections_have_classes_the_deeper_first() -> None:
+    args = effective({"cuda_graph_config": None, "attention_dp_config": {}, "model_kwargs": {"a": 1}})
+    assert config_classes(args) == [
+        (("attention_dp_config",), "AttentionDpConfig"),
+        (("kv_cache_config",), "KvCacheConfig"),
+        (("scheduler_config", "dynamic_batch_config"), "DynamicBatchConfig"),
+        (("scheduler_config",), "SchedulerConfig"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ({"speculative_config": {"decoding_type": "Eagle3"}}, "Eagle3DecodingConfig"),
+        ({"sparse_attention_config": {"algorithm": "dsa"}}, "DeepSeekSparseAttentionConfig"),
+        ({"cuda_graph_config": {"max_batch_size": 8}}, "CudaGraphConfig"),
+        ({"cuda_graph_config": {"seq_lens": [8]}}, "EncodeCudaGraphConfig"),
+        ({"cuda_graph_config": {"mode": "encode"}}, "EncodeCudaGraphConfig"),
+        ({"lora_config": {"max_lora_rank": 8}}, "LoraConfig"),
+        ({"cache_transceiver_config": {"backend": "UCX"}}, "CacheTransceiverConfig"),
+        ({"moe_config": {"backend": "TRTLLM"}}, "MoeConfig"),
+    ],
+)
+def test_a_section_may_name_its_class_itself(file: dict[str, Any], name: str) -> None:
+    assert ((next(iter(file)),), name) in config_classes(effective(file))
+
+
+def test_a_section_of_unknown_kind_stays_a_mapping() -> None:
+    classes = dict(config_classes(effective({"speculative_config": {"decoding_type": "Newer"}})))
+    assert ("speculative_config",) not in classes
+
+
+def test_ordinary_arguments_make_no_warning() -> None:
+    assert warned({"max_seq_len": 4096, "kv_cache_config": {"dtype": "fp8"}}, **EVENTS) == []

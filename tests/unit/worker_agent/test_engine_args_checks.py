@@ -1,0 +1,278 @@
+"""What no single argument shows, with the words in which it is told."""
+
+from typing import Any
+
+import pytest
+
+from tests.unit.worker_agent.engine_arguments import effective, refused, warned
+from worker_agent.core.engine_args import transfer_findings
+from worker_agent.core.engine_findings import MASK, shown
+
+Args = dict[str, Any]
+NIXL: Args = {"backend": "NIXL"}
+
+
+def transceiver(buffer: int | None, **rest: Any) -> Args:
+    sizes = {} if buffer is None else {"max_tokens_in_buffer": buffer}
+    return {"cache_transceiver_config": {**NIXL, **sizes}, **rest}
+
+
+# ---------------------------------------------------------------- block reuse
+def test_reuse_off_under_event_publishing_is_load_balancing() -> None:
+    off = {"kv_cache_config": {"enable_block_reuse": False}}
+    assert warned(off, publishes_kv_events=True) == [
+        (
+            "engine.yaml: kv_cache_config.enable_block_reuse: expected true where KV events are published (without "
+            "reuse the engine has none: routing is load balancing), found false"
+        )
+    ]
+    assert warned(off) == []
+    assert warned({"kv_cache_config": {"enable_block_reuse": True}}, publishes_kv_events=True) == []
+
+
+# ---------------------------------------------------------------- transceiver
+def test_a_prefill_worker_s_buffer_holds_its_longest_input() -> None:
+    assert refused(transceiver(8998, max_seq_len=9000), role="prefill") == [
+        (
+            "engine.yaml: cache_transceiver_config.max_tokens_in_buffer: expected 8999 or more, the longest input "
+            "(max_seq_len - 1): a longer one is never transferred, found 8998"
+        )
+    ]
+    assert warned(transceiver(8999, max_seq_len=9000), role="prefill") == []
+
+
+def test_a_decode_worker_s_inputs_may_be_shorter_than_it_takes() -> None:
+    (told,) = warned(transceiver(9216, max_seq_len=11_000), role="decode")
+    assert "max_tokens_in_buffer: expected 10999 or more" in told
+
+
+@pytest.mark.parametrize("args", [transceiver(None, max_seq_len=9000), transceiver(5)])
+def test_a_buffer_or_a_length_that_is_not_given_is_not_judged(args: Args) -> None:
+    assert warned(args, role="prefill") == []
+
+
+def test_an_aggregated_worker_transfers_nothing() -> None:
+    assert warned(transceiver(5, max_seq_len=9000)) == []
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_worker_that_transfers_says_how(role: str) -> None:
+    assert warned(role=role) == [
+        (
+            f"not given: cache_transceiver_config.backend: expected how a {role} worker's KV is transferred: NIXL, "
+            "UCX, found nothing"
+        )
+    ]
+
+
+# ---------------------------------------------------------------- parallelism
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        (
+            {"tensor_parallel_size": 8, "moe_tensor_parallel_size": 2, "moe_expert_parallel_size": 2},
+            (
+                "moe_tensor_parallel_size: expected tensor_parallel_size, 8, "
+                "found moe_tensor_parallel_size 2 x moe_expert_parallel_size 2 = 4"
+            ),
+        ),
+        (
+            {"tensor_parallel_size": 8, "moe_expert_parallel_size": 3},
+            "expected a divisor of tensor_parallel_size, 8, found moe_expert_parallel_size 3 = 3",
+        ),
+        (
+            {
+                "tensor_parallel_size": 8,
+                "moe_tensor_parallel_size": 2,
+                "moe_expert_parallel_size": 4,
+                "moe_cluster_parallel_size": 2,
+            },
+            "moe_tensor_parallel_size 2 x moe_expert_parallel_size 4 x moe_cluster_parallel_size 2 = 16",
+        ),
+    ],
+)
+def test_the_experts_ranks_are_the_tensor_parallel_ones(args: Args, problem: str) -> None:
+    (told,) = refused(args)
+    assert problem in told
+
+
+@pytest.mark.parametrize(
+    "moe",
+    [
+        {},
+        {"moe_expert_parallel_size": 8},
+        {"moe_expert_parallel_size": None},
+        {"moe_tensor_parallel_size": -1, "moe_expert_parallel_size": 4},
+        {"moe_tensor_parallel_size": 2, "moe_expert_parallel_size": 4},
+        {"moe_tensor_parallel_size": 2, "moe_expert_parallel_size": 2, "moe_cluster_parallel_size": 2},
+        {"moe_tensor_parallel_size": 3, "context_parallel_size": 2},
+    ],
+)
+def test_sizes_that_the_engine_can_complete_are_taken(moe: Args) -> None:
+    assert warned({"tensor_parallel_size": 8, **moe}) == []
+
+
+def test_an_engine_takes_no_more_gpus_than_there_are() -> None:
+    args = {"tensor_parallel_size": 4, "pipeline_parallel_size": 2}
+    assert refused(args, gpu_count=4) == [
+        (
+            "engine.yaml: tensor_parallel_size: expected at most 4 together, the GPUs there are, "
+            "found tensor_parallel_size 4 x pipeline_parallel_size 2 = 8"
+        )
+    ]
+    assert warned(args, gpu_count=8) == warned(args) == []
+    assert effective(args).world_size == 8
+
+
+def test_autodeploy_counts_gpus_by_its_world_size() -> None:
+    args = {"backend": "_autodeploy", "world_size": 4}
+    (told,) = refused(args, gpu_count=2)
+    assert told == "engine.yaml: world_size: expected at most 2, the GPUs there are, found 4"
+    assert effective(args, gpu_count=4).world_size == 4
+
+
+def test_an_encoder_s_gpus_are_counted_too() -> None:
+    assert len(refused({"tensor_parallel_size": 2}, role="encode", gpu_count=1)) == 1
+
+
+# ---------------------------------------------------------------- attention DP
+def test_attention_dp_has_a_cache_for_each_tensor_parallel_rank() -> None:
+    assert effective({"tensor_parallel_size": 4, "enable_attention_dp": True}).attention_dp_size == 4
+    assert effective({"tensor_parallel_size": 4}).attention_dp_size == 1
+
+
+def test_attention_dp_with_one_rank_is_told() -> None:
+    (told,) = warned({"enable_attention_dp": True})
+    assert "enable_attention_dp: expected tensor_parallel_size above 1 with it (attention_dp_size is 1" in told
+
+
+def test_more_attention_dp_ranks_than_a_worker_may_have_are_refused() -> None:
+    (told,) = refused({"enable_attention_dp": True, "tensor_parallel_size": 4097})
+    assert "tensor_parallel_size: expected an attention_dp_size of at most 4096" in told
+
+
+def test_settings_of_attention_dp_without_it_are_ignored() -> None:
+    settings = {"attention_dp_config": {"enable_balance": True}}
+    (told,) = warned(settings)
+    assert "attention_dp_config: expected enable_attention_dp with it (it is ignored), found a mapping" in told
+    assert warned({**settings, "enable_attention_dp": True, "tensor_parallel_size": 2}) == []
+
+
+# ---------------------------------------------------------------- _autodeploy
+def test_autodeploy_searches_no_beams_and_takes_no_more_requests_than_tokens() -> None:
+    args = {"max_beam_width": 2, "max_batch_size": 64, "max_num_tokens": 32}
+    beams, requests = refused({"backend": "_autodeploy", **args})
+    assert "max_beam_width: expected 1 under backend _autodeploy, found 2" in beams
+    assert "max_batch_size: expected at most max_num_tokens, 32, under backend _autodeploy, found 64" in requests
+    assert warned(args) == []
+
+
+# ---------------------------------------------------------------- prefill and decode
+def between(prefill: Args, decode: Args) -> list[tuple[str, str]]:
+    one, other = effective(prefill, role="prefill"), effective(decode, role="decode")
+    return [(told.severity, str(told)) for told in transfer_findings(one, other)]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "severity", "words"),
+    [
+        (
+            {"kv_cache_config": {"dtype": "fp8"}},
+            {"kv_cache_config": {"dtype": "bfloat16"}},
+            "error",
+            (
+                "kv_cache_config.dtype: expected one dtype: KV of another is refused where it arrives, "
+                "found fp8 (prefill), bfloat16 (decode)"
+            ),
+        ),
+        (
+            {"kv_cache_config": {"dtype": "fp8"}},
+            {},
+            "warning",
+            (
+                "kv_cache_config.dtype: expected one dtype, or that which the checkpoint means by auto, "
+                "found fp8 (prefill), auto (decode)"
+            ),
+        ),
+        (
+            {"kv_cache_config": {"tokens_per_block": 64}},
+            {},
+            "error",
+            (
+                "kv_cache_config.tokens_per_block: expected one block size: KV in other blocks is refused where it "
+                "arrives, found 64 (prefill), 32 (decode)"
+            ),
+        ),
+        (
+            {"cache_transceiver_config": {"backend": "UCX"}},
+            {"cache_transceiver_config": {"backend": "NIXL"}},
+            "error",
+            (
+                "cache_transceiver_config.backend: expected one backend: they do not understand each other, "
+                "found UCX (prefill), NIXL (decode)"
+            ),
+        ),
+        (
+            {"max_seq_len": 9000},
+            transceiver(4096, max_seq_len=4096),
+            "error",
+            (
+                "cache_transceiver_config.max_tokens_in_buffer: expected 8999 or more on decode, prefill's longest "
+                "input: a longer one is never transferred, found 4096"
+            ),
+        ),
+    ],
+)
+def test_what_prefill_and_decode_differ_in_is_told(prefill: Args, decode: Args, severity: str, words: str) -> None:
+    assert between(prefill, decode) == [(severity, f"prefill and decode: {words}")]
+
+
+def test_a_pair_that_goes_together_is_not_spoken_of() -> None:
+    same = {"kv_cache_config": {"dtype": "FP8"}}
+    other = {"kv_cache_config": {"dtype": "fp8", "tokens_per_block": 32}, **transceiver(8999)}
+    assert between({**same, "max_seq_len": 9000}, {**other, "max_seq_len": 11_000}) == []
+
+
+# ---------------------------------------------------------------- secrets
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("env_overrides.HF_TOKEN", "abc"),
+        ("env_overrides.hfToken", "abc"),
+        ("env_overrides.OPENAI_API_KEY", "abc"),
+        ("model_kwargs.password", 12345),
+        ("credentials.user", "abc"),
+        ("model_kwargs.note", "hf_abcdefghijkl"),
+        ("otlp_traces_endpoint", "https://user:pass@host/v1"),
+    ],
+)
+def test_what_looks_like_a_secret_is_not_shown(path: str, value: Any) -> None:
+    assert shown(tuple(path.split(".")), value) == MASK
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("max_num_tokens", 8192),
+        ("kv_cache_config.tokens_per_block", 32),
+        ("speculative_config.mask_token_id", 7),
+        ("tokenizer", "some/model"),
+        ("tokenizer_mode", "auto"),
+        ("model", "meta-llama/Llama-3.1-8B"),
+        ("kv_cache_config.kv_cache_event_hash_algo", "v1_block_key"),
+        ("otlp_traces_endpoint", "http://host:4317"),
+    ],
+)
+def test_what_merely_sounds_like_one_is(path: str, value: Any) -> None:
+    assert shown(tuple(path.split(".")), value) == value
+
+
+def test_a_secret_deep_in_a_value_is_not_shown_and_the_rest_is() -> None:
+    value = {"a": [{"api_key": "k", "n": 1}], "b": "sk-abcdefghijkl"}
+    assert shown(("model_kwargs",), value) == {"a": [{"api_key": MASK, "n": 1}], "b": MASK}
+
+
+def test_a_secret_of_the_wrong_kind_is_not_told() -> None:
+    (told,) = refused({"max_batch_size": "sk-abcdefghijkl"})
+    assert "sk-" not in told
+    assert MASK in told

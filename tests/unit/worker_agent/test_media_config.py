@@ -1,0 +1,54 @@
+"""The sections of media: where nothing is named nothing is read or fetched, and what may not be is refused."""
+
+import pytest
+from pydantic import ValidationError
+
+from worker_agent.core.media import MediaRules
+from worker_agent.core.media_urls import FetchRules
+from worker_agent.media.config import EmbeddingTransferSection, MediaSection
+
+
+def test_by_default_nothing_is_fetched_and_no_file_is_read() -> None:
+    section = MediaSection()
+    assert section.rules == MediaRules()
+    assert section.fetch_rules == FetchRules()
+    assert section.directories == ()
+
+
+def test_by_default_embeddings_stay_on_the_machine() -> None:
+    section = EmbeddingTransferSection()
+    assert (section.host, section.networks) == ("127.0.0.1", ("127.0.0.0/8", "::1/128"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("networks", ["10.0.0.1/8"]),
+        ("networks", ["everywhere"]),
+        ("directories", ["media"]),
+        ("directories", ["/"]),
+        ("directories", ["//"]),
+        ("directories", ["/media/../etc"]),
+        ("schemes", ["file"]),
+        ("kinds", ["video"]),
+        ("image_types", ["image/svg+xml"]),
+        ("ports", [0]),
+    ],
+)
+def test_a_section_that_may_not_be_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValidationError):
+        MediaSection.model_validate({field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("host", "0.0.0.0"),  # noqa: S104
+        ("host", "::"),
+        ("host", "gpu-1"),
+        ("networks", ["x"]),
+    ],
+)
+def test_a_transfer_that_may_not_be_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValidationError):
+        EmbeddingTransferSection.model_validate({field: value})

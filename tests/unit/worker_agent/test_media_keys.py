@@ -1,0 +1,125 @@
+"""Multimodal keys: what is hashed of a prompt with images is what a mirror makes of the engine's events of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
+from tests.unit.worker_agent.media_samples import GIF, PNG, refused
+from tests.unit.worker_agent.trtllm_json import BLOCK_SIZE, Json, block, event, stored
+from worker_agent.core.dialects.multimodal import mm_hash
+from worker_agent.core.dialects.trtllm import TrtllmRules
+from worker_agent.core.media import content_digest
+from worker_agent.core.media_refusals import MediaRefused
+from worker_agent.core.mirror import RankMirror
+from worker_agent.core.mm_keys import MmKey, MmRun, check_placeholders, expanded, keys_of_blocks, mm_block_hashes
+
+A, B = content_digest(PNG), content_digest(GIF)
+IMAGE = 9
+PROMPT = [1, IMAGE, 2, IMAGE, 3]
+
+
+def block_event(at: int, tokens: list[int], keys: tuple[MmKey, ...]) -> Json:
+    """A block as TensorRT-LLM 1.x tells of it where the caller gave UUIDs. Source: `event_plane.md` section 1.3."""
+    named = [{"type": "mm_key", "hash": key.digest, "start_offset": key.start_offset} for key in keys]
+    return block(100 + at, tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE], mm_keys=named)
+
+
+def mirrored(tokens: list[int], runs: list[MmRun]) -> list[int]:
+    """What a consolidator holds once the engine told of the prompt's blocks."""
+    keys = keys_of_blocks(runs, len(tokens), BLOCK_SIZE)
+    blocks = [block_event(at, tokens, each) for at, each in enumerate(keys)]
+    ((_, published),) = TrtllmRules(BLOCK_SIZE).translate([event(0, stored(*blocks))])
+    mirror = RankMirror(BLOCK_SIZE)
+    mirror.apply(published)
+    return [held.sequence_hash for held in mirror.dump()]
+
+
+def test_each_image_token_becomes_as_many_as_the_image_has() -> None:
+    tokens, runs = expanded(PROMPT, IMAGE, [A, B], [3, 1])
+    assert tokens == [1, IMAGE, IMAGE, IMAGE, 2, IMAGE, 3]
+    assert runs == [MmRun(A, 1, 3), MmRun(B, 5, 1)]
+
+
+def test_a_key_says_where_in_the_item_its_block_begins() -> None:
+    assert keys_of_blocks([MmRun(A, 3, 8), MmRun(B, 11, 1)], 14, 4) == (
+        (MmKey(A, 0),),
+        (MmKey(A, 1),),
+        (MmKey(A, 5), MmKey(B, 0)),
+        (),
+    )
+
+
+def test_an_item_in_two_runs_goes_on_where_it_stopped() -> None:
+    runs = [MmRun(A, 1, 2), MmRun(A, 4, 2, item_offset=2)]  # T M M T M M, as TensorRT-LLM's own example
+    assert keys_of_blocks(runs, 6, 2) == ((MmKey(A, 0),), (MmKey(A, 1),), (MmKey(A, 2),))
+    assert keys_of_blocks(runs, 6, 6) == ((MmKey(A, 0), MmKey(A, 2)),)
+    assert keys_of_blocks(runs, 6, 1)[5] == (MmKey(A, 3),)
+
+
+def test_a_prompt_with_images_is_hashed_as_its_events_are() -> None:
+    tokens, runs = expanded([*PROMPT, *range(20, 30)], IMAGE, [A, B], [7, 2])
+    hashes = chain(mm_block_hashes(tokens, runs, BLOCK_SIZE))
+    assert hashes == mirrored(tokens, runs)
+    assert len(hashes) == len(tokens) // BLOCK_SIZE
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.sampled_from([A, B])), max_size=4),
+    st.integers(4, 12),
+)
+def test_that_holds_wherever_images_stand(items: list[tuple[int, int, str]], end: int) -> None:
+    prompt = [token for texts, _, _ in items for token in (*range(20, 20 + texts), IMAGE)] + list(range(40, 40 + end))
+    tokens, runs = expanded(prompt, IMAGE, [item[2] for item in items], [item[1] for item in items])
+    assert chain(mm_block_hashes(tokens, runs, BLOCK_SIZE)) == mirrored(tokens, runs)
+
+
+@given(st.integers(1, 8), st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=4))
+def test_a_block_has_a_key_of_an_item_if_and_only_if_it_has_tokens_of_it(
+    block_size: int, gaps: list[tuple[int, int]]
+) -> None:
+    owners: list[int | None] = []
+    runs = []
+    for at, (gap, length) in enumerate(gaps):
+        owners += [None] * gap
+        runs.append(MmRun(str(at), len(owners), length))
+        owners += [at] * length
+    keys = keys_of_blocks(runs, len(owners), block_size)
+    for index, found in enumerate(keys):
+        first = index * block_size
+        here = owners[first : first + block_size]
+        assert [key.digest for key in found] == [str(at) for at in dict.fromkeys(here) if at is not None]
+        for key in found:
+            run = runs[int(key.digest)]
+            assert run.start + key.start_offset == first + here.index(int(key.digest))
+
+
+def test_another_image_is_another_block_from_where_it_stands_on() -> None:
+    tokens, runs = expanded([*range(1, 6), IMAGE, *range(20, 30)], IMAGE, [A], [2])
+    ours = chain(mm_block_hashes(tokens, runs, BLOCK_SIZE))
+    others = chain(mm_block_hashes(tokens, [runs[0]._replace(digest=B)], BLOCK_SIZE))
+    assert ours[0] == others[0] == sequence_hashes(tokens, BLOCK_SIZE)[0]
+    assert not set(ours[1:]) & set(others[1:])
+
+
+def test_what_counts_of_a_digest_is_its_first_sixteen_digits() -> None:
+    tokens = [IMAGE] * 4
+    expected = local_block_hashes(tokens, 4, mm_hashes=[[int(A[:16], 16)]])
+    assert mm_block_hashes(tokens, [MmRun(A, 0, 4)], 4) == expected
+    assert mm_hash(A) == int(A[:16], 16)
+
+
+def test_a_prompt_without_media_is_hashed_as_text() -> None:
+    assert chain(mm_block_hashes(range(9), [], 4)) == sequence_hashes(range(9), 4)
+
+
+def test_a_seed_counts_as_for_text() -> None:
+    assert mm_block_hashes(range(4), [], 4, seed=5) == local_block_hashes(range(4), 4, seed=5)
+
+
+@pytest.mark.parametrize("items", [0, 1, 3])
+def test_image_tokens_that_are_no_image_of_the_request_are_refused(items: int) -> None:
+    check_placeholders(PROMPT, IMAGE, 2, "messages")
+    with pytest.raises(MediaRefused) as caught:
+        check_placeholders(PROMPT, IMAGE, items, "messages")
+    assert refused(caught) == "placeholder"

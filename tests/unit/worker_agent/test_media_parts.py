@@ -1,0 +1,244 @@
+"""Content parts become text and media, and bytes become media, or are refused with a reason."""
+
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from blake3 import blake3
+
+from kv_runtime.chat_messages import checked_messages
+from tests.unit.worker_agent.media_samples import (
+    GIF,
+    JPEG,
+    PNG,
+    SAFETENSORS,
+    WEBP_EXTENDED,
+    WEBP_LOSSLESS,
+    WEBP_LOSSY,
+    chat,
+    data_url,
+    image_part,
+    refused,
+)
+from worker_agent.core.media import (
+    MEDIA_KINDS,
+    MediaKind,
+    MediaPart,
+    MediaRules,
+    check_total,
+    checked_media,
+    split_chat,
+)
+from worker_agent.core.media_refusals import MediaRefused, shown_url
+from worker_agent.core.media_types import image_pixels, image_type
+
+RULES = MediaRules(kinds=MEDIA_KINDS)
+PLACEHOLDER = "<|image|>"
+URL = "https://example.org/a.png"
+
+
+def part(kind: MediaKind = "image", url: str = URL) -> MediaPart:
+    return MediaPart(field="messages[0].content[0].image_url.url", kind=kind, url=url)
+
+
+def test_parts_become_text_with_a_placeholder_and_media_in_their_order() -> None:
+    text = {"type": "text", "text": "and"}
+    split = split_chat(chat(image_part(URL), text, image_part("/d/b.SafeTensors", detail="low")), RULES, PLACEHOLDER)
+    stands = {"type": "text", "text": PLACEHOLDER}
+    assert split.messages == chat(stands, text, stands)
+    assert split.parts == (
+        MediaPart(field="messages[0].content[0].image_url.url", kind="image", url=URL),
+        MediaPart(field="messages[0].content[2].image_url.url", kind="embeddings", url="/d/b.SafeTensors"),
+    )
+
+
+def test_what_is_split_can_be_rendered() -> None:
+    split = split_chat(chat(image_part(URL), {"type": "text", "text": "what?"}), RULES, PLACEHOLDER)
+    assert checked_messages(split.messages)[0]["content"] == f"{PLACEHOLDER}\nwhat?"
+
+
+def test_messages_of_text_stay_as_they_are() -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "x"},
+    ]
+    assert split_chat(messages, RULES, PLACEHOLDER).messages == messages
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "field"),
+    [
+        (3, "part_form", "messages[0].content[0]"),
+        ({"text": "a"}, "part_form", "messages[0].content[0]"),
+        ({"type": ["text"]}, "part_form", "messages[0].content[0]"),
+        ({"type": "text", "text": 1}, "part_form", "messages[0].content[0].text"),
+        ({"type": "text", "text": f"a{PLACEHOLDER}b"}, "placeholder", "messages[0].content[0].text"),
+        ({"type": "video_url", "video_url": {"url": URL}}, "part_kind", "messages[0].content[0].type"),
+        ({"type": "input_audio", "input_audio": {}}, "part_kind", "messages[0].content[0].type"),
+        ({"type": "image_url", "image_url": URL}, "part_form", "messages[0].content[0]"),
+        ({**image_part(URL), "uuid": "a"}, "part_form", "messages[0].content[0]"),
+        (image_part(URL, size=1), "part_form", "messages[0].content[0]"),
+        (image_part(URL, detail="full"), "part_form", "messages[0].content[0].image_url.detail"),
+        (image_part(None), "part_form", "messages[0].content[0].image_url.url"),
+        (image_part(""), "part_form", "messages[0].content[0].image_url.url"),
+    ],
+)
+def test_another_part_is_refused_at_its_place(found: Any, reason: str, field: str) -> None:
+    with pytest.raises(MediaRefused) as caught:
+        split_chat(chat(found), RULES, PLACEHOLDER)
+    assert (refused(caught), caught.value.field) == (reason, field)
+
+
+def test_a_placeholder_in_plain_content_is_refused() -> None:
+    with pytest.raises(MediaRefused) as caught:
+        split_chat([{"role": "user", "content": PLACEHOLDER}], RULES, PLACEHOLDER)
+    assert caught.value.field == "messages[0].content"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/d/a.pt",
+        "file:///d/a.PTH",
+        "https://h/a.bin?x=a.safetensors",
+        "https://h/a.pkl#a.safetensors",
+        "https://h/a.%70%74",
+        "/d/a.ckpt.",
+        "/d/a.npy ",
+        "https://h/a.pickle/",
+        "/d/a.pt\0",
+    ],
+)
+def test_programs_are_no_embeddings(url: str) -> None:
+    with pytest.raises(MediaRefused, match=r"\.safetensors: reading \.\w+ may run") as caught:
+        split_chat(chat(image_part(url)), RULES, PLACEHOLDER)
+    assert refused(caught) == "embeddings_format"
+
+
+def test_a_kind_that_is_not_allowed_is_refused() -> None:
+    with pytest.raises(MediaRefused) as caught:
+        split_chat(chat(image_part("/d/a.safetensors")), MediaRules(kinds=("image",)), PLACEHOLDER)
+    assert refused(caught) == "part_kind"
+
+
+def test_one_more_than_is_allowed_is_refused_in_all_messages_together() -> None:
+    messages = chat(image_part(URL)) * 3
+    assert len(split_chat(messages, MediaRules(parts_max=3), PLACEHOLDER).parts) == 3
+    with pytest.raises(MediaRefused) as caught:
+        split_chat(messages, MediaRules(parts_max=2), PLACEHOLDER)
+    assert (refused(caught), caught.value.field) == ("parts_count", "messages[2].content[0]")
+
+
+@pytest.mark.parametrize(
+    ("data", "media_type"),
+    [
+        (PNG, "image/png"),
+        (GIF, "image/gif"),
+        (JPEG, "image/jpeg"),
+        (WEBP_LOSSY, "image/webp"),
+        (WEBP_LOSSLESS, "image/webp"),
+        (WEBP_EXTENDED, "image/webp"),
+    ],
+)
+def test_an_image_is_known_by_its_bytes(data: bytes, media_type: str) -> None:
+    for said in (None, media_type, f"{media_type.upper()}; charset=x", "application/octet-stream"):
+        media = checked_media(part(), data, said, RULES)
+        assert (media.media_type, media.pixels, media.digest) == (media_type, (13, 7), blake3(data).hexdigest())
+
+
+def test_a_jpeg_may_be_called_as_clients_call_it() -> None:
+    assert checked_media(part(), JPEG, "image/jpg", RULES).media_type == "image/jpeg"
+
+
+@pytest.mark.parametrize("sample", [PNG, GIF, JPEG, WEBP_LOSSY, WEBP_LOSSLESS, WEBP_EXTENDED])
+def test_a_cut_image_has_a_size_or_none_but_no_other(sample: bytes) -> None:
+    for end in range(len(sample)):
+        cut = sample[:end]
+        found = image_type(cut)
+        assert found is None or image_pixels(cut, found) in {None, (13, 7)}
+
+
+@pytest.mark.parametrize(
+    ("data", "said", "reason"),
+    [
+        (b"<svg/>", None, "content"),
+        (b"MZ" + PNG, "image/png", "content"),
+        (PNG, "image/jpeg", "content"),
+        (PNG, "text/html", "content_type"),
+        (PNG, "image/svg+xml", "content_type"),
+        (b"\x80\x04\x95", "application/octet-stream", "content"),
+        (PNG[:20], None, "content"),
+        (b"\xff\xd8\xff\xda" + bytes(20), None, "content"),
+        (b"\xff\xd8" + b"\xff\xe0\x00\x00" * 9000, None, "content"),
+        (GIF[:6] + bytes(10), None, "content"),
+        (PNG[:16] + b"\x7f\xff\xff\xff" * 2 + PNG[24:], None, "pixels"),
+    ],
+)
+def test_bytes_that_are_no_allowed_image_are_refused(data: bytes, said: str | None, reason: str) -> None:
+    with pytest.raises(MediaRefused) as caught:
+        checked_media(part(), data, said, RULES)
+    assert refused(caught) == reason
+
+
+def test_a_type_that_is_not_allowed_is_refused_however_it_is_called() -> None:
+    for said in (None, "image/png"):
+        with pytest.raises(MediaRefused) as caught:
+            checked_media(part(), GIF, said, MediaRules(image_types=("image/png",)))
+        assert refused(caught) == "content"
+
+
+def test_embeddings_are_their_tensors() -> None:
+    media = checked_media(part("embeddings"), SAFETENSORS, None, RULES)
+    assert [(tensor.name, tensor.shape) for tensor in media.tensors] == [("x", (2, 3))]
+    assert len(media.data[media.tensors[0].begin : media.tensors[0].end]) == 24
+
+
+def test_embeddings_that_are_said_to_be_something_else_are_refused() -> None:
+    with pytest.raises(MediaRefused) as caught:
+        checked_media(part("embeddings"), SAFETENSORS, "text/html", RULES)
+    assert refused(caught) == "content_type"
+
+
+def test_bytes_are_bounded_each_and_together() -> None:
+    with pytest.raises(MediaRefused) as caught:
+        checked_media(part(), PNG, None, MediaRules(part_bytes_max=len(PNG) - 1))
+    assert refused(caught) == "too_large"
+    check_total(10, "f", MediaRules(request_bytes_max=10))
+    with pytest.raises(MediaRefused):
+        check_total(11, "f", MediaRules(request_bytes_max=10))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://h/a?token=secret", "https://h/a"),
+        ("https://h/a#secret", "https://h/a"),
+        ("https://me:secret@h/a", "https://...@h/a"),
+        ("https://secret%40h/a", "https://...@h/a"),
+        ("https://me:secret@b@h/a", "https://...@h/a"),
+        ("https:me:secret@h/a", "...@h/a"),
+        ("https:/me:secret@h/a", "...@h/a"),
+        ("https:///me:secret@h/a", "...@h/a"),
+        ("https:\\\\me:secret@h/a", "...@h/a"),
+        ("https://h\\me:secret@b/a", "https://...@b/a"),
+        ("https://h/@name/a.png", "https://h/@name/a.png"),
+        ("data:image/png;base64,secret", "data:image/png;base64,..."),
+        ("https://h/\n\x1b", "https://h/??"),
+        ("/" + "a" * 200, "/" + "a" * 119 + "..."),
+    ],
+)
+def test_what_is_shown_of_an_url_has_no_secret(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_parts_and_media_show_neither_query_nor_bytes() -> None:
+    named = part(url=f"{URL}?token=secret")
+    assert "secret" not in repr(named)
+    media = checked_media(part(url=data_url(PNG)), PNG, None, RULES)
+    assert "IHDR" not in repr(media)
+    assert msgspec.structs.replace(media, data=b"") != media
+
+
+def test_every_kind_is_listed() -> None:
+    assert get_args(MediaKind) == MEDIA_KINDS

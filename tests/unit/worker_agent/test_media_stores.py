@@ -1,0 +1,115 @@
+"""Embeddings that are kept: the cache, and the offers that wait to be fetched; both within their bytes."""
+
+from collections import OrderedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_agent.core.embedding_cache import EmbeddingCache
+from worker_agent.core.offers import OFFERS_MAX, NoRoom, Offers
+
+
+def test_the_one_that_was_not_used_for_longest_goes() -> None:
+    cache = EmbeddingCache(3)
+    for digest in "abc":
+        cache.put(digest, b"1")
+    assert cache.get("a") == b"1"
+    cache.put("d", b"1")
+    assert [cache.get(digest) for digest in "abcd"] == [b"1", None, b"1", b"1"]
+
+
+def test_one_that_never_fits_is_not_kept_and_nothing_goes_for_it() -> None:
+    cache = EmbeddingCache(3)
+    cache.put("a", b"12")
+    cache.put("b", b"1234")
+    assert (cache.get("a"), cache.get("b")) == (b"12", None)
+    assert cache.statistics().oversize_total == 1
+
+
+def test_a_cache_of_no_bytes_keeps_nothing() -> None:
+    cache = EmbeddingCache(0)
+    cache.put("a", b"1")
+    assert cache.get("a") is None
+    assert cache.statistics().size_bytes == 0
+
+
+def test_all_is_counted() -> None:
+    cache = EmbeddingCache(2)
+    for digest, value in (("a", b"12"), ("a", b"1"), ("b", b"12")):
+        cache.put(digest, value)
+    cache.get("a")
+    cache.get("b")
+    found = cache.statistics()
+    assert (found.entries, found.size_bytes, found.hits_total, found.misses_total, found.evictions_total) == (
+        1,
+        2,
+        1,
+        1,
+        1,
+    )
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from("abcdef"), st.integers(0, 9)), max_size=60), st.integers(0, 20)
+)
+def test_it_holds_what_a_list_by_last_use_would(turns: list[tuple[bool, str, int]], bytes_max: int) -> None:
+    cache, model = EmbeddingCache(bytes_max), OrderedDict[str, bytes]()
+    for is_put, digest, size in turns:
+        if is_put:
+            cache.put(digest, bytes(size))
+            model.pop(digest, None)
+            if size <= bytes_max:
+                model[digest] = bytes(size)
+            while sum(map(len, model.values())) > bytes_max:
+                model.popitem(last=False)
+        else:
+            assert cache.get(digest) == model.get(digest)
+            if digest in model:
+                model.move_to_end(digest)
+        found = cache.statistics()
+        assert (found.entries, found.size_bytes) == (len(model), sum(map(len, model.values())))
+        assert found.size_bytes <= bytes_max
+
+
+def test_an_offer_is_given_once() -> None:
+    offers = Offers(10, 5)
+    offers.offer("a", b"123", 0)
+    assert [offers.take("a", 1), offers.take("a", 1), offers.take("b", 1)] == [b"123", None, None]
+    assert (offers.statistics().taken_total, offers.statistics().size_bytes) == (1, 0)
+
+
+def test_an_offer_waits_no_longer_than_its_time() -> None:
+    offers = Offers(10, 5)
+    offers.offer("a", b"123", 0)
+    offers.offer("b", b"123", 2)
+    assert (offers.take("a", 5), offers.take("b", 5)) == (None, b"123")
+    assert offers.statistics().expired_total == 1
+
+
+def test_without_room_an_offer_is_refused_and_those_that_wait_stay() -> None:
+    offers = Offers(10, 5)
+    offers.offer("a", bytes(6), 0)
+    with pytest.raises(NoRoom, match="found 5 bytes beside 6, allowed 10"):
+        offers.offer("b", bytes(5), 1)
+    offers.offer("c", bytes(4), 1)
+    assert (offers.statistics().entries, offers.statistics().refused_total) == (2, 1)
+
+
+def test_what_was_released_or_expired_makes_room() -> None:
+    offers = Offers(10, 5)
+    offers.offer("a", bytes(10), 0)
+    offers.release("a")
+    offers.release("a")
+    offers.offer("b", bytes(10), 1)
+    offers.offer("c", bytes(10), 6)
+    found = offers.statistics()
+    assert (found.released_total, found.expired_total, found.size_bytes) == (1, 1, 10)
+
+
+def test_small_offers_are_bounded_in_number() -> None:
+    offers = Offers(1 << 20, 5)
+    for at in range(OFFERS_MAX):
+        offers.offer(str(at), b"1", 0)
+    with pytest.raises(NoRoom):
+        offers.offer("one more", b"1", 0)

@@ -1,0 +1,359 @@
+"""URLs, addresses, data and paths: what two readers could understand differently is refused, and what is not public."""
+
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, ip_address
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.worker_agent.media_samples import PNG, data_url, refused
+from worker_agent.core.media_addresses import address_refusal, parsed_networks
+from worker_agent.core.media_refusals import MediaRefused
+from worker_agent.core.media_urls import (
+    URL_CHARACTERS_MAX,
+    FetchRules,
+    checked_addresses,
+    decoded_data,
+    file_path,
+    http_target,
+    redirected,
+)
+
+RULES = FetchRules(schemes=("https", "http"), ports=(80, 443, 8080))
+FIELD = "url"
+
+
+def reason_of(url: str, rules: FetchRules = RULES) -> str:
+    with pytest.raises(MediaRefused) as caught:
+        http_target(url, FIELD, rules)
+    return refused(caught)
+
+
+@pytest.mark.parametrize(
+    ("url", "read"),
+    [
+        ("https://Example.org", ("https", "example.org", 443, "/")),
+        ("HTTP://example.org:8080/a%2e%2e/b?c=d&e#f", ("http", "example.org", 8080, "/a%2e%2e/b?c=d&e")),
+        ("http://[2606:4700::1]:80/", ("http", "2606:4700::1", 80, "/")),
+        ("http://93.184.215.14/", ("http", "93.184.215.14", 80, "/")),
+        ("http://localhost./", ("http", "localhost.", 80, "/")),
+        ("http://a_b.example.org/?", ("http", "a_b.example.org", 80, "/")),
+    ],
+)
+def test_a_target_is_all_of_a_url_but_the_fragment(url: str, read: tuple[str, str, int, str]) -> None:
+    target = http_target(url, FIELD, RULES)
+    assert (target.scheme, target.host, target.port, target.path) == read
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://2130706433/",
+        "http://0177.0.0.1/",
+        "http://0x7f.0.0.1/",
+        "http://0x7f000001/",
+        "http://0X7F.1/",
+        "http://127.1/",
+        "http://127.0.0.1./",
+        "http://127.0.0.0x1/",
+        "http://127.0.0.08/",
+        "http://a.0x/",
+        "http://1.2.3.4.5/",
+        "http://256.1.1.1/",
+        "http://[::1%25eth0]/",
+        "http://[fe80::1%eth0]/",
+        "http://[127.0.0.1]/",
+        "http://[::1/",
+        "http://[]/",
+        "http://[v1.a]/",
+        "http://%31%32%37.0.0.1/",
+        "http://a..b/",
+        "http://-a/",
+        "http:///a",
+        "http://./",
+        "http://a%00.b/",
+        "http://a,b/",
+        "http://" + "a" * 64 + ".b/",
+    ],
+)
+def test_a_host_that_could_be_read_in_two_ways_is_refused(url: str) -> None:
+    assert reason_of(url) in {"url_host", "url_form"}
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("http://me@h/", "url_credentials"),
+        ("http://me:secret@h/", "url_credentials"),
+        ("http://public.example#@127.0.0.1/", None),
+        ("http://127.0.0.1#@public.example/", None),
+        ("http://public.example@127.0.0.1/", "url_credentials"),
+        ("http://public.example:80@127.0.0.1/", "url_credentials"),
+        ("http://a:80\\@b/", "url_form"),
+        ("http:\\\\a/", "url_form"),
+        ("http://a b/", "url_form"),
+        ("http://a\tb/", "url_form"),
+        ("http://a\r\nHost: b/", "url_form"),
+        ("http://a/\0", "url_form"),
+        ("http://①②⑦.0.0.1/", "url_form"),
+        ("http://ⓔxample.org/", "url_form"),
+        ("http://a/ü", "url_form"),
+        ("http://h:22/", "url_port"),
+        ("http://h:99999/", "url_port"),
+        ("http://h:/", "url_form"),
+        ("http://h:+80/", "url_form"),
+        ("http://h:0x50/", "url_form"),
+        ("http://a:80:80/", "url_form"),
+        ("ftp://h/", "url_scheme"),
+        ("gopher://h/", "url_scheme"),
+        ("h/a.png", "url_scheme"),
+        ("//h/a.png", "url_scheme"),
+        ("http:h", "url_host"),
+        ("http:/h", "url_host"),
+        ("http://h/" + "a" * URL_CHARACTERS_MAX, "url_form"),
+    ],
+)
+def test_another_url_is_refused(url: str, reason: str | None) -> None:
+    if reason is None:  # the fragment is none of the host
+        assert "@" not in http_target(url, FIELD, RULES).url
+    else:
+        assert reason_of(url) == reason
+
+
+def test_nothing_is_fetched_unless_a_scheme_is_allowed() -> None:
+    assert reason_of("https://h/", FetchRules()) == "url_scheme"
+    assert reason_of("http://h/", FetchRules(schemes=("https",))) == "url_scheme"
+
+
+def test_a_refusal_shows_no_secret() -> None:
+    for url in ("http://me:secret@h/", "ftp://h/?secret", "http://h:22/?secret#secret"):
+        with pytest.raises(MediaRefused) as caught:
+            http_target(url, FIELD, RULES)
+        assert "secret" not in str(caught.value)
+
+
+@given(st.text(max_size=60))
+def test_whatever_is_asked_is_read_or_refused(text: str) -> None:
+    for url in (text, f"http://{text}", f"http://h/{text}", f"http://h{text}/"):
+        try:
+            target = http_target(url, FIELD, RULES)
+        except MediaRefused:
+            continue
+        assert target.host
+        assert target.url.isascii()
+        assert http_target(target.url, FIELD, RULES) == target
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("0.0.0.0", "address_unspecified"),  # noqa: S104
+        ("0.1.2.3", "address_unspecified"),
+        ("127.0.0.1", "address_loopback"),
+        ("127.255.255.254", "address_loopback"),
+        ("10.1.2.3", "address_private"),
+        ("172.16.0.1", "address_private"),
+        ("172.31.255.255", "address_private"),
+        ("192.168.0.1", "address_private"),
+        ("100.64.0.1", "address_cgnat"),
+        ("100.127.255.255", "address_cgnat"),
+        ("169.254.1.1", "address_link_local"),
+        ("224.0.0.1", "address_multicast"),
+        ("255.255.255.255", "address_reserved"),
+        ("198.18.0.1", "address_reserved"),
+        ("192.0.2.1", "address_reserved"),
+        ("169.254.169.254", "address_metadata"),
+        ("169.254.170.2", "address_metadata"),
+        ("100.100.100.200", "address_metadata"),
+        ("168.63.129.16", "address_metadata"),
+        ("192.0.0.192", "address_metadata"),
+        ("fd00:ec2::254", "address_metadata"),
+        ("::", "address_unspecified"),
+        ("::1", "address_loopback"),
+        ("::ffff:127.0.0.1", "address_loopback"),
+        ("::ffff:169.254.169.254", "address_metadata"),
+        ("::ffff:10.0.0.1", "address_private"),
+        ("::127.0.0.1", "address_reserved"),
+        ("64:ff9b::127.0.0.1", "address_loopback"),
+        ("64:ff9b::a9fe:a9fe", "address_metadata"),
+        ("64:ff9b:1::a00:1", "address_reserved"),
+        ("2002:7f00:1::", "address_reserved"),
+        ("2001:0:4136:e378:8000:63bf:3fff:fdd2", "address_reserved"),
+        ("fe80::1", "address_link_local"),
+        ("fe80::1%eth0", "address_link_local"),
+        ("fec0::1", "address_private"),
+        ("fc00::1", "address_private"),
+        ("ff02::1", "address_multicast"),
+        ("2001:db8::1", "address_reserved"),
+        ("100::1", "address_reserved"),
+        ("4000::1", "address_reserved"),
+        ("93.184.215.14", None),
+        ("100.63.255.255", None),
+        ("172.32.0.1", None),
+        ("2606:4700::1111", None),
+        ("64:ff9b::5db8:d70e", None),
+        ("::ffff:93.184.215.14", None),
+    ],
+)
+def test_only_public_addresses_may_be_asked(address: str, reason: str | None) -> None:
+    assert address_refusal(ip_address(address)) == reason
+
+
+@given(st.ip_addresses(v=4))
+def test_what_python_calls_private_is_never_public_here(address: IPv4Address) -> None:
+    if address.is_private or address.is_multicast or address.is_reserved:
+        assert address_refusal(address) is not None
+
+
+@given(st.ip_addresses(v=6))
+def test_nor_in_ipv6_unless_it_leads_to_ipv4(address: IPv6Address) -> None:
+    if address.is_private or address.is_multicast or address.is_link_local:
+        assert address_refusal(address) is not None or address.ipv4_mapped is not None
+
+
+@given(st.ip_addresses(v=4))
+def test_the_disguises_of_an_address_are_judged_as_it_is(address: IPv4Address) -> None:
+    for prefix in (0xFFFF << 32, 0x64_FF9B << 96):
+        assert address_refusal(IPv6Address(prefix | int(address))) == address_refusal(address)
+
+
+def test_a_network_that_is_named_may_be_asked_but_never_for_metadata() -> None:
+    networks = parsed_networks(["127.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "fd00::/8"])
+    assert address_refusal(ip_address("127.0.0.1"), networks) is None
+    assert address_refusal(ip_address("::ffff:127.0.0.1"), networks) is None
+    assert address_refusal(ip_address("10.0.0.1"), networks) == "address_private"
+    for metadata in ("169.254.169.254", "100.100.100.200", "fd00:ec2::254", "::ffff:169.254.169.254"):
+        assert address_refusal(ip_address(metadata), networks) == "address_metadata"
+
+
+def test_one_address_that_may_not_be_asked_refuses_the_name() -> None:
+    target = http_target("http://h/?secret", FIELD, RULES)
+    public, private = ip_address("93.184.215.14"), ip_address("10.0.0.1")
+    assert checked_addresses([public], target, FIELD, RULES) == (public,)
+    for addresses in ([public, private], [private, public]):
+        with pytest.raises(MediaRefused, match=r"http://h:80/ at 10\.0\.0\.1") as caught:
+            checked_addresses(addresses, target, FIELD, RULES)
+        assert refused(caught) == "address_private"
+    with pytest.raises(MediaRefused) as caught:
+        checked_addresses([], target, FIELD, RULES)
+    assert refused(caught) == "address_unresolved"
+
+
+@pytest.mark.parametrize(
+    ("location", "found"),
+    [
+        ("/b", "https://h:443/b"),
+        ("b?c", "https://h:443/x/b?c"),
+        ("//other.example/b", "https://other.example:443/b"),
+        ("https://other.example/b", "https://other.example:443/b"),
+        ("http://other.example/b", "redirect_form"),
+        ("file:///etc/passwd", "url_scheme"),
+        ("data:image/png;base64,AAAA", "url_scheme"),
+        ("https://me@other.example/", "url_credentials"),
+        ("https://h:22/", "url_port"),
+        ("https://127.1/", "url_host"),
+        ("https://[::1/", "redirect_form"),
+        ("\\\\other.example", "redirect_form"),
+        ("/ä", "redirect_form"),
+        ("", "redirect_form"),
+        (None, "redirect_form"),
+        ("/" + "a" * URL_CHARACTERS_MAX, "redirect_form"),
+    ],
+)
+def test_a_redirect_is_checked_as_a_url_is(location: str | None, found: str) -> None:
+    base = http_target("https://h/x/y", FIELD, RULES)
+    if found.startswith("https:"):
+        assert redirected(base, location, FIELD, RULES).url == found
+    else:
+        with pytest.raises(MediaRefused) as caught:
+            redirected(base, location, FIELD, RULES)
+        assert refused(caught) == found
+
+
+def test_data_are_decoded() -> None:
+    assert decoded_data(data_url(PNG), FIELD, len(PNG)) == ("image/png", PNG)
+    assert decoded_data("DATA:Image/PNG;BASE64,AAAA", FIELD, 3) == ("image/png", bytes(3))
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("data:,a", "data_form"),
+        ("data:image/png,a", "data_form"),
+        ("data:image/png;base64", "data_form"),
+        ("data:image/png;charset=x;base64,AAAA", "data_form"),
+        ("data:image/png;base64,AAA", "data_form"),
+        ("data:image/png;base64,AA A", "data_form"),
+        ("data:image/png;base64,%41AAA", "data_form"),
+        ("data:image/png;base64,A_A-", "data_form"),
+        ("data:image/png;base64,ÄAAA", "data_form"),
+        ("data:image/png;base64,", "data_form"),
+        ("data:" + "a" * 200 + "/png;base64,AAAA", "data_form"),
+        ("data:image/png;base64,AAAAAAAAAAAA", "too_large"),
+        ("data:image/png;base64,AAAAAAAAAAA=", "too_large"),
+    ],
+)
+def test_other_data_are_refused(url: str, reason: str) -> None:
+    with pytest.raises(MediaRefused) as caught:
+        decoded_data(url, FIELD, 7)
+    assert refused(caught) == reason
+
+
+def test_data_are_bounded_before_they_are_decoded() -> None:
+    with pytest.raises(MediaRefused) as caught:  # what is no base64 is never looked at
+        decoded_data("data:image/png;base64," + "!" * 100, FIELD, 7)
+    assert refused(caught) == "too_large"
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("/d/a.png", "/d/a.png"),
+        ("/d/a%2e.png", "/d/a%2e.png"),
+        ("file:///d/a.png", "/d/a.png"),
+        ("FILE://localhost/d/a%20b.png", "/d/a b.png"),
+        ("file:/d/a.png", "/d/a.png"),
+        ("file:///d/a%252fb", "/d/a%2fb"),
+    ],
+)
+def test_a_path_is_decoded_once_and_only_of_a_url(url: str, path: str) -> None:
+    assert file_path(url, FIELD) == path
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/d/../etc/passwd",
+        "/d/..",
+        "file:///d/../a",
+        "file:///d/%2e%2e/a",
+        "file:///d/%2E./a",
+        "file:///d/..%2fa",
+        "file:///d/a%00.png",
+        "/d/a\0.png",
+        "/d/a\n",
+        "file:///d/%0a",
+        "file:///d/%ff",
+        "file://host/d/a.png",
+        "file://127.0.0.1/d",
+        "file:d/a",
+        "file://d",
+        "file:///d?x",
+        "//host/d",
+        "file:////host/d",
+        "/d\\..\\a",
+        "file:///d%5c..%5ca",
+        "/" + "a" * URL_CHARACTERS_MAX,
+    ],
+)
+def test_another_path_is_refused(url: str) -> None:
+    with pytest.raises(MediaRefused) as caught:
+        file_path(url, FIELD)
+    assert refused(caught) == "path_form"
+
+
+def test_networks_are_parsed_or_refused() -> None:
+    assert parsed_networks(["10.0.0.0/8"]) == (IPv4Network("10.0.0.0/8"),)
+    for text in ("10.0.0.1/8", "ten", "10.0.0.0/33"):
+        with pytest.raises(ValueError, match=r"10|ten"):
+            parsed_networks([text])

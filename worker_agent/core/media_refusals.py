@@ -1,0 +1,83 @@
+"""Why media of a request are not taken: an exception with a reason from a closed list, and no secret in it.
+
+    field     the path in the request, as its client wrote it
+    found     what stood there: of an URL only scheme, host, port and path, of data only how much there is
+    allowed   what may stand there
+    reason    one of `MEDIA_REASONS`: a metric's label
+
+A query may hold a signature, and what stands before an `@` a password: neither is shown.
+"""
+
+from typing import Literal, get_args
+
+from kv_protocol.openai import RequestInvalid
+
+MediaReason = Literal[
+    "part_form",
+    "part_kind",
+    "parts_count",
+    "placeholder",
+    "url_form",
+    "url_scheme",
+    "url_credentials",
+    "url_host",
+    "url_port",
+    "data_form",
+    "path_form",
+    "path_outside",
+    "path_missing",
+    "address_unresolved",
+    "address_unspecified",
+    "address_loopback",
+    "address_private",
+    "address_cgnat",
+    "address_link_local",
+    "address_metadata",
+    "address_multicast",
+    "address_reserved",
+    "address_network",
+    "redirect_count",
+    "redirect_form",
+    "unreachable",
+    "timeout",
+    "status",
+    "encoding",
+    "incomplete",
+    "too_large",
+    "content_type",
+    "content",
+    "pixels",
+    "embeddings_format",
+    "embeddings_header",
+    "expired",
+    "digest",
+]
+MEDIA_REASONS: tuple[str, ...] = get_args(MediaReason)
+_SHOWN_CHARACTERS_MAX = 120
+
+
+class MediaRefused(RequestInvalid):
+    """Media that are not taken; `reason` says why in a word, the message with field, what was found and is allowed."""
+
+    def __init__(self, reason: MediaReason, field: str, found: object, allowed: str) -> None:
+        super().__init__(field, found, allowed)
+        self.reason = reason
+
+
+def shown_url(url: str) -> str:
+    """Return as much of `url` as may stand in a log: no query, no fragment, no credentials, no data, 120 characters.
+
+    It does not need to be a URL: what cannot be read as one is cut at the first character that may begin a secret.
+    """
+    scheme, separator, rest = url.partition(":")
+    if separator and scheme.lower() == "data":
+        return f"data:{rest.partition(',')[0][:_SHOWN_CHARACTERS_MAX]},..."
+    plain = url.partition("?")[0].partition("#")[0]
+    head, _, tail = plain.partition("//")
+    authority, slash, path = tail.partition("/")
+    if "@" in authority or "%40" in authority:
+        plain = f"{head}//...@{authority.replace('%40', '@').rpartition('@')[2]}{slash}{path}"
+    elif not authority and "@" in plain:  # whichever reader finds credentials there, they are not shown
+        plain = f"...@{plain.rpartition('@')[2]}"
+    shown = "".join(character if character.isprintable() else "?" for character in plain)
+    return shown if len(shown) <= _SHOWN_CHARACTERS_MAX else f"{shown[:_SHOWN_CHARACTERS_MAX]}..."

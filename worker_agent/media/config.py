@@ -1,0 +1,108 @@
+"""The configuration sections of media and of the transfer of embeddings."""
+
+from ipaddress import ip_address
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from kv_runtime.config import Section
+from worker_agent.core.media import MediaRules
+from worker_agent.core.media_addresses import parsed_networks
+from worker_agent.core.media_urls import FetchRules
+from worker_agent.core.safetensors import EmbeddingLimits
+
+_IMAGE_TYPE = Literal["image/jpeg", "image/png", "image/webp", "image/gif"]
+_PORT = Annotated[int, Field(ge=1, le=65535)]
+
+
+class MediaSection(Section):
+    """Images and embeddings of requests: what is taken, and from where. Where nothing is named, only `data:` URLs."""
+
+    kinds: tuple[Literal["image", "embeddings"], ...] = Field(
+        ("image",), description="what requests may bring; embeddings only as .safetensors"
+    )
+    image_types: tuple[_IMAGE_TYPE, ...] = Field(
+        ("image/jpeg", "image/png", "image/webp", "image/gif"), min_length=1, description="by how the bytes begin"
+    )
+    parts_max: int = Field(16, ge=1, le=256, description="media of a request")
+    part_bytes_max: int = Field(50 << 20, ge=1, le=1 << 32, description="bytes of one; more costs memory")
+    request_bytes_max: int = Field(128 << 20, ge=1, le=1 << 34, description="bytes of a request's media together")
+    pixels_max: int = Field(1 << 26, ge=1, le=1 << 32, description="width x height; a decoder takes 4 bytes for each")
+    directories: tuple[str, ...] = Field(
+        (), max_length=64, description="absolute paths whose files requests may name; empty: no files"
+    )
+    schemes: tuple[Literal["https", "http"], ...] = Field(
+        (), description="of URLs that are fetched for requests; empty: none"
+    )
+    ports: tuple[_PORT, ...] = Field((80, 443), max_length=64, description="that are asked")
+    networks: tuple[str, ...] = Field(
+        (), max_length=64, description="that are asked besides the public ones (10.1.0.0/16): what is there can be read"
+    )
+    redirects_max: int = Field(3, ge=0, le=10, description="that are followed, each checked anew")
+    fetch_s: float = Field(10.0, gt=0, le=600, description="for one of a request's media, redirects included")
+    fetches_max: int = Field(8, ge=1, le=256, description="loaded at a time, of all requests; others wait")
+    header_bytes_max: int = Field(64 << 10, ge=64, le=1 << 20, description="of a .safetensors file's header")
+    tensors_max: int = Field(64, ge=1, le=4096, description="in a .safetensors file")
+    cache_bytes_max: int = Field(0, ge=0, le=1 << 40, description="embeddings kept for media that come again; 0: none")
+
+    @field_validator("networks")
+    @classmethod
+    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        parsed_networks(networks)
+        return networks
+
+    @field_validator("directories")
+    @classmethod
+    def _absolute(cls, directories: tuple[str, ...]) -> tuple[str, ...]:
+        for directory in directories:
+            if not directory.startswith("/") or not directory.strip("/") or ".." in directory.split("/"):
+                raise ValueError(f"found {directory!r}, allowed absolute paths without `..`, and not the root")
+        return directories
+
+    @property
+    def rules(self) -> MediaRules:
+        """What is taken."""
+        return MediaRules(
+            kinds=self.kinds,
+            image_types=self.image_types,
+            parts_max=self.parts_max,
+            part_bytes_max=self.part_bytes_max,
+            request_bytes_max=self.request_bytes_max,
+            pixels_max=self.pixels_max,
+            embeddings=EmbeddingLimits(header_bytes_max=self.header_bytes_max, tensors_max=self.tensors_max),
+        )
+
+    @property
+    def fetch_rules(self) -> FetchRules:
+        """What is fetched."""
+        return FetchRules(schemes=self.schemes, ports=self.ports, networks=parsed_networks(self.networks))
+
+
+class EmbeddingTransferSection(Section):
+    """Embeddings between encode workers and the others, over plain HTTP: nobody on the way may be able to read it."""
+
+    host: str = Field(
+        "127.0.0.1", description="address to bind, and to be fetched from; beyond loopback a closed network"
+    )
+    port: int = Field(0, ge=0, le=65535, description="0: any free one")
+    networks: tuple[str, ...] = Field(
+        ("127.0.0.0/8", "::1/128"), max_length=64, description="of the workers that are fetched from"
+    )
+    item_bytes_max: int = Field(256 << 20, ge=1, le=1 << 34, description="bytes of one item")
+    store_bytes_max: int = Field(1 << 30, ge=1, le=1 << 40, description="bytes that wait to be fetched; then none more")
+    ttl_s: float = Field(60.0, gt=0, le=3600, description="how long they wait")
+    fetch_s: float = Field(10.0, gt=0, le=600, description="how long fetching one may take")
+
+    @field_validator("host")
+    @classmethod
+    def _address(cls, host: str) -> str:
+        ip_address(host)  # the very address that others connect to: a name could lead them elsewhere
+        if host in ("0.0.0.0", "::"):  # noqa: S104 - it is refused
+            raise ValueError(f"found {host!r}, allowed one address of this machine")
+        return host
+
+    @field_validator("networks")
+    @classmethod
+    def _networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        parsed_networks(networks)
+        return networks

@@ -1,0 +1,165 @@
+"""Media from URLs: each host is asked for once, each of its addresses checked, and nothing else connected to.
+
+target      checked as text (`core/media_urls.py`)
+resolved    once; every address must be allowed; the connection goes to one of them, and a socket to any other is
+            never made, whatever a library resolves again: an answer that changes meanwhile leads nowhere
+asked       GET without credentials, cookies, proxies of the environment; `Accept-Encoding: identity`
+redirect    a target as at the beginning; so many and no more
+read        until more than is allowed has come, whatever Content-Length said; an encoded body is not decoded
+in time     all of it
+"""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from typing import NamedTuple
+
+import aiohttp
+from aiohttp import hdrs
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from worker_agent.core.media_addresses import Address
+from worker_agent.core.media_refusals import MediaRefused, shown_url
+from worker_agent.core.media_urls import FetchRules, HttpTarget, checked_addresses, http_target, redirected
+
+Resolve = Callable[[str], Awaitable[list[Address]]]
+_OK = 200
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_HEADERS = {hdrs.ACCEPT_ENCODING: "identity", hdrs.USER_AGENT: "kv-router"}
+_CHUNK_BYTES = 64 << 10
+_LINE_BYTES_MAX = 8190
+_FOUND_CHARACTERS_MAX = 40
+
+
+class Fetched(NamedTuple):
+    """A body, and what its server said that it is."""
+
+    data: bytes
+    said_type: str | None
+
+
+class MediaFetch:
+    """Gets media for requests. `resolve` gives all addresses of a name; it raises OSError where it finds none."""
+
+    def __init__(
+        self, rules: FetchRules, *, redirects_max: int, fetch_s: float, resolve: Resolve | None = None
+    ) -> None:
+        self._rules, self._redirects_max, self._fetch_s = rules, redirects_max, fetch_s
+        self._resolve = resolve or system_addresses
+
+    async def get(self, url: str, field: str, bytes_max: int) -> Fetched:
+        """Return what is at `url`, 1 to `bytes_max` bytes; raise `MediaRefused`."""
+        target = http_target(url, field, self._rules)
+        try:
+            async with asyncio.timeout(self._fetch_s):
+                for _ in range(self._redirects_max + 1):
+                    answer = await self._ask(target, field, bytes_max)
+                    if isinstance(answer, Fetched):
+                        return answer
+                    target = answer
+        except TimeoutError as error:
+            found = f"{shown_url(target.url)} after {self._fetch_s} s"
+            raise MediaRefused("timeout", field, found, "a whole answer within media.fetch_s") from error
+        raise MediaRefused("redirect_count", field, shown_url(url), f"at most {self._redirects_max} redirects")
+
+    async def _ask(self, target: HttpTarget, field: str, bytes_max: int) -> Fetched | HttpTarget:
+        addresses = checked_addresses(await self._addresses(target, field), target, field, self._rules)
+        try:
+            async with _session(addresses) as session, session.get(_yarl(target), allow_redirects=False) as response:
+                if response.status in _REDIRECTS:
+                    return redirected(target, response.headers.get(hdrs.LOCATION), field, self._rules)
+                return await _body(response, target, field, bytes_max)
+        except aiohttp.ClientPayloadError:
+            raise MediaRefused("incomplete", field, shown_url(target.url), "a whole body") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            # Their texts hold the whole URL: neither shown nor chained.
+            found = f"{shown_url(target.url)} ({type(error).__name__})"
+            raise MediaRefused("unreachable", field, found, "a server that answers") from None
+
+    async def _addresses(self, target: HttpTarget, field: str) -> list[Address]:
+        if target.literal is not None:
+            return [target.literal]
+        try:
+            return await self._resolve(target.host)
+        except (OSError, UnicodeError) as error:
+            allowed = "a host that has an address"
+            raise MediaRefused("address_unresolved", field, shown_url(target.url), allowed) from error
+
+
+async def system_addresses(host: str) -> list[Address]:
+    """Return the addresses of `host` as the system knows them; raise OSError where it knows none."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(ip_address(address[0]) for *_, address in found))
+
+
+async def _body(response: aiohttp.ClientResponse, target: HttpTarget, field: str, bytes_max: int) -> Fetched:
+    if response.status != _OK:
+        raise MediaRefused("status", field, f"{response.status} from {shown_url(target.url)}", f"{_OK}, or a redirect")
+    encoding = response.headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower()
+    if encoding != "identity":
+        allowed = "a body as it is: a few bytes may unpack to any number"
+        raise MediaRefused("encoding", field, encoding[:_FOUND_CHARACTERS_MAX], allowed)
+    allowed = f"at most {bytes_max} bytes"
+    if response.content_length is not None and response.content_length > bytes_max:
+        raise MediaRefused("too_large", field, f"{response.content_length} bytes, by Content-Length", allowed)
+    data = bytearray()
+    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+        data += chunk
+        if len(data) > bytes_max:
+            raise MediaRefused("too_large", field, f"more than {bytes_max} bytes", allowed)
+    if not data:
+        raise MediaRefused("content", field, "0 bytes", f"1..{bytes_max} bytes")
+    return Fetched(bytes(data), response.headers.get(hdrs.CONTENT_TYPE))
+
+
+def _session(addresses: tuple[Address, ...]) -> aiohttp.ClientSession:
+    """Return a session for one request, which connects to `addresses` alone."""
+    connector = aiohttp.TCPConnector(
+        resolver=_Checked(addresses), socket_factory=_gate(addresses), use_dns_cache=False, force_close=True, limit=1
+    )
+    return aiohttp.ClientSession(
+        connector=connector,
+        headers=_HEADERS,
+        auto_decompress=False,
+        trust_env=False,
+        timeout=aiohttp.ClientTimeout(),
+        max_line_size=_LINE_BYTES_MAX,
+        max_field_size=_LINE_BYTES_MAX,
+        read_bufsize=_CHUNK_BYTES,
+    )
+
+
+class _Checked(AbstractResolver):
+    """Knows the addresses that were checked, for whatever name it is asked."""
+
+    def __init__(self, addresses: tuple[Address, ...]) -> None:
+        self._addresses = addresses
+
+    async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[ResolveResult]:
+        return [
+            ResolveResult(hostname=host, host=str(address), port=port, family=family, proto=0, flags=0)
+            for address in self._addresses
+        ]
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+
+def _gate(addresses: tuple[Address, ...]) -> aiohttp.SocketFactoryType:
+    """Return what makes sockets for connections to `addresses`, and for no others."""
+
+    def make(info: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, peer = info
+        if ip_address(str(peer[0])) not in addresses:
+            raise OSError(None, "an address that nobody checked")
+        return socket.socket(family, kind, protocol)
+
+    return make
+
+
+def _yarl(target: HttpTarget) -> URL:
+    """Return the target as aiohttp takes it, from its parts: nobody reads its text a second time."""
+    path, _, query = target.path.partition("?")
+    return URL.build(scheme=target.scheme, authority=target.authority, path=path, query_string=query, encoded=True)

@@ -1,0 +1,156 @@
+"""Embeddings over plain HTTP: where no faster transport is installed.
+
+    GET /v1/embeddings/offer, `x-embedding-token: <token>`   200 and the bytes, for the first who asks in time; else 404
+
+The token is 256 random bits and stands in a header, which no access log has. There is no other secret and no TLS: the
+network between workers must be closed. An offer is gone when its answer begins: a second try needs a new one.
+
+Fetched from are only addresses, never names, of `embeddings.networks`, loopback by default: a descriptor that somebody
+made up leads nowhere else. What comes is bounded while it is read, and its BLAKE3 compared.
+"""
+
+import asyncio
+import secrets
+from ipaddress import ip_address
+
+import aiohttp
+from aiohttp import web
+from blake3 import blake3
+from yarl import URL
+
+from kv_runtime.clock import Clock
+from kv_runtime.http import HttpServer, openai_errors
+from kv_runtime.supervise import Part, until
+from worker_agent.core.media_addresses import Address, parsed_networks
+from worker_agent.core.media_refusals import MediaReason, MediaRefused
+from worker_agent.core.offers import NoRoom, Offers, OfferStatistics
+from worker_agent.media.config import EmbeddingTransferSection
+from worker_agent.media.transfer import EmbeddingDescriptor
+
+PATH = "/v1/embeddings/offer"
+TOKEN_HEADER = "x-embedding-token"  # noqa: S105 - its name
+_FIELD = "embeddings"
+_TOKEN_BYTES = 32
+_OK = 200
+_CHUNK_BYTES = 256 << 10
+
+
+class HttpEmbeddingTransfer:
+    """An `EmbeddingTransfer`. What is offered here is served while `parts` run; fetching needs only the other's."""
+
+    def __init__(self, section: EmbeddingTransferSection, clock: Clock) -> None:
+        self._section, self._clock = section, clock
+        self._networks = parsed_networks(section.networks)
+        self._offers = Offers(section.store_bytes_max, section.ttl_s)
+        app = web.Application(middlewares=[openai_errors])
+        app.add_routes([web.get(PATH, self._give, allow_head=False)])
+        self._server = HttpServer(app, section.host, section.port)
+
+    async def start(self) -> None:
+        """The address is bound; raise `PortUsed` where somebody else has it."""
+        await self._server.start()
+
+    def parts(self, stage: int) -> tuple[Part, ...]:
+        """Return what runs while embeddings are offered; after `start`."""
+        return (
+            Part("embeddings-http", self._server.run, stage),
+            Part("embeddings-expiry", self._expire, stage),
+        )
+
+    def statistics(self) -> OfferStatistics:
+        """Return what waits here, and what became of the others."""
+        return self._offers.statistics()
+
+    async def offer(self, embeddings: bytes) -> EmbeddingDescriptor:
+        """Keep `embeddings`, which nobody changes any more, for `ttl_s`; raise `NoRoom`."""
+        assert embeddings
+        if len(embeddings) > self._section.item_bytes_max:
+            raise NoRoom(len(embeddings), 0, self._section.item_bytes_max)
+        digest = await asyncio.to_thread(_digest, embeddings)
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._offers.offer(token, embeddings, self._clock.now())
+        return EmbeddingDescriptor(
+            host=self._section.host,
+            port=self._server.port,
+            token=token,
+            digest=digest,
+            size_bytes=len(embeddings),
+        )
+
+    async def release(self, descriptor: EmbeddingDescriptor) -> None:
+        """What was offered here under `descriptor` waits no more."""
+        self._offers.release(descriptor.token)
+
+    async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
+        """Return what was offered; raise `MediaRefused`."""
+        address = self._checked(descriptor)
+        try:
+            async with asyncio.timeout(self._section.fetch_s):
+                data = await _read(address, descriptor)
+        except TimeoutError as error:
+            raise _refused("timeout", descriptor, "a whole answer within embeddings.fetch_s") from error
+        except aiohttp.ClientPayloadError as error:
+            raise _refused("incomplete", descriptor, "all of the bytes") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _refused("unreachable", descriptor, "a worker that answers") from error
+        if len(data) != descriptor.size_bytes:
+            raise _refused("incomplete", descriptor, f"all of the bytes, not {len(data)}")
+        if not secrets.compare_digest(await asyncio.to_thread(_digest, data), descriptor.digest):
+            raise _refused("digest", descriptor, "the bytes that were offered")
+        return data
+
+    def _checked(self, descriptor: EmbeddingDescriptor) -> Address:
+        if descriptor.size_bytes > self._section.item_bytes_max:
+            raise _refused("too_large", descriptor, f"at most {self._section.item_bytes_max} bytes")
+        try:
+            address = ip_address(descriptor.host)
+        except ValueError as error:
+            raise _refused("url_host", descriptor, "an address") from error
+        if not any(address in network for network in self._networks):
+            raise _refused("address_network", descriptor, "addresses of embeddings.networks")
+        return address
+
+    async def _give(self, request: web.Request) -> web.StreamResponse:
+        data = self._offers.take(request.headers.get(TOKEN_HEADER, ""), self._clock.now())
+        if data is None:
+            raise web.HTTPNotFound
+        response = web.StreamResponse()
+        response.content_type, response.content_length = "application/octet-stream", len(data)
+        await response.prepare(request)
+        view = memoryview(data)
+        for at in range(0, len(data), _CHUNK_BYTES):  # others are served between the chunks
+            await response.write(view[at : at + _CHUNK_BYTES])
+        await response.write_eof()
+        return response
+
+    async def _expire(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            await until(stop, self._clock.sleep(self._section.ttl_s))
+            self._offers.expire(self._clock.now())
+
+
+async def _read(address: Address, descriptor: EmbeddingDescriptor) -> bytes:
+    """Return the body, at most one chunk longer than is allowed."""
+    url = URL.build(scheme="http", host=str(address), port=descriptor.port, path=PATH)
+    headers = {TOKEN_HEADER: descriptor.token, "Accept-Encoding": "identity"}
+    async with (
+        aiohttp.ClientSession(auto_decompress=False) as session,
+        session.get(url, headers=headers, allow_redirects=False) as response,
+    ):
+        if response.status != _OK:
+            raise _refused("expired", descriptor, f"embeddings that wait; the answer is {response.status}")
+        data = bytearray()
+        async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+            data += chunk
+            if len(data) > descriptor.size_bytes:
+                raise _refused("too_large", descriptor, "as many bytes as were offered")
+    return bytes(data)
+
+
+def _digest(data: bytes) -> str:
+    return blake3(data).hexdigest()
+
+
+def _refused(reason: MediaReason, descriptor: EmbeddingDescriptor, allowed: str) -> MediaRefused:
+    found = f"{descriptor.host}:{descriptor.port}, {descriptor.size_bytes} bytes"
+    return MediaRefused(reason, _FIELD, found, allowed)

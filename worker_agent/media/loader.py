@@ -1,0 +1,92 @@
+"""From media that a request names to their bytes: `data:`, files, URLs, so many at a time.
+
+    scheme            read by
+    data              `core/media_urls.py`
+    file, or a path   `files.py`
+    any other         `fetch.py`, which refuses what is not allowed
+
+A request's media are loaded beside one another; where one is refused, the others are given up. What takes long without
+waiting (decoding, hashing) is done on threads: tokens of other requests are streamed meanwhile.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kv_runtime.supervise import TaskSet
+from worker_agent.core.media import Media, MediaPart, SplitChat, check_total, checked_media, split_chat
+from worker_agent.core.media_refusals import MediaRefused
+from worker_agent.core.media_urls import decoded_data, file_path, scheme_of
+from worker_agent.media.config import MediaSection
+from worker_agent.media.fetch import MediaFetch, Resolve
+from worker_agent.media.files import MediaFiles
+
+
+class MediaLoader:
+    """Loads media for all requests of an agent. The counters are for its metrics: `refused_total` is by reason."""
+
+    def __init__(self, section: MediaSection, *, resolve: Resolve | None = None) -> None:
+        self._rules = section.rules
+        self._files = MediaFiles(section.directories)
+        self._fetch = MediaFetch(
+            section.fetch_rules, redirects_max=section.redirects_max, fetch_s=section.fetch_s, resolve=resolve
+        )
+        self._slots = asyncio.Semaphore(section.fetches_max)
+        self.loaded_total: Counter[str] = Counter()
+        self.loaded_bytes_total = 0
+        self.refused_total: Counter[str] = Counter()
+
+    def split(self, messages: Sequence[Mapping[str, Any]], placeholder: str) -> SplitChat:
+        """Return the chat as text, and the media to load; raise `MediaRefused`."""
+        try:
+            return split_chat(messages, self._rules, placeholder)
+        except MediaRefused as refused:
+            self.refused_total[refused.reason] += 1
+            raise
+
+    async def load(self, parts: Sequence[MediaPart]) -> tuple[Media, ...]:
+        """Return the media of `parts`, in their order, all of them checked.
+
+        Raises:
+            MediaRefused: of the first part, in their order, that was refused before the others were given up.
+        """
+        loaded: dict[int, Media] = {}
+        refusals: dict[int, MediaRefused] = {}
+        tasks: list[asyncio.Task[None]] = []
+
+        async def load_one(at: int, part: MediaPart) -> None:
+            try:
+                loaded[at] = await self._load(part)
+                check_total(sum(len(media.data) for media in loaded.values()), part.field, self._rules)
+            except MediaRefused as refused:
+                refusals[at] = refused
+                for task in tasks:
+                    if task is not asyncio.current_task():
+                        task.cancel()
+
+        async with TaskSet(len(parts)) as running:
+            tasks += [running.spawn(load_one(at, part)) for at, part in enumerate(parts)]
+        if refusals:
+            refused = refusals[min(refusals)]
+            self.refused_total[refused.reason] += 1
+            raise refused
+        self.loaded_total.update(media.kind for media in loaded.values())
+        self.loaded_bytes_total += sum(len(media.data) for media in loaded.values())
+        return tuple(loaded[at] for at in range(len(parts)))
+
+    async def _load(self, part: MediaPart) -> Media:
+        async with self._slots:
+            data, said_type = await self._bytes(part)
+            return await asyncio.to_thread(checked_media, part, data, said_type, self._rules)
+
+    async def _bytes(self, part: MediaPart) -> tuple[bytes, str | None]:
+        bytes_max = self._rules.part_bytes_max
+        scheme = scheme_of(part.url)
+        if scheme == "data":
+            said_type, data = await asyncio.to_thread(decoded_data, part.url, part.field, bytes_max)
+            return data, said_type
+        if scheme == "file" or part.url.startswith("/"):
+            path = file_path(part.url, part.field)
+            return await asyncio.to_thread(self._files.read, path, part.field, bytes_max), None
+        return await self._fetch.get(part.url, part.field, bytes_max)
