@@ -30,6 +30,7 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.config import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
+from router.compiled import hot_path
 from router.core.explain import explain
 from router.core.fleet import Worker
 from router.core.trust import Disparity, Trust
@@ -200,7 +201,9 @@ class ControlPlane:
         return json_response(readiness._asdict(), status=200 if readiness.ready else 503)
 
     async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"version": version("kv-router"), "index": self._index.implementation})
+        return json_response(
+            {"version": version("kv-router"), "index": self._index.implementation, "hot_path": hot_path()}
+        )
 
 
 def _seconds(value: str) -> float | None:

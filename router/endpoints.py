@@ -14,6 +14,7 @@ import msgspec
 
 from router import refusals
 from router.asking import Asking
+from router.compiled import hot_path
 from router.core.explain import explain
 from router.http.exchange import Exchange
 from router.refusals import Refusal
@@ -83,7 +84,7 @@ class Endpoints:
         _answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
 
     def _version(self, exchange: Exchange) -> None:
-        _answer(exchange, {"version": version("kv-router"), "index": self._index_name})
+        _answer(exchange, {"version": version("kv-router"), "index": self._index_name, "hot_path": hot_path()})
 
 
 class DecisionOnly(Asking):

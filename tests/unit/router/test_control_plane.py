@@ -17,6 +17,7 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
 from kv_runtime.http import HttpServer
+from router.compiled import hot_path
 from router.control_plane import ControlPlane
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
 from tests.unit.router.samples import rank, route
@@ -161,9 +162,10 @@ async def test_decisions_say_where_the_overlap_came_from_and_what_of_it_was_on_i
 
 
 @pytest.mark.asyncio
-async def test_version_says_which_index_serves(control: Control) -> None:
+async def test_version_says_which_index_serves_and_whether_the_hot_path_is_compiled(control: Control) -> None:
     answered = await control.get("/version")
-    assert (answered.status, json.loads(answered.body)["index"]) == (200, "native")
+    told = json.loads(answered.body)
+    assert (answered.status, told["index"], told["hot_path"]) == (200, "native", hot_path())
 
 
 @pytest.mark.asyncio

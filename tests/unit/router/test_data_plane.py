@@ -915,7 +915,7 @@ async def test_health_and_live_say_that_the_process_runs_and_version_which(plane
     for path in ("/health", "/live"):
         assert json.loads((await plane.get(path)).body) == {"status": "ok"}
     answered = json.loads((await plane.get("/version")).body)
-    assert (set(answered), answered["index"]) == ({"version", "index"}, "python")
+    assert (set(answered), answered["index"]) == ({"version", "index", "hot_path"}, "python")
 
 
 @pytest.mark.asyncio
