@@ -4,6 +4,9 @@ from typing import Literal
 
 import msgspec
 
+from worker_agent.core.disaggregated import Handoff
+from worker_agent.core.sampling import Sampling, TokenLogprobs
+
 FinishReason = Literal["length", "stop", "error"]
 PRIORITY_DEFAULT = 35
 PRIORITY_MAX = 100
@@ -29,6 +32,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one. `priority`, 0..100, says
     how long its blocks are to be kept: the lowest give way first.
+
+    What follows `priority` not every engine knows; one that does not, ignores it. `queue_priority`, 0..1: of the
+    requests that wait, the highest goes first. `handoff` is what the worker before this one said; `transfer_id`, unique
+    in the fleet, names the transfer that a prefill worker begins. On a decode worker `serves_alone` asks for the whole
+    generation, without anybody's handoff. `logits_processors` are names of the engine's configuration.
     """
 
     request_id: str
@@ -39,14 +47,31 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     lora_name: str | None = None
     cache_salt: str | None = None
     priority: int = PRIORITY_DEFAULT
+    sampling: Sampling = Sampling()
+    queue_priority: float | None = None
+    handoff: Handoff | None = None
+    transfer_id: int | None = None
+    serves_alone: bool = False
+    logits_processors: tuple[str, ...] = ()
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """New tokens of a generation. `cached_tokens` says how many of the prompt were not computed again."""
+    """New tokens of a generation. `cached_tokens` says how many of the prompt were not computed again.
+
+    `choice` counts from 0; each has a finish reason of its own. The token that stopped it is among its tokens.
+    `logprobs`, where asked for, has one entry for each new token, None where nothing is known of it; `prompt_logprobs`
+    stands on the first output alone. `stop_token_id` is the one that stopped it, where the engine says so. `handoff` is
+    what the next worker needs.
+    """
 
     token_ids: tuple[int, ...]
     cached_tokens: int
     finish_reason: FinishReason | None = None
+    choice: int = 0
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    stop_token_id: int | None = None
+    handoff: Handoff | None = None
 
 
 class EngineError(Exception):

@@ -15,7 +15,7 @@ class Engine(Protocol):
     """An engine, between `start` and `stop`."""
 
     def describe(self) -> EngineDescription:
-        """Return what the engine is; the same at any time."""
+        """Return what the engine is; the same at any time after `start`, before which not every engine knows it."""
 
     async def start(self) -> None:
         """Return when the engine accepts requests."""

@@ -17,10 +17,10 @@ from itertools import chain, islice
 import msgspec
 
 from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest, FinishReason
+from worker_agent.core.request_limits import computed_tokens_max
 from worker_agent.core.simulator.blocks import BlockTable
 from worker_agent.core.simulator.identity import BlockHash, Namespace, trtllm_hash
 from worker_agent.core.simulator.layout import GPU_ONLY, CacheLayout, RankCache
-from worker_agent.core.simulator.limits import computed_tokens_max
 from worker_agent.core.simulator.scheduling import TRTLLM, Scheduling
 from worker_agent.core.simulator.statistics import RankIteration
 from worker_agent.core.simulator.timing import IterationWork

@@ -1,0 +1,117 @@
+"""The engines that obey `worker_agent.engines.port`, small and equal in size, and words for what is asked of them.
+
+    simulated   stepped by the machine's clock, twenty times as fast
+    trtllm      `TensorRTLLMEngine` over the fake package; it computes as fast as it can
+
+Both compute nothing more once they are frozen: a test that asks what comes first does not depend on their speed.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kv_runtime.clock import SystemClock
+from tests.support.trtllm import Fake
+from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.core.engine_args import effective_args
+from worker_agent.core.engine_layers import Layer
+from worker_agent.core.engine_rules import Circumstances
+from worker_agent.core.simulator.scheduler import Simulator
+from worker_agent.engines.port import Engine
+from worker_agent.engines.simulated import SimulatedEngine
+from worker_agent.engines.trtllm import TensorRTLLMEngine
+from worker_agent.engines.trtllm_settings import TrtllmSettings
+
+BLOCK_SIZE = 4
+BLOCKS = 64
+LONGEST = 200
+PROMPT = tuple(range(10, 20))
+SPEED = 20.0
+
+
+@dataclass(frozen=True)
+class Running:
+    """A driven engine: `driving` is the task of its `run`; `freeze` lets no further iteration begin."""
+
+    engine: Engine
+    driving: "asyncio.Task[None]"
+    freeze: Callable[[], None]
+
+
+RunEngine = Callable[[], AbstractAsyncContextManager[Running]]
+
+
+def simulated(_: Fake) -> RunEngine:
+    description = EngineDescription(
+        model="m",
+        version="1",
+        event_source="simulated",
+        block_size=BLOCK_SIZE,
+        total_kv_blocks=BLOCKS,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_seq_len=LONGEST,
+    )
+    engine = SimulatedEngine(Simulator(description), SystemClock(), speed=SPEED)
+    return lambda: driven(engine, lambda: None)
+
+
+def trtllm(fake: Fake) -> RunEngine:
+    fake.control.model = type(fake.control.model)(gpu_blocks=BLOCKS)
+    return lambda: driven(trtllm_engine(), fake.control.hold)
+
+
+IMPLEMENTATIONS: dict[str, Callable[[Fake], RunEngine]] = {"simulated": simulated, "trtllm": trtllm}
+
+
+def trtllm_engine(
+    arguments: dict[str, Any] | None = None, settings: TrtllmSettings | None = None, **circumstances: Any
+) -> TensorRTLLMEngine:
+    """Return an engine with 4-token blocks, events and statistics, that nobody has started."""
+    values = {
+        "model": "none",
+        "max_seq_len": LONGEST,
+        "max_num_tokens": 256,
+        "max_batch_size": 8,
+        "enable_iter_perf_stats": True,
+        "kv_cache_config": {"tokens_per_block": BLOCK_SIZE},
+        **(arguments or {}),
+    }
+    around = Circumstances(publishes_kv_events=True, **circumstances)
+    args = effective_args([Layer(name="file", values=values, place="engine.yaml")], around)
+    return TensorRTLLMEngine(args, SystemClock(), model="m", settings=settings)
+
+
+@asynccontextmanager
+async def driven(engine: Engine, freeze: Callable[[], None]) -> AsyncIterator[Running]:
+    """Be where the engine is started and run; stop it without grace."""
+    await engine.start()
+    async with asyncio.TaskGroup() as group:
+        driving = group.create_task(engine.run())
+        try:
+            yield Running(engine, driving, freeze)
+        finally:
+            await engine.stop(0.0)
+
+
+def request(name: str = "a", max_tokens: int = 4, **fields: Any) -> EngineRequest:
+    told: dict[str, Any] = {"request_id": name, "prompt": PROMPT, "max_tokens": max_tokens, **fields}
+    return EngineRequest(**told)
+
+
+async def outputs(engine: Engine, asked: EngineRequest) -> list[EngineOutput]:
+    return [output async for output in engine.generate(asked)]
+
+
+def tokens_of(told: list[EngineOutput]) -> list[int]:
+    return [token for output in told for token in output.token_ids]
+
+
+async def rows_until(engine: Engine, is_over: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return the first row of statistics of which `is_over` holds."""
+    while True:
+        for row in await asyncio.to_thread(engine.iteration_stats, 5.0):
+            if is_over(row):
+                return row

@@ -1,0 +1,96 @@
+"""What a client's request says of sampling."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from kv_protocol.openai import RequestInvalid, decode_chat, decode_completion
+from worker_agent.core.request_sampling import sampling_of, stop_token_ids_of
+from worker_agent.core.sampling import Guide, Sampling
+
+
+def chat(**fields: Any) -> Any:
+    return decode_chat(msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}))
+
+
+def completion(**fields: Any) -> Any:
+    return decode_completion(msgspec.json.encode({"model": "m", "prompt": "hi", **fields}))
+
+
+def test_a_request_that_wishes_nothing_has_no_wishes() -> None:
+    assert sampling_of(chat()) == sampling_of(completion()) == Sampling()
+
+
+def test_wishes_keep_their_values() -> None:
+    wishes = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "seed": 1, "min_tokens": 2, "best_of": 2}
+    wishes |= {"frequency_penalty": 1.0, "presence_penalty": -1.0, "repetition_penalty": 1.5, "ignore_eos": True}
+    assert sampling_of(completion(n=2, prompt_logprobs=3, **wishes)) == Sampling(
+        choices=2,
+        prompt_logprobs=3,
+        **wishes,  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    ("request_", "count"),
+    [
+        (chat(logprobs=True), 0),
+        (chat(logprobs=True, top_logprobs=5), 5),
+        (chat(logprobs=False), None),
+        (completion(logprobs=0), 0),
+        (completion(logprobs=4), 4),
+        (completion(), None),
+    ],
+)
+def test_log_probabilities_by_either_interface(request_: Any, count: int | None) -> None:
+    assert sampling_of(request_).logprobs == count
+
+
+@pytest.mark.parametrize(
+    ("fields", "guide"),
+    [
+        ({"guided_json": {"type": "object"}}, Guide(kind="json", value={"type": "object"})),
+        ({"guided_regex": "a+"}, Guide(kind="regex", value="a+")),
+        ({"guided_choice": ["a.", "b"]}, Guide(kind="regex", value="(a\\.|b)")),
+        ({"guided_grammar": "g"}, Guide(kind="grammar", value="g")),
+        ({"structural_tag": {"t": 1}}, Guide(kind="structural_tag", value={"t": 1})),
+        ({"structured_outputs": {"choice": ["a"]}}, Guide(kind="regex", value="(a)")),
+        ({"structured_outputs": {"json": {}}}, Guide(kind="json", value={})),
+        ({"structured_outputs": {"json_object": True}}, Guide(kind="json_object")),
+        ({"response_format": {"type": "json_object"}}, Guide(kind="json_object")),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}}, Guide(kind="json", value={})),
+        ({"response_format": {"type": "text"}}, None),
+        ({"guided_json": None}, None),
+    ],
+)
+def test_every_way_to_ask_for_a_guide(fields: dict[str, Any], guide: Guide | None) -> None:
+    assert sampling_of(chat(**fields)).guide == guide
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (chat(top_logprobs=2), "top_logprobs"),
+        (chat(logprobs=True, top_logprobs=21), "top_logprobs"),
+        (completion(logprobs=21), "logprobs"),
+        (chat(prompt_logprobs=-1), "prompt_logprobs"),
+        (chat(guided_regex=7), "guided_regex"),
+        (chat(guided_choice=[]), "guided_choice"),
+        (chat(structured_outputs={"surprise": 1}), "structured_outputs"),
+        (chat(response_format={"type": "json_schema"}), "response_format.json_schema.schema"),
+        (chat(response_format={"type": "xml"}), "response_format.type"),
+        (chat(guided_regex="a", guided_json={}), "guided_regex"),
+    ],
+)
+def test_what_cannot_be_understood_is_refused_with_its_field(request_: Any, field: str) -> None:
+    with pytest.raises(RequestInvalid) as error:
+        sampling_of(request_)
+    assert error.value.field.startswith(field)
+
+
+def test_the_client_s_stop_tokens_are_bounded_ids() -> None:
+    assert stop_token_ids_of(chat(stop_token_ids=[3, 4])) == (3, 4)
+    assert stop_token_ids_of(chat()) == ()
+    with pytest.raises(RequestInvalid, match="stop_token_ids"):
+        stop_token_ids_of(chat(stop_token_ids=[-1]))

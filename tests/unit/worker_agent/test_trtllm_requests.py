@@ -1,0 +1,174 @@
+"""What the engine is asked for a request, by role."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker_agent.core.disaggregated import Handoff
+from worker_agent.core.engine import EngineDescription, EngineRequest, RequestRefused
+from worker_agent.core.engine_rules import Role
+from worker_agent.core.sampling import Guide, Sampling, choice_pattern
+from worker_agent.core.trtllm_requests import (
+    NO_END_TOKEN,
+    Abilities,
+    check_request,
+    guide_fields,
+    sampling_fields,
+    takes_transfer,
+    trtllm_request,
+)
+
+ENGINE = EngineDescription(
+    model="m",
+    version="1",
+    event_source="trtllm",
+    block_size=4,
+    total_kv_blocks=0,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    max_seq_len=100,
+)
+STATE = Handoff(opaque_state=b"\xff", first_gen_tokens=(5,), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
+MEDIA = Handoff(multimodal_embedding_handles=({"k": 1},), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
+TOKENS = st.lists(st.integers(0, 5), max_size=4)
+
+
+def asked(**fields: Any) -> EngineRequest:
+    told: dict[str, Any] = {"request_id": "a", "prompt": (1, 2, 3), "max_tokens": 9, **fields}
+    return EngineRequest(**told)
+
+
+def fields_of(role: Role = "aggregated", end_ids: tuple[int, ...] = (2,), **fields: Any) -> dict[str, Any]:
+    return sampling_fields(asked(**fields), role, end_ids)
+
+
+def refusal(role: Role = "aggregated", abilities: dict[str, Any] | None = None, **fields: Any) -> str:
+    with pytest.raises(RequestRefused) as error:
+        check_request(asked(**fields), ENGINE, Abilities(role=role, **(abilities or {})))
+    return str(error.value)
+
+
+def test_what_was_not_wished_is_the_engine_s_own_choice() -> None:
+    assert fields_of(end_ids=()) == {"max_tokens": 9, "detokenize": False, "end_id": NO_END_TOKEN, "pad_id": 0}
+
+
+def test_wishes_keep_their_names_and_values() -> None:
+    wishes = {"temperature": 0.0, "top_p": 0.5, "min_p": 0.1, "seed": 3, "min_tokens": 2, "frequency_penalty": 0.2}
+    wishes |= {"presence_penalty": -0.1, "repetition_penalty": 1.1}
+    assert wishes.items() <= fields_of(sampling=Sampling(**wishes)).items()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("wish", "told"), [(-1, 0), (0, 0), (5, 5)])
+def test_top_k_minus_one_is_all_tokens(wish: int, told: int) -> None:
+    assert fields_of(sampling=Sampling(top_k=wish))["top_k"] == told
+
+
+@pytest.mark.parametrize(("wish", "told"), [(0, 1), (1, 1), (20, 20)])
+def test_log_probabilities_of_the_chosen_token_alone_are_asked_as_one(wish: int, told: int) -> None:
+    fields = fields_of(sampling=Sampling(logprobs=wish, prompt_logprobs=wish))
+    assert (fields["logprobs"], fields["prompt_logprobs"]) == (told, told)
+
+
+def test_as_many_sequences_are_computed_as_are_answered() -> None:
+    fields = fields_of(sampling=Sampling(choices=3))
+    assert (fields["n"], fields["best_of"]) == (3, 3)
+
+
+def test_a_prefill_worker_makes_one_token_and_keeps_the_stop_conditions() -> None:
+    fields = fields_of("prefill", stop_token_ids=(2, 7))
+    assert (fields["max_tokens"], fields["end_id"], fields["stop_token_ids"]) == (1, 2, [7])
+
+
+@given(TOKENS, TOKENS, st.booleans())
+def test_exactly_the_tokens_that_should_stop_do(stops: list[int], ends: list[int], ignored: bool) -> None:
+    fields = fields_of(end_ids=tuple(ends), stop_token_ids=tuple(stops), sampling=Sampling(ignore_eos=ignored))
+    stopping = set() if fields.get("ignore_eos") else {fields["end_id"], *fields.get("stop_token_ids", [])}
+    assert stopping - {NO_END_TOKEN} == set(stops) - (set(ends) if ignored else set())
+    assert fields["end_id"] is not None
+    assert ("stop_token_ids" in fields) == ("include_stop_str_in_output" in fields)
+
+
+@pytest.mark.parametrize(
+    ("role", "fields", "request_type", "streamed"),
+    [
+        ("aggregated", {}, None, True),
+        ("prefill", {}, "context_only", False),
+        ("prefill", {"handoff": MEDIA}, "context_only", False),
+        ("decode", {"handoff": STATE}, "generation_only", True),
+        ("decode", {"serves_alone": True}, None, True),
+    ],
+)
+def test_each_role_asks_for_its_part(
+    role: Role, fields: dict[str, Any], request_type: str | None, streamed: bool
+) -> None:
+    request = asked(**fields)
+    check_request(request, ENGINE, Abilities(role=role))
+    told = trtllm_request(request, Abilities(role=role))
+    assert (told.disaggregated or {}).get("request_type") == request_type
+    assert told.streaming is streamed
+    assert takes_transfer(request, role) == (request_type == "generation_only")
+
+
+def test_media_handles_go_to_the_worker_that_computes_the_prompt_and_no_further() -> None:
+    prefill = trtllm_request(asked(handoff=MEDIA, transfer_id=9), Abilities(role="prefill")).disaggregated
+    decode = trtllm_request(asked(handoff=STATE), Abilities(role="decode")).disaggregated
+    assert prefill == {
+        "request_type": "context_only",
+        "disagg_request_id": 9,
+        "multimodal_embedding_handles": [{"k": 1}],
+        "multimodal_hashes": [[1, 2, 3, 4, 5, 6, 7, 8]],
+    }
+    assert decode == {"request_type": "generation_only", "opaque_state": b"\xff", "first_gen_tokens": [5]}
+
+
+@pytest.mark.parametrize(
+    ("role", "fields", "says"),
+    [
+        ("aggregated", {"handoff": STATE}, "disaggregated_params: found 'one', allowed none"),
+        ("prefill", {"handoff": STATE}, "disaggregated_params: found 'one', allowed none, or an encoder's"),
+        ("prefill", {"sampling": Sampling(choices=2)}, "n: found 2, allowed 1 on a prefill worker"),
+        ("decode", {}, "disaggregated_params: found 'none', allowed those of a prefill worker"),
+        ("decode", {"handoff": STATE, "serves_alone": True}, "disaggregated_params: found 'one', allowed none"),
+        ("decode", {"handoff": MEDIA}, "disaggregated_params.first_gen_tokens: found None"),
+        ("encode", {}, "role: found 'encode', allowed aggregated, prefill or decode"),
+        ("aggregated", {"max_tokens": 98}, "max_tokens: found '3 prompt tokens + max_tokens 98'"),
+        ("aggregated", {"queue_priority": 1.5}, "queue_priority: found 1.5, allowed 0..1"),
+        ("aggregated", {"sampling": Sampling(logprobs=21)}, "logprobs: found 21, allowed 0..20"),
+        ("aggregated", {"sampling": Sampling(top_k=-2)}, "top_k: found -2"),
+        ("aggregated", {"sampling": Sampling(best_of=2)}, "best_of: found 2, allowed n, 1, or none"),
+        ("aggregated", {"lora_name": "x"}, "lora_name: found 'x', allowed none: the engine was loaded without any"),
+        ("aggregated", {"sampling": Sampling(guide=Guide(kind="json_object"))}, "guided_decoding: found 'a guide'"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused_with_its_field(role: Role, fields: dict[str, Any], says: str) -> None:
+    assert refusal(role, **fields).startswith(says)
+
+
+def test_processors_see_one_sequence() -> None:
+    wishes: dict[str, Any] = {"logits_processors": ("p",), "sampling": Sampling(choices=2)}
+    assert refusal(abilities={"logits_processors": {"p"}}, **wishes).startswith("n: found 2, allowed 1 with logits")
+
+
+@pytest.mark.parametrize(
+    ("guide", "told"),
+    [
+        (Guide(kind="json", value={"type": "object"}), {"json": {"type": "object"}}),
+        (Guide(kind="regex", value="a+"), {"regex": "a+"}),
+        (Guide(kind="grammar", value="root ::= 'a'"), {"grammar": "root ::= 'a'"}),
+        (Guide(kind="json_object"), {"json_object": True}),
+        (Guide(kind="structural_tag", value={"type": "t"}), {"structural_tag": '{"type":"t"}'}),
+        (Guide(kind="structural_tag", value="{}"), {"structural_tag": "{}"}),
+    ],
+)
+def test_a_guide_is_one_keyword(guide: Guide, told: dict[str, Any]) -> None:
+    assert guide_fields(guide) == told
+
+
+@given(st.lists(st.text(alphabet="ab.*+?()[]{}|^$\\ -", min_size=1), min_size=1), st.text(alphabet="ab.|\\"))
+def test_a_pattern_of_choices_matches_them_and_nothing_else(choices: list[str], other: str) -> None:
+    pattern = re.compile(choice_pattern(choices))
+    assert all(pattern.fullmatch(choice) for choice in choices)
+    assert bool(pattern.fullmatch(other)) == (other in choices)

@@ -1,0 +1,212 @@
+"""An engine's request as TensorRT-LLM wants it: keywords of its classes, as data.
+
+    role         handoff                         request_type               max_tokens    streamed
+    aggregated   refused                         -                          as asked      yes
+    prefill      an encoder's, or none           context_only               1             no: there is one answer
+    decode       a prefill worker's, required    generation_only            as asked      yes
+    decode, `serves_alone`: refused              context_and_generation     as asked      yes
+    encode       generates nothing: refused
+
+    ours                                  `SamplingParams`
+    stop tokens                           the model's end token among them: `end_id`, -1 where none stops (never None:
+                                          the engine would need a tokenizer); the others: `stop_token_ids`
+    ignore_eos                            the model's end tokens are no stop tokens. The engine's own switch where the
+                                          client has no stop tokens, for it takes those away, too; else `end_id` -1
+    the token that stopped it             stays: `include_stop_str_in_output`
+    stop strings                          none: the text is the agent's, `stop` beside an `end_id` fails
+    top_k -1                              0, all tokens
+    choices n                             `n`, and `best_of` n: what is streamed cannot be ranked afterwards
+    logprobs k                            max(1, k)
+    rank                                  asked for where the engine has several; another one is not good enough
+    prefill                               `max_tokens` 1, whatever was asked; all else as asked
+
+Source: `dynamo_reference.md` sections 4.2 and 6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` and
+`tensorrt_llm/executor/base_worker.py` (`end_id` and stop words under `ignore_eos`); `docs/TENSORRT_LLM.md`.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from worker_agent.core.disaggregated import params_of
+from worker_agent.core.engine import PRIORITY_DEFAULT, EngineDescription, EngineRequest, RequestRefused
+from worker_agent.core.engine_rules import Role
+from worker_agent.core.request_limits import Rule, limits
+from worker_agent.core.sampling import LOGPROBS_MAX, Guide, Sampling
+
+NO_END_TOKEN = -1
+_PAD_TOKEN = 0
+_COPIED = (
+    "temperature", "top_p", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
+    "repetition_penalty",
+)  # fmt: skip
+
+
+class TrtllmRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of `generate_async`. Mappings are keywords: of `SamplingParams`, `DisaggregatedParams`."""
+
+    prompt: tuple[int, ...]
+    sampling: dict[str, Any]
+    guide: dict[str, Any] | None
+    disaggregated: dict[str, Any] | None
+    streaming: bool
+    dp_rank: int | None
+    lora_name: str | None
+    cache_salt: str | None
+    retention_priority: int | None
+    queue_priority: float | None
+    logits_processors: tuple[str, ...]
+
+
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine was loaded with, as far as requests ask for it by name."""
+
+    role: Role
+    end_ids: tuple[int, ...] = ()
+    loras: Collection[str] = ()
+    logits_processors: Collection[str] = ()
+    guides: bool = False
+    attention_dp: bool = False
+
+
+def check_request(
+    request: EngineRequest, engine: EngineDescription, abilities: Abilities, *, id_in_use: bool = False
+) -> None:
+    """Return where the engine can serve the request some day.
+
+    Raises:
+        RequestRefused: it cannot, in this role, with what it was loaded with, however empty it is.
+    """
+    for rules in (
+        _role_rules(request, abilities.role),
+        limits(request, engine, id_in_use=id_in_use),
+        _sampling_rules(request.sampling, abilities),
+        _named_rules(request, abilities),
+    ):
+        for field, found, allowed, is_allowed in rules:
+            if not is_allowed:
+                raise RequestRefused(field, found, allowed)
+
+
+def trtllm_request(request: EngineRequest, abilities: Abilities) -> TrtllmRequest:
+    """Return what the engine is asked. `request` has passed `check_request`."""
+    role = abilities.role
+    return TrtllmRequest(
+        prompt=request.prompt,
+        sampling=sampling_fields(request, role, abilities.end_ids),
+        guide=None if request.sampling.guide is None else guide_fields(request.sampling.guide),
+        disaggregated=_disaggregated(request, role),
+        streaming=role != "prefill",
+        dp_rank=request.dp_rank if abilities.attention_dp else None,
+        lora_name=request.lora_name or None,
+        cache_salt=request.cache_salt or None,
+        retention_priority=None if request.priority == PRIORITY_DEFAULT else request.priority,
+        queue_priority=request.queue_priority,
+        logits_processors=request.logits_processors,
+    )
+
+
+def takes_transfer(request: EngineRequest, role: Role) -> bool:
+    """Return whether the engine fetches the prompt's KV from another worker before the first token."""
+    return role == "decode" and not request.serves_alone
+
+
+def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) -> dict[str, Any]:
+    """Return the keywords of `SamplingParams`; of wishes that were not expressed there are none."""
+    asked = request.sampling
+    fields: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(asked, name)) is not None}
+    fields |= {"max_tokens": 1 if role == "prefill" else request.max_tokens, "detokenize": False}
+    fields |= _stop_fields(request.stop_token_ids, end_ids, ignore_eos=asked.ignore_eos)
+    if asked.top_k is not None:
+        fields["top_k"] = max(0, asked.top_k)
+    if asked.choices > 1:
+        fields |= {"n": asked.choices, "best_of": asked.choices}
+    if asked.logprobs is not None:
+        fields["logprobs"] = max(1, asked.logprobs)
+    if asked.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = max(1, asked.prompt_logprobs)
+    return fields
+
+
+def guide_fields(guide: Guide) -> dict[str, Any]:
+    """Return the one keyword of `GuidedDecodingParams`. A schema may be a mapping or its JSON; a tag is JSON."""
+    if guide.kind == "json_object":
+        return {"json_object": True}
+    if guide.kind == "structural_tag" and not isinstance(guide.value, str):
+        return {"structural_tag": msgspec.json.encode(guide.value).decode()}
+    return {guide.kind: guide.value}
+
+
+def _stop_fields(stop_ids: Sequence[int], end_ids: Sequence[int], *, ignore_eos: bool) -> dict[str, Any]:
+    ends = [each for each in end_ids if each in stop_ids]
+    if ignore_eos:
+        others = [each for each in stop_ids if each not in end_ids]
+        if ends and not others:
+            return {"end_id": ends[0], "pad_id": ends[0], "ignore_eos": True}
+        ends = []
+    else:
+        others = [each for each in stop_ids if each not in ends[:1]]
+    fields: dict[str, Any] = {"end_id": NO_END_TOKEN, "pad_id": _PAD_TOKEN}
+    if ends:
+        fields = {"end_id": ends[0], "pad_id": ends[0]}
+    return fields | ({"stop_token_ids": others, "include_stop_str_in_output": True} if others else {})
+
+
+def _disaggregated(request: EngineRequest, role: Role) -> dict[str, Any] | None:
+    if role == "prefill":
+        said = {"request_type": "context_only"}
+        if request.handoff is not None:
+            said = params_of(request.handoff, "context_only", with_media=True)
+        return said if request.transfer_id is None else {**said, "disagg_request_id": request.transfer_id}
+    if not takes_transfer(request, role):
+        return None
+    assert request.handoff is not None
+    return params_of(request.handoff, "generation_only", with_media=False)
+
+
+def _role_rules(request: EngineRequest, role: Role) -> Iterator[Rule]:
+    handoff = request.handoff
+    has_media = handoff is not None and handoff.multimodal_embedding_handles is not None
+    found = "none" if handoff is None else "one"
+    if role == "encode":
+        yield "role", role, "aggregated, prefill or decode: an encoder generates nothing", False
+    elif role == "prefill":
+        allowed = "none, or an encoder's multimodal_embedding_handles"
+        yield "disaggregated_params", found, allowed, handoff is None or has_media
+    elif takes_transfer(request, role):
+        allowed = "those of a prefill worker: decode mode requires them"
+        yield "disaggregated_params", found, allowed, handoff is not None
+        state, tokens = handoff and handoff.opaque_state, handoff and handoff.first_gen_tokens
+        yield "disaggregated_params.first_gen_tokens", tokens, "one token or more", bool(tokens)
+        yield "disaggregated_params.opaque_state", state, "what the prefill worker said, in base64", bool(state)
+    else:
+        yield "disaggregated_params", found, "none: this worker computes the prompt itself", handoff is None
+
+
+def _sampling_rules(asked: Sampling, abilities: Abilities) -> Iterator[Rule]:
+    n, best_of = asked.choices, asked.best_of
+    yield "n", n, "1 or more", n >= 1
+    yield "n", n, "1 on a prefill worker: one answer is handed over", n == 1 or abilities.role != "prefill"
+    yield "best_of", best_of, f"n, {n}, or none: a stream cannot be ranked", best_of in (None, n)
+    yield "top_k", asked.top_k, "-1 (all) or more", asked.top_k is None or asked.top_k >= -1
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(asked, name)
+        yield name, value, f"0..{LOGPROBS_MAX}", value is None or 0 <= value <= LOGPROBS_MAX
+    allowed = "none: the engine was loaded without guided_decoding_backend"
+    yield "guided_decoding", "a guide", allowed, asked.guide is None or abilities.guides
+
+
+def _named_rules(request: EngineRequest, abilities: Abilities) -> Iterator[Rule]:
+    lora, priority = request.lora_name or None, request.queue_priority
+    yield "lora_name", lora, _one_of(abilities.loras), lora is None or lora in abilities.loras
+    for name in request.logits_processors:
+        allowed = _one_of(abilities.logits_processors)
+        yield "logits_processors", name, allowed, name in abilities.logits_processors
+    n = request.sampling.choices
+    yield "n", n, "1 with logits processors: they see one sequence", n == 1 or not request.logits_processors
+    yield "queue_priority", priority, "0..1", priority is None or 0 <= priority <= 1
+
+
+def _one_of(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "none: the engine was loaded without any"

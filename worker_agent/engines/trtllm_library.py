@@ -1,0 +1,253 @@
+"""TensorRT-LLM, imported: the only module that does. It makes what the library takes, and says what its errors mean.
+
+    ours                                 the library's
+    engine arguments, role encode        `MultimodalEncoder`
+    backend pytorch, _autodeploy         `tensorrt_llm.LLM`, `tensorrt_llm._torch.auto_deploy.LLM`
+    sections of the arguments            the classes of `llmapi.llm_args` that `config_classes` names
+    error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
+
+    an error                                                     is
+    any, once `_fatal_error` is set or the health check fails    the engine's: it is dead
+    any other at submission                                      the request's: of its values, or what they name
+    RequestError, a handoff that cannot be read, afterwards      the request's
+    any other                                                    the engine's
+
+Everything is imported when it is used, for it takes seconds and wants a GPU. Names, and where they come from:
+`docs/TENSORRT_LLM.md`.
+"""
+
+# ruff: noqa: PLC0415  see above
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from worker_agent.core.disaggregated import HandoffInvalid
+from worker_agent.core.engine import EngineDescription, EngineError
+from worker_agent.core.engine_args import EngineArgs, config_classes
+from worker_agent.core.sampling import TokenLogprob
+from worker_agent.core.trtllm_requests import TrtllmRequest
+from worker_agent.engines.logits import LogitsAdapter
+from worker_agent.engines.trtllm_settings import LoraAdapter, TrtllmSettings
+
+_BLOCK_SIZE = 32
+"""The engine's own default. An encoder has no blocks, and says this."""
+EXTRA = "kv-router[trtllm]"
+_log = structlog.get_logger("trtllm")
+
+
+class Library:
+    """The imported library.
+
+    Raises:
+        EngineError: it is not installed, or cannot be imported.
+    """
+
+    def __init__(self, log_level: str) -> None:
+        try:
+            import tensorrt_llm
+            from tensorrt_llm.logger import logger
+        except ModuleNotFoundError as error:
+            if error.name != "tensorrt_llm":
+                raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
+            raise EngineError(f"tensorrt_llm is not installed: this engine needs the extra {EXTRA}") from error
+        except (ImportError, OSError, RuntimeError) as error:  # a CUDA library that is not there, or does not fit
+            raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
+        self.version = str(tensorrt_llm.__version__)
+        logger.set_level(log_level)
+
+    def load(self, args: EngineArgs) -> Any:  # noqa: ANN401 - the library has no types here
+        """Return the loaded engine; block this thread, for minutes.
+
+        Raises:
+            EngineError: the library refuses the arguments, or cannot load the model.
+        """
+        try:
+            return self._class(args)(**self.arguments(args))
+        except Exception as error:
+            raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {error}") from error
+
+    def arguments(self, args: EngineArgs) -> dict[str, Any]:
+        """Return the keywords of the engine's class; nobody else holds any part of them."""
+        from tensorrt_llm.llmapi import llm_args
+
+        made = args.as_dict()  # anew: a deep copy
+        for path, name in config_classes(args):
+            section, kind = _at(made, path[:-1]), getattr(llm_args, name, None)
+            if kind is not None:
+                section[path[-1]] = kind(**section[path[-1]])
+        return made
+
+    def generate(
+        self,
+        llm: Any,  # noqa: ANN401 - as above
+        asked: TrtllmRequest,
+        adapters: list[LogitsAdapter],
+        loras: Mapping[str, LoraAdapter],
+    ) -> Any:  # noqa: ANN401 - as above
+        """Return the result of one request, at once; raise what the library raises."""
+        from tensorrt_llm.sampling_params import GuidedDecodingParams, LogitsProcessor, SamplingParams
+
+        sampling = dict(asked.sampling)
+        if asked.guide is not None:
+            sampling["guided_decoding"] = GuidedDecodingParams(**asked.guide)
+        if adapters:
+            LogitsProcessor.register(LogitsAdapter)
+            sampling["logits_processor"] = adapters
+        wishes = {
+            "lora_request": _made(self._lora(loras), asked.lora_name),
+            "disaggregated_params": _made(self._disaggregated, asked.disaggregated),
+            "scheduling_params": _made(self._scheduling, asked.dp_rank),
+            "kv_cache_retention_config": _made(self._retention, asked.retention_priority),
+            "cache_salt": asked.cache_salt,
+            "priority": asked.queue_priority,
+        }
+        return llm.generate_async(
+            list(asked.prompt),
+            SamplingParams(**sampling),
+            streaming=asked.streaming,
+            **{name: wish for name, wish in wishes.items() if wish is not None},
+        )
+
+    def fault(self, llm: Any) -> BaseException | None:  # noqa: ANN401 - as above
+        """Return why the engine is dead; None while it lives."""
+        fatal: BaseException | None = getattr(getattr(llm, "_executor", None), "_fatal_error", None)
+        if fatal is not None:
+            return fatal
+        check = getattr(llm, "_check_health", None)
+        return None if check is None or check() else EngineError("the engine's own health check fails")
+
+    def is_refusal(self, error: BaseException, *, is_new: bool) -> bool:
+        """Return whether an error is one request's, on an engine that is not dead; `is_new`: it was just submitted."""
+        from tensorrt_llm.executor.utils import RequestError
+
+        return is_new or isinstance(error, RequestError | HandoffInvalid)
+
+    def capacity(self, llm: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
+        """Return the size of a rank's KV cache; empty where this version, or this engine, does not say it."""
+        try:
+            return dict(llm.get_kv_cache_capacity())
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+            _log.warning("kv_cache_capacity_unknown", version=self.version, reason=str(error))
+            return {}
+
+    @staticmethod
+    def _class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
+        if args.role == "encode":
+            from tensorrt_llm.llmapi import MultimodalEncoder
+
+            return MultimodalEncoder
+        if args.value("backend") == "_autodeploy":
+            from tensorrt_llm._torch import auto_deploy
+
+            return auto_deploy.LLM
+        from tensorrt_llm import LLM
+
+        return LLM
+
+    @staticmethod
+    def _disaggregated(fields: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.disaggregated_params import DisaggregatedParams, DisaggScheduleStyle
+
+        told = dict(fields)
+        if "schedule_style" in told:
+            told["schedule_style"] = DisaggScheduleStyle(told["schedule_style"])
+        if "first_gen_log_probs" in told:
+            told["first_gen_log_probs"] = [
+                [{token: _logprob(each) for token, each in place.items()} for place in sequence]
+                for sequence in told["first_gen_log_probs"]
+            ]
+        return DisaggregatedParams(**told)
+
+    @staticmethod
+    def _scheduling(dp_rank: int) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.scheduling_params import SchedulingParams
+
+        return SchedulingParams(attention_dp_rank=dp_rank, attention_dp_relax=False)
+
+    @staticmethod
+    def _retention(priority: int) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.llmapi import KvCacheRetentionConfig
+
+        whole = KvCacheRetentionConfig.TokenRangeRetentionConfig(0, None, priority)
+        return KvCacheRetentionConfig([whole], priority)
+
+    @staticmethod
+    def _lora(loras: Mapping[str, LoraAdapter]) -> Callable[[str], Any]:
+        def request(name: str) -> Any:  # noqa: ANN401 - as above
+            from tensorrt_llm.llmapi import LoRARequest
+
+            return LoRARequest(name, loras[name].number, loras[name].path)
+
+        return request
+
+
+class Loading:
+    """An engine that a thread loads, and that nobody may want any more when it is there."""
+
+    def __init__(self, args: EngineArgs, log_level: str) -> None:
+        self._args, self._log_level = args, log_level
+        self._lock, self._is_wanted = threading.Lock(), True
+
+    def run(self) -> tuple[Library, Any, Mapping[str, Any]]:
+        """Return library, engine, and its cache's size; block this thread."""
+        library = Library(self._log_level)
+        llm = library.load(self._args)
+        capacity = library.capacity(llm) if self._args.role != "encode" else {}
+        with self._lock:
+            if not self._is_wanted:
+                llm.shutdown()
+                raise EngineError("nobody waits for the engine any more")
+        return library, llm, capacity
+
+    def abandon(self) -> None:
+        """Shut the engine down as soon as it is there."""
+        with self._lock:
+            self._is_wanted = False
+
+
+def described(
+    args: EngineArgs,
+    llm: Any,  # noqa: ANN401 - as above
+    capacity: Mapping[str, Any],
+    settings: TrtllmSettings,
+    names: tuple[str, str],
+) -> EngineDescription:
+    """Return what the loaded engine is; `names` are the model's and the version's.
+
+    Raises:
+        EngineError: nobody says how long a sequence may be.
+    """
+    own = getattr(llm, "args", None)
+    longest = args.value("max_seq_len") or getattr(own, "max_seq_len", None) or settings.max_seq_len
+    if longest is None:
+        raise EngineError("max_seq_len: found none, allowed an engine argument, or the setting of the agent")
+    return EngineDescription(
+        model=names[0],
+        version=names[1],
+        event_source="trtllm",
+        block_size=capacity.get("tokensPerBlock") or args.value("kv_cache_config", "tokens_per_block") or _BLOCK_SIZE,
+        total_kv_blocks=capacity.get("maxNumBlocks") or 0,
+        max_num_seqs=args.value("max_batch_size") or getattr(own, "max_batch_size", None) or 0,
+        max_num_batched_tokens=args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0,
+        max_seq_len=longest,
+        dp_ranks=tuple(range(args.attention_dp_size)),
+    )
+
+
+def _logprob(told: TokenLogprob) -> Any:  # noqa: ANN401 - the library's `Logprob`
+    from tensorrt_llm.executor.result import Logprob
+
+    return Logprob(logprob=told.logprob, rank=told.rank)
+
+
+def _made(make: Callable[[Any], Any], told: object) -> Any:  # noqa: ANN401 - whatever the library makes of it
+    return None if told is None else make(told)
+
+
+def _at(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    for name in path:
+        values = values[name]
+    return values

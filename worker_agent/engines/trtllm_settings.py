@@ -1,0 +1,35 @@
+"""What an agent says of its TensorRT-LLM engine beyond the engine's own arguments."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+
+class LoraAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """A LoRA adapter that requests may name: its number, unique in the engine and from 1, and where its weights lie."""
+
+    number: int
+    path: str
+
+
+class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine does not know, or does not say. Times in seconds.
+
+    `end_ids` are the model's end tokens: with `ignore_eos` they do not stop. `max_seq_len` counts where the arguments
+    have none. `watch_s` lies between two questions whether the engine lives, each of which may take `answer_s`;
+    `transfer_s` is how long a prefill worker waits for its transfers, `shutdown_s` how long the engine may take to end.
+    `transfer_place` are the node 0..255 and the process 0..63 that no other prefill worker of the fleet has: with them
+    every transfer gets an id; without, the engine's own numbers stand for it, which two workers may both give.
+    """
+
+    end_ids: tuple[int, ...] = ()
+    max_seq_len: int | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    loras: Mapping[str, LoraAdapter] = {}
+    logits_processors: Mapping[str, str] = {}
+    watch_s: float = 0.5
+    answer_s: float = 30.0
+    transfer_s: float = 30.0
+    shutdown_s: float = 30.0
+    transfer_place: tuple[int, int] | None = None
