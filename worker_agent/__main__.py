@@ -3,7 +3,8 @@
 import asyncio
 import sys
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,7 @@ from kv_runtime.supervise import Part, run_parts, run_process, thread_part, unti
 from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_registry
 from kv_runtime.text import Text, load_text
 from worker_agent.api import AgentApi
-from worker_agent.attached import HealthWatch
+from worker_agent.attach import run_attached
 from worker_agent.config import AgentSettings
 from worker_agent.consolidator_metrics import ConsolidatorMetrics
 from worker_agent.core.consolidation import Consolidation, Origin
@@ -35,8 +36,8 @@ from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.core.simulator.tokens import TokenSource
 from worker_agent.engines.simulated import SimulatedEngine
 from worker_agent.event_path import EventPath
-from worker_agent.foreign import foreign_consolidator, foreign_registration, new_epoch
-from worker_agent.foreign_config import AttachSettings, ConsolidateSettings, WorkerStreamsSection
+from worker_agent.foreign import foreign_consolidator, new_epoch
+from worker_agent.foreign_config import AttachSettings, ConsolidateSettings
 from worker_agent.load_reports import LoadReports
 from worker_agent.membership import Membership
 from worker_agent.metrics import AgentMetrics
@@ -107,10 +108,11 @@ def consolidate(
 
 @main.command()
 @config_options
-@click.option("--engine", "engine__kind", help="which engine: vllm, sglang, trtllm")
-@click.option("--base-url", "engine__base_url", help="its OpenAI endpoint, http://host:port; absent: only consolidate")
-@click.option("--publish-endpoint", "engine__publish_endpoint", help="its events, tcp://host:port; rank r: port + r")
+@click.option("--engine", "engine__kind", help="which engine: vllm, sglang, trtllm-serve")
+@click.option("--url", "engine__base_url", help="its OpenAI endpoint, http://host:port; absent: only streams")
+@click.option("--kv-events", "engine__publish_endpoint", help="tcp://host:port of rank 0, or `poll`")
 @click.option("--replay-endpoint", "engine__replay_endpoint", help="its replays, likewise; absent: it has none")
+@click.option("--requests", "engine__requests", help="auto, direct (to the engine itself), forward (through here)")
 @click.option("--dp-ranks", "engine__dp_ranks", type=int, help="its data-parallel ranks")
 @click.option("--model", "engine__model", help="the model's name")
 @click.option("--served-name", "engine__served_names", multiple=True, help="a name that requests may use, any number")
@@ -123,8 +125,9 @@ def consolidate(
 @click.option("--worker-id", "worker__id", help="unique name in the fleet")
 @click.option("--nats-url", "nats__url", help="the event log: nats://host:port")
 @click.option("--port", "control__port", type=int, help="HTTP port of /metrics and /health; 0: any free one")
+@click.option("--forward-port", "worker__port", type=int, help="HTTP port of forwarded requests; 0: any free one")
 def attach(file: Path | None, assignments: tuple[str, ...], print_config: bool, **flags: Any) -> None:  # noqa: ANN401
-    """Bring one running engine into the fleet: its KV events, and, with --base-url, its endpoint."""
+    """Bring one running engine into the fleet: its KV events, and, with --url, its load and its endpoint."""
     given = {name.replace("__", "."): value for name, value in flags.items() if value != ()}
     _run(AttachSettings, file, assignments, given, _attach, print_config=print_config)
 
@@ -153,15 +156,35 @@ def _run(
 async def _consolidate(settings: ConsolidateSettings, stop: asyncio.Event) -> None:
     if not settings.workers:
         raise ConfigurationError(["workers: found none, allowed at least one"])
-    await _head_streams(settings, settings.workers, None, stop)
+    clock, control = SystemClock(), settings.control
+    names = " ".join(worker.id for worker in settings.workers)
+    log = await EventLog.connect(
+        settings.nats.url, name=f"worker-agent {names}", token=settings.nats.credentials.get_secret_value()
+    )
+    context = zmq.asyncio.Context()
+    try:
+        consolidators = [
+            foreign_consolidator(worker, settings.events, log, context, clock) for worker in settings.workers
+        ]
+        registry = new_registry()
+        Projection(registry, ConsolidatorMetrics(consolidators).families)
+        Projection(registry, lambda: log_families(log.statistics()))
+        api = StatusApi(consolidators, version("kv-router"))
+        http = HttpServer(api.app(registry, token=control.token.get_secret_value()), control.host, control.port)
+        await http.start()
+        for consolidator in consolidators:
+            await consolidator.start()
+        print(f"streams of {names}, status on http://{control.host}:{http.port}", flush=True)
+        parts = [part for consolidator in consolidators for part in consolidator.parts(first_stage=1)]
+        parts += [Part("http", http.run, 5), Part("event-log", log.run, 5)]
+        await run_parts(parts, stop=stop, drain_s=_HEAD_DRAIN_S)
+    finally:
+        await log.close()
+        context.destroy(linger=0)
 
 
 async def _attach(settings: AttachSettings, stop: asyncio.Event) -> None:
-    if not settings.engine.model:
-        raise ConfigurationError(["engine.model: found '', allowed the model's name (--model)"])
-    instance = uuid.uuid4().hex[:16]
-    registration = foreign_registration(settings, instance) if settings.engine.base_url else None
-    await _head_streams(settings, [settings.streams(instance)], registration, stop)
+    await run_attached(settings, stop, partial(print, flush=True))
 
 
 async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
@@ -231,49 +254,6 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
         )
     finally:
         await membership.leave("stopped")
-        await log.close()
-        context.destroy(linger=0)
-
-
-async def _head_streams(
-    settings: ConsolidateSettings | AttachSettings,
-    workers: Sequence[WorkerStreamsSection],
-    registration: WorkerRegistered | None,
-    stop: asyncio.Event,
-) -> None:
-    clock, log_found, control = SystemClock(), asyncio.Event(), settings.control
-    log = await EventLog.connect(
-        settings.nats.url,
-        name=f"worker-agent {' '.join(worker.id for worker in workers)}",
-        token=settings.nats.credentials.get_secret_value(),
-        on_found=log_found.set,
-    )
-    context, watch = zmq.asyncio.Context(), None
-    try:
-        consolidators = [foreign_consolidator(worker, settings.events, log, context, clock) for worker in workers]
-        registry = new_registry()
-        Projection(registry, ConsolidatorMetrics(consolidators).families)
-        Projection(registry, lambda: log_families(log.statistics()))
-        api = StatusApi(consolidators, version("kv-router"))
-        http = HttpServer(api.app(registry, token=control.token.get_secret_value()), control.host, control.port)
-        await http.start()
-        for consolidator in consolidators:
-            await consolidator.start()
-        print(
-            f"streams of {' '.join(worker.id for worker in workers)}, status on http://{control.host}:{http.port}",
-            flush=True,
-        )
-        parts = [part for consolidator in consolidators for part in consolidator.parts(first_stage=1)]
-        if registration is not None:
-            watch = HealthWatch(
-                registration.base_url, Membership(registration, log, clock, log_found), clock, log_found
-            )
-            parts.append(Part("health-watch", watch.run, 0))
-        parts += [Part("http", http.run, 5), Part("event-log", log.run, 5)]
-        await run_parts(parts, stop=stop, drain_s=_HEAD_DRAIN_S)
-    finally:
-        if watch is not None:
-            await watch.leave("stopped")
         await log.close()
         context.destroy(linger=0)
 

@@ -29,6 +29,11 @@ class WorkerSection(Section):
             raise ValueError(f"host is {self.host}: beyond loopback a token is required")
         return self
 
+    @property
+    def advertised_host(self) -> str:
+        """The host that stands in the registered address."""
+        return self.advertise_host or (self.host if self.host != "0.0.0.0" else socket.gethostname())  # noqa: S104
+
 
 class EngineSection(Section):
     """The engine; sizes are per rank."""
@@ -111,8 +116,4 @@ class AgentSettings(Settings):
     @property
     def advertised_host(self) -> str:
         """The host that stands in the registered address."""
-        return self.worker.advertise_host or (self.worker.host if self.worker.host != "0.0.0.0" else _own_host())  # noqa: S104
-
-
-def _own_host() -> str:
-    return socket.gethostname()
+        return self.worker.advertised_host

@@ -1,24 +1,35 @@
 """What `consolidate` and `attach` are made of: consolidators of foreign publishers, and an engine's registration."""
 
 import secrets
+from collections.abc import Mapping
 from importlib.metadata import version
 
 import zmq.asyncio
 
 from kv_protocol.errors import LimitExceeded
-from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.fleet import EventSource, WorkerRegistered
 from kv_protocol.hashing import EAGLE_HASH_SCHEME, HASH_SCHEME, canary
 from kv_runtime.clock import Clock
 from kv_runtime.config import ConfigurationError
 from kv_runtime.event_log import EventLog
-from kv_runtime.text import load_text
+from kv_runtime.text import Text
 from worker_agent.config import StreamsSection
 from worker_agent.consolidator import Consolidator
 from worker_agent.core.consolidation import Consolidation, Origin
+from worker_agent.core.engine_facts import EngineFacts
+from worker_agent.core.engine_metrics import EngineKind
 from worker_agent.core.source_cursor import SourceCursor
 from worker_agent.endpoints import checked_endpoint
-from worker_agent.foreign_config import AttachSettings, PublisherSection, WorkerStreamsSection
+from worker_agent.foreign_config import (
+    BLOCK_SIZES,
+    AttachedEngineSection,
+    AttachSettings,
+    PublisherSection,
+    WorkerStreamsSection,
+)
 from worker_agent.hop_a_reader import HopAReader
+
+_EVENT_SOURCES: Mapping[EngineKind, EventSource] = {"vllm": "vllm", "sglang": "sglang", "trtllm-serve": "trtllm"}
 
 
 def new_epoch() -> int:
@@ -61,37 +72,59 @@ def _reader(publisher: PublisherSection, context: zmq.asyncio.Context, clock: Cl
     )
 
 
-def foreign_registration(settings: AttachSettings, instance: str) -> WorkerRegistered:
-    """Return what the fleet is told of the attached engine.
+def attached_facts(engine: AttachedEngineSection, said: EngineFacts) -> EngineFacts:
+    """Return what is configured of the engine, and beyond that what it says.
+
+    Raises:
+        ConfigurationError: its block size is not the one that is configured: no block of it would fit.
+    """
+    if engine.block_size and said.block_size and engine.block_size != said.block_size:
+        raise ConfigurationError(
+            [f"engine.block_size: found {engine.block_size}, allowed {said.block_size}, which is the engine's"]
+        )
+    configured = EngineFacts(
+        served_names=engine.served_names or ((engine.model,) if engine.model else ()),
+        block_size=engine.block_size,
+        total_kv_blocks=engine.total_kv_blocks,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_seq_len=engine.max_seq_len,
+    )
+    return configured.with_more(said).with_more(EngineFacts(block_size=BLOCK_SIZES[engine.kind]))
+
+
+def foreign_registration(
+    settings: AttachSettings, facts: EngineFacts, text: Text, instance: str, base_url: str
+) -> WorkerRegistered:
+    """Return what the fleet is told of the attached engine, whose requests go to `base_url`.
 
     Raises:
         ConfigurationError: a field may not be as it is.
-        TextError: the model directory cannot be read.
     """
     engine = settings.engine
-    text = load_text(engine.text)
     scheme = EAGLE_HASH_SCHEME if engine.is_eagle else HASH_SCHEME
     try:
         return WorkerRegistered(
             worker_id=settings.worker.id,
             instance=instance,
-            model=engine.model,
-            served_names=engine.served_names or (engine.model,),
+            model=engine.model or next(iter(facts.served_names), ""),
+            served_names=facts.served_names,
             role=settings.worker.role,
-            base_url=engine.base_url.rstrip("/"),
+            base_url=base_url,
             dp_ranks=tuple(range(engine.dp_ranks)),
-            block_size=engine.block_size,
+            block_size=facts.block_size,
             hash_scheme=scheme,
             tokenizer_digest=text.tokenizer_digest,
             template_digest=text.template_digest,
-            canary=canary(engine.block_size, scheme),
-            total_kv_blocks=engine.total_kv_blocks,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            max_seq_len=engine.max_seq_len,
-            event_source=engine.kind,
-            accepts_token_ids=False,
-            version=version("kv-router"),
+            canary=canary(facts.block_size, scheme),
+            total_kv_blocks=facts.total_kv_blocks,
+            max_num_seqs=facts.max_num_seqs,
+            max_num_batched_tokens=facts.max_num_batched_tokens,
+            max_seq_len=facts.max_seq_len,
+            loras=facts.loras,
+            event_source=_EVENT_SOURCES[engine.kind],
+            accepts_token_ids=engine.is_forwarded,
+            version=facts.version or version("kv-router"),
         )
     except LimitExceeded as error:
         raise ConfigurationError([f"engine.{error}"]) from error

@@ -1,17 +1,24 @@
 """The configuration trees of `consolidate` and `attach`: engines that publish their KV events themselves."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX, WORKER_ID_PATTERN
 from kv_runtime.config import ControlSection, NatsSection, Section, Settings, TelemetrySection
-from worker_agent.config import StreamsSection
+from worker_agent.config import EventsSection, StreamsSection, WorkerSection
+from worker_agent.core.engine_metrics import EngineKind
 from worker_agent.core.mirror import ENGINE
 from worker_agent.endpoints import checked_endpoint, rank_endpoint
 
 _NATS = NatsSection(url="nats://127.0.0.1:4222")
 _RANK = Annotated[int, Field(ge=0, le=DP_RANK_MAX)]
+POLL = "poll"
+PUBLISH_DEFAULT = "tcp://127.0.0.1:5557"
+"""Where vLLM and SGLang publish unless told otherwise. Source: `event_plane.md` section 3.5."""
+BLOCK_SIZES: Mapping[EngineKind, int] = {"vllm": 16, "sglang": 1, "trtllm-serve": 32}
+"""What an engine has that was told nothing. Source: `block_size`, `page_size`, `tokens_per_block` of the three."""
 
 
 class PublisherSection(Section):
@@ -32,8 +39,8 @@ class PublisherSection(Section):
         return self
 
 
-class WorkerStreamsSection(Section):
-    """One worker whose streams this process heads."""
+class WorkerHeadSection(Section):
+    """One worker whose streams this process heads, whoever tells of its caches."""
 
     id: str = Field(pattern=f"^{WORKER_ID_PATTERN}$", description="its name in the fleet")
     model: str = Field(min_length=1, max_length=256, description="the model's name, as it is registered")
@@ -41,6 +48,11 @@ class WorkerStreamsSection(Section):
     block_size: int = Field(ge=1, le=BLOCK_SIZE_MAX, description="tokens in a KV block")
     dp_ranks: tuple[_RANK, ...] = Field((0,), min_length=1, description="its ranks, each a KV cache of its own")
     is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
+
+
+class WorkerStreamsSection(WorkerHeadSection):
+    """One such worker, whose engine publishes."""
+
     publishers: tuple[PublisherSection, ...] = Field(min_length=1, description="who tells of its caches")
 
     @model_validator(mode="after")
@@ -80,31 +92,40 @@ class ConsolidateSettings(Settings):
         return self
 
 
-class AttachedWorkerSection(Section):
-    """Who the worker is."""
-
-    id: str = Field("worker-0", pattern=f"^{WORKER_ID_PATTERN}$", description="unique in the fleet, kept over restarts")
-    role: Literal["aggregated", "prefill", "decode", "encode"] = Field("aggregated", description="phases it serves")
-
-
 class AttachedEngineSection(Section):
-    """The engine that is attached; sizes are per rank, 0: not known."""
+    """The engine that is attached; sizes are per rank. What is empty or 0 is as the engine says, where it does."""
 
-    kind: Literal["vllm", "sglang", "trtllm"] = Field("vllm", description="which engine it is")
+    kind: EngineKind = Field("vllm", description="which engine it is")
     base_url: str = Field("", description="its OpenAI endpoint, http://host:port; empty: it is not registered")
-    model: str = Field("", max_length=256, description="the model's name")
+    api_key: SecretStr = Field(SecretStr(""), description="what the engine wants of its clients as a bearer token")
+    requests: Literal["auto", "direct", "forward"] = Field(
+        "auto", description="from routers to the engine itself, or through here; auto: forward where ranks are chosen"
+    )
+    metrics_path: str = Field(
+        "/metrics", pattern="^(/[!-~]*)?$", description="where its load is read; empty: it is not read"
+    )
+    metrics_poll_s: float = Field(
+        0.5, ge=0.05, le=1.0, description="pause between two reads of its load; less is fresher, and costs the engine"
+    )
+    model: str = Field("", max_length=256, description="the model's name; empty: the first that the engine serves")
     served_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="the names that requests may use; empty: the model's"
+        (), description="the names that requests may use; empty: as the engine says, else the model's"
     )
     text: str = Field("byte", description="tokenizer and template: `byte`, or a local model directory")
-    block_size: int = Field(16, ge=1, le=BLOCK_SIZE_MAX, description="tokens in a KV block")
-    dp_ranks: int = Field(1, ge=1, le=64, description="data-parallel ranks; beyond 1 each has a publisher of its own")
+    block_size: int = Field(
+        0, ge=0, le=BLOCK_SIZE_MAX, description="tokens in a KV block; 0: as the engine says, else 16, 1 or 32 by kind"
+    )
+    dp_ranks: int = Field(1, ge=1, le=64, description="data-parallel ranks; beyond 1 each publishes on its own port")
     is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
     total_kv_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank")
     max_num_seqs: int = Field(0, ge=0, le=65_536, description="requests decoded together")
     max_num_batched_tokens: int = Field(0, ge=0, le=1 << 20, description="tokens computed in one iteration")
     max_seq_len: int = Field(0, ge=0, le=1 << 22, description="prompt and answer together, in tokens")
-    publish_endpoint: str = Field("tcp://127.0.0.1:5557", description="PUB socket of rank 0; rank r: port + r")
+    publish_endpoint: str = Field(
+        "",
+        description="PUB socket of rank 0, rank r: port + r; `poll`: trtllm-serve's /kv_cache_events; "
+        f"empty: `poll` of trtllm-serve, else {PUBLISH_DEFAULT}",
+    )
     replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
     topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
     allow_remote: bool = Field(default=False, description="other machines' addresses too; what they say is believed")
@@ -118,15 +139,41 @@ class AttachedEngineSection(Section):
 
     @model_validator(mode="after")
     def _ports_apart(self) -> "AttachedEngineSection":
+        if self.is_polled:
+            return self._checked_poll()
         addresses = [publisher.endpoint for publisher in self.publishers()]
         addresses += [publisher.replay_endpoint for publisher in self.publishers() if publisher.replay_endpoint]
         if len(set(addresses)) < len(addresses):
             raise ValueError(f"replay_endpoint: found {self.replay_endpoint!r}, allowed ports that no publisher has")
         return self
 
+    def _checked_poll(self) -> "AttachedEngineSection":
+        if self.kind != "trtllm-serve":
+            raise ValueError(f"publish_endpoint: found 'poll', allowed of trtllm-serve alone, not of {self.kind}")
+        if not self.base_url:
+            raise ValueError("base_url: found '', allowed http://host:port where /kv_cache_events is polled")
+        if self.replay_endpoint:
+            raise ValueError(f"replay_endpoint: found {self.replay_endpoint!r}, allowed none where events are polled")
+        return self
+
+    @property
+    def is_polled(self) -> bool:
+        """Whether the engine is asked for its events, instead of publishing them."""
+        return (self.publish_endpoint or (POLL if self.kind == "trtllm-serve" else "")) == POLL
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether requests go through here; no header tells TensorRT-LLM's server a rank, so it chooses itself."""
+        if self.requests == "auto":
+            return self.dp_ranks > 1 and self.kind != "trtllm-serve"
+        return self.requests == "forward"
+
     def publishers(self) -> tuple[PublisherSection, ...]:
-        """Return the engine's publishers: one for all, or one a rank."""
-        publish = checked_endpoint("publish_endpoint", self.publish_endpoint, allow_remote=self.allow_remote)
+        """Return the engine's publishers: one for all, or one a rank; none where it is polled."""
+        if self.is_polled:
+            return ()
+        found = self.publish_endpoint or PUBLISH_DEFAULT
+        publish = checked_endpoint("publish_endpoint", found, allow_remote=self.allow_remote)
         replay = self.replay_endpoint and checked_endpoint(
             "replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote
         )
@@ -145,22 +192,22 @@ class AttachedEngineSection(Section):
 class AttachSettings(Settings):
     """`worker-agent attach`."""
 
-    worker: AttachedWorkerSection = AttachedWorkerSection()
+    worker: WorkerSection = WorkerSection()
     engine: AttachedEngineSection = AttachedEngineSection()
-    events: StreamsSection = StreamsSection()
+    events: EventsSection = EventsSection()
     control: ControlSection = ControlSection(port=0)
     nats: NatsSection = _NATS
     telemetry: TelemetrySection = TelemetrySection()
 
-    def streams(self, instance: str) -> WorkerStreamsSection:
-        """Return the one worker as `consolidate` would have it."""
+    def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerHeadSection:
+        """Return the one worker as `consolidate` would have it; what is given here was found out of the engine."""
         engine = self.engine
-        return WorkerStreamsSection(
+        head = WorkerHeadSection(
             id=self.worker.id,
-            model=engine.model,
+            model=engine.model or model,
             instance=instance,
-            block_size=engine.block_size,
+            block_size=engine.block_size or block_size or BLOCK_SIZES[engine.kind],
             dp_ranks=tuple(range(engine.dp_ranks)),
             is_eagle=engine.is_eagle,
-            publishers=engine.publishers(),
         )
+        return head if engine.is_polled else WorkerStreamsSection(**head.model_dump(), publishers=engine.publishers())

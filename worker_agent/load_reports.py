@@ -73,8 +73,12 @@ class LoadReports:
 
     async def _announce(self, dp_rank: int, report: LoadReport) -> None:
         self._announced[dp_rank] = report
-        try:
-            subject = subjects.load(self._model, WorkerRank(self._worker_id, dp_rank))
-            await self._event_log.announce(subject, encode_load(report))
-        except BrokerUnavailable as error:
-            _log.debug("load_report_lost", reason=str(error))
+        await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
+
+
+async def announce_load(log: EventLog, model: str, worker_id: str, dp_rank: int, report: LoadReport) -> None:
+    """The report is on core NATS; where that is away, it is lost: a newer one follows."""
+    try:
+        await log.announce(subjects.load(model, WorkerRank(worker_id, dp_rank)), encode_load(report))
+    except BrokerUnavailable as error:
+        _log.debug("load_report_lost", reason=str(error))

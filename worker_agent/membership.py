@@ -36,6 +36,10 @@ class Membership:
             await until(stop, self._log_found.wait())
         await self.drain()
 
+    def renew(self, registration: WorkerRegistered) -> None:
+        """The worker, under the same name, life and model, is from now on what `registration` says."""
+        self._registration = registration
+
     async def register(self) -> bool:
         """Return whether the fleet was told that the worker serves."""
         is_told = await self._say(self._registration)

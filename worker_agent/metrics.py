@@ -1,7 +1,8 @@
 """The agent's figures as metrics, made from statistics when they are scraped."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from kv_protocol.load import LoadReport
 from kv_runtime.telemetry import Family, counter, gauge
 from worker_agent.api import AgentApi
 from worker_agent.consolidator_metrics import ConsolidatorMetrics
@@ -36,10 +37,10 @@ class AgentMetrics:
 
     def families(self) -> Iterator[Family]:
         """Yield all families."""
-        yield from self._engine_families()
-        yield from self._drain_families()
+        yield from engine_event_families(self._worker, self._rules)
+        yield from drain_families(self._worker, self._path)
         yield from ConsolidatorMetrics([self._path.consolidator]).families()
-        yield from self._load_families()
+        yield from load_families(self._worker, self._loads.newest)
         outcomes = self._api.requests_total.items()
         samples = [((self._worker, outcome), float(count)) for outcome, count in outcomes]
         yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), samples)
@@ -47,41 +48,47 @@ class AgentMetrics:
             "agent_inflight_requests", "Requests being served", ("worker",), [((self._worker,), self._api.running)]
         )
 
-    def _engine_families(self) -> Iterator[Family]:
-        counts = self._rules.counts
-        by_kind = [((self._worker, kind), float(getattr(counts, kind))) for kind in ENGINE_EVENT_KINDS]
-        yield counter("engine_events", "Engine KV events by what became of them", ("worker", "kind"), by_kind)
-        for name, meaning in PUBLISHER_COUNTS.items():
-            yield counter(name, meaning, ("worker",), [((self._worker,), float(getattr(counts, name)))])
-        lost = [((self._worker, str(rank)), float(count)) for rank, count in dict(self._rules.events_lost).items()]
-        meaning = "Events that the engine made and nobody got, by its ids"
-        yield counter("engine_events_lost", meaning, ("worker", "dp_rank"), lost)
 
-    def _drain_families(self) -> Iterator[Family]:
-        labels = ("worker", "source")
-        publishers = [((self._worker, name), each) for name, each in self._path.publishers.items()]
-        drains = [(at, each.drain.statistics()) for at, each in publishers]
-        for name, meaning, field in (
-            ("engine_polls", "Polls for events", "polls_total"),
-            (
-                "pressed_turns",
-                "Turns of the publisher that took all there was before anything was encoded",
-                "pressed_turns_total",
-            ),
-        ):
-            yield counter(name, meaning, labels, [(at, float(getattr(drain, field))) for at, drain in drains])
-        failures = [(at, float(each.poll_failures_total)) for at, each in publishers]
-        yield counter("engine_poll_failures", "Polls that failed", labels, failures)
-        meaning = "Largest poll since the start, of what the source's buffer holds; 0: not known"
-        yield gauge("engine_event_buffer_ratio", meaning, labels, [(at, drain.largest_ratio) for at, drain in drains])
+def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
+    """Yield what became of polled KV events before they were published."""
+    counts = rules.counts
+    by_kind = [((worker, kind), float(getattr(counts, kind))) for kind in ENGINE_EVENT_KINDS]
+    yield counter("engine_events", "Engine KV events by what became of them", ("worker", "kind"), by_kind)
+    for name, meaning in PUBLISHER_COUNTS.items():
+        yield counter(name, meaning, ("worker",), [((worker,), float(getattr(counts, name)))])
+    lost = [((worker, str(rank)), float(count)) for rank, count in dict(rules.events_lost).items()]
+    meaning = "Events that the engine made and nobody got, by its ids"
+    yield counter("engine_events_lost", meaning, ("worker", "dp_rank"), lost)
 
-    def _load_families(self) -> Iterator[Family]:
-        reports = [((self._worker, str(rank)), report) for rank, report in self._loads.newest.items()]
-        labels = ("worker", "dp_rank")
-        for name, meaning in (
-            ("running_requests", "Requests that the engine runs"),
-            ("waiting_requests", "Requests that wait in the engine"),
-            ("used_blocks", "KV blocks in use"),
-            ("total_blocks", "KV blocks there are"),
-        ):
-            yield gauge(f"engine_{name}", meaning, labels, [(at, float(getattr(r, name))) for at, r in reports])
+
+def drain_families(worker: str, path: EventPath) -> Iterator[Family]:
+    """Yield what polls for events brought."""
+    labels = ("worker", "source")
+    publishers = [((worker, name), each) for name, each in path.publishers.items()]
+    drains = [(at, each.drain.statistics()) for at, each in publishers]
+    for name, meaning, field in (
+        ("engine_polls", "Polls for events", "polls_total"),
+        (
+            "pressed_turns",
+            "Turns of the publisher that took all there was before anything was encoded",
+            "pressed_turns_total",
+        ),
+    ):
+        yield counter(name, meaning, labels, [(at, float(getattr(drain, field))) for at, drain in drains])
+    failures = [(at, float(each.poll_failures_total)) for at, each in publishers]
+    yield counter("engine_poll_failures", "Polls that failed", labels, failures)
+    meaning = "Largest poll since the start, of what the source's buffer holds; 0: not known"
+    yield gauge("engine_event_buffer_ratio", meaning, labels, [(at, drain.largest_ratio) for at, drain in drains])
+
+
+def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Family]:
+    """Yield the newest load reports, by rank."""
+    reports = [((worker, str(rank)), report) for rank, report in newest.items()]
+    labels = ("worker", "dp_rank")
+    for name, meaning in (
+        ("running_requests", "Requests that the engine runs"),
+        ("waiting_requests", "Requests that wait in the engine"),
+        ("used_blocks", "KV blocks in use"),
+        ("total_blocks", "KV blocks there are"),
+    ):
+        yield gauge(f"engine_{name}", meaning, labels, [(at, float(getattr(r, name))) for at, r in reports])

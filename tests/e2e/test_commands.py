@@ -131,8 +131,8 @@ def test_an_unknown_text_is_named() -> None:
     ("command", "problem"),
     [
         (("attach",), "engine.model: found '', allowed the model's name"),
-        (("attach", "--model", "m", "--base-url", "engine:8000"), "engine.base_url: found 'engine:8000'"),
-        (("attach", "--publish-endpoint", "tcp://10.1.2.3:5557"), "publish_endpoint: found 'tcp://10.1.2.3:5557'"),
+        (("attach", "--model", "m", "--url", "engine:8000"), "engine.base_url: found 'engine:8000'"),
+        (("attach", "--kv-events", "tcp://10.1.2.3:5557"), "publish_endpoint: found 'tcp://10.1.2.3:5557'"),
         (("consolidate",), "workers: found none, allowed at least one"),
     ],
 )

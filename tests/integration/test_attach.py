@@ -25,14 +25,17 @@ from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import EventLog, LogMessage
 from kv_runtime.text import load_text
 from tests.integration.broker import Broker, eventually
+from tests.integration.engine_doubles import EngineDouble, Rank, SglangDouble, TrtllmServeDouble, VllmDouble
 from tests.integration.event_path import PlayedSource, endpoint_of, running_index, zmq_context
 from tests.integration.scripted_engine import BLOCK_SIZE
 from worker_agent.attached import HealthWatch
 from worker_agent.core.attachment import FAILURES_MAX, PROBE_PERIOD_S
+from worker_agent.engine_client import EngineClient
 from worker_agent.membership import Membership
 
 MODEL, WORKER = "llama-8b", "vllm-0"
 OPERATIONS = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
+ATTACH = OPERATIONS.with_name("ATTACH.md")
 
 
 def vllm_stored(hashes: list[int], tokens: list[int], parent: int | None = None, dp_rank: int | None = 0) -> bytes:
@@ -125,9 +128,9 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
         engine.ring = {0: vllm_stored([7, -8], [1, 2, 3, 4]), 1: vllm_stored([9], [5, 6], parent=-8, dp_rank=None)}
         async with running(
             *("attach", "--engine", "vllm", "--worker-id", WORKER, "--model", MODEL, "--served-name", "chat"),
-            *("--publish-endpoint", endpoint_of(engine.publish), "--replay-endpoint", endpoint_of(engine.replay)),
+            *("--kv-events", endpoint_of(engine.publish), "--replay-endpoint", endpoint_of(engine.replay)),
             *("--block-size", str(BLOCK_SIZE), "--total-kv-blocks", "100", "--max-num-seqs", "8"),
-            *("--base-url", base_url, "--nats-url", broker.url),
+            *("--url", base_url, "--nats-url", broker.url),
         ):
             rank, prompt = WorkerRank(WORKER, 0), sequence_hashes([1, 2, 3, 4, 5, 6], BLOCK_SIZE)
             await eventually(lambda: index.overlap(prompt, [rank])[0].overlap_blocks[0] == 3)
@@ -159,6 +162,72 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
 
 
 @pytest.mark.asyncio
+async def test_an_engine_is_waited_for_and_asked_what_it_is(broker: Broker, log: EventLog) -> None:
+    double = VllmDouble(model="llama", total_blocks=500, is_healthy=False)
+    double.adapters = ("law",)
+    async with double.serving() as engine, fleet_events(log) as told:
+        command = ("attach", "--engine", "vllm", "--worker-id", WORKER, "--url", engine.url)
+        async with running(*command, "--nats-url", broker.url) as process:
+            await process.line_with("waiting_for_engine")
+            engine.is_healthy = True
+            await eventually(lambda: told)
+        await eventually(lambda: len(told) == 3)
+    registered = told[0]
+    assert isinstance(registered, WorkerRegistered)
+    assert (registered.model, registered.served_names, registered.loras) == ("llama", ("llama",), ("law",))
+    assert (registered.block_size, registered.total_kv_blocks, registered.max_seq_len) == (16, 500, 4096)
+    assert (registered.base_url, registered.accepts_token_ids, registered.version) == (engine.url, False, "0.24.0")
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_comes_back_is_registered_as_it_is_now_or_not_at_all(
+    broker: Broker, log: EventLog
+) -> None:
+    async with VllmDouble().serving() as engine, fleet_events(log) as told:
+        command = ("attach", "--worker-id", WORKER, "--url", engine.url, "--nats-url", broker.url)
+        async with running(*command) as process:
+            await eventually(lambda: told)
+            engine.is_healthy = False
+            await eventually(lambda: len(told) == 2)
+            engine.block_size, engine.is_healthy = 32, True
+            await process.line_with("engine_has_another_block_size")
+            assert len(told) == 2
+            engine.block_size, engine.total_blocks = 16, 2000
+            await eventually(lambda: len(told) == 3)
+        assert [type(event) for event in told[:3]] == [WorkerRegistered, WorkerLeft, WorkerRegistered]
+        sizes = [event.total_kv_blocks for event in told if isinstance(event, WorkerRegistered)]
+        assert sizes == [1000, 2000]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", ["sglang", "trtllm-serve"])
+async def test_what_attach_shows_is_documented(broker: Broker, log: EventLog, kind: str) -> None:
+    double: EngineDouble = TrtllmServeDouble() if kind == "trtllm-serve" else SglangDouble(ranks=[Rank(), Rank()])
+    double.block_size = 32
+    async with double.serving() as engine, fleet_events(log) as told, aiohttp.ClientSession() as session:
+        ranks = ("--dp-ranks", "2") if kind == "sglang" else ("--requests", "forward")
+        command = ("attach", "--engine", kind, "--worker-id", WORKER, "--url", engine.url, "--nats-url", broker.url)
+        async with running(*command, *ranks) as process:
+            if isinstance(engine, TrtllmServeDouble):
+                engine.iterate()
+            await eventually(lambda: told)
+            status_url = (await process.line_with("status on")).split()[-1]
+            async with session.get(f"{status_url}/metrics") as response:
+                shown = await response.text()
+        assert "Traceback" not in process.output
+    registered = told[0]
+    assert isinstance(registered, WorkerRegistered)
+    assert registered.base_url != engine.url
+    assert registered.accepts_token_ids
+    assert registered.event_source == ("trtllm" if kind == "trtllm-serve" else "sglang")
+    assert f'kvrouter_engine_attached{{worker="{WORKER}"}} 1.0' in shown
+    assert 'outcome="ok",what="metrics"' in shown
+    names = set(re.findall(r"^(kvrouter_[a-z_]+)", shown, re.MULTILINE))
+    documented = OPERATIONS.read_text() + ATTACH.read_text()
+    assert names - set(re.findall(r"kvrouter_[a-z_]+", documented)) == set()
+
+
+@pytest.mark.asyncio
 async def test_an_engine_without_an_address_is_consolidated_and_not_registered(broker: Broker, log: EventLog) -> None:
     async with (
         zmq_context() as context,
@@ -169,7 +238,7 @@ async def test_an_engine_without_an_address_is_consolidated_and_not_registered(b
         engine.ring = {0: vllm_stored([7], [1, 2])}
         async with running(
             *("attach", "--worker-id", WORKER, "--model", MODEL, "--block-size", str(BLOCK_SIZE)),
-            *("--publish-endpoint", endpoint_of(engine.publish), "--replay-endpoint", endpoint_of(engine.replay)),
+            *("--kv-events", endpoint_of(engine.publish), "--replay-endpoint", endpoint_of(engine.replay)),
             *("--nats-url", broker.url),
         ) as process:
             rank, prompt = WorkerRank(WORKER, 0), sequence_hashes([1, 2], BLOCK_SIZE)
@@ -181,13 +250,18 @@ async def test_an_engine_without_an_address_is_consolidated_and_not_registered(b
 @pytest.mark.asyncio
 async def test_an_engine_is_in_the_fleet_while_its_health_answers(log: EventLog) -> None:
     health, clock, stop = HealthOf(), ManualClock(), asyncio.Event()
-    async with health.serving() as base_url, fleet_events(log) as told, asyncio.TaskGroup() as group:
+    async with (
+        health.serving() as base_url,
+        fleet_events(log) as told,
+        EngineClient(base_url) as client,
+        asyncio.TaskGroup() as group,
+    ):
         registration = WorkerRegistered(
             worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
             hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
         )  # fmt: skip
         log_found = asyncio.Event()
-        watch = HealthWatch(base_url, Membership(registration, log, clock, log_found), clock, log_found)
+        watch = HealthWatch(client, Membership(registration, log, clock, log_found), clock, log_found)
         health.status = 503
         running_watch = group.create_task(watch.run(stop))
 
@@ -221,13 +295,13 @@ async def test_an_engine_is_in_the_fleet_while_its_health_answers(log: EventLog)
 @pytest.mark.asyncio
 async def test_an_engine_whose_health_does_not_answer_is_told_of_once_until_it_does(log: EventLog) -> None:
     health, clock, stop = HealthOf(), ManualClock(), asyncio.Event()
-    async with health.serving() as base_url, asyncio.TaskGroup() as group:
+    async with health.serving() as base_url, EngineClient(base_url) as client, asyncio.TaskGroup() as group:
         registration = WorkerRegistered(
             worker_id=WORKER, instance="i", model=MODEL, served_names=(MODEL,), base_url=base_url, block_size=16,
             hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
         )  # fmt: skip
         log_found = asyncio.Event()
-        watch = HealthWatch(base_url, Membership(registration, log, clock, log_found), clock, log_found)
+        watch = HealthWatch(client, Membership(registration, log, clock, log_found), clock, log_found)
         health.status = 404
         with capture_logs() as lines:
             running_watch = group.create_task(watch.run(stop))

@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 
 from kv_runtime.config import ConfigurationError, load_settings
-from worker_agent.foreign_config import AttachSettings, ConsolidateSettings, PublisherSection
+from worker_agent.core.engine_facts import EngineFacts
+from worker_agent.foreign import attached_facts
+from worker_agent.foreign_config import (
+    AttachedEngineSection,
+    AttachSettings,
+    ConsolidateSettings,
+    PublisherSection,
+    WorkerStreamsSection,
+)
 
 ENGINE = {"endpoint": "tcp://127.0.0.1:5557"}
 
@@ -17,7 +25,12 @@ def consolidate(**worker: Any) -> ConsolidateSettings:
 
 def attach(**engine: Any) -> tuple[PublisherSection, ...]:
     flags = {f"engine.{name}": value for name, value in engine.items()}
-    return load_settings(AttachSettings, flags={"engine.model": "m", **flags}).streams("i").publishers
+    streams = load_settings(AttachSettings, flags={"engine.model": "m", **flags}).streams("i")
+    return streams.publishers if isinstance(streams, WorkerStreamsSection) else ()
+
+
+def engine_section(**engine: Any) -> AttachedEngineSection:
+    return AttachedEngineSection(model="m", **engine)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +94,57 @@ def test_several_ranks_have_a_port_each_for_events_and_for_replays() -> None:
         ({"publish_endpoint": "tcp://*:65535", "dp_ranks": 2}, "port 65536 of rank 1"),
         ({"publish_endpoint": "tcp://h:1"}, "publish_endpoint: found 'tcp://h:1'"),
         ({"kind": "tgi"}, "engine.kind: found 'tgi'"),
+        ({"kind": "trtllm-serve"}, "base_url: found '', allowed http://host:port where /kv_cache_events is polled"),
+        ({"publish_endpoint": "poll", "base_url": "http://h"}, "publish_endpoint: found 'poll'"),
+        ({"kind": "trtllm-serve", "base_url": "http://h", "replay_endpoint": "tcp://*:1"}, "allowed none where events"),
+        ({"requests": "both"}, "engine.requests: found 'both'"),
+        ({"metrics_path": "metrics"}, "engine.metrics_path: found 'metrics'"),
+        ({"metrics_poll_s": 5}, "engine.metrics_poll_s: found 5"),
     ],
 )
 def test_what_an_engine_may_not_be_is_named(engine: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         attach(**engine)
     assert problem in str(refused.value)
+
+
+def test_events_of_trtllm_serve_are_polled_unless_it_publishes_them() -> None:
+    assert engine_section(kind="trtllm-serve", base_url="http://h").is_polled
+    assert attach(kind="trtllm-serve", base_url="http://h") == ()
+    (publisher,) = attach(kind="trtllm-serve", base_url="http://h", publish_endpoint="tcp://*:6000")
+    assert publisher.endpoint == "tcp://127.0.0.1:6000"
+    assert [each.endpoint for each in attach(kind="sglang")] == ["tcp://127.0.0.1:5557"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_forwarded"),
+    [
+        ({}, False),
+        ({"dp_ranks": 2}, True),
+        ({"dp_ranks": 2, "kind": "sglang"}, True),
+        ({"dp_ranks": 2, "kind": "trtllm-serve", "base_url": "http://h"}, False),
+        ({"dp_ranks": 2, "requests": "direct"}, False),
+        ({"requests": "forward"}, True),
+    ],
+)
+def test_requests_are_forwarded_where_ranks_are_chosen(engine: dict[str, Any], is_forwarded: bool) -> None:
+    assert engine_section(**engine).is_forwarded is is_forwarded
+
+
+def test_what_is_configured_counts_before_what_the_engine_says() -> None:
+    said = EngineFacts(served_names=("llama",), loras=("law",), block_size=32, total_kv_blocks=9, max_seq_len=100)
+    assert attached_facts(AttachedEngineSection(), said) == said
+    facts = attached_facts(engine_section(total_kv_blocks=7, max_num_seqs=4, block_size=32), said)
+    assert (facts.served_names, facts.loras, facts.total_kv_blocks) == (("m",), ("law",), 7)
+    assert (facts.max_num_seqs, facts.max_seq_len) == (4, 100)
+
+
+@pytest.mark.parametrize(("kind", "block_size"), [("vllm", 16), ("sglang", 1), ("trtllm-serve", 32)])
+def test_an_engine_that_says_nothing_has_its_kinds_blocks(kind: str, block_size: int) -> None:
+    engine = engine_section(kind=kind, base_url="http://h")
+    assert attached_facts(engine, EngineFacts()).block_size == block_size
+
+
+def test_a_block_size_that_is_not_the_engines_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"engine\.block_size: found 16, allowed 32, which is the engine's"):
+        attached_facts(engine_section(block_size=16), EngineFacts(block_size=32))

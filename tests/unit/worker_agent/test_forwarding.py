@@ -1,0 +1,58 @@
+"""What becomes of a router's request on its way to an engine: its bytes but for the router's own."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.tokens.body import with_prompt_ids
+from worker_agent.core.forwarding import answered_headers, asked_headers, without_prompt_ids
+
+BODIES = (
+    b'{"model":"m","prompt":"hi"}',
+    b' {\n "messages": [{"content": "{\\"kv_prompt_ids\\":\\"x\\"}"}], "model": "m"}\n',
+    b'{"a":{"kv_prompt_ids":"AAAA"}}',
+)
+
+
+def test_what_the_router_puts_before_a_body_is_cut_out_and_no_other_byte_changes() -> None:
+    for body in BODIES:
+        routed = b"".join(with_prompt_ids(body, b"\x01\x00\x00\x00" * 3))
+        assert routed != body
+        assert without_prompt_ids(routed) == body[body.index(b"{") :]
+
+
+def test_a_body_without_ids_passes_as_it_is() -> None:
+    for body in (*BODIES, b"", b"[]", b'{"kv_prompt_ids":7}', b"\xff{"):
+        assert without_prompt_ids(body) == body
+
+
+@given(st.binary(max_size=64), st.binary(max_size=64))
+def test_any_ids_and_any_rest_are_told_apart(ids: bytes, rest: bytes) -> None:
+    body = b'{"model":"m",' + rest
+    assert without_prompt_ids(b"".join(with_prompt_ids(body, ids))) == body
+
+
+def test_the_rank_has_the_engines_name_and_the_routers_words_stay_behind() -> None:
+    given_headers = [
+        ("Host", "agent:1"),
+        ("content-type", "application/json"),
+        ("x-request-id", "r1"),
+        ("x-dp-rank", "1"),
+        ("X-Data-Parallel-Rank", "7"),
+        ("authorization", "Bearer the-routers"),
+        ("content-length", "20"),
+        ("connection", "keep-alive, x-odd"),
+        ("x-odd", "1"),
+    ]
+    kept = [("content-type", "application/json"), ("x-request-id", "r1")]
+    assert asked_headers(given_headers, dp_rank=None, api_key="") == kept
+    assert asked_headers(given_headers, dp_rank=0, api_key="") == [*kept, ("X-data-parallel-rank", "0")]
+    assert asked_headers(given_headers, dp_rank=1, api_key="k") == [
+        *kept,
+        ("X-data-parallel-rank", "1"),
+        ("Authorization", "Bearer k"),
+    ]
+
+
+def test_an_answer_keeps_its_headers_but_for_those_of_its_connection() -> None:
+    headers = [("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"), ("Server", "uvicorn")]
+    assert answered_headers([*headers, ("Content-Length", "5")]) == [headers[0], ("Content-Length", "5")]

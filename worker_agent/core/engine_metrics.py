@@ -1,0 +1,186 @@
+"""What an engine's metrics say of its load, by name; the Prometheus text itself is read by the shell.
+
+    of a rank        vLLM                                 SGLang                           TensorRT-LLM
+    --------------   ----------------------------------   ------------------------------   ---------------------------
+    which            label `engine`                       label `dp_rank`                  (one rank only)
+    running          vllm:num_requests_running            sglang:num_running_reqs          trtllm_num_requests_running
+    waiting          vllm:num_requests_waiting            sglang:num_queue_reqs            trtllm_num_requests_waiting
+    used blocks      usage ratio x total                  sglang:num_used_tokens / page    trtllm_kv_cache_used_blocks
+                                                          else usage ratio x total
+    usage ratio      vllm:kv_cache_usage_perc, until      sglang:token_usage               trtllm_kv_cache_utilization
+                     0.9 vllm:gpu_cache_usage_perc
+    total blocks     vllm:cache_config_info,              sglang:max_total_num_tokens      trtllm_kv_cache_max_blocks
+                     label `num_gpu_blocks`               / page
+
+A page is a block. Several series of one name and rank (tensor-parallel ranks, priorities, processes) tell of the same
+thing, so the largest counts, never their sum. Without the names of running and waiting requests there is no load to
+report; of the others what is not said is 0. A rank that is the only one, of an engine with one rank, is rank 0
+whatever it is called: behind an outside balancer each vLLM process has its own `engine` number.
+
+Source: vLLM `vllm/v1/metrics/loggers.py`; SGLang `python/sglang/srt/metrics/collector.py`; TensorRT-LLM
+`tensorrt_llm/metrics/collector.py`; revisions in `docs/ATTACH.md`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.ids import DP_RANK_MAX
+from kv_protocol.load import LoadReport
+
+EngineKind = Literal["vllm", "sglang", "trtllm-serve"]
+
+_COUNT_MAX = float(1 << 53)
+"""Beyond any count; infinity and what is below 0 are not said either, and NaN is not."""
+
+
+class Sample(NamedTuple):
+    """One line of an engine's metrics."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class MetricNames(NamedTuple):
+    """What one engine calls things. The first name of `usage` that is there counts; empty: it has no such metric."""
+
+    running: str
+    waiting: str
+    usage: tuple[str, ...]
+    rank_label: str = ""
+    used_tokens: str = ""
+    total_tokens: str = ""
+    used_blocks: str = ""
+    total_blocks: str = ""
+    cache_config: str = ""
+
+    @property
+    def all(self) -> frozenset[str]:
+        """Every name that is read."""
+        named = (self.running, self.waiting, *self.usage, self.used_tokens, self.total_tokens, self.used_blocks)
+        return frozenset(filter(None, (*named, self.total_blocks, self.cache_config)))
+
+
+NAMES: Mapping[EngineKind, MetricNames] = {
+    "vllm": MetricNames(
+        running="vllm:num_requests_running",
+        waiting="vllm:num_requests_waiting",
+        usage=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        rank_label="engine",
+        cache_config="vllm:cache_config_info",
+    ),
+    "sglang": MetricNames(
+        running="sglang:num_running_reqs",
+        waiting="sglang:num_queue_reqs",
+        usage=("sglang:token_usage",),
+        rank_label="dp_rank",
+        used_tokens="sglang:num_used_tokens",
+        total_tokens="sglang:max_total_num_tokens",
+    ),
+    "trtllm-serve": MetricNames(
+        running="trtllm_num_requests_running",
+        waiting="trtllm_num_requests_waiting",
+        usage=("trtllm_kv_cache_utilization",),
+        used_blocks="trtllm_kv_cache_used_blocks",
+        total_blocks="trtllm_kv_cache_max_blocks",
+    ),
+}
+
+
+class CacheConfig(msgspec.Struct, frozen=True):
+    """vLLM's `cache_config_info`, as far as it says; 0 where it does not."""
+
+    block_size: int = 0
+    num_gpu_blocks: int = 0
+
+
+def read_loads(
+    kind: EngineKind,
+    samples: Iterable[Sample],
+    *,
+    dp_ranks: tuple[int, ...],
+    block_size: int,
+    total_blocks: int,
+    instance: str,
+    iteration: int,
+) -> dict[int, LoadReport]:
+    """Return the report of each of `dp_ranks` that the samples tell of; `total_blocks` is for what says no total.
+
+    Raises:
+        MalformedMessage: the samples tell of no request of these ranks: another engine, or one that counts nothing.
+    """
+    names = NAMES[kind]
+    reports = {}
+    for dp_rank, values in _by_rank(names, samples, dp_ranks).items():
+        if names.running not in values or names.waiting not in values:
+            continue
+        total = _total_blocks(names, values, block_size) or total_blocks
+        reports[dp_rank] = LoadReport(
+            instance=instance,
+            iteration=iteration,
+            running_requests=int(values[names.running]),
+            waiting_requests=int(values[names.waiting]),
+            used_blocks=_used_blocks(names, values, block_size, total),
+            total_blocks=total,
+        )
+    if not reports:
+        raise MalformedMessage(0, f"metrics: found no {names.running} and {names.waiting} of ranks {dp_ranks}")
+    return reports
+
+
+def read_cache_config(samples: Iterable[Sample]) -> CacheConfig:
+    """Return what vLLM says of its cache, of the first of its engines."""
+    name = NAMES["vllm"].cache_config
+    said = min(
+        (sample.labels for sample in samples if sample.name == name),
+        key=lambda labels: (len(labels.get("engine", "")), labels.get("engine", "")),
+        default={},
+    )
+    return CacheConfig(_label_count(said, "block_size"), _label_count(said, "num_gpu_blocks"))
+
+
+def _by_rank(names: MetricNames, samples: Iterable[Sample], dp_ranks: tuple[int, ...]) -> dict[int, dict[str, float]]:
+    """Return the largest value of each name, by rank."""
+    found: dict[int, dict[str, float]] = {}
+    for name, labels, said in samples:
+        if name not in names.all:
+            continue
+        value = float(_label_count(labels, "num_gpu_blocks")) if name == names.cache_config else said
+        if 0 <= value <= _COUNT_MAX:
+            values = found.setdefault(_rank(labels.get(names.rank_label, "")), {})
+            values[name] = max(value, values.get(name, 0.0))
+    if len(dp_ranks) == 1 and len(found) == 1:
+        return dict(zip(dp_ranks, found.values(), strict=True))
+    return {dp_rank: values for dp_rank, values in found.items() if dp_rank in dp_ranks}
+
+
+def _rank(label: str) -> int:
+    """Return the rank that a label names: 0 where there is none, -1 where it is no rank."""
+    if not label:
+        return 0
+    return int(label) if label.isascii() and label.isdecimal() and len(label) <= len(str(DP_RANK_MAX)) else -1
+
+
+def _total_blocks(names: MetricNames, values: Mapping[str, float], block_size: int) -> int:
+    for name in (names.total_blocks, names.cache_config):
+        if name in values:
+            return int(values[name])
+    return int(values.get(names.total_tokens, 0.0)) // block_size
+
+
+def _used_blocks(names: MetricNames, values: Mapping[str, float], block_size: int, total: int) -> int:
+    if names.used_blocks in values:
+        return int(values[names.used_blocks])
+    if names.used_tokens in values:
+        return -(-int(values[names.used_tokens]) // block_size)
+    ratio = next((values[name] for name in names.usage if name in values), 0.0)
+    return round(min(ratio, 1.0) * total)
+
+
+def _label_count(labels: Mapping[str, str], name: str) -> int:
+    """Return a number that stands in a label; 0 where it is `None` or nonsense."""
+    text = labels.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < len(str(1 << 53)) else 0

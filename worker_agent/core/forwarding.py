@@ -1,0 +1,62 @@
+"""A router's request on its way to an engine that knows no router: what is taken out, and what is called otherwise.
+
+    of the router's request                                  the engine gets
+    ------------------------------------------------------   -----------------------------------------------------------
+    `kv_prompt_ids`, the body's first key                    nothing: the key and its value are cut out, the rest stays
+                                                             byte for byte
+    `x-dp-rank`                                              `X-data-parallel-rank` (vLLM, SGLang)
+    `authorization`                                          the engine's own key, or none
+    other headers about routing, and those of a connection   nothing
+    everything else                                          the same
+
+Token ids cannot be translated: no engine's chat endpoint takes them beside messages, and in a completion they would
+change what `echo` and log probabilities say. So the engine encodes the text itself, as it does for any client.
+TensorRT-LLM refuses bodies with keys that it does not know.
+
+Source: the router's `router/tokens/body.py`; for the header vLLM `vllm/entrypoints/openai/engine/serving.py` and SGLang
+`python/sglang/srt/entrypoints/openai/serving_base.py`; TensorRT-LLM `tensorrt_llm/serve/openai_protocol.py`
+(`extra="forbid"`).
+"""
+
+import re
+from collections.abc import Iterable
+
+RANK_HEADER = "X-data-parallel-rank"
+ROUTER_RANK_HEADER = "x-dp-rank"
+
+_PROMPT_IDS = re.compile(rb'\s*\{\s*"kv_prompt_ids"\s*:\s*"[A-Za-z0-9+/=]*"\s*(,?)')
+_HOP_BY_HOP = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade",
+    }
+)  # fmt: skip
+_ROUTERS_OWN = frozenset({"x-dp-rank", "x-worker-instance-id", "x-prefill-instance-id", "x-decision-id"})
+_NOT_ASKED = _HOP_BY_HOP | _ROUTERS_OWN | {"host", "content-length", "authorization", RANK_HEADER.lower(), "expect"}
+_NOT_ANSWERED = _HOP_BY_HOP | {"date", "server"}
+
+
+def without_prompt_ids(body: bytes) -> bytes:
+    """Return `body` without the router's `kv_prompt_ids`, if that is its first key; else `body` itself."""
+    found = _PROMPT_IDS.match(body)
+    if found is None:
+        return body
+    return b"{" + body[found.end() :]
+
+
+def asked_headers(headers: Iterable[tuple[str, str]], *, dp_rank: int | None, api_key: str) -> list[tuple[str, str]]:
+    """Return the headers that the engine gets, names and values; `dp_rank` None: the engine chooses the rank."""
+    given = list(headers)
+    options = [value for name, value in given if name.lower() == "connection"]
+    left_out = _NOT_ASKED | {option.strip().lower() for value in options for option in value.split(",")}
+    kept = [(name, value) for name, value in given if name.lower() not in left_out]
+    if dp_rank is not None:
+        kept.append((RANK_HEADER, str(dp_rank)))
+    if api_key:
+        kept.append(("Authorization", f"Bearer {api_key}"))
+    return kept
+
+
+def answered_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the headers that the router gets; those of the engine's connection stay with it."""
+    return [(name, value) for name, value in headers if name.lower() not in _NOT_ANSWERED]

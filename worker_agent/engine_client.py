@@ -1,0 +1,104 @@
+"""What is asked of an engine over HTTP, each answer within its time and its size; and what became of each question.
+
+outcome       an answer that
+-----------   ----------------------------------------------------------------------------
+ok            came, whole, with status 200
+unreachable   did not come: no connection, or one that was cut
+slow          was not whole in time
+status        has another status; redirects are not followed
+oversize      is longer than `bytes_max`; the rest is not read
+unreadable    was whole, and is not what it should be (`unreadable` says so)
+"""
+
+from collections import Counter
+from types import TracebackType
+from typing import Literal, Self
+
+import aiohttp
+
+ANSWER_S = 2.0
+WAITED_ANSWER_S = 5.0
+"""Of a server that waits 2 s until it has something to say: `trtllm-serve`, of its statistics and its events."""
+ANSWER_BYTES_MAX = 4 << 20
+_CONNECTIONS = 8
+_OK = 200
+_CHUNK_BYTES = 64 << 10
+
+What = Literal["health", "metrics", "models", "info", "events"]
+Outcome = Literal["ok", "unreachable", "slow", "status", "oversize", "unreadable"]
+
+
+class EngineUnanswered(Exception):
+    """The engine gave no answer that can be used; `outcome` says why in a word."""
+
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome: Outcome = outcome
+
+
+class EngineClient:
+    """Asks one engine, between entering and leaving the block. `api_key` goes with every question."""
+
+    def __init__(self, base_url: str, *, api_key: str = "", answer_s: float = ANSWER_S) -> None:
+        self._base_url, self._answer_s = base_url.rstrip("/"), answer_s
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._session: aiohttp.ClientSession | None = None
+        self.asked_total: Counter[tuple[What, Outcome]] = Counter()
+
+    @property
+    def base_url(self) -> str:
+        """The engine's address, without a slash at its end."""
+        return self._base_url
+
+    async def __aenter__(self) -> Self:
+        """Questions can be asked."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
+            headers=self._headers,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Connections are closed."""
+        assert self._session is not None
+        await self._session.close()
+
+    async def get(self, what: What, path: str, *, bytes_max: int = ANSWER_BYTES_MAX, answer_s: float = 0.0) -> bytes:
+        """Return the answer to GET `path`; raise `EngineUnanswered`. Either is counted. `answer_s` 0: the client's."""
+        try:
+            answer = await self._answer(path, bytes_max, answer_s or self._answer_s)
+        except EngineUnanswered as error:
+            self.asked_total[what, error.outcome] += 1
+            raise
+        self.asked_total[what, "ok"] += 1
+        return answer
+
+    def unreadable(self, what: What) -> None:
+        """An answer that was counted as ok is not what it should be."""
+        self.asked_total[what, "ok"] -= 1
+        self.asked_total[what, "unreadable"] += 1
+
+    async def _answer(self, path: str, bytes_max: int, answer_s: float) -> bytes:
+        assert self._session is not None
+        url, timeout = f"{self._base_url}{path}", aiohttp.ClientTimeout(total=answer_s)
+        try:
+            async with self._session.get(url, allow_redirects=False, timeout=timeout) as response:
+                if response.status != _OK:
+                    raise EngineUnanswered("status", f"status {response.status}")
+                return await _bounded(response, bytes_max)
+        except TimeoutError as error:
+            raise EngineUnanswered("slow", f"no whole answer within {answer_s} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineUnanswered("unreachable", str(error) or type(error).__name__) from error
+
+
+async def _bounded(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_chunked(_CHUNK_BYTES):
+        size += len(part)
+        if size > bytes_max:
+            raise EngineUnanswered("oversize", f"more than {bytes_max} bytes")
+        parts.append(part)
+    return b"".join(parts)
