@@ -86,8 +86,12 @@ class WindowCache:
         needed = -(-capacity_tokens // self.block_size) - len(found)
         if held_now + self._reserved + needed > self.capacity:
             return None
-        for block in found:
+        for block in found:  # all of them before the first makes room: none may have to give way to another
             self._hold(block)
+        for block in found:
+            if block.level == 1:
+                self._make_room()
+                self._move(block, 0)
         held = Held(found, 0, cached, needed)
         self._reserved += needed
         self.reused += len(found)
@@ -197,10 +201,6 @@ class WindowCache:
 
     # ------------------------------------------------------------------------------------------ room
     def _hold(self, block: Block) -> None:
-        if block.level == 1:
-            self._let_go.pop(block, None)
-            self._make_room()
-            self._move(block, 0)
         block.refs += 1
         self._let_go.pop(block, None)
 
@@ -208,16 +208,27 @@ class WindowCache:
         if self._tree_blocks[0] + self._own_blocks < self.capacity:
             return
         victim = self._oldest(0)
-        if self.host_capacity and victim.priority >= self.offload_priority:
-            if self._tree_blocks[1] >= self.host_capacity:
-                self._remove(self._oldest(1))
+        assert victim is not None, "`begin` asks for no more than there is"
+        goes_to_host = victim.priority >= self.offload_priority and self._host_has_room()
+        if victim not in self._let_go:
+            return  # it hung on what gave way to it in the host
+        if goes_to_host:
             self._move(victim, 1)
         else:
             self._remove(victim)
 
-    def _oldest(self, level: int) -> Block:
+    def _host_has_room(self) -> bool:
+        """Whether one more block can lie in the host: the oldest there that nobody holds gives way."""
+        if self._tree_blocks[1] >= self.host_capacity:
+            oldest = self._oldest(1)
+            if oldest is None:
+                return False
+            self._remove(oldest)
+        return True
+
+    def _oldest(self, level: int) -> Block | None:
         waiting = [block for block in self._let_go if block.level == level]
-        return min(waiting, key=lambda block: (block.priority, block.let_go))
+        return min(waiting, key=lambda block: (block.priority, block.let_go), default=None)
 
     def _move(self, block: Block, level: int) -> None:
         self._events.updated(self.window, block.hash, block.level, level)
