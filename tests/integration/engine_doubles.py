@@ -5,6 +5,7 @@ which a test finds empty at the end. What is read once is gone, as it is there. 
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -39,7 +40,7 @@ class Rank:
 
 
 @dataclass
-class EngineDouble:
+class EngineDouble(ABC):
     """What all three have. `asked` counts paths; `requests` are generations: path, headers by lower-case name, body."""
 
     model: str = "m"
@@ -116,14 +117,13 @@ class EngineDouble:
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": self.cards()})
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text=self.metrics_text(), content_type="text/plain")
-
+    @abstractmethod
     def cards(self) -> list[dict[str, Any]]:
-        raise NotImplementedError
+        """Return the models that `/v1/models` lists."""
 
-    def metrics_text(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    async def _metrics(self, _: web.Request) -> web.Response:
+        """Answer `/metrics`."""
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         data = await request.read()
@@ -153,7 +153,18 @@ class EngineDouble:
         return web.json_response({"error": {"message": "no such model", "code": 404}}, status=404)
 
 
-class VllmDouble(EngineDouble):
+class PrometheusDouble(EngineDouble):
+    """An engine whose `/metrics` is Prometheus' text."""
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.metrics_text(), content_type="text/plain")
+
+    @abstractmethod
+    def metrics_text(self) -> str:
+        """Return what `/metrics` says."""
+
+
+class VllmDouble(PrometheusDouble):
     """vLLM's OpenAI server. `adapters` are LoRA names."""
 
     adapters: tuple[str, ...] = ()
@@ -192,7 +203,7 @@ class VllmDouble(EngineDouble):
         return ",".join(f'{name}="{value}"' for name, value in said.items())
 
 
-class SglangDouble(EngineDouble):
+class SglangDouble(PrometheusDouble):
     """SGLang's HTTP server, started with `--enable-metrics`. An old one has `/get_server_info` alone."""
 
     is_old: bool = False

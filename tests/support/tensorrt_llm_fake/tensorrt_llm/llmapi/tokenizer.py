@@ -4,13 +4,14 @@ Source: `tensorrt_llm/llmapi/tokenizer.py`, class TransformersTokenizer: the mem
 """
 
 import json
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 BYTES_FROM = 3  # 0 pads, 1 begins, 2 ends
 
 
-class TokenizerBase:
+class TokenizerBase(ABC):
     """What every tokenizer has."""
 
     eos_token_id: int
@@ -18,13 +19,13 @@ class TokenizerBase:
     pad_token_id: int | None
     vocab_size: int
 
+    @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the text's tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = False, **kwargs: Any) -> str:
         """Return the tokens' text."""
-        raise NotImplementedError
 
 
 class ByteTokenizer(TokenizerBase):
