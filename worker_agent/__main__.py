@@ -42,6 +42,7 @@ from worker_agent.load_reports import LoadReports
 from worker_agent.membership import Membership
 from worker_agent.metrics import AgentMetrics
 from worker_agent.print_engine_args import print_engine_args
+from worker_agent.prompts import Prompts
 from worker_agent.publisher import Source
 from worker_agent.status import StatusApi, streams_status
 
@@ -214,6 +215,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event) -> None:
     api = AgentApi(
         engine,
         text,
+        Prompts(text),
         served_names=(settings.engine.model,),
         default_max_tokens=settings.engine.default_max_tokens,
         inflight_requests_max=worker.inflight_requests_max,

@@ -15,14 +15,15 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kv_protocol import openai
-from kv_protocol.openai import ChatRequest, Request, RequestInvalid
+from kv_protocol.openai import Request, RequestInvalid
 from kv_runtime.chat_template import TextError
 from kv_runtime.http import error_body, error_response, json_response, metrics_handler, openai_errors, require_token
 from kv_runtime.text import Text
 from worker_agent.core.answers import SSE_DONE, Answer, StopFilter, sse_error, usage
 from worker_agent.core.engine import EngineRequest, EngineStopped, RequestRefused
-from worker_agent.core.request_rules import engine_request, prompt_ids
+from worker_agent.core.request_rules import engine_request
 from worker_agent.engines.port import Engine
+from worker_agent.prompts import Prompts
 
 _BARRIER_S = 5.0
 _RANK = re.compile("[0-9]{1,4}")
@@ -36,6 +37,7 @@ class AgentApi:
         self,
         engine: Engine,
         text: Text,
+        prompts: Prompts,
         *,
         served_names: tuple[str, ...],
         default_max_tokens: int,
@@ -45,7 +47,7 @@ class AgentApi:
         position: Callable[[], Awaitable[dict[int, tuple[int, int]]]],
         status: Callable[[], dict[str, Any]],
     ) -> None:
-        self._engine, self._text = engine, text
+        self._engine, self._text, self._prompts = engine, text, prompts
         self._description = engine.describe()
         self._served_names = served_names
         self._default_max_tokens = default_max_tokens
@@ -87,7 +89,7 @@ class AgentApi:
             return response
         try:
             request = decode(await http.read())
-            asked = self._asked(http, request)
+            asked = await self._asked(http, request)
         except (RequestInvalid, TextError) as error:
             self.requests_total["refused"] += 1
             return error_response(400, str(error), "invalid_request_error", param=error.field)
@@ -115,30 +117,21 @@ class AgentApi:
             self.running -= 1
             self.requests_total[outcome] += 1
 
-    def _asked(self, http: web.Request, request: Request) -> EngineRequest:
+    async def _asked(self, http: web.Request, request: Request) -> EngineRequest:
         rank = http.headers.get("x-dp-rank")
         if rank is not None and not _RANK.fullmatch(rank):
             raise RequestInvalid("x-dp-rank", rank[:_FOUND_CHARACTERS_MAX], "a decimal number")
+        prompt = await self._prompts.prompt(request)
         return engine_request(
             request,
-            self._prompt(request),
+            prompt.tokens,
             self._description,
+            media=prompt.media,
             request_id=self._new_id(),
             default_max_tokens=self._default_max_tokens,
             stop_token_ids=tuple(self._text.eos_ids),
             dp_rank=None if rank is None else int(rank),
         )
-
-    def _prompt(self, request: Request) -> list[int]:
-        if request.kv_prompt_ids is not None:
-            return prompt_ids(request.kv_prompt_ids)
-        if request.nvext is not None and (given := request.nvext.prompt_ids()) is not None:
-            return given
-        if isinstance(request, ChatRequest):
-            return self._text.encode_chat(request.messages, **request.template_options)
-        if not isinstance(request.prompt, str):
-            return list(request.prompt)
-        return self._text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
 
     async def _whole(
         self, _: web.Request, request: Request, asked: EngineRequest, answer: Answer

@@ -25,6 +25,7 @@ from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequ
 from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.core.simulator.tokens import TokenSource
 from worker_agent.engines.simulated import SimulatedEngine
+from worker_agent.prompts import Prompts
 
 ENGINE = EngineDescription(
     model="m",
@@ -137,6 +138,7 @@ async def worker(
     api = AgentApi(
         engine,
         load_text("byte"),
+        Prompts(load_text("byte")),
         served_names=("m",),
         default_max_tokens=16,
         inflight_requests_max=inflight,

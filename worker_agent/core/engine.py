@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 from worker_agent.core.disaggregated import Handoff
+from worker_agent.core.media import Media
 from worker_agent.core.sampling import Sampling, TokenLogprobs
 
 FinishReason = Literal["length", "stop", "error"]
@@ -36,7 +37,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     What follows `priority` not every engine knows; one that does not, ignores it. `queue_priority`, 0..1: of the
     requests that wait, the highest goes first. `handoff` is what the worker before this one said; `transfer_id`, unique
     in the fleet, names the transfer that a prefill worker begins. On a decode worker `serves_alone` asks for the whole
-    generation, without anybody's handoff. `logits_processors` are names of the engine's configuration.
+    generation, without anybody's handoff. `logits_processors` are names of the engine's configuration. `media` are the
+    prompt's, in their order there.
     """
 
     request_id: str
@@ -53,6 +55,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     transfer_id: int | None = None
     serves_alone: bool = False
     logits_processors: tuple[str, ...] = ()
+    media: tuple[Media, ...] = ()
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):

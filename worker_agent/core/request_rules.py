@@ -1,10 +1,12 @@
 """What an engine is asked for a client's request, and what is refused before it is asked."""
 
 import base64
+from collections.abc import Sequence
 
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai import GUIDED_KEYS, ChatRequest, CompletionRequest, Request, RequestInvalid, is_given
 from worker_agent.core.engine import EngineDescription, EngineRequest
+from worker_agent.core.media import Media
 
 _TOKEN_BYTES = 4
 
@@ -41,9 +43,10 @@ def check_supported(request: Request) -> None:
 
 def engine_request(
     request: Request,
-    prompt: list[int],
+    prompt: Sequence[int],
     description: EngineDescription,
     *,
+    media: tuple[Media, ...] = (),
     request_id: str,
     default_max_tokens: int,
     stop_token_ids: tuple[int, ...] = (),
@@ -68,4 +71,5 @@ def engine_request(
         stop_token_ids=stop_token_ids,
         dp_rank=dp_rank,
         cache_salt=request.salt or None,
+        media=media,
     )
