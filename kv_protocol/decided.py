@@ -19,6 +19,7 @@ In little-endian bytes:
 
 import struct
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 
@@ -37,9 +38,13 @@ TIERS = 4
 WIDE = 0x80
 """The flag of an overlap whose numbers are u32."""
 _TERMS_MAX = 8
+_HASH_BYTES = 8
 assert len(TERMS) <= _TERMS_MAX
 
 Depths = tuple[int, int, int, int]
+Phase = Literal["whole", "prefill", "decode", "alone"]
+"""What a worker is asked for: all of it; the prompt alone; the rest alone, with the prompt's KV from where it was
+computed; or all of it, of a worker whose role is to decode."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
@@ -66,6 +71,8 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     pinned_worker: str | None = None
     pinned_dp_rank: int | None = None
     tried: tuple[WorkerRank, ...] = ()
+    phase: Phase = "whole"
+    transfer_domain: str | None = None
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -129,14 +136,17 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
 
 
 def promise(request: RequestRecord, rank: WorkerRank, uncached_tokens: int, epoch: int) -> Routed:
-    """Return what a decision for `rank` promises of the request."""
+    """Return what a decision for `rank` promises of the request.
+
+    A rank that only decodes gets the prompt's KV from elsewhere: nothing of it is to be computed there.
+    """
     return Routed(
         lease_id=request.decision_id,
         worker_id=rank.worker_id,
         dp_rank=rank.dp_rank,
         blocks=request.sequence_hashes,
-        uncached_tokens=uncached_tokens,
-        extra_blocks=int(request.isl_tokens % request.block_size > 0),
+        uncached_tokens=0 if request.phase == "decode" else uncached_tokens,
+        extra_blocks=max(0, -(-request.isl_tokens // request.block_size) - len(request.sequence_hashes) // _HASH_BYTES),
         epoch=epoch,
         session_id=request.session_id,
     )

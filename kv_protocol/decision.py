@@ -86,6 +86,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     margin_blocks: float | None
     candidates: tuple[Candidate, ...]
     excluded: tuple[Exclusion, ...] = ()
+    phase: str = "whole"
+    """What the worker is asked for (`decided.Phase`)."""
     reason: str = ""
     """In one word of a closed set, why the winner won."""
     action: str = "admit"

@@ -13,6 +13,7 @@ import msgspec
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.ids import WorkerRank, checked_block_size, checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.images import ImageRule
 
 HEARTBEAT_PERIOD_S = 1.0
 MISSED_HEARTBEATS_MAX = 5
@@ -34,7 +35,15 @@ def _is_base_url(value: str) -> bool:
 
 
 class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=True, forbid_unknown_fields=False):
-    """A worker offers its service. A new `instance` replaces the worker's former life and all that was known of it."""
+    """A worker offers its service. A new `instance` replaces the worker's former life and all that was known of it.
+
+    `endpoint` is its name as `namespace.component.endpoint`, by which pools are told apart; empty: it has none.
+    `images` says what images become in its prompts; None: it takes none, or nobody else can know.
+
+    What prefill and decode workers have to agree in, and what routing by prefix needs: `kv_cache_dtype` (auto, fp8, ...;
+    empty: not said), whether the engine reuses blocks at all (None: not said), and `transfer_buffer_tokens`, how many
+    tokens its buffer for KV transfers holds (0: not said, or it has none).
+    """
 
     worker_id: str
     instance: str
@@ -58,6 +67,11 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     event_source: EventSource = "trtllm"
     accepts_token_ids: bool = False
     version: str = ""
+    endpoint: str = ""
+    images: ImageRule | None = None
+    kv_cache_dtype: str = ""
+    block_reuse: bool | None = None
+    transfer_buffer_tokens: int = 0
 
     def __post_init__(self) -> None:
         checked_worker_id(self.worker_id)
@@ -66,7 +80,14 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
             checked_dp_rank(dp_rank)
         if not self.dp_ranks or len(set(self.dp_ranks)) != len(self.dp_ranks):
             raise LimitExceeded("dp_ranks", self.dp_ranks, "at least one rank, each once")
-        for field in ("canary", "total_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_seq_len"):
+        for field in (
+            "canary",
+            "total_kv_blocks",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_seq_len",
+            "transfer_buffer_tokens",
+        ):
             checked_u64(field, getattr(self, field))
         if not _is_base_url(self.base_url):
             raise LimitExceeded("base_url", self.base_url, "http(s)://host:port without user, query or fragment")

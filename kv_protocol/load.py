@@ -1,4 +1,8 @@
-"""What a rank's engine says of its load, as far as a decision or a dashboard reads it. JSON on core NATS."""
+"""What a rank's engine says of its load, as far as a decision, a dashboard or a planner reads it. JSON on core NATS.
+
+A report is of the newest iteration, or, while the engine has nothing to do, of its rest: no requests, the blocks that
+it held last.
+"""
 
 import msgspec
 
@@ -6,8 +10,36 @@ from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.ids import checked_u64
 
 
+class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One iteration by phase, in requests, tokens computed, and tokens whose KV is there; None: the engine says not.
+
+    What the iteration computed, context and generation; what waits to be computed, likewise; and what was begun and
+    had to give way. Source: TensorRT-LLM's `inflightBatchingStats`, `event_plane.md` section 1.7.
+    """
+
+    context_requests: int | None = None
+    context_tokens: int | None = None
+    context_kv_tokens: int | None = None
+    generation_requests: int | None = None
+    generation_kv_tokens: int | None = None
+    queued_context_requests: int | None = None
+    queued_context_tokens: int | None = None
+    queued_generation_requests: int | None = None
+    queued_generation_kv_tokens: int | None = None
+    paused_requests: int | None = None
+    paused_kv_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            if (value := getattr(self, field)) is not None:
+                checked_u64(field, value)
+
+
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest iteration's figures: requests, KV blocks, and tokens of the context (prefill) phase."""
+    """The newest iteration's figures: requests, KV blocks, and tokens of the context (prefill) phase.
+
+    `phases` is there where the engine tells them apart.
+    """
 
     instance: str
     iteration: int
@@ -17,6 +49,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     total_blocks: int
     context_tokens: int = 0
     iteration_s: float = 0.0
+    phases: PhaseLoad | None = None
 
     def __post_init__(self) -> None:
         for field in (

@@ -10,17 +10,17 @@ from typing import Annotated, Any
 
 import msgspec
 
+from kv_protocol.continuation import Continuation
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.ids import TokenId
 from kv_protocol.openai_errors import RequestInvalid, explained
 from kv_protocol.openai_inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound, decode_inbound
-from kv_protocol.openai_options import GUIDED_KEYS, Choices, Count, NvExt, PassedOn, StreamOptions, template_options
+from kv_protocol.openai_options import Choices, Count, NvExt, PassedOn, StreamOptions, template_options
 from kv_protocol.openai_parts import ABSENT, is_given
 
 __all__ = [
     "CHAT",
     "COMPLETIONS",
-    "GUIDED_KEYS",
     "ChatInbound",
     "ChatRequest",
     "CompletionInbound",
@@ -68,6 +68,10 @@ class _Request(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nvext: NvExt | None = None
     kv_prompt_ids: str | None = None
     """The prompt as base64 of little-endian u32 token ids; set by the router for agents that accept it."""
+    disaggregated_params: msgspec.Raw = ABSENT
+    """What the worker before this one said; set by the router."""
+    kv_continue: Continuation | None = None
+    """How far another worker came with this very answer; set by the router."""
 
     @property
     def salt(self) -> str:
@@ -108,6 +112,8 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     thinking: msgspec.Raw = ABSENT
     prediction: msgspec.Raw = ABSENT
     prompt_cache_key: msgspec.Raw = ABSENT
+    prompt_token_ids: list[TokenId] | None = None
+    """The prompt as a prefill worker computed it, media and all; set by the router for who goes on."""
 
     @property
     def template_options(self) -> dict[str, Any]:

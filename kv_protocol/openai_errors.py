@@ -12,6 +12,8 @@ _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
 _FOUND_CHARACTERS_MAX = 80
+_ROUTERS_OWN = frozenset({"kv_continue", "kv_prompt_ids", "prompt_token_ids"})
+"""Keys that agents may take from the router, and nobody else."""
 
 
 class RequestInvalid(LimitExceeded):
@@ -33,9 +35,15 @@ def explained(error: Exception, body: bytes | msgspec.Raw, root: str = "") -> Re
         return RequestInvalid(_joined(root, path, unknown["field"]), unknown["field"], allowed)
     if missing := _MISSING.search(text):
         return RequestInvalid(_joined(root, path, missing["field"]), None, "a value: it is required")
-    if path == "kv_prompt_ids" and allowed.startswith("`null`"):  # an agent may take it from the router
+    if path in _ROUTERS_OWN and allowed.startswith("`null`"):
         allowed = "none: the router sets it"
     return RequestInvalid(_joined(root, path) or "body", _found(body, path), allowed)
+
+
+def shortened(found: object) -> object:
+    """Return what is shown of a value that a client sent: itself, or the beginning of what is long."""
+    told = repr(found)
+    return found if len(told) <= _FOUND_CHARACTERS_MAX else f"{told[:_FOUND_CHARACTERS_MAX]}..."
 
 
 def _joined(*parts: str) -> str:
@@ -53,4 +61,4 @@ def _found(body: bytes, path: str) -> Any:  # noqa: ANN401 - whatever the client
             value = value.get(key)
         elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
             value = value[int(key)]
-    return value if len(repr(value)) <= _FOUND_CHARACTERS_MAX else f"{repr(value)[:_FOUND_CHARACTERS_MAX]}..."
+    return shortened(value)

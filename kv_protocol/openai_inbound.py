@@ -52,6 +52,8 @@ class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     nvext: NvExt | None = None
     add_special_tokens: bool | None = None
     kv_prompt_ids: None = None
+    kv_continue: None = None
+    disaggregated_params: msgspec.Raw = ABSENT
     stop: msgspec.Raw = ABSENT
     temperature: msgspec.Raw = ABSENT
     top_p: msgspec.Raw = ABSENT
@@ -99,6 +101,11 @@ class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.cache_salt or self.extension.cache_salt or ""
 
     @property
+    def is_guided(self) -> bool:
+        """Whether the answer has to obey a form: what came of it cannot be gone on with elsewhere."""
+        return _guides(self) != _NO_GUIDES
+
+    @property
     def ineffective(self) -> tuple[str, ...]:
         """The paths of what the client sent that has no effect here."""
         read, absent = _UNUSED[type(self)]
@@ -130,6 +137,7 @@ class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True
     thinking: msgspec.Raw = ABSENT
     prediction: msgspec.Raw = ABSENT
     prompt_cache_key: msgspec.Raw = ABSENT
+    prompt_token_ids: None = None
 
     @property
     def limit_tokens(self) -> int | None:
@@ -162,6 +170,14 @@ class CompletionInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_field
     def read_prompt(self) -> str | list[int]:
         """Return the text or its ids; raise `RequestInvalid`, which names the place."""
         return _prompt.read(self.prompt, "prompt")
+
+
+_GUIDES = (
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag",
+    "response_format",
+)  # fmt: skip
+_guides = attrgetter(*_GUIDES)
+_NO_GUIDES = (ABSENT,) * len(_GUIDES)
 
 
 def _given(inbound: Inbound) -> tuple[str, ...]:

@@ -13,9 +13,6 @@ import msgspec
 from kv_protocol.ids import TokenId
 from kv_protocol.openai_parts import ABSENT, OptionalPart
 
-GUIDED_KEYS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag")
-"""Options, each of which wants guided decoding."""
-
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=4095)]
@@ -155,3 +152,4 @@ class PassedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     guided_decoding_backend: msgspec.Raw = ABSENT
     structured_outputs: msgspec.Raw = ABSENT
     structural_tag: msgspec.Raw = ABSENT
+    logits_processors: msgspec.Raw = ABSENT

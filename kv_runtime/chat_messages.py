@@ -6,12 +6,19 @@
 
 Text parts become what the template was written for (`content_format.py`): the list of parts, or one string, the parts
 joined with a newline. Source: vLLM `entrypoints/chat_utils.py` and TensorRT-LLM `serve/chat_utils.py` join so.
+
+Image parts, `{"type": "image_url", "image_url": {"url": ...}}`, have to be taken out first (`split_images`), by whoever
+knows what the model has in their place:
+
+    a placeholder     a text part: the placeholder. A text that says it, too, is refused: it would count as an image
+    nobody knows      `IMAGE`, of which a template may make what it likes; before the first message that has one stands
+                      `UNKNOWN_FROM_HERE`: what is rendered up to there is what the model reads, too
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -19,6 +26,12 @@ Tool = Mapping[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _FOUND_CHARACTERS_MAX = 200
 _DIGEST_CHARACTERS = 32
+IMAGES_MAX = 128
+"""Of one chat. Workers may take fewer."""
+IMAGE: Mapping[str, Any] = {"type": "image"}
+"""What templates that loop over parts look for. It is no client's: it counts where it is this very object."""
+UNKNOWN_FROM_HERE = "\ue0fe\ue0ff"
+"""Characters for private use, so that nobody says them; in a text they end early what is known, and no more."""
 
 
 class TextError(Exception):
@@ -29,6 +42,17 @@ class TextError(Exception):
         self.field = field
         self.found = found
         self.allowed = allowed
+
+
+class HasImages(TextError):
+    """A chat with image parts, where text is wanted."""
+
+
+class SplitChat(NamedTuple):
+    """A chat without its image parts, and their URLs, in the order in which they stood."""
+
+    messages: list[Message]
+    urls: tuple[str, ...]
 
 
 def digest_of(content: bytes) -> str:
@@ -68,7 +92,7 @@ def blame_characters(messages: Sequence[Message]) -> None:
         if isinstance(content, str):
             checked_unicode(f"messages[{at}].content", content)
         for part_at, part in enumerate(content if isinstance(content, list) else ()):
-            checked_unicode(f"messages[{at}].content[{part_at}].text", part["text"])
+            checked_unicode(f"messages[{at}].content[{part_at}].text", part.get("text", ""))
 
 
 def with_parsed_calls(messages: Sequence[Message]) -> list[Message]:
@@ -80,6 +104,52 @@ def with_parsed_calls(messages: Sequence[Message]) -> list[Message]:
         _with_parsed_calls(f"messages[{at}]", message) if message.get("tool_calls") else message
         for at, message in enumerate(messages)
     ]
+
+
+def split_images(messages: Sequence[Message], placeholder: str) -> SplitChat:
+    """Return the chat with `placeholder` for each image; empty: nobody knows what the model has there.
+
+    Only content is looked at, for images alone: the rest is checked where the chat is rendered.
+
+    Raises:
+        TextError: an image part that is none, a text with the placeholder, more than `IMAGES_MAX`.
+    """
+    split: list[Message] = []
+    urls: list[str] = []
+    for at, message in enumerate(messages):
+        where, content = f"messages[{at}].content", message.get("content")
+        if isinstance(content, list):
+            before = len(urls)
+            parts = [_without_image(f"{where}[{index}]", part, placeholder, urls) for index, part in enumerate(content)]
+            if not placeholder and urls and not before:
+                parts.insert(0, {"type": "text", "text": UNKNOWN_FROM_HERE})
+            split.append({**message, "content": parts})
+            continue
+        if isinstance(content, str):
+            _check_text(where, content, placeholder)
+        split.append(message)
+    return SplitChat(split, tuple(urls))
+
+
+def _without_image(where: str, part: object, placeholder: str, urls: list[str]) -> object:
+    """Return the part, or what stands for its image, whose URL goes to `urls`."""
+    if not isinstance(part, Mapping) or part.get("type") != "image_url":
+        text = part.get("text") if isinstance(part, Mapping) else None
+        _check_text(f"{where}.text", text if isinstance(text, str) else "", placeholder)
+        return part
+    if len(urls) >= IMAGES_MAX:
+        raise TextError(where, f"more than {IMAGES_MAX} images", f"at most {IMAGES_MAX}")
+    image = part.get("image_url")
+    url = image.get("url") if isinstance(image, Mapping) else None
+    if not isinstance(url, str) or not url:
+        raise TextError(f"{where}.image_url", type(image).__name__, "an object whose `url` is a string, not empty")
+    urls.append(url)
+    return {"type": "text", "text": placeholder} if placeholder else IMAGE
+
+
+def _check_text(where: str, text: str, placeholder: str) -> None:
+    if placeholder and placeholder in text:
+        raise TextError(where, placeholder, "text without what stands for an image")
 
 
 def _checked_message(where: str, message: object, *, keeps_parts: bool) -> dict[str, Any]:
@@ -105,6 +175,10 @@ def _checked_content(where: str, message: Message, *, keeps_parts: bool) -> str 
 def _checked_part(where: str, part: object) -> str:
     if not isinstance(part, Mapping):
         raise TextError(where, part, "an object")
+    if part is IMAGE:
+        return ""
+    if part.get("type") == "image_url":
+        raise HasImages(f"{where}.type", "image_url", "'text'")
     if part.get("type") != "text":
         raise TextError(f"{where}.type", part.get("type"), "'text'")
     text = part.get("text")

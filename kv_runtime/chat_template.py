@@ -117,16 +117,20 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def read_template(directory: Path) -> ChatTemplate:
-    """Return the chat template of a model's directory; raise `TextError`, which names the file, where it has none."""
-    path, separate = directory / "tokenizer_config.json", directory / "chat_template.jinja"
+def read_template(directory: Path, instead: str = "") -> ChatTemplate:
+    """Return the chat template of a model's directory, or of the file `instead`, with the directory's special tokens.
+
+    Raises:
+        TextError: names the file that cannot be read, or has no template.
+    """
+    path, separate = directory / "tokenizer_config.json", Path(instead or directory / "chat_template.jinja")
     try:
         config = json.loads(file_content(path))
     except ValueError as error:
         raise TextError(str(path), str(error), "JSON") from error
     if not isinstance(config, dict):
         raise TextError(str(path), config, "an object")
-    if not separate.is_file():
+    if not instead and not separate.is_file():
         return ChatTemplate(_template_sources(path, config.get("chat_template")), _special_tokens(config))
     try:
         source = file_content(separate).decode()
@@ -191,7 +195,7 @@ def _continued(rendered: str, messages: Sequence[Message]) -> str:
     """Return what is rendered up to the end of the last message's text, whose spaces the template may have cut off."""
     content = messages[-1]["content"] if messages else None
     if isinstance(content, list):
-        content = content[-1]["text"] if content else None
+        content = content[-1].get("text") if content else None
     at = rendered.rfind(content.strip()) if isinstance(content, str) else -1
     if not isinstance(content, str) or at < 0:
         raise TextError("continue_final_message", "true", "a last message whose text the template writes")

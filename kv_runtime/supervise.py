@@ -1,26 +1,35 @@
 """Every task and every thread has an owner; this is the only module that makes any.
 
-A process is a set of parts in stages. `run_parts` runs them all, and ends in one of four ways:
+A process is a set of parts in stages. `run_parts` runs them all, and ends in one of five ways:
 
     a part raises               the others are cancelled; the error is raised, with a note that names the part
     a part returns before stop  the same, with `PartEnded`: what should run for ever and does not is broken
     stop is set                 stages are asked to stop in rising order, each once the one before has returned:
                                 sources (stage 0) first, so that the queues behind them run dry
+    a part gives up             `PartGaveUp`: stop is set for all, and raised once the others have drained as ever
     the drain budget is spent   what still runs is cancelled and named in `DrainOverdue`
 
 Stop is an argument: a part gets an `asyncio.Event`, a thread a `threading.Event`, and returns soon after it is set.
+
+A `SupervisedThread` survives what nobody expected its work to raise:
+
+    the work raises                            counted, logged; after a pause it begins again, in the same thread
+    again, and often (`Restarts`)              given up
+    once it was asked to stop                  given up: what it had still to do is not done
 """
 
 import asyncio
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future as ThreadOutcome
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import structlog
 import uvloop
 
 from kv_runtime.clock import Clock, SystemClock
@@ -29,6 +38,10 @@ T = TypeVar("T")
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
+_FAILURE_CHARACTERS_MAX = 500
+
+_log = structlog.get_logger("supervise")
+
 
 class PartEnded(Exception):
     """A part returned, or cancelled itself, though nobody had asked it to stop."""
@@ -36,6 +49,10 @@ class PartEnded(Exception):
     def __init__(self, name: str) -> None:
         super().__init__(f"part {name!r} ended before it was asked to stop")
         self.name = name
+
+
+class PartGaveUp(Exception):
+    """A part cannot go on, and the others need not be cut off for it: they drain, and the process ends with this."""
 
 
 class DrainOverdue(Exception):
@@ -81,24 +98,36 @@ async def run_parts(parts: Iterable[Part], *, stop: asyncio.Event, drain_s: floa
 
     Raises:
         DrainOverdue: parts were cancelled for being slow.
+        PartGaveUp: a part did, and the others have drained.
         Exception: what a part raised (`PartEnded` where it returned early); several errors in one ExceptionGroup.
     """
+    given_up: list[Exception] = []
     try:
-        overdue = await _run_stages(list(parts), stop, drain_s, clock or SystemClock())
+        overdue = await _run_stages(list(parts), stop, drain_s, clock or SystemClock(), given_up)
     except ExceptionGroup as group:
-        if len(group.exceptions) == 1:
-            raise group.exceptions[0] from None
-        raise
-    if overdue:
-        raise DrainOverdue(overdue, drain_s)
+        _raise([*given_up, *group.exceptions])
+    else:
+        _raise([*given_up, DrainOverdue(overdue, drain_s)] if overdue else given_up)
 
 
-async def _run_stages(parts: list[Part], stop: asyncio.Event, drain_s: float, clock: Clock) -> tuple[str, ...]:
-    """Return the names of the parts that had to be cancelled."""
+def _raise(errors: list[Exception]) -> None:
+    if len(errors) > 1:
+        raise ExceptionGroup("several parts failed", errors)
+    for error in errors:
+        raise error from error.__cause__
+
+
+async def _run_stages(
+    parts: list[Part], stop: asyncio.Event, drain_s: float, clock: Clock, given_up: list[Exception]
+) -> tuple[str, ...]:
+    """Return the names of the parts that had to be cancelled; `given_up` has what parts gave up for."""
     assert len({part.name for part in parts}) == len(parts)
     stops = {part.stage: asyncio.Event() for part in parts}
     async with asyncio.TaskGroup() as group:
-        tasks = {part: group.create_task(_run_part(part, stops[part.stage], stop), name=part.name) for part in parts}
+        tasks = {
+            part: group.create_task(_run_part(part, stops[part.stage], stop, given_up), name=part.name)
+            for part in parts
+        }
         await stop.wait()
         budget = group.create_task(clock.sleep(drain_s), name="drain budget")
         for stage in sorted(stops):
@@ -108,13 +137,17 @@ async def _run_stages(parts: list[Part], stop: asyncio.Event, drain_s: float, cl
         return tuple(part.name for part, task in tasks.items() if task.cancel())
 
 
-async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event) -> None:
+async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, given_up: list[Exception]) -> None:
     """Run the part; `stop` is its stage's, and `stop_all` says whether it may return at all."""
     try:
         await part.run(stop)
     except asyncio.CancelledError:
         if _is_cancelled():
             raise
+    except PartGaveUp as error:
+        error.add_note(f"in part {part.name!r}")
+        given_up.append(error)
+        stop_all.set()
     except Exception as error:
         error.add_note(f"in part {part.name!r}")
         raise
@@ -169,6 +202,82 @@ def _settle(outcome: ThreadOutcome[None], target: Callable[[threading.Event], No
         outcome.set_exception(error)
     else:
         outcome.set_result(None)
+
+
+@dataclass(frozen=True)
+class Restarts:
+    """How often work may fail: with `failures_max` failures within `window_s` it is given up.
+
+    Before it begins again there is a pause of `pause_s`, twice as long for each further failure within the window, and
+    `pause_max_s` at most.
+    """
+
+    failures_max: int = 5
+    window_s: float = 60.0
+    pause_s: float = 0.2
+    pause_max_s: float = 5.0
+
+    def pause_after_s(self, failures: int) -> float:
+        """Return the pause after so many failures within the window, at least one."""
+        return min(self.pause_s * 2.0 ** (failures - 1), self.pause_max_s)
+
+
+RESTARTS = Restarts()
+"""For work that may fail now and then, and not on and on: five failures are over within seconds."""
+
+
+class SupervisedThread:
+    """Blocking `work(stop)`, which begins again when it raises. What it keeps between runs, the work itself restores.
+
+    `failures_total` and `failure` may be read from any thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[threading.Event], None],
+        *,
+        restarts: Restarts = RESTARTS,
+        clock: Clock | None = None,
+    ) -> None:
+        self._name, self._work, self._restarts = name, work, restarts
+        self._clock = clock or SystemClock()
+        self._failed_at_s: deque[float] = deque(maxlen=restarts.failures_max)
+        self.failures_total = 0
+        self.failure = ""
+        """What the work raised, cut short, until it begins again; empty while it is at work."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Return once the work has.
+
+        Raises:
+            PartGaveUp: it failed too often, or when it was to end; the last failure is its cause.
+        """
+        while True:
+            try:
+                self._work(stop)
+            except Exception as error:
+                pause_s = self._failed(error)
+                if pause_s is None or stop.wait(pause_s):
+                    raise PartGaveUp(f"thread {self._name!r} failed: {self.failure}") from error
+                self.failure = ""
+            else:
+                return
+
+    def part(self, *, stage: int = 0, join_s: float = 5.0) -> Part:
+        """Return the part of a process that it is."""
+        return thread_part(self._name, self.run, stage=stage, join_s=join_s)
+
+    def _failed(self, error: Exception) -> float | None:
+        """Return how long to wait until the work begins again; None: it does not."""
+        now_s, allowed = self._clock.now(), self._restarts
+        self.failure = f"{type(error).__name__}: {error}"[:_FAILURE_CHARACTERS_MAX]
+        self.failures_total += 1  # whoever sees it counted sees why, until the work begins again
+        self._failed_at_s.append(now_s)
+        recent = sum(now_s - each < allowed.window_s for each in self._failed_at_s)
+        pause_s = None if recent >= allowed.failures_max else allowed.pause_after_s(recent)
+        _log.error("thread_failed", thread=self._name, begins_again_in_s=pause_s, exc_info=error)
+        return pause_s
 
 
 async def until(stop: asyncio.Event, work: Awaitable[T]) -> T | None:

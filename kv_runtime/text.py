@@ -37,6 +37,7 @@ from kv_runtime.chat_messages import blame_characters, checked_messages, checked
 from kv_runtime.chat_template import ChatOptions, ChatTemplate, Message, TextError, Tool, file_content, read_template
 from kv_runtime.encoders import CONFIGURED, Encoder, HfEncoder, Wanted, choose_encoder
 from kv_runtime.marks import mark_pattern
+from kv_runtime.token_names import spelt_bytes
 
 __all__ = [
     "ByteText",
@@ -90,6 +91,8 @@ class Text(ABC):
     special_ids: Mapping[str, int]
     """Tokens that stand for no text."""
     eos_ids: frozenset[int]
+    bos_id: int | None = None
+    """The token that texts begin with, where the model has one."""
 
     @abstractmethod
     def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:
@@ -119,6 +122,10 @@ class Text(ABC):
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""
 
+    @abstractmethod
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes that a token stands for amid a text, a special one its name; None where nobody can tell."""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return what `pack` does as numbers."""
         return _unpacked(self.pack(text, add_special_tokens=add_special_tokens))
@@ -128,13 +135,17 @@ class Text(ABC):
         return _unpacked(self.pack_chat(messages, **options))
 
 
-def load_text(model_path: str, encoder: Wanted = "hf") -> Text:
+def load_text(model_path: str, encoder: Wanted = "hf", *, chat_template: str = "") -> Text:
     """Return the model's text: "byte", or a local directory, whose `encoder` encodes.
+
+    `chat_template` is a Jinja file that stands for the directory's own template; empty: that one.
 
     Raises:
         TextError: anything else, broken files, or a fast encoder that is wanted and not equal.
     """
     if model_path == BYTE_MODEL:
+        if chat_template:
+            raise TextError("chat_template", chat_template, f"none: {BYTE_MODEL!r} has one of its own")
         return ByteText()
     directory = Path(model_path)
     if not model_path or not directory.is_dir():
@@ -148,7 +159,7 @@ def load_text(model_path: str, encoder: Wanted = "hf") -> Text:
     tokenizer.no_truncation()  # a file may ask for either; a prompt is neither cut nor filled up
     tokenizer.no_padding()
     chosen = choose_encoder(tokenizer, content, encoder)
-    return TokenizerText(tokenizer, digest_of(content), read_template(directory), chosen)
+    return TokenizerText(tokenizer, digest_of(content), read_template(directory, chat_template), chosen)
 
 
 class ByteText(Text):
@@ -183,6 +194,13 @@ class ByteText(Text):
         """Return a new detokenizer for one answer."""
         return _ByteDetokenizer()
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the byte, or a mark's name."""
+        if token_id < _BYTE_IDS:
+            return bytes((token_id,))
+        at = token_id - _BYTE_IDS
+        return _BYTE_SPECIALS[at].encode() if at < len(_BYTE_SPECIALS) else None
+
 
 class TokenizerText(Text):
     """A model of a directory: a `tokenizers` tokenizer and a Jinja2 template."""
@@ -202,6 +220,7 @@ class TokenizerText(Text):
         self.special_ids = {token.content: token_id for token_id, token in added.items() if token.special}
         eos_id = tokenizer.token_to_id(template.special_tokens.get("eos_token", ""))
         self.eos_ids = frozenset() if eos_id is None else frozenset({eos_id})
+        self.bos_id = tokenizer.token_to_id(template.special_tokens.get("bos_token", ""))
 
     def pack(self, text: str, *, add_special_tokens: bool = True) -> bytes:
         """Return the tokens of the text, with what the tokenizer's post-processor puts around them."""
@@ -234,6 +253,16 @@ class TokenizerText(Text):
     def detokenizer(self) -> Detokenizer:
         """Return a new detokenizer for one answer."""
         return _PrefixDetokenizer(self._tokenizer, frozenset(self.special_ids.values()))
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return what the token adds to itself: decoders treat the first token of a text differently."""
+        name = self._tokenizer.id_to_token(token_id)
+        if name is None or name in self.special_ids:
+            return None if name is None else name.encode()
+        alone = self._tokenizer.decode([token_id])
+        if _REPLACEMENT not in alone:
+            return self._tokenizer.decode([token_id, token_id])[len(alone) :].encode()
+        return spelt_bytes(name)
 
 
 class _ByteDetokenizer:

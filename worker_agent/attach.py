@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from importlib.metadata import version
+from typing import NamedTuple
 
 import structlog
 import zmq.asyncio
@@ -44,6 +45,7 @@ from worker_agent.forwarder import Forwarder
 from worker_agent.membership import Membership
 from worker_agent.polled_events import PolledEvents
 from worker_agent.status import StatusApi
+from worker_agent.unrun import end_unrun
 
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
@@ -51,6 +53,14 @@ _LAST_STAGE = 7
 _NOTHING = EngineFacts()
 
 _log = structlog.get_logger("attach")
+
+
+class _Asked(NamedTuple):
+    """An engine that has an address: how it is asked, and the model's text."""
+
+    client: EngineClient
+    survey: EngineSurvey
+    text: Text
 
 
 async def run_attached(settings: AttachSettings, stop: asyncio.Event, say: Callable[[str], None]) -> None:
@@ -74,7 +84,7 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, say: Calla
         if said is not None:
             facts = attached_facts(engine, said)
             streams = settings.streams(instance, model=_model(settings, facts), block_size=facts.block_size)
-            await _run(settings, facts, streams, (client, survey, text), stop, clock, cleanup, say)
+            await _run(settings, facts, streams, _Asked(client, survey, text), stop, clock, cleanup, say)
 
 
 def _model(settings: AttachSettings, facts: EngineFacts) -> str:
@@ -101,63 +111,119 @@ async def _first_said(
     return None
 
 
-Asked = tuple[EngineClient, EngineSurvey, Text]
+class _Attached(NamedTuple):
+    """What every piece of the process is made of."""
+
+    settings: AttachSettings
+    facts: EngineFacts
+    worker: WorkerHeadSection
+    asked: _Asked | None
+    clock: Clock
+    log: EventLog
+    found: asyncio.Event
+    """Set whenever the log was found again."""
+
+
+class _Fronted(NamedTuple):
+    """What stands before an engine that has an address; its parts are to run."""
+
+    watch: HealthWatch
+    loads: EngineLoads | None
+    forwarder: Forwarder | None
+    parts: list[Part]
 
 
 async def _run(
     settings: AttachSettings,
     facts: EngineFacts,
     worker: WorkerHeadSection,
-    asked: Asked | None,
+    asked: _Asked | None,
     stop: asyncio.Event,
     clock: Clock,
     cleanup: AsyncExitStack,
     say: Callable[[str], None],
 ) -> None:
-    log_found, control, watch = asyncio.Event(), settings.control, None
-    log = await EventLog.connect(
-        settings.nats.url,
-        name=f"worker-agent {worker.id}",
-        token=settings.nats.credentials.get_secret_value(),
-        on_found=log_found.set,
-    )
-    cleanup.push_async_callback(log.close)
+    found = asyncio.Event()
+    log = await _connected(settings, worker, found, cleanup)
     context = zmq.asyncio.Context()
     cleanup.callback(context.destroy, linger=0)
     streams = EventStreams(worker, settings.events, log, context, clock, polled=_polled(settings))
     parts = streams.parts(first_stage=2)
-    loads, forwarder, client = None, None, None
-    if asked is not None:
-        client, survey, text = asked
-        loads = _loads(settings, facts, worker, client, log, clock)
-        parts += [Part("engine-loads", loads.run, 2)] if loads is not None else []
-        base_url = client.base_url
-        if settings.engine.is_forwarded:
-            forwarder = await cleanup.enter_async_context(_forwarder(settings, base_url))
-            served = await _served(settings, forwarder)
-            base_url = f"http://{settings.worker.advertised_host}:{served.port}"
-            parts.append(Part("forwarder", served.run, 1))
-        registration = foreign_registration(settings, facts, text, worker.instance, base_url)
-        watch = HealthWatch(
-            client,
-            Membership(registration, log, clock, log_found),
-            clock,
-            log_found,
-            describe=_describe(settings, survey, worker, text, base_url),
-        )
-        cleanup.push_async_callback(watch.leave, "stopped")
-        parts.append(Part("health-watch", watch.run, 0))
-    registry = new_registry()
-    Projection(registry, ConsolidatorMetrics([streams.consolidator]).families)
-    Projection(registry, AttachMetrics(worker.id, streams, client, watch, loads, forwarder).families)
-    Projection(registry, lambda: log_families(log.statistics()))
-    status = StatusApi([streams.consolidator], version("kv-router"))
-    http = HttpServer(status.app(registry, token=control.token.get_secret_value()), control.host, control.port)
+    attached = _Attached(settings, facts, worker, asked, clock, log, found)
+    async with AsyncExitStack() as until_run:
+        until_run.push_async_callback(end_unrun, parts)
+        others = await _others(attached, streams, cleanup, say)
+        until_run.pop_all()  # from here on sockets belong to what runs
+    await run_parts([*parts, *others], stop=stop, drain_s=settings.worker.drain_s + _STREAMS_DRAIN_S)
+
+
+async def _others(
+    attached: _Attached, streams: EventStreams, cleanup: AsyncExitStack, say: Callable[[str], None]
+) -> list[Part]:
+    """Return what is to run beside the streams; requests and questions are heard from now on."""
+    asked, worker, log = attached.asked, attached.worker, attached.log
+    fronted = None if asked is None else await _fronted(attached, asked, cleanup)
+    http = _status_http(attached, streams, fronted)
     await http.start()
     await streams.consolidator.start()
-    say(f"streams of {worker.id}, status on http://{control.host}:{http.port}")
-    parts += [Part("http", http.run, _LAST_STAGE), Part("event-log", log.run, _LAST_STAGE)]
-    await run_parts(parts, stop=stop, drain_s=settings.worker.drain_s + _STREAMS_DRAIN_S)
+    say(f"streams of {worker.id}, status on http://{attached.settings.control.host}:{http.port}")
+    parts = [] if fronted is None else fronted.parts
+    return [*parts, Part("http", http.run, _LAST_STAGE), Part("event-log", log.run, _LAST_STAGE)]
+
+
+async def _connected(
+    settings: AttachSettings, worker: WorkerHeadSection, found: asyncio.Event, cleanup: AsyncExitStack
+) -> EventLog:
+    log = await EventLog.connect(
+        settings.nats.url,
+        name=f"worker-agent {worker.id}",
+        token=settings.nats.credentials.get_secret_value(),
+        on_found=found.set,
+    )
+    cleanup.push_async_callback(log.close)
+    return log
+
+
+async def _fronted(attached: _Attached, asked: _Asked, cleanup: AsyncExitStack) -> _Fronted:
+    """Return what asks the engine, and what it is asked through; requests are heard from now on."""
+    settings, client = attached.settings, asked.client
+    parts, base_url, forwarder = list[Part](), client.base_url, None
+    loads = _loads(attached, client)
+    if loads is not None:
+        parts.append(Part("engine-loads", loads.run, 2))
+    if settings.engine.is_forwarded:
+        forwarder = await cleanup.enter_async_context(_forwarder(settings, base_url))
+        served = await _served(settings, forwarder)
+        base_url = f"http://{settings.worker.advertised_host}:{served.port}"
+        parts.append(Part("forwarder", served.run, 1))
+    watch = _health_watch(attached, asked, base_url)
+    cleanup.push_async_callback(watch.leave, "stopped")
+    parts.append(Part("health-watch", watch.run, 0))
+    return _Fronted(watch, loads, forwarder, parts)
+
+
+def _health_watch(attached: _Attached, asked: _Asked, base_url: str) -> HealthWatch:
+    settings, worker = attached.settings, attached.worker
+    registration = foreign_registration(settings, attached.facts, asked.text, worker.instance, base_url)
+    return HealthWatch(
+        asked.client,
+        Membership(registration, attached.log, attached.clock, attached.found),
+        attached.clock,
+        attached.found,
+        describe=_describe(settings, asked.survey, worker, asked.text, base_url),
+    )
+
+
+def _status_http(attached: _Attached, streams: EventStreams, fronted: _Fronted | None) -> HttpServer:
+    control, registry = attached.settings.control, new_registry()
+    client = None if attached.asked is None else attached.asked.client
+    watch, loads, forwarder = (None, None, None) if fronted is None else fronted[:3]
+    Projection(registry, ConsolidatorMetrics([streams.consolidator]).families)
+    Projection(registry, AttachMetrics(attached.worker.id, streams, client, watch, loads, forwarder).families)
+    Projection(registry, lambda: log_families(attached.log.statistics()))
+    sources = list if streams.path is None else streams.path.status
+    status = StatusApi([streams.consolidator], version("kv-router"), sources=sources)
+    return HttpServer(status.app(registry, token=control.token.get_secret_value()), control.host, control.port)
 
 
 def _polled(settings: AttachSettings) -> PolledEvents | None:
@@ -165,28 +231,21 @@ def _polled(settings: AttachSettings) -> PolledEvents | None:
     return PolledEvents(engine.base_url, api_key=engine.api_key.get_secret_value()) if engine.is_polled else None
 
 
-def _loads(
-    settings: AttachSettings,
-    facts: EngineFacts,
-    worker: WorkerHeadSection,
-    client: EngineClient,
-    log: EventLog,
-    clock: Clock,
-) -> EngineLoads | None:
-    engine = settings.engine
+def _loads(attached: _Attached, client: EngineClient) -> EngineLoads | None:
+    engine, worker = attached.settings.engine, attached.worker
     if not engine.metrics_path:
         return None
     return EngineLoads(
         engine.kind,
         client,
-        log,
-        clock,
+        attached.log,
+        attached.clock,
         model=worker.model,
         worker_id=worker.id,
         instance=worker.instance,
         dp_ranks=worker.dp_ranks,
         block_size=worker.block_size,
-        total_blocks=facts.total_kv_blocks,
+        total_blocks=attached.facts.total_kv_blocks,
         metrics_path=engine.metrics_path,
         poll_s=engine.metrics_poll_s,
     )

@@ -8,8 +8,16 @@ from worker_agent.attached import HealthWatch
 from worker_agent.engine_client import EngineClient
 from worker_agent.engine_loads import EngineLoads
 from worker_agent.event_streams import EventStreams
-from worker_agent.forwarder import Forwarder, Outcome
-from worker_agent.metrics import drain_families, engine_event_families, load_families
+from worker_agent.forwarder import Forwarder
+from worker_agent.in_flight import Outcome
+from worker_agent.metrics import (
+    drain_families,
+    engine_event_families,
+    event_threads,
+    load_families,
+    skipped_families,
+    thread_family,
+)
 
 _FORWARDED: tuple[Outcome, ...] = ("ok", "refused", "failed", "cut", "cancelled")
 
@@ -37,11 +45,13 @@ class AttachMetrics:
             yield gauge("engine_attached", meaning, ("worker",), [((self._worker,), float(self._watch.is_in))])
         if self._loads is not None:
             yield from load_families(self._worker, self._loads.newest)
+            yield from skipped_families(self._worker, self._loads.rows)
         if self._forwarder is not None:
             yield from self._forwarder_families(self._forwarder)
         if self._streams.path is not None and self._streams.rules is not None:
             yield from engine_event_families(self._worker, self._streams.rules)
             yield from drain_families(self._worker, self._streams.path)
+            yield thread_family(self._worker, event_threads(self._streams.path))
 
     def _asked_families(self) -> Iterator[Family]:
         asked: Counter[tuple[str, str]] = Counter()

@@ -3,11 +3,28 @@
 import socket
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from kv_protocol.endpoint_names import default_endpoint, endpoint_name
+from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WORKER_ID_PATTERN
 from kv_runtime.config import NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.http import is_loopback
+from worker_agent.core.mirror import ENGINE
+from worker_agent.engines.simulated_config import KvTransferSection
+from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
+from worker_agent.publisher_config import PublisherSection
+from worker_agent.trtllm_config import TrtllmSection
+
+HOST = "host"
+"""The source that a simulated engine's host tier is, where it is one of its own."""
+SIMULATED = "sim-8b"
+"""The simulated engine's model, unless it is told another."""
+_NAME = Annotated[str, Field(min_length=1, max_length=256)]
+_OF_EVERY_ENGINE = {"kind", "model", "served_names", "text", "chat_template", "default_max_tokens"}
+"""What the section `engine` says of any engine; all else is the simulated one's."""
+_MARGIN_S = 5.0
+"""For all that ends besides requests and engine: what was read of its events is put into the log."""
 
 
 class WorkerSection(Section):
@@ -15,6 +32,9 @@ class WorkerSection(Section):
 
     id: str = Field("worker-0", pattern=f"^{WORKER_ID_PATTERN}$", description="unique in the fleet, kept over restarts")
     role: Literal["aggregated", "prefill", "decode", "encode"] = Field("aggregated", description="phases it serves")
+    endpoint: str = Field(
+        "", description="its name, namespace.component.endpoint, with or without dyn://; empty: by its role"
+    )
     host: str = Field("127.0.0.1", description="address to bind; anything but loopback needs worker.token")
     port: int = Field(0, ge=0, le=65535, description="0: any free one, which is advertised")
     advertise_host: str = Field("", description="host that routers use; empty: worker.host")
@@ -22,6 +42,14 @@ class WorkerSection(Section):
     body_bytes_max: int = Field(64 << 20, ge=1024, le=1 << 30, description="larger bodies are refused with 413")
     inflight_requests_max: int = Field(4096, ge=1, le=1_000_000, description="beyond it requests are refused with 503")
     drain_s: float = Field(10.0, ge=0, le=3600, description="how long running requests may take after a stop")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _three_parts(cls, endpoint: str) -> str:
+        try:
+            return str(endpoint_name(endpoint)) if endpoint else ""
+        except LimitExceeded as error:
+            raise ValueError(f"allowed {error.allowed}") from error
 
     @model_validator(mode="after")
     def _token_beyond_loopback(self) -> "WorkerSection":
@@ -34,13 +62,47 @@ class WorkerSection(Section):
         """The host that stands in the registered address."""
         return self.advertise_host or (self.host if self.host != "0.0.0.0" else socket.gethostname())  # noqa: S104
 
+    @property
+    def endpoint_name(self) -> str:
+        """The name that is registered."""
+        return self.endpoint or str(default_endpoint(self.role))
+
+
+class ServedWorkerSection(WorkerSection):
+    """A worker whose engine runs in this process."""
+
+    canary_wait_s: float = Field(
+        0.0, ge=0, le=3600, description="silence after which the engine is asked for a token; 0: never. Above a prefill"
+    )
+    canary_timeout_s: float = Field(
+        3.0, gt=0, le=600, description="how long that token may take; then the worker leaves the fleet until one comes"
+    )
+
+    @model_validator(mode="after")
+    def _one_that_can_be_asked(self) -> "ServedWorkerSection":
+        if self.canary_wait_s and self.role in ("prefill", "encode"):
+            why = "it generates nothing" if self.role == "encode" else "nobody would fetch what it hands over"
+            raise ValueError(f"canary_wait_s: found {self.canary_wait_s}, allowed 0 of role {self.role}: {why}")
+        return self
+
 
 class EngineSection(Section):
-    """The engine; sizes are per rank."""
+    """The engine; sizes are per rank, and the simulated one's: TensorRT-LLM has arguments of its own for them."""
 
-    kind: Literal["simulated"] = Field("simulated", description="which engine is served")
-    model: str = Field("sim-8b", min_length=1, max_length=256, description="the model's name in requests")
-    text: str = Field("byte", description="tokenizer and template: `byte`, or a local model directory")
+    kind: Literal["simulated", "trtllm"] = Field("simulated", description="which engine is served")
+    model: str = Field(
+        "",
+        max_length=256,
+        description=f"its name; of trtllm its directory, or its name on the hub; empty: {SIMULATED}, "
+        "of trtllm what its arguments say",
+    )
+    served_names: tuple[_NAME, ...] = Field(
+        (), max_length=64, description="what requests may call it; the first is its name in the fleet; empty: the model"
+    )
+    text: str = Field(
+        "", description="tokenizer and template: `byte`, or a local directory; empty: `byte`, of trtllm the model"
+    )
+    chat_template: str = Field("", description="a Jinja file in place of the directory's template; empty: that one")
     block_size: int = Field(32, ge=1, le=4096, description="tokens in a KV block")
     total_kv_blocks: int = Field(8192, ge=2, le=10_000_000, description="KV blocks of a rank; more keeps more prefixes")
     max_num_seqs: int = Field(256, ge=1, le=65_536, description="requests decoded together")
@@ -104,16 +166,82 @@ class EventsSection(StreamsSection):
     ring_bytes_max: int = Field(64 << 20, ge=1 << 16, le=1 << 34, description="memory for replays on hop A")
 
 
+class ServedEventsSection(EventsSection):
+    """The same where the engine runs in this process; others may tell of the worker's caches, too."""
+
+    sources: tuple[PublisherSection, ...] = Field(
+        (), max_length=64, description="publishers of others who keep the worker's blocks: a KV block manager"
+    )
+
+    @model_validator(mode="after")
+    def _each_its_own(self) -> "ServedEventsSection":
+        names = [each.source for each in self.sources]
+        ranks = {name: [each.dp_rank for each in self.sources if each.source == name] for name in names}
+        problems = [
+            f"sources: found source {name!r} of dp_ranks {told}, allowed each rank once"
+            for name, told in ranks.items()
+            if len(told) > 1 and (None in told or len(set(told)) < len(told))
+        ]
+        if ENGINE in names:
+            problems.append(f"sources: found source {ENGINE!r}, allowed another name: that is the engine's own")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
 class AgentSettings(Settings):
     """All of it."""
 
-    worker: WorkerSection = WorkerSection()
+    worker: ServedWorkerSection = ServedWorkerSection()
     engine: EngineSection = EngineSection()
-    events: EventsSection = EventsSection()
+    trtllm: TrtllmSection = TrtllmSection()
+    events: ServedEventsSection = ServedEventsSection()
+    media: MediaSection = MediaSection()
+    images: ImageModelSection = ImageModelSection()
+    encode: EncodeSection = EncodeSection()
+    embeddings: EmbeddingTransferSection = EmbeddingTransferSection()
+    transfer: KvTransferSection = KvTransferSection()
     nats: NatsSection = NatsSection(url="nats://127.0.0.1:4222")
     telemetry: TelemetrySection = TelemetrySection()
+
+    @model_validator(mode="after")
+    def _of_this_engine(self) -> "AgentSettings":
+        engine, trtllm = self.engine, self.trtllm
+        if engine.kind == "trtllm":
+            strange = [f"engine.{name}" for name in _told(engine) if name not in _OF_EVERY_ENGINE]
+            strange += [f"transfer.{name}" for name in _told(self.transfer)]
+            allowed = "of the simulated engine alone: TensorRT-LLM has arguments of its own"
+        else:
+            strange = [f"trtllm.{name}" for name in _told(trtllm)]
+            allowed = "where engine.kind is trtllm"
+        if strange:
+            raise ValueError("; ".join(f"{name}: found a value, allowed {allowed}" for name in strange))
+        return self
+
+    @model_validator(mode="after")
+    def _host_tiers_apart(self) -> "AgentSettings":
+        if self.engine.host_events == "source" and any(each.source == HOST for each in self.events.sources):
+            raise ValueError(f"events.sources: found source {HOST!r}, allowed another name: that is the engine's tier")
+        return self
+
+    @property
+    def drain_s(self) -> float:
+        """How long a stop may take: running requests, then the engine's own end, and what is left of its events."""
+        of_engine = 0.0
+        is_prefill = self.worker.role == "prefill"
+        if self.engine.kind == "trtllm":
+            of_engine = self.trtllm.shutdown_s + (self.trtllm.transfer_s if is_prefill else 0.0)
+        elif is_prefill:
+            of_engine = self.transfer.timeout_s / self.engine.speed
+        return self.worker.drain_s + of_engine + _MARGIN_S
 
     @property
     def advertised_host(self) -> str:
         """The host that stands in the registered address."""
         return self.worker.advertised_host
+
+
+def _told(section: Section) -> list[str]:
+    """Return the fields that are not as they are by default."""
+    fields = type(section).model_fields
+    return [name for name, field in fields.items() if getattr(section, name) != field.default]

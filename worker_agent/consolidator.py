@@ -91,6 +91,10 @@ class Consolidator:
         """Return each rank's (epoch, last seq), once the source's only publisher was read up to before `sequence`."""
         (reader,) = [reader for reader in self._readers if reader.origin.source == source]
         await reader.until_read(sequence)
+        return self.places()
+
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Return each rank's (epoch, last seq) now."""
         return {rank: (self._core.outbox(rank).epoch, self._core.outbox(rank).last_seq) for rank in self._core.dp_ranks}
 
     async def _fold(self, origin: Origin, delivery: Delivery) -> None:

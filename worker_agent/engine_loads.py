@@ -1,8 +1,9 @@
 """A foreign engine's metrics to load reports: read every `poll_s`, the newest of each rank is announced.
 
     text    the engine's names (`core/engine_metrics.py`)
-    JSON    TensorRT-LLM's iteration statistics: what `GET /metrics` of `trtllm-serve` answers, every row once. Whoever
-            else asks takes rows away; of an idle engine there are none, and the older of its answers take 2 s for that
+    JSON    TensorRT-LLM's iteration statistics (`core/load.py`): what `GET /metrics` of `trtllm-serve` answers, every
+            row once. Whoever else asks takes rows away; of an idle engine there are none, and the older of its answers
+            take 2 s for that. Whether one that says nothing rests is not known here: it has requests of others, too
 
 What cannot be had is counted by the client and told once, until it can be had again. Then nothing is announced, and
 routers go by what they promised, as of any engine that does not report.
@@ -19,7 +20,7 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
 from worker_agent.core.engine_facts import iteration_rows
 from worker_agent.core.engine_metrics import NAMES, EngineKind, read_loads
-from worker_agent.core.load import load_report
+from worker_agent.core.load import LoadRows
 from worker_agent.engine_client import EngineClient, EngineUnanswered
 from worker_agent.engine_survey import metrics_answer_s
 from worker_agent.load_reports import announce_load
@@ -51,6 +52,8 @@ class EngineLoads:
         self._model, self._worker_id, self._instance = model, worker_id, instance
         self._dp_ranks, self._block_size, self._total_blocks = dp_ranks, block_size, total_blocks
         self._metrics_path, self._poll_s = metrics_path, poll_s
+        self.rows = LoadRows(instance, dp_ranks)
+        """What reads iteration statistics, for the rows that it skipped."""
         self._newest: dict[int, LoadReport] = {}
         self._reads = 0
         self._problem = ""
@@ -85,8 +88,7 @@ class EngineLoads:
     def _read(self, body: bytes) -> dict[int, LoadReport]:
         self._reads += 1
         if self._kind == "trtllm-serve" and body.lstrip()[:1] == b"[":
-            rows = (load_report(row, self._instance) for row in iteration_rows(body))
-            return {dp_rank: report for dp_rank, report in rows if dp_rank in self._dp_ranks}
+            return dict(self.rows.read(iteration_rows(body)))
         return read_loads(
             self._kind,
             samples_in(body, NAMES[self._kind].all),

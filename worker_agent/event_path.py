@@ -1,24 +1,37 @@
-"""The event path inside an agent's process: each source's publisher and replay server, and their consolidator."""
+"""The event path inside an agent's process: each source's publisher and replay server, and their consolidator.
+
+    polled      a source that is asked (`Source`): a thread of ours publishes what it says to hop A, inside this process
+    published   a source that publishes itself (`PublisherAt`): an engine that streams its events, the KV block manager
+                of a host tier. It is read where it is
+
+Any number of both is one worker: which source says a block is there is counted for each apart (ADR 8).
+"""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
-from kv_runtime.supervise import Part, thread_part
+from kv_runtime.supervise import RESTARTS, Part, Restarts, thread_part
 from worker_agent.consolidator import Consolidator
 from worker_agent.core.consolidation import Consolidation, Origin
+from worker_agent.core.quarantine import Quarantine
 from worker_agent.core.relearning import Relearning
-from worker_agent.core.source_cursor import SourceCursor
-from worker_agent.hop_a_reader import HopAReader
+from worker_agent.hop_a_reader import PublisherAt, reader_at
 from worker_agent.publisher import EventPublisher, ReplayServer, Source
 
 
+def origins_of(sources: Iterable[str], published: Iterable[PublisherAt] = ()) -> list[Origin]:
+    """Return the origins that the consolidation of these needs."""
+    return [*map(Origin, sources), *(each.origin for each in published)]
+
+
 class EventPath:
-    """All of it, on sockets of its own. `core` has an origin for each of the `sources`, which are named for them."""
+    """All of it, on sockets of its own. `core` has the origins of both kinds of source."""
 
     def __init__(
         self,
@@ -32,6 +45,8 @@ class EventPath:
         worker_id: str,
         ring_bytes_max: int,
         poll_s: float,
+        published: Sequence[PublisherAt] = (),
+        restarts: Restarts = RESTARTS,
     ) -> None:
         self._sources = sources
         self._relearning = {name: Relearning() for name in sources}
@@ -42,24 +57,21 @@ class EventPath:
                 ring_bytes_max=ring_bytes_max,
                 poll_s=poll_s,
                 wall_ns=clock.wall_ns,
+                name=name,
+                restarts=restarts,
             )
             for name, source in sources.items()
         }
         self._replays = {name: ReplayServer(each.ring, context) for name, each in self.publishers.items()}
-        self._readers = {
-            name: HopAReader(
-                Origin(name),
-                SourceCursor(),
-                context,
-                clock,
-                publish_endpoint=publisher.endpoint,
-                replay_endpoint=self._replays[name].endpoint,
-            )
-            for name, publisher in self.publishers.items()
+        ours = {
+            name: PublisherAt(Origin(name), each.endpoint, self._replays[name].endpoint)
+            for name, each in self.publishers.items()
         }
+        self._readers = {name: reader_at(each, context, clock) for name, each in ours.items()}
+        self._published = [reader_at(each, context, clock) for each in published]
         self.consolidator = Consolidator(
             core,
-            list(self._readers.values()),
+            [*self._readers.values(), *self._published],
             log,
             clock,
             model=model,
@@ -76,11 +88,42 @@ class EventPath:
         ]
 
     async def position(self) -> dict[int, tuple[int, int]]:
-        """Return each rank's (epoch, last seq) after all that the sources had flushed before the call."""
+        """Return each rank's (epoch, last seq) after all that the polled sources had flushed before the call.
+
+        Of those that publish themselves nobody knows what they had: it is as far as they were read.
+        """
         barriers = await asyncio.gather(*(each.barrier() for each in self.publishers.values()))
         for name, sequence in zip(self.publishers, barriers, strict=True):
-            position = await self.consolidator.position(sequence, name)
-        return position
+            await self.consolidator.position(sequence, name)
+        return self.consolidator.places()
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return how each source is, and what of it was kept out last, for people."""
+        return [*self._polled_status(), *self._published_status()]
+
+    def _polled_status(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "source": name,
+                "failure": publisher.thread.failure or publisher.failure,
+                "poll_failures": publisher.poll_failures_total,
+                "thread_failures": publisher.thread.failures_total,
+                "quarantined": [] if (kept := self._sources[name].quarantine) is None else _shown(kept),
+            }
+            for name, publisher in self.publishers.items()
+        ]
+
+    def _published_status(self) -> list[dict[str, Any]]:
+        origins = self.consolidator.core.statistics().origins
+        return [
+            {
+                "source": str(reader.origin),
+                "failure": reader.stale(),
+                "lost": reader.cursor.lost_total,
+                "refused": list(origins[reader.origin].refused),
+            }
+            for reader in self._published
+        ]
 
     def _stale(self, dp_rank: int) -> str:
         reasons = ((name, each) for name in self._sources for each in self._reasons(name, dp_rank))
@@ -93,8 +136,15 @@ class EventPath:
             dp_rank, publisher.drained, self._readers[name].cursor.expected, outbox.last_seq, outbox.published_seq
         )
         missing = relearning.missing(dp_rank, source.events_lost.get(dp_rank, 0))
+        is_left_out = self._readers[name].cursor.expected <= publisher.left_out
         return (
+            f"its thread failed: {publisher.thread.failure}" if publisher.thread.failure else "",
+            "events lost with a failure of its thread" if is_left_out else "",
             f"{missing} events lost, relearning" if missing else "",
             source.stale(dp_rank),
             publisher.failure,
         )
+
+
+def _shown(quarantine: Quarantine) -> list[dict[str, Any]]:
+    return [each._asdict() for each in quarantine.kept]

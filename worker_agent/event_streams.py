@@ -14,11 +14,24 @@ from worker_agent.config import EventsSection
 from worker_agent.core.consolidation import Consolidation, Origin
 from worker_agent.core.dialects.trtllm import TrtllmRules
 from worker_agent.core.mirror import ENGINE
+from worker_agent.endpoints import checked_endpoint
 from worker_agent.event_path import EventPath
 from worker_agent.foreign import foreign_consolidator, new_epoch
-from worker_agent.foreign_config import WorkerHeadSection, WorkerStreamsSection
+from worker_agent.foreign_config import PublisherSection, WorkerHeadSection, WorkerStreamsSection
+from worker_agent.hop_a_reader import PublisherAt
 from worker_agent.polled_events import PolledEvents
 from worker_agent.publisher import Source
+
+
+def published_at(publisher: PublisherSection) -> PublisherAt:
+    """Return where a configured publisher is, for an `EventPath`; its addresses were checked when it was read."""
+    replay = publisher.replay_endpoint
+    return PublisherAt(
+        Origin(publisher.source, publisher.dp_rank),
+        checked_endpoint("endpoint", publisher.endpoint, allow_remote=publisher.allow_remote),
+        replay and checked_endpoint("replay_endpoint", replay, allow_remote=publisher.allow_remote),
+        publisher.topic,
+    )
 
 
 class EventStreams:
@@ -69,7 +82,9 @@ def _polled_path(
         outbox_bytes_max=events.outbox_bytes_max,
         ring_bytes_max=events.batch_ring_bytes_max,
     )
-    source = Source(polled.take, rules.translate, stale=rules.stale, events_lost=rules.events_lost)
+    source = Source(
+        polled.take, rules.translate, stale=rules.stale, events_lost=rules.events_lost, quarantine=rules.quarantine
+    )
     return EventPath(
         {ENGINE: source},
         core,

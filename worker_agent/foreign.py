@@ -125,6 +125,7 @@ def foreign_registration(
             event_source=_EVENT_SOURCES[engine.kind],
             accepts_token_ids=engine.is_forwarded,
             version=facts.version or version("kv-router"),
+            endpoint=settings.worker.endpoint_name,
         )
     except LimitExceeded as error:
         raise ConfigurationError([f"engine.{error}"]) from error

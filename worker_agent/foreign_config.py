@@ -5,38 +5,31 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from kv_protocol.ids import BLOCK_SIZE_MAX, DP_RANK_MAX, WORKER_ID_PATTERN
+from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
 from kv_runtime.config import ControlSection, NatsSection, Section, Settings, TelemetrySection
 from worker_agent.config import EventsSection, StreamsSection, WorkerSection
 from worker_agent.core.engine_metrics import EngineKind
-from worker_agent.core.mirror import ENGINE
 from worker_agent.endpoints import checked_endpoint, rank_endpoint
+from worker_agent.publisher_config import RANK, PublisherSection
+
+__all__ = [
+    "BLOCK_SIZES",
+    "POLL",
+    "PUBLISH_DEFAULT",
+    "AttachSettings",
+    "AttachedEngineSection",
+    "ConsolidateSettings",
+    "PublisherSection",
+    "WorkerHeadSection",
+    "WorkerStreamsSection",
+]
 
 _NATS = NatsSection(url="nats://127.0.0.1:4222")
-_RANK = Annotated[int, Field(ge=0, le=DP_RANK_MAX)]
 POLL = "poll"
 PUBLISH_DEFAULT = "tcp://127.0.0.1:5557"
 """Where vLLM and SGLang publish unless told otherwise. Source: `event_plane.md` section 3.5."""
 BLOCK_SIZES: Mapping[EngineKind, int] = {"vllm": 16, "sglang": 1, "trtllm-serve": 32}
 """What an engine has that was told nothing. Source: `block_size`, `page_size`, `tokens_per_block` of the three."""
-
-
-class PublisherSection(Section):
-    """One publisher of hop A."""
-
-    source: str = Field(ENGINE, pattern="^[a-z0-9_-]{1,32}$", description="whose events these are: engine, host, ...")
-    endpoint: str = Field(description="its PUB socket: tcp://host:port or ipc://path")
-    replay_endpoint: str = Field("", description="its ROUTER socket; empty: it has none, and every gap is a loss")
-    dp_rank: _RANK | None = Field(None, description="the one rank it speaks for; null: its batches say which")
-    topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
-    allow_remote: bool = Field(default=False, description="other machines' addresses too; what they say is believed")
-
-    @model_validator(mode="after")
-    def _endpoints(self) -> "PublisherSection":
-        checked_endpoint("endpoint", self.endpoint, allow_remote=self.allow_remote)
-        if self.replay_endpoint:
-            checked_endpoint("replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote)
-        return self
 
 
 class WorkerHeadSection(Section):
@@ -46,7 +39,7 @@ class WorkerHeadSection(Section):
     model: str = Field(min_length=1, max_length=256, description="the model's name, as it is registered")
     instance: str = Field("", max_length=64, description="as it is registered; empty: one that nobody registered")
     block_size: int = Field(ge=1, le=BLOCK_SIZE_MAX, description="tokens in a KV block")
-    dp_ranks: tuple[_RANK, ...] = Field((0,), min_length=1, description="its ranks, each a KV cache of its own")
+    dp_ranks: tuple[RANK, ...] = Field((0,), min_length=1, description="its ranks, each a KV cache of its own")
     is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
 
 

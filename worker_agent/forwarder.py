@@ -15,17 +15,19 @@ nobody takes half an answer for a whole one. The engine's own errors are passed 
     504   no byte of it came within `silence_s`
 """
 
-import asyncio
 import re
 from collections import Counter
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 import aiohttp
 from aiohttp import web
 
 from kv_runtime.http import error_response, openai_errors, require_token
 from worker_agent.core.forwarding import ROUTER_RANK_HEADER, answered_headers, asked_headers, without_prompt_ids
+from worker_agent.in_flight import Answered, InFlight, Outcome
+
+__all__ = ["Forwarder", "Outcome"]
 
 CONNECT_S = 5.0
 SILENCE_S = 600.0
@@ -34,8 +36,6 @@ _KEPT_S = 2.0
 """How long an idle connection is kept: less than engines keep it, which is 5 s (uvicorn's `timeout_keep_alive`)."""
 _RANK = re.compile("[0-9]{1,4}")
 _FOUND_CHARACTERS_MAX = 16
-
-Outcome = Literal["ok", "refused", "failed", "cut", "cancelled"]
 
 
 class Forwarder:
@@ -51,10 +51,19 @@ class Forwarder:
         silence_s: float = SILENCE_S,
     ) -> None:
         self._base_url, self._api_key, self._dp_ranks = base_url.rstrip("/"), api_key, dp_ranks
-        self._inflight_requests_max, self._silence_s = inflight_requests_max, silence_s
+        self._silence_s = silence_s
         self._session: aiohttp.ClientSession | None = None
-        self.requests_total: Counter[Outcome] = Counter()
-        self.running = 0
+        self._in_flight = InFlight(inflight_requests_max)
+
+    @property
+    def requests_total(self) -> Counter[Outcome]:
+        """How many requests have ended, by how: ok, refused, failed, cut, cancelled."""
+        return self._in_flight.ended
+
+    @property
+    def running(self) -> int:
+        """How many requests are being forwarded."""
+        return self._in_flight.running
 
     async def __aenter__(self) -> Self:
         """Requests can be forwarded."""
@@ -86,29 +95,14 @@ class Forwarder:
         return app
 
     async def _forward(self, http: web.Request) -> web.StreamResponse:
-        if self.running >= self._inflight_requests_max:
-            self.requests_total["refused"] += 1
-            message = f"worker.inflight_requests_max: {self.running} requests are being served; try again"
-            response = error_response(503, message, "server_error", code="overloaded")
-            response.headers["Retry-After"] = "1"
-            return response
-        self.running += 1
-        outcome: Outcome = "refused"  # a body that is too large, or no rank
-        try:
-            rank = http.headers.get(ROUTER_RANK_HEADER)
-            if rank is not None and not self._is_rank(rank):
-                return self._no_such_rank(rank)
-            body = without_prompt_ids(await http.read())
-            outcome = "failed"
-            answered, outcome = await self._answered(http, body, None if rank is None else int(rank))
-        except (asyncio.CancelledError, ConnectionError):  # the router went away
-            outcome = "cancelled"
-            raise
-        else:
-            return answered
-        finally:
-            self.running -= 1
-            self.requests_total[outcome] += 1
+        return await self._in_flight.serve(http, self._asked)
+
+    async def _asked(self, http: web.Request) -> Answered:
+        rank = http.headers.get(ROUTER_RANK_HEADER)
+        if rank is not None and not self._is_rank(rank):
+            return self._no_such_rank(rank), "refused"
+        body = without_prompt_ids(await http.read())
+        return await self._answered(http, body, None if rank is None else int(rank))
 
     def _is_rank(self, rank: str) -> bool:
         return _RANK.fullmatch(rank) is not None and int(rank) in self._dp_ranks
@@ -118,9 +112,7 @@ class Forwarder:
         message = f"{ROUTER_RANK_HEADER}: found {rank[:_FOUND_CHARACTERS_MAX]!r}, allowed {allowed}"
         return error_response(400, message, "invalid_request_error", param=ROUTER_RANK_HEADER)
 
-    async def _answered(
-        self, http: web.Request, body: bytes, dp_rank: int | None
-    ) -> tuple[web.StreamResponse, Outcome]:
+    async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> Answered:
         assert self._session is not None
         asking = self._session.request(
             http.method,
@@ -140,7 +132,7 @@ class Forwarder:
         finally:
             engine.close()  # a whole answer's connection has gone back already; any other ends here, and the request
 
-    async def _passed_on(self, http: web.Request, engine: aiohttp.ClientResponse) -> tuple[web.StreamResponse, Outcome]:
+    async def _passed_on(self, http: web.Request, engine: aiohttp.ClientResponse) -> Answered:
         response = web.StreamResponse(status=engine.status, reason=engine.reason)
         for name, value in answered_headers(engine.headers.items()):
             response.headers.add(name, value)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from typing import NamedTuple
 
 import structlog
 import zmq
@@ -35,6 +36,15 @@ _LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 Deliver = Callable[[Origin, Delivery], Awaitable[None]]
 
 _log = structlog.get_logger("hop_a")
+
+
+class PublisherAt(NamedTuple):
+    """Where a publisher is, as addresses to connect to; one without replays loses what a hole had."""
+
+    origin: Origin
+    endpoint: str
+    replay_endpoint: str = ""
+    topic: str = ""
 
 
 class HopAReader:
@@ -233,3 +243,16 @@ def _socket(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
     socket.set(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
     socket.set(zmq.RCVHWM, _HWM_MESSAGES)
     return socket
+
+
+def reader_at(publisher: PublisherAt, context: zmq.asyncio.Context, clock: Clock) -> HopAReader:
+    """Return a reader of the publisher, at its beginning."""
+    return HopAReader(
+        publisher.origin,
+        SourceCursor(has_replay=bool(publisher.replay_endpoint)),
+        context,
+        clock,
+        publish_endpoint=publisher.endpoint,
+        replay_endpoint=publisher.replay_endpoint,
+        topic=publisher.topic,
+    )

@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Mapping
 
 from kv_protocol.load import LoadReport
+from kv_runtime.supervise import SupervisedThread
 from kv_runtime.telemetry import Family, counter, gauge
 from worker_agent.api import AgentApi
 from worker_agent.consolidator_metrics import ConsolidatorMetrics
 from worker_agent.core.dialects.trtllm import TrtllmRules
+from worker_agent.core.load import LoadRows
 from worker_agent.event_path import EventPath
 from worker_agent.load_reports import LoadReports
 
@@ -16,6 +18,7 @@ ENGINE_EVENT_KINDS = (
 )
 PUBLISHER_COUNTS = {
     "event_id_gaps": "Jumps in the engine's event ids; each clears its rank",
+    "event_ids_back": "Those of the jumps that went back",
     "window_changes": "The attention window that counts became another; each clears its rank",
     "windows_assumed": "Ranks whose attention window was guessed from events",
     "oversize_dropped": "Events with a block larger than block_size",
@@ -25,7 +28,26 @@ PUBLISHER_COUNTS = {
     "withheld_forgotten": "Blocks kept from the wire, and forgotten before their removal",
     "tier_moves": "Blocks that the engine moved between GPU and host",
     "priority_changes": "Blocks whose retention priority changed",
+    "named_items": "Multimodal items of blocks that have a name of their caller's (UUID) instead of a digest",
 }
+PHASES = {
+    "engine_phase_requests": (
+        "Requests of the newest iteration, by phase",
+        ("context", "generation", "queued_context", "queued_generation", "paused"),
+        "requests",
+    ),
+    "engine_phase_tokens": (
+        "Tokens that the newest iteration computed, and that wait to be, by phase",
+        ("context", "queued_context"),
+        "tokens",
+    ),
+    "engine_phase_kv_tokens": (
+        "Tokens whose KV the requests of the newest iteration have, by phase",
+        ("context", "generation", "queued_generation", "paused"),
+        "kv_tokens",
+    ),
+}
+"""Gauges by phase: meaning, phases, and the end of the fields' names in `PhaseLoad`."""
 
 
 class AgentMetrics:
@@ -41,12 +63,29 @@ class AgentMetrics:
         yield from drain_families(self._worker, self._path)
         yield from ConsolidatorMetrics([self._path.consolidator]).families()
         yield from load_families(self._worker, self._loads.newest)
+        yield from skipped_families(self._worker, self._loads.rows)
+        threads = {**event_threads(self._path), "iteration-stats": self._loads.thread}
+        yield thread_family(self._worker, threads)
+        failures = [((self._worker,), float(self._loads.poll_failures_total))]
+        yield counter("engine_stats_poll_failures", "Polls for iteration statistics that failed", ("worker",), failures)
         outcomes = self._api.requests_total.items()
         samples = [((self._worker, outcome), float(count)) for outcome, count in outcomes]
         yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), samples)
         yield gauge(
             "agent_inflight_requests", "Requests being served", ("worker",), [((self._worker,), self._api.running)]
         )
+
+
+def event_threads(path: EventPath) -> dict[str, SupervisedThread]:
+    """Return what polls the sources, by name."""
+    return {f"{name}-events": each.thread for name, each in path.publishers.items()}
+
+
+def thread_family(worker: str, threads: Mapping[str, SupervisedThread]) -> Family:
+    """Return how often threads failed."""
+    failed = [((worker, name), float(each.failures_total)) for name, each in threads.items()]
+    meaning = "Failures of polling threads that nobody expected; each begins again after a pause"
+    return counter("poll_thread_failures", meaning, ("worker", "thread"), failed)
 
 
 def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
@@ -56,6 +95,9 @@ def engine_event_families(worker: str, rules: TrtllmRules) -> Iterator[Family]:
     yield counter("engine_events", "Engine KV events by what became of them", ("worker", "kind"), by_kind)
     for name, meaning in PUBLISHER_COUNTS.items():
         yield counter(name, meaning, ("worker",), [((worker,), float(getattr(counts, name)))])
+    kept_out = [((worker, reason), float(count)) for reason, count in rules.quarantine.counts.items()]
+    meaning = "Engine KV events that could not be taken, by reason"
+    yield counter("quarantined_events", meaning, ("worker", "reason"), kept_out)
     lost = [((worker, str(rank)), float(count)) for rank, count in dict(rules.events_lost).items()]
     meaning = "Events that the engine made and nobody got, by its ids"
     yield counter("engine_events_lost", meaning, ("worker", "dp_rank"), lost)
@@ -92,3 +134,20 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
         ("total_blocks", "KV blocks there are"),
     ):
         yield gauge(f"engine_{name}", meaning, labels, [(at, float(getattr(r, name))) for at, r in reports])
+    seconds = [(at, report.iteration_s) for at, report in reports]
+    yield gauge("engine_iteration_seconds", "How long the newest iteration took", labels, seconds)
+    for name, (meaning, phases, figure) in PHASES.items():
+        told = [
+            ((*at, phase), float(value))
+            for at, report in reports
+            for phase in phases
+            if report.phases is not None and (value := getattr(report.phases, f"{phase}_{figure}")) is not None
+        ]
+        yield gauge(name, meaning, (*labels, "phase"), told)
+
+
+def skipped_families(worker: str, rows: LoadRows) -> Iterator[Family]:
+    """Yield the rows of iteration statistics that were no reports."""
+    skipped = [((worker, problem), float(count)) for problem, count in rows.skipped.items()]
+    meaning = "Rows of iteration statistics that could not be reported, by what they do not say"
+    yield counter("engine_stats_skipped", meaning, ("worker", "problem"), skipped)

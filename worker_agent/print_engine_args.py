@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from kv_runtime.telemetry import configure_logs
 from worker_agent.core.engine_args import EngineArgs
 from worker_agent.core.engine_findings import EngineArgsInvalid, Finding, shown
 from worker_agent.core.engine_layers import Replacement
-from worker_agent.core.engine_rules import FLAGS, Circumstances
+from worker_agent.core.engine_rules import Circumstances, Role
 from worker_agent.engine_args import EngineArgsSources, load_engine_args
 
-_INVALID = 2
+INVALID = 2
+"""What a process ends with whose engine arguments may not be."""
 _COUNT = click.IntRange(1)
 _NAMED: dict[str, Any] = {
-    "model": {"help": "the model's directory or its name on the hub"},
     "backend": {"type": click.Choice(["pytorch", "_autodeploy"]), "help": "the engine's backend"},
     "tensor-parallel-size": {"type": _COUNT, "help": "GPUs that share a layer"},
     "pipeline-parallel-size": {"type": _COUNT, "help": "stages that the layers are cut into"},
@@ -46,8 +47,6 @@ DYNAMIC_FLAGS = {"ignore_unknown_options": True}
 _OTHERS = (
     click.option("--extra-engine-args", type=click.Path(path_type=Path), help="YAML file of engine arguments"),
     click.option("--override-engine-args", help="JSON object of engine arguments; or --trtllm.a.b.c VALUE flags"),
-    click.option("--role", type=click.Choice(["aggregated", "prefill", "decode", "encode"]), default="aggregated",
-                 show_default=True, help="phases that the worker serves"),
     click.option("--publish-kv-events", is_flag=True, help="the fleet is told what the KV cache holds"),
     click.option("--connector", type=click.Choice(["none", "kvbm"]), default="none", show_default=True,
                  help="who keeps KV blocks beyond the engine's own cache"),
@@ -61,28 +60,29 @@ _OTHERS = (
 
 
 def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of the engine's arguments; it is called with `sources` and `circumstances` of them."""
+    """Give a command the flags of the engine's arguments; it is called with `sources` and `circumstances` of them.
+
+    Model and role are not among them: both mean more to a worker, so each command has flags of its own for them.
+    """
 
     @wraps(command)
     def wrapped(
         *,
         extra_engine_args: Path | None,
         override_engine_args: str | None,
-        role: Any,  # noqa: ANN401 - click has checked the choices
         publish_kv_events: bool,
-        connector: Any,  # noqa: ANN401
+        connector: Any,  # noqa: ANN401 - click has checked the choices
         modality: str,
         gpu_count: int | None,
         allow_unknown_engine_args: bool,
         dynamic: tuple[str, ...],
         **others: Any,  # noqa: ANN401
     ) -> None:
-        flags = {name: others.pop(name.replace("-", "_")) for name in FLAGS}
+        flags = {name: others.pop(name.replace("-", "_")) for name in _NAMED}
         sources = EngineArgsSources(
             flags=flags, extra=extra_engine_args, override=override_engine_args, dynamic=dynamic
         )
         circumstances = Circumstances(
-            role=role,
             publishes_kv_events=publish_kv_events,
             connector=connector,
             is_multimodal=modality == "multimodal",
@@ -91,7 +91,7 @@ def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
         )
         command(sources=sources, circumstances=circumstances, **others)
 
-    options = [*(click.option(f"--{name}", **_NAMED[name]) for name in FLAGS), *_OTHERS]
+    options = [*(click.option(f"--{name}", **how) for name, how in _NAMED.items()), *_OTHERS]
     whole: Callable[..., None] = wrapped
     for option in reversed(options):
         whole = option(whole)
@@ -99,9 +99,19 @@ def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @click.command("print-engine-args", context_settings=DYNAMIC_FLAGS)
+@click.option("--model", help="the model's directory or its name on the hub")
+@click.option(
+    "--role",
+    type=click.Choice(["aggregated", "prefill", "decode", "encode"]),
+    default="aggregated",
+    show_default=True,
+    help="phases that the worker serves",
+)
 @engine_args_options
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
-def print_engine_args(*, sources: EngineArgsSources, circumstances: Circumstances, as_json: bool) -> None:
+def print_engine_args(
+    *, sources: EngineArgsSources, circumstances: Circumstances, model: str | None, role: Role, as_json: bool
+) -> None:
     """Print the TensorRT-LLM arguments that a worker would give its engine, each with its layer, and the warnings.
 
     \b
@@ -116,10 +126,13 @@ def print_engine_args(*, sources: EngineArgsSources, circumstances: Circumstance
     """  # noqa: D301  (click reads the character, not its name)
     configure_logs("info", "auto")
     try:
-        args = load_engine_args(sources, circumstances)
+        args = load_engine_args(
+            msgspec.structs.replace(sources, flags={**sources.flags, "model": model}),
+            msgspec.structs.replace(circumstances, role=role),
+        )
     except EngineArgsInvalid as error:
         click.echo(f"worker-agent: {error}", err=True)
-        sys.exit(_INVALID)
+        sys.exit(INVALID)
     if as_json:
         click.echo(json.dumps(_as_json(args), indent=2))
     else:

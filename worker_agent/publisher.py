@@ -2,6 +2,14 @@
 
 Neither the source nor a request ever waits for it: the poll blocks this thread only, and a full socket drops, which the
 reader's cursor finds and the ring of recent payloads heals. How urgently it polls: `core/drain.py`.
+
+    the source                      the publisher
+    -----------------------------   ------------------------------------------------------------------------------------
+    cannot be polled                polls again, for as long as it takes; what was lost meanwhile the source's ids tell
+      (`EngineError`)
+    raises anything else, or what   cannot say what of the turn was published. It leaves sequences out, which no replay
+      it said cannot be published     brings: the reader clears what the source holds. Then the turns begin again, until
+                                      they fail too often (`Restarts`): the process drains and ends
 """
 
 import asyncio
@@ -16,10 +24,13 @@ import zmq
 import zmq.asyncio
 
 from kv_protocol.errors import MalformedMessage
+from kv_runtime.supervise import RESTARTS, Restarts, SupervisedThread
 from worker_agent.core.dialects.hop_a import REPLAY_END, decode_sequence, encode_payload, encode_sequence, parts_of
 from worker_agent.core.drain import Drain
 from worker_agent.core.engine import EngineError
 from worker_agent.core.engine_events import EngineEvent, RankEvent
+from worker_agent.core.mirror import ENGINE
+from worker_agent.core.quarantine import Quarantine
 from worker_agent.core.relearning import Drained
 
 _HWM_MESSAGES = 100_000
@@ -64,7 +75,8 @@ class Source(NamedTuple):
     `take` waits at most so many seconds for something, and returns all that there is, unread. `translate` makes sense
     of it or leaves it out, and raises nothing. `buffer_events` is how many events the source keeps until it is polled;
     0: not known. From any thread, `stale` says why what was translated of a rank may not be what the source holds, and
-    `events_lost` how many events of a rank nobody got.
+    `events_lost` how many events of a rank nobody got. `quarantine` has the events that `translate` left out for what
+    they are; None: it leaves none out.
     """
 
     take: Callable[[float], list[Any]]
@@ -72,14 +84,11 @@ class Source(NamedTuple):
     buffer_events: int = 0
     stale: Callable[[int], str] = lambda _: ""
     events_lost: Mapping[int, int] = MappingProxyType({})
+    quarantine: Quarantine | None = None
 
 
 class EventPublisher:
-    """Publishes the events of one source, ranks in one stream. `run` belongs to a thread; the rest to the event loop.
-
-    A source that cannot be polled (`EngineError`) is polled again, for as long as it takes; what it lost meanwhile its
-    ids tell. Anything else that it raises is our fault, and ends the thread.
-    """
+    """Publishes one source, its ranks in one stream. `run` belongs to a thread; the rest to the event loop."""
 
     def __init__(
         self,
@@ -89,8 +98,12 @@ class EventPublisher:
         ring_bytes_max: int,
         poll_s: float,
         wall_ns: Callable[[], int],
+        name: str = ENGINE,
+        restarts: Restarts = RESTARTS,
     ) -> None:
         self._source = source
+        self.thread = SupervisedThread(f"{name}-events", self._turns, restarts=restarts)
+        """What runs the turns, for its failures."""
         self._poll_s = poll_s
         self._wall_ns = wall_ns
         self._sequence = 0
@@ -109,17 +122,38 @@ class EventPublisher:
         self.poll_failures_total = 0
         self.failure = ""
         """Why the source could not be polled; empty while it can."""
+        self.left_out = -1
+        """The last sequence that was left out: a reader that is not past it holds what may be wrong."""
 
     def run(self, stop: threading.Event) -> None:
-        """Publish until `stop` is set, and then what the source still had to say."""
+        """Publish until `stop` is set, and then what the source still had to say.
+
+        Raises:
+            PartGaveUp: turns failed too often.
+        """
+        try:
+            self.thread.run(stop)
+        finally:
+            self._socket.close(linger=_LINGER_MS)
+
+    def _turns(self, stop: threading.Event) -> None:
         try:
             while not stop.is_set():
                 self._turn(0 if self.drain.is_pressed else self._poll_s)
                 if self.failure:
                     stop.wait(_FAILED_S)
             self._turn(0)
-        finally:
-            self._socket.close(linger=_LINGER_MS)
+        except Exception:
+            self._leave_out()
+            raise
+
+    def _leave_out(self) -> None:
+        """Of the turn that failed nobody knows what was published: a hole says so, and a message shows the hole."""
+        self.drain.on_failure()
+        self.drain.on_turn(is_lossy=True)
+        self.left_out = self._sequence + 1  # the one before may be in the ring already
+        self._sequence += 2
+        self._send([], 0)
 
     def _turn(self, timeout_s: float) -> None:
         self._turns_begun += 1
@@ -152,10 +186,13 @@ class EventPublisher:
     def _publish(self, events: list[RankEvent]) -> None:
         for dp_rank, of_rank in _by_rank(events).items():
             for part in parts_of(of_rank):
-                payload = encode_payload(self._wall_ns() / 1e9, part, dp_rank)
-                self.ring.add(self._sequence, payload)
-                self._socket.send_multipart([_TOPIC, encode_sequence(self._sequence), payload])
-                self._sequence += 1
+                self._send(part, dp_rank)
+
+    def _send(self, events: list[EngineEvent], dp_rank: int) -> None:
+        payload = encode_payload(self._wall_ns() / 1e9, events, dp_rank)
+        self.ring.add(self._sequence, payload)
+        self._socket.send_multipart([_TOPIC, encode_sequence(self._sequence), payload])
+        self._sequence += 1
 
     async def barrier(self) -> int:
         """Return the number of messages published, once all that the source had flushed before the call is in them."""

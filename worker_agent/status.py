@@ -4,7 +4,7 @@ GET /health, /live, /status    whether the log is there, every rank's place, and
 GET /version, /metrics
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -40,8 +40,11 @@ def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
 class StatusApi:
     """The endpoints. The process is healthy while it answers; a stale rank is a publisher's fault."""
 
-    def __init__(self, consolidators: Sequence[Consolidator], version: str) -> None:
-        self._consolidators, self._version = tuple(consolidators), version
+    def __init__(
+        self, consolidators: Sequence[Consolidator], version: str, *, sources: Callable[[], list[dict[str, Any]]] = list
+    ) -> None:
+        """`sources` says how those are that this process polls itself."""
+        self._consolidators, self._version, self._sources = tuple(consolidators), version, sources
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
         """Return the application that serves the endpoints."""
@@ -58,7 +61,7 @@ class StatusApi:
         return app
 
     async def _health(self, _: web.Request) -> web.Response:
-        return json_response({"status": "ok", **streams_status(self._consolidators)})
+        return json_response({"status": "ok", **streams_status(self._consolidators), "sources": self._sources()})
 
     async def _show_version(self, _: web.Request) -> web.Response:
         return json_response({"version": self._version})

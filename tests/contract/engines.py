@@ -1,26 +1,31 @@
 """The engines that obey `worker_agent.engines.port`, small and equal in size, and words for what is asked of them.
 
-    simulated   stepped by the machine's clock, twenty times as fast
+    simulated   stepped by the machine's clock, twenty times as fast; KV is carried over HTTP on loopback
     trtllm      `TensorRTLLMEngine` over the fake package; it computes as fast as it can
 
-Both compute nothing more once they are frozen: a test that asks what comes first does not depend on their speed.
+The second computes nothing more once it is frozen; neither computes between two turns of the event loop: a test that
+asks what comes first does not depend on their speed.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from kv_runtime.clock import SystemClock
 from tests.support.trtllm import Fake
 from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
 from worker_agent.core.engine_args import effective_args
 from worker_agent.core.engine_layers import Layer
-from worker_agent.core.engine_rules import Circumstances
+from worker_agent.core.engine_rules import Circumstances, Role
 from worker_agent.core.simulator.scheduler import Simulator
+from worker_agent.core.simulator.transfer import TransferRules
+from worker_agent.encode_api import Encoder
+from worker_agent.engines.http_carrier import HttpCarrier
 from worker_agent.engines.port import Engine
 from worker_agent.engines.simulated import SimulatedEngine
+from worker_agent.engines.simulated_config import KvTransferSection
 from worker_agent.engines.trtllm import TensorRTLLMEngine
 from worker_agent.engines.trtllm_settings import TrtllmSettings
 
@@ -29,38 +34,68 @@ BLOCKS = 64
 LONGEST = 200
 PROMPT = tuple(range(10, 20))
 SPEED = 20.0
+ROW_WAIT_S = 5.0
+
+
+class Worker(Engine, Encoder, Protocol):
+    """An engine of any role."""
 
 
 @dataclass(frozen=True)
 class Running:
     """A driven engine: `driving` is the task of its `run`; `freeze` lets no further iteration begin."""
 
-    engine: Engine
+    engine: Worker
     driving: "asyncio.Task[None]"
     freeze: Callable[[], None]
 
 
-RunEngine = Callable[[], AbstractAsyncContextManager[Running]]
+class RunEngine(Protocol):
+    """Starts an engine of a role, and drives it."""
+
+    def __call__(self, role: Role = "aggregated") -> AbstractAsyncContextManager[Running]: ...
 
 
-def simulated(_: Fake) -> RunEngine:
-    description = EngineDescription(
-        model="m",
-        version="1",
-        event_source="simulated",
-        block_size=BLOCK_SIZE,
-        total_kv_blocks=BLOCKS,
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_seq_len=LONGEST,
-    )
-    engine = SimulatedEngine(Simulator(description), SystemClock(), speed=SPEED)
-    return lambda: driven(engine, lambda: None)
+DESCRIPTION = EngineDescription(
+    model="m",
+    version="1",
+    event_source="simulated",
+    block_size=BLOCK_SIZE,
+    total_kv_blocks=BLOCKS,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    max_seq_len=LONGEST,
+)
+TRANSFERS = TransferRules(timeout_s=20.0)
+"""A second of a test's: a prefill engine's stop waits for what nobody fetches."""
+
+
+def simulator(role: Role) -> Simulator:
+    return Simulator(DESCRIPTION, role=role, transfers=TRANSFERS)
+
+
+def simulated(_: Fake, make: Callable[[Role], Simulator] = simulator) -> RunEngine:
+    return lambda role="aggregated": simulated_engine(make(role))
+
+
+def simulated_engine(made: Simulator) -> AbstractAsyncContextManager[Running]:
+    """Return what is to be entered for an engine whose contexts others can fetch."""
+    engine = SimulatedEngine(made, SystemClock(), speed=SPEED, carrier=HttpCarrier(KvTransferSection()))
+    return driven(engine, lambda: None)
 
 
 def trtllm(fake: Fake) -> RunEngine:
     fake.control.model = type(fake.control.model)(gpu_blocks=BLOCKS)
-    return lambda: driven(trtllm_engine(), fake.control.hold)
+    return lambda role="aggregated": driven(trtllm_worker(role), fake.control.hold)
+
+
+def trtllm_worker(role: Role) -> TensorRTLLMEngine:
+    transceiver = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 8192}}
+    if role == "encode":
+        return trtllm_engine({"max_seq_len": None}, TrtllmSettings(max_seq_len=LONGEST), role=role)
+    if role == "aggregated":
+        return trtllm_engine()
+    return trtllm_engine(transceiver, TrtllmSettings(transfer_s=0.1), role=role)
 
 
 IMPLEMENTATIONS: dict[str, Callable[[Fake], RunEngine]] = {"simulated": simulated, "trtllm": trtllm}
@@ -85,7 +120,7 @@ def trtllm_engine(
 
 
 @asynccontextmanager
-async def driven(engine: Engine, freeze: Callable[[], None]) -> AsyncIterator[Running]:
+async def driven(engine: Worker, freeze: Callable[[], None]) -> AsyncIterator[Running]:
     """Be where the engine is started and run; stop it without grace."""
     await engine.start()
     async with asyncio.TaskGroup() as group:
@@ -110,8 +145,9 @@ def tokens_of(told: list[EngineOutput]) -> list[int]:
 
 
 async def rows_until(engine: Engine, is_over: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Return the first row of statistics of which `is_over` holds."""
-    while True:
-        for row in await asyncio.to_thread(engine.iteration_stats, 5.0):
+    """Return the first row of statistics of which `is_over` holds; fail where the engine tells no more."""
+    while rows := await asyncio.to_thread(engine.iteration_stats, ROW_WAIT_S):
+        for row in rows:
             if is_over(row):
                 return row
+    raise AssertionError("the engine has come to rest, and told of no such iteration")

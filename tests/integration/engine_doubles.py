@@ -2,9 +2,12 @@
 
 They are strict: a path that the real server does not have is 404, another method 405, and both stand in `surprises`,
 which a test finds empty at the end. What is read once is gone, as it is there. Sources and versions: `docs/ATTACH.md`.
+
+A prefill and a decode server are two doubles with the same `contexts`: what the one holds for the other.
 """
 
 import asyncio
+import base64
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -14,6 +17,8 @@ from typing import Any, Self
 
 import msgspec
 from aiohttp import web
+
+from tests.integration.double_contexts import DISAGGREGATED_KEYS, FIRST_TOKEN, Contexts, first_answer, prompt_of
 
 OPENAI_KEYS = frozenset({"model", "messages", "prompt", "max_tokens", "stream", "stream_options", "temperature", "n"})
 CHUNKS = (b'data: {"choices":[{"text":"a"}]}\n\n', b'data: {"choices":[{"text":"b"}]}\n\n', b"data: [DONE]\n\n")
@@ -49,6 +54,7 @@ class EngineDouble(ABC):
     total_blocks: int = 1000
     max_model_len: int = 4096
     is_healthy: bool = True
+    contexts: Contexts = field(default_factory=lambda: Contexts(enabled=False))
     faults: dict[str, Fault] = field(default_factory=dict)
     asked: Counter[str] = field(default_factory=Counter)
     surprises: list[str] = field(default_factory=list)
@@ -130,8 +136,8 @@ class EngineDouble(ABC):
         named = {name.lower(): value for name, value in request.headers.items()}
         self.requests.append((request.path, named, data))
         body = msgspec.json.decode(data)
-        if (refusal := self.refusal(body)) is not None:
-            return refusal
+        if (answer := self.refusal(body) or self.phase_answer(request.path, body)) is not None:
+            return answer
         if not body.get("stream"):
             return web.json_response({"choices": [{"text": "ab"}], "usage": {"prompt_tokens": 1}})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "x-engine": "double"})
@@ -151,6 +157,14 @@ class EngineDouble(ABC):
         if body.get("model") in {card["id"] for card in self.cards()}:
             return None
         return web.json_response({"error": {"message": "no such model", "code": 404}}, status=404)
+
+    def phase_answer(self, path: str, body: dict[str, Any]) -> web.Response | None:
+        """Return the answer of a prefill server, or an error; None where the generation goes on here."""
+        del path, body
+        return None
+
+    def failed(self, status: int, message: str) -> web.Response:
+        return web.json_response({"error": {"message": message, "code": status}}, status=status)
 
 
 class PrometheusDouble(EngineDouble):
@@ -179,6 +193,32 @@ class VllmDouble(PrometheusDouble):
         base = {"object": "model", "created": 1, "owned_by": "vllm", "root": self.model, "permission": []}
         served = {**base, "id": self.model, "parent": None, "max_model_len": self.max_model_len}
         return [served, *({**base, "id": name, "parent": self.model, "max_model_len": None} for name in self.adapters)]
+
+    def phase_answer(self, path: str, body: dict[str, Any]) -> web.Response | None:
+        """The NIXL connector's words: `do_remote_decode` asks a prefill server, its answer is a decode server's."""
+        params = body.get("kv_transfer_params") or {}
+        if not self.contexts.enabled or not (params.get("do_remote_decode") or params.get("do_remote_prefill")):
+            return None
+        if params.get("do_remote_prefill"):
+            (name,) = params["remote_block_ids"]
+            if self.contexts.held.pop(name, None) != params["remote_engine_id"]:
+                self.surprises.append(f"blocks {name} of {params['remote_engine_id']}")
+            return None
+        if body.get("stream") or body.get("max_tokens") != 1:
+            self.surprises.append(f"a prefill with stream {body.get('stream')}, max_tokens {body.get('max_tokens')}")
+        answer = first_answer(path, body, self.contexts)
+        said = None if self.contexts.ends_at_once else self._blocks_said()
+        return web.json_response(answer | {"kv_transfer_params": said})
+
+    def _blocks_said(self) -> dict[str, Any]:
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [self.contexts.hold(None, self.url)],
+            "remote_engine_id": self.url,
+            "remote_host": "127.0.0.1",
+            "remote_port": 5600,
+        }
 
     def metrics_text(self) -> str:
         lines = ["# HELP vllm:num_requests_running Number of requests in model execution batches."]
@@ -280,9 +320,41 @@ class TrtllmServeDouble(EngineDouble):
         return [{"id": self.model, "object": "model", "created": 1, "owned_by": "tensorrt_llm"}]
 
     def refusal(self, body: dict[str, Any]) -> web.Response | None:
-        if unknown := body.keys() - OPENAI_KEYS:
+        unknown = body.keys() - OPENAI_KEYS - {"disaggregated_params", "prompt_token_ids"}
+        unknown |= (body.get("disaggregated_params") or {}).keys() - DISAGGREGATED_KEYS
+        if unknown:
             return web.json_response({"error": f"{sorted(unknown)}: Extra inputs are not permitted"}, status=400)
         return super().refusal(body)
+
+    def phase_answer(self, path: str, body: dict[str, Any]) -> web.Response | None:
+        """One server does what `request_type` says; a context's answer is not streamed, and repeats the prompt."""
+        params = body.get("disaggregated_params") or {}
+        kind = params.get("request_type", "context_and_generation")
+        if kind == "context_and_generation":
+            return None
+        if kind not in ("context_only", "generation_only"):
+            return self.failed(400, f"unknown request_type {kind}")
+        if not self.contexts.enabled:
+            return self.failed(400, f"a {kind} request needs cache_transceiver_config.backend")
+        if kind == "generation_only":
+            return self._went_on(params)
+        if body.get("stream"):
+            self.surprises.append("a context that is streamed")
+        said = {"request_type": "context_only", "disagg_request_id": params.get("disagg_request_id")}
+        if not self.contexts.ends_at_once:
+            state = base64.b64encode(f"{self.url} {prompt_of(body)}".encode()).decode()
+            name = self.contexts.hold(params.get("disagg_request_id"), state)
+            said |= {"first_gen_tokens": [FIRST_TOKEN], "ctx_request_id": name, "encoded_opaque_state": state}
+        answer = first_answer(path, body, self.contexts, disaggregated_params=said)
+        return web.json_response(answer | {"prompt_token_ids": prompt_of(body)})
+
+    def _went_on(self, params: dict[str, Any]) -> web.Response | None:
+        if not params.get("first_gen_tokens"):
+            return self.failed(400, "a generation_only request needs first_gen_tokens")
+        name, state = params.get("ctx_request_id"), params.get("encoded_opaque_state")
+        if name is None or state is None or self.contexts.held.pop(name, None) != state:
+            return self.failed(500, "the context is not held")
+        return None
 
     def iterate(self, rank: int = 0, *, number: int = 1) -> None:
         """One more iteration of a rank was computed. Source: `event_plane.md` section 1.7."""

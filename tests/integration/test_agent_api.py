@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,18 +13,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.http import HttpServer
-from kv_runtime.supervise import Part, run_parts, until
-from kv_runtime.telemetry import new_registry
-from kv_runtime.text import load_text
+from tests.integration.agent_http import CHAT, COMPLETIONS, CREATED, HELLO, Agent, Answered, serving
 from tests.integration.broker import eventually
 from worker_agent import api as agent_api
-from worker_agent.api import AgentApi
-from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.core.engine import EncoderUnavailable, EngineDescription, EngineOutput, EngineRequest
 from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.core.simulator.tokens import TokenSource
 from worker_agent.engines.simulated import SimulatedEngine
-from worker_agent.prompts import Prompts
 
 ENGINE = EngineDescription(
     model="m",
@@ -38,65 +32,15 @@ ENGINE = EngineDescription(
     max_seq_len=4096,
     dp_ranks=(0, 1),
 )
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-HELLO = [{"role": "user", "content": "hello"}]
 ENDLESS_TOKENS = 4000
 WAIT_S = 10.0
 
 
 @dataclass
-class Answered:
-    """What came, and when it was whole: all of it."""
+class Worker(Agent):
+    """An agent whose engine is a simulated one."""
 
-    status: int
-    headers: dict[str, str]
-    data: bytes
-
-    @property
-    def body(self) -> Any:
-        return json.loads(self.data)
-
-    @property
-    def events(self) -> list[Any]:
-        """The events of a stream; the closing mark is a text."""
-        events = self.data.split(b"\n\n")
-        assert events.pop() == b""
-        assert all(event.startswith(b"data: ") for event in events)
-        texts = [event.removeprefix(b"data: ") for event in events]
-        return [text.decode() if text == b"[DONE]" else json.loads(text) for text in texts]
-
-    @property
-    def shown(self) -> str:
-        """The text of a stream."""
-        chunks = [event["choices"][0] for event in self.events if event != "[DONE]" and event.get("choices")]
-        return "".join(chunk["delta"].get("content", "") if "delta" in chunk else chunk["text"] for chunk in chunks)
-
-
-@dataclass
-class Worker:
-    """An agent's HTTP that runs, and a client of it."""
-
-    api: AgentApi
     engine: SimulatedEngine
-    session: aiohttp.ClientSession
-    port: int
-
-    async def ask(self, path: str, body: Any, **headers: str) -> Answered:
-        data = body if isinstance(body, bytes) else json.dumps({"model": "m", **body}).encode()
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.session.post(path, data=data, headers=named) as response:
-            return Answered(response.status, dict(response.headers), await response.read())
-
-    async def open(self, path: str, body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send a request; return its connection, of which nothing was read."""
-        data = json.dumps({"model": "m", **body}).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(data), data))
-        return reader, writer
-
-    async def get(self, path: str) -> tuple[int, Any]:
-        async with self.session.get(path) as response:
-            return response.status, await response.json()
 
     async def used_blocks(self) -> int:
         """Return how many blocks running requests hold, once another request has ended."""
@@ -115,8 +59,14 @@ class _Failing(SimulatedEngine):
         raise KeyError(request.request_id)
 
 
-async def nowhere() -> dict[int, tuple[int, int]]:
-    return {0: (5, 7), 1: (6, 0)}
+class _WithoutEncoder(SimulatedEngine):
+    """An engine whose encode worker has no room."""
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        nothing: tuple[EngineOutput, ...] = ()
+        for output in nothing:
+            yield output
+        raise EncoderUnavailable(f"{request.request_id}: the encode worker is full", 1.2)
 
 
 async def never() -> dict[int, tuple[int, int]]:
@@ -126,46 +76,11 @@ async def never() -> dict[int, tuple[int, int]]:
 
 @asynccontextmanager
 async def worker(
-    *,
-    speed: float = 100.0,
-    drive: bool = True,
-    kind: type[SimulatedEngine] = SimulatedEngine,
-    inflight: int = 100,
-    position: Any = nowhere,
+    *, speed: float = 100.0, kind: type[SimulatedEngine] = SimulatedEngine, **options: Any
 ) -> AsyncIterator[Worker]:
     engine = kind(Simulator(ENGINE, token_source=TokenSource(seed=3)), SystemClock(), speed=speed)
-    ids = iter(f"id{number}" for number in range(1_000_000))
-    api = AgentApi(
-        engine,
-        load_text("byte"),
-        Prompts(load_text("byte")),
-        served_names=("m",),
-        default_max_tokens=16,
-        inflight_requests_max=inflight,
-        wall_ns=lambda: 1_700_000_000 * 10**9,
-        new_id=lambda: next(ids),
-        position=position,
-        status=lambda: {"log": "connected"},
-    )
-    app = api.app(new_registry(), token="", body_bytes_max=1 << 20)
-    server, stop = HttpServer(app, "127.0.0.1", 0, drain_s=0.2, handler_cancellation=True), asyncio.Event()
-    await server.start()
-
-    async def run_engine(stop: asyncio.Event) -> None:
-        await until(stop, engine.run() if drive else asyncio.Event().wait())
-
-    if drive:
-        await engine.start()
-    async with (
-        asyncio.TaskGroup() as group,
-        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}", raise_for_status=False) as session,
-    ):
-        parts = [Part("http", server.run), Part("engine", run_engine, 1)]
-        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
-        try:
-            yield Worker(api, engine, session, server.port)
-        finally:
-            stop.set()
+    async with serving(engine, **options) as agent:
+        yield Worker(agent.api, agent.session, agent.port, engine)
 
 
 # ---------------------------------------------------------------- answers
@@ -189,7 +104,7 @@ async def test_a_stream_and_a_whole_answer_say_the_same(path: str, asked: dict[s
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == whole.body["usage"]["completion_tokens"] == 20
     assert {event["id"] for event in stream.events[:-1]} == {("chatcmpl-" if path == CHAT else "cmpl-") + "id1"}
-    assert {event["created"] for event in stream.events[:-1]} == {1_700_000_000}
+    assert {event["created"] for event in stream.events[:-1]} == {CREATED}
 
 
 @pytest.mark.asyncio
@@ -280,7 +195,7 @@ async def test_many_requests_at_once_get_what_each_gets_alone() -> None:
         ({"prompt": "x", "kv_prompt_ids": "AAAA" * 6000}, 400, "prompt", "at most 4095 tokens"),
         ({"prompt": "x", "max_tokens": 4096}, 400, "max_tokens", "1..4095"),
         ({"prompt": "x" * 5000}, 400, "prompt", "at most 4095 tokens"),
-        ({"prompt": "x", "n": 2}, 400, "n", "one choice"),
+        ({"prompt": "x", "guided_regex": "a"}, 400, "guided_regex", "guides no decoding"),
         ({"prompt": "x", "model": "gpt-9"}, 404, "model", "allowed m"),
         ({"prompt": "x", "unknown": 1}, 400, "unknown", "parameters"),
     ],
@@ -313,6 +228,26 @@ async def test_a_body_that_is_no_request_is_a_400(body: bytes) -> None:
         for path in (CHAT, COMPLETIONS):
             answered = await running.ask(path, body)
             assert (answered.status, answered.body["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.asyncio
+async def test_a_body_beyond_the_bound_is_a_413_and_counted_as_refused() -> None:
+    async with worker(body_bytes=100) as running:
+        answered = await running.ask(COMPLETIONS, b" " * 101)
+        assert (answered.status, answered.body["error"]["code"]) == (413, "body_too_large")
+        assert running.api.requests_total == {"ok": 0, "refused": 1, "failed": 0, "cancelled": 0}
+
+
+@pytest.mark.asyncio
+async def test_several_choices_of_a_simulated_engine_are_told_apart() -> None:
+    asked = {"prompt": "hello", "n": 3, "max_tokens": 10, "logprobs": 2}
+    async with worker() as running:
+        whole, stream = await running.ask(COMPLETIONS, asked), await running.ask(COMPLETIONS, {**asked, "stream": True})
+        assert await running.used_blocks() == 0
+    said = [whole.said(choice) for choice in range(3)]
+    assert [stream.said(choice) for choice in range(3)] == said
+    assert (len({each["text"] for each in said}), whole.usage["completion_tokens"]) == (3, 30)
+    assert all("".join(each["logprobs"]["tokens"]) == each["text"] for each in said)
 
 
 @pytest.mark.asyncio
@@ -445,6 +380,15 @@ async def test_a_fault_of_ours_in_the_middle_of_a_stream_cuts_it() -> None:
             assert running.api.running == 0
             assert running.api.requests_total == {"ok": 0, "refused": 0, "failed": 2, "cancelled": 0}
     assert [line["event"] for line in lines] == ["request_failed", "request_failed"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_encode_worker_that_gives_nothing_is_a_503_with_when_to_try_again(streamed: bool) -> None:
+    async with worker(kind=_WithoutEncoder) as running:
+        answered = await running.ask(COMPLETIONS, {"prompt": "x", "stream": streamed})
+    assert (answered.status, answered.body["error"]["code"]) == (503, "encoder_unavailable")
+    assert answered.headers["Retry-After"] == "2"
 
 
 # ---------------------------------------------------------------- the rest

@@ -16,18 +16,18 @@ import zmq.asyncio
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from bench.processes import Process
-from kv_protocol import fleet, subjects
-from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary, sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import ManualClock
-from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.event_log import EventLog
 from kv_runtime.text import load_text
 from tests.integration.broker import Broker, eventually
 from tests.integration.engine_doubles import EngineDouble, Rank, SglangDouble, TrtllmServeDouble, VllmDouble
 from tests.integration.event_path import PlayedSource, endpoint_of, running_index, zmq_context
+from tests.integration.fleet_events import fleet_events
 from tests.integration.scripted_engine import BLOCK_SIZE
+from tests.support.processes import AgentProcess
 from worker_agent.attached import HealthWatch
 from worker_agent.core.attachment import FAILURES_MAX, PROBE_PERIOD_S
 from worker_agent.engine_client import EngineClient
@@ -67,8 +67,8 @@ async def vllm(context: zmq.asyncio.Context) -> AsyncIterator[PlayedSource]:
 
 
 @asynccontextmanager
-async def running(*arguments: str) -> AsyncIterator[Process]:
-    process = Process(arguments[0], [sys.executable, "-m", "worker_agent", *arguments])
+async def running(*arguments: str) -> AsyncIterator[AgentProcess]:
+    process = AgentProcess(arguments[0], [sys.executable, "-m", "worker_agent", *arguments])
     async with asyncio.TaskGroup() as group:
         await process.start(group)
         try:
@@ -100,17 +100,6 @@ class HealthOf:
             yield f"http://127.0.0.1:{runner.addresses[0][1]}"
         finally:
             await runner.cleanup()
-
-
-@asynccontextmanager
-async def fleet_events(log: EventLog) -> AsyncIterator[list[FleetEvent]]:
-    events: list[FleetEvent] = []
-
-    async def on_message(message: LogMessage) -> None:
-        events.append(fleet.decode_fleet_event(message.data))
-
-    await log.listen(subjects.FLEET_ALL, on_message)
-    yield events
 
 
 # ---------------------------------------------------------------- attach
@@ -156,9 +145,31 @@ async def test_an_attached_engine_is_in_the_fleet_and_its_blocks_are_known(broke
             event_source="vllm",
             accepts_token_ids=False,
             version=told[0].version if isinstance(told[0], WorkerRegistered) else "",
+            endpoint="dynamo.backend.generate",
         )
         await eventually(lambda: len(told) == 3)
         assert [type(event) for event in told] == [WorkerRegistered, WorkerDraining, WorkerLeft]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("events", ["poll", "tcp://127.0.0.1:5557"])
+async def test_a_status_port_that_is_used_ends_it_with_a_line(broker: Broker, events: str) -> None:
+    async with TrtllmServeDouble().serving() as engine:
+        command = (
+            "attach",
+            "--engine",
+            "trtllm-serve",
+            "--url",
+            engine.url,
+            "--kv-events",
+            events,
+            "--block-size",
+            "32",
+        )
+        used = ("--model", MODEL, "--nats-url", broker.url, "--port", str(broker.port))
+        async with running(*command, *used) as process:
+            assert await process.exit_code() == 1
+        assert f"worker-agent: port: found 127.0.0.1:{broker.port}, which cannot be bound" in process.output
 
 
 @pytest.mark.asyncio

@@ -18,7 +18,7 @@ from worker_agent.core.media_refusals import MediaRefused
 from worker_agent.core.offers import NoRoom
 from worker_agent.media.config import EmbeddingTransferSection
 from worker_agent.media.http_transfer import PATH, TOKEN_HEADER, HttpEmbeddingTransfer
-from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer
+from worker_agent.media.transfer import EmbeddingTransfer, HttpDescriptor
 
 
 @asynccontextmanager
@@ -39,14 +39,14 @@ def another(section: EmbeddingTransferSection | None = None) -> EmbeddingTransfe
     return HttpEmbeddingTransfer(section or EmbeddingTransferSection(), ManualClock())
 
 
-async def reason_of(transfer: EmbeddingTransfer, descriptor: EmbeddingDescriptor) -> str:
+async def reason_of(transfer: EmbeddingTransfer, descriptor: HttpDescriptor) -> str:
     with pytest.raises(MediaRefused) as caught:
         await transfer.fetch(descriptor)
     assert descriptor.token not in str(caught.value)
     return refused(caught)
 
 
-def changed(descriptor: EmbeddingDescriptor, **fields: object) -> EmbeddingDescriptor:
+def changed(descriptor: HttpDescriptor, **fields: object) -> HttpDescriptor:
     return msgspec.structs.replace(descriptor, **fields)
 
 
@@ -56,7 +56,7 @@ async def test_what_is_offered_here_is_fetched_there() -> None:
     async with running() as offering:
         for embeddings in (SAFETENSORS, large):
             descriptor = await offering.offer(embeddings)
-            told = msgspec.json.decode(msgspec.json.encode(descriptor), type=EmbeddingDescriptor)
+            told = msgspec.json.decode(msgspec.json.encode(descriptor), type=HttpDescriptor)
             assert await another().fetch(told) == embeddings
         assert offering.statistics().taken_total == 2
         assert offering.statistics().size_bytes == 0
@@ -137,7 +137,7 @@ async def test_a_token_is_asked_for_in_a_header_and_nowhere_else() -> None:
 )
 @pytest.mark.asyncio
 async def test_a_descriptor_that_somebody_made_up_leads_nowhere(host: str, reason: str) -> None:
-    made_up = EmbeddingDescriptor(host=host, port=80, token="A" * 43, digest="0" * 64, size_bytes=1)
+    made_up = HttpDescriptor(host=host, port=80, token="A" * 43, digest="0" * 64, size_bytes=1)
     assert await reason_of(another(), made_up) == reason
 
 
@@ -177,9 +177,7 @@ async def test_other_bytes_than_were_told_of_are_refused(fields: dict[str, objec
 @pytest.mark.asyncio
 async def test_an_impostor_is_refused_whatever_it_answers(speak: Speak, reason: str) -> None:
     async with speaking(speak) as speaker:
-        descriptor = EmbeddingDescriptor(
-            host="127.0.0.1", port=speaker.port, token="A" * 43, digest="0" * 64, size_bytes=96
-        )
+        descriptor = HttpDescriptor(host="127.0.0.1", port=speaker.port, token="A" * 43, digest="0" * 64, size_bytes=96)
         assert await reason_of(another(EmbeddingTransferSection(fetch_s=0.1)), descriptor) == reason
         await speaker.gone.wait()
 
@@ -216,11 +214,11 @@ async def test_a_port_that_somebody_has_is_told() -> None:
 )
 def test_a_descriptor_of_another_form_is_none(fields: dict[str, object]) -> None:
     right = {"host": "127.0.0.1", "port": 80, "token": "A" * 43, "digest": "0" * 64, "size_bytes": 1}
-    msgspec.convert(right, EmbeddingDescriptor)
+    msgspec.convert(right, HttpDescriptor)
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert({**right, **fields}, EmbeddingDescriptor)
+        msgspec.convert({**right, **fields}, HttpDescriptor)
 
 
 def test_a_descriptor_does_not_show_its_token() -> None:
-    descriptor = EmbeddingDescriptor(host="127.0.0.1", port=80, token="A" * 43, digest="0" * 64, size_bytes=1)
+    descriptor = HttpDescriptor(host="127.0.0.1", port=80, token="A" * 43, digest="0" * 64, size_bytes=1)
     assert "AAAA" not in repr(descriptor)

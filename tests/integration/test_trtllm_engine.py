@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -433,19 +434,24 @@ async def test_a_prefill_worker_s_stop_does_not_wait_for_ever(trtllm: Fake, coun
 
 
 @pytest.mark.asyncio
-async def test_an_encoder_gives_what_a_prefill_worker_takes(trtllm: Fake) -> None:
+async def test_an_encoder_generates_nothing_and_nobody_else_encodes(trtllm: Fake) -> None:
     del trtllm
     encoder = trtllm_engine({"max_seq_len": None}, TrtllmSettings(max_seq_len=LONGEST), role="encode")
     async with running(encoder), running(worker("prefill", QUICK)) as prefill:
-        media = await encoder.encode({"prompt": "<image>", "multi_modal_data": {"image": ["a"]}})
-        assert media.multimodal_hashes is not None
-        assert [len(words) for words in media.multimodal_hashes] == [8]
-        answer = await handed_over(prefill, handoff=handoff_of_json(handoff_json(media)))
-        assert answer.handoff is not None
         with pytest.raises(RequestRefused, match="an encoder generates nothing"):
             await outputs(encoder, request())
         with pytest.raises(RequestRefused, match="role: found 'prefill', allowed encode"):
-            await prefill.encode({})
+            await prefill.encode("<image>", [])
+
+
+@pytest.mark.asyncio
+async def test_a_model_without_an_encoder_of_its_own_is_refused_at_start(trtllm: Fake, tmp_path: Path) -> None:
+    settings = TrtllmSettings(max_seq_len=LONGEST)
+    for config, said in (('{"model_type": "llama4"}', "role encode: found 'llama4', allowed"), ("{", "config.json")):
+        (tmp_path / "config.json").write_text(config)
+        with pytest.raises(EngineError, match=said):
+            await trtllm_engine({"model": str(tmp_path)}, settings, role="encode").start()
+    assert trtllm.control.executors == []
 
 
 @pytest.mark.asyncio

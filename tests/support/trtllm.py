@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tests.support.tensorrt_llm_fake.tensorrt_llm._fake.control import Control
 
 FAKE_PATH = Path(__file__).parent / "tensorrt_llm_fake"
-NAMES = ("tensorrt_llm", "tensorrt_llm_fake_control")
+NAMES = ("tensorrt_llm", "tensorrt_llm_fake_control", "PIL", "torch")
+"""The package, and what comes with it."""
 LOGGER = "TRT-LLM"
 THREAD = "fake-tensorrt-llm"
 

@@ -1,55 +1,102 @@
-"""The answers of the OpenAI HTTP interface: whole ones, chunks of a stream, usage, and stop strings."""
+"""The answers of the OpenAI HTTP interface: whole ones, chunks of a stream, usage.
 
+    a choice of          has, besides `index`, `logprobs`, `finish_reason`
+    chat, whole          message {role, content, refusal}
+    chat, chunk          delta
+    completion           text
+    a prefill worker     disaggregated_params, in the chunk with the finish reason; and the answer, or that chunk,
+                         prompt_token_ids, where the engine computed another prompt than it was asked
+
+A stream of n choices opens with each one's role, and closes each with its reason; all carry their index. An answer
+that another worker began has that one's name, and does not open again.
+Source: the OpenAI interface; `disaggregated_params`, `prompt_token_ids`: NVIDIA/TensorRT-LLM,
+`tensorrt_llm/serve/openai_protocol.py`; `prompt_logprobs`: vLLM's interface.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from kv_protocol.openai import ChatRequest, Request
+from worker_agent.core.answer_logprobs import TokenBytes, chat_logprobs, completion_logprobs, prompt_logprobs
+from worker_agent.core.choice_text import Piece
+from worker_agent.core.disaggregated import Handoff, without_media
+from worker_agent.core.sampling import TokenLogprobs
 
 SSE_DONE = b"data: [DONE]\n\n"
 
 
 class Answer:
-    """Renders one request's answer. `created` is in seconds since 1970."""
+    """Renders one request's answer. `created` is in seconds since 1970; `token_bytes` as of `kv_runtime.text.Text`."""
 
-    def __init__(self, request: Request, request_id: str, created: int) -> None:
-        self._is_chat = isinstance(request, ChatRequest)
-        self._head = {
-            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request_id}",
-            "created": created,
-            "model": request.model,
-        }
+    def __init__(self, request: Request, request_id: str, created: int, token_bytes: TokenBytes) -> None:
+        self._is_chat, self._choices = isinstance(request, ChatRequest), request.n or 1
+        self._token_bytes = token_bytes
+        before = request.kv_continue
+        self._goes_on = before is not None
+        name = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request_id}" if before is None else before.id
+        self._head = {"id": name, "created": created if before is None else before.created, "model": request.model}
 
     def opening(self) -> bytes:
-        """Return the stream's first event: a chat's role; nothing for a completion."""
-        return self._chunk({"role": "assistant", "content": ""}, None) if self._is_chat else b""
+        """Return the stream's first events: the role of each choice of a chat; nothing where one has begun already."""
+        if not self._is_chat or self._goes_on:
+            return b""
+        role = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk(Piece(choice=choice), role) for choice in range(self._choices))
 
-    def delta(self, text: str) -> bytes:
-        """Return a stream event with new text."""
-        return self._chunk({"content": text} if self._is_chat else text, None)
+    def events(self, piece: Piece, prompt: Sequence[int] = (), *, shows_life: bool = False) -> bytes:
+        """Return the stream events of a piece: its text and tokens, and why its choice ended; none where it has none.
 
-    def closing(self, finish_reason: str) -> bytes:
-        """Return the stream event that says why the text ended."""
-        return self._chunk({} if self._is_chat else "", finish_reason)
+        With `shows_life` there is one in any case. `prompt` is what the engine computed, where that was not asked.
+        """
+        delta = self._delta(piece) if shows_life or piece.text or piece.places else b""
+        return delta if piece.finish_reason is None else delta + self._closing(piece, prompt)
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
         """Return the stream event that carries the usage and no choice."""
         return _sse({**self._head, "object": self._object(chunk=True), "choices": [], "usage": usage})
 
-    def whole(self, text: str, finish_reason: str, usage: dict[str, Any]) -> bytes:
-        """Return the body of an unstreamed answer."""
-        content: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": text, "refusal": None}} if self._is_chat else {"text": text}
-        )
-        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
-        return msgspec.json.encode(
-            {**self._head, "object": self._object(chunk=False), "choices": [choice], "usage": usage}
-        )
+    def whole(
+        self,
+        pieces: Sequence[Piece],
+        usage: dict[str, Any],
+        *,
+        prompt: Sequence[int] = (),
+        told_of_prompt: tuple[tuple[int, ...], Sequence[TokenLogprobs | None]] | None = None,
+    ) -> bytes:
+        """Return the body of an unstreamed answer: a piece for each choice; `told_of_prompt`: its log probabilities."""
+        choices = [self._whole_choice(piece) for piece in pieces]
+        body = {**self._head, "object": self._object(chunk=False), "choices": choices, "usage": usage}
+        if told_of_prompt is not None:
+            places = prompt_logprobs(*told_of_prompt, self._token_bytes)
+            for each in [body] if self._is_chat else choices:
+                each["prompt_logprobs"] = places
+        return msgspec.json.encode(body | _prompt_part(prompt))
 
-    def _chunk(self, content: dict[str, str] | str, finish_reason: str | None) -> bytes:
+    def _delta(self, piece: Piece) -> bytes:
+        part = msgspec.structs.replace(piece, finish_reason=None, handoff=None)
+        return self._chunk(part, {"content": piece.text} if self._is_chat else piece.text)
+
+    def _closing(self, piece: Piece, prompt: Sequence[int]) -> bytes:
+        part = msgspec.structs.replace(piece, places=())
+        return self._chunk(part, {} if self._is_chat else "", prompt)
+
+    def _whole_choice(self, piece: Piece) -> dict[str, Any]:
+        if not self._is_chat:
+            return self._choice(piece, {"text": piece.text})
+        return self._choice(piece, {"message": {"role": "assistant", "content": piece.text, "refusal": None}})
+
+    def _chunk(self, piece: Piece, content: dict[str, str] | str, prompt: Sequence[int] = ()) -> bytes:
         part = {"delta": content} if self._is_chat else {"text": content}
-        choice = {"index": 0, **part, "logprobs": None, "finish_reason": finish_reason}
-        return _sse({**self._head, "object": self._object(chunk=True), "choices": [choice]})
+        body = {**self._head, "object": self._object(chunk=True), "choices": [self._choice(piece, part)]}
+        return _sse(body | _prompt_part(prompt))
+
+    def _choice(self, piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
+        shape = chat_logprobs if self._is_chat else completion_logprobs
+        logprobs = shape(piece.places, self._token_bytes) if piece.places else None
+        choice = {"index": piece.choice, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        return choice | _handoff_part(piece.handoff)
 
     def _object(self, *, chunk: bool) -> str:
         if not self._is_chat:
@@ -72,43 +119,13 @@ def sse_error(body: bytes) -> bytes:
     return b"data: " + body + b"\n\n"
 
 
+def _handoff_part(handoff: Handoff | None) -> dict[str, Any]:
+    return {} if handoff is None else {"disaggregated_params": without_media(handoff)}
+
+
+def _prompt_part(prompt: Sequence[int]) -> dict[str, Any]:
+    return {"prompt_token_ids": prompt} if prompt else {}
+
+
 def _sse(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
-
-
-class StopFilter:
-    """Lets text through up to the stop string that ends first (of several the longest), as if it came letter by letter.
-
-    What may be the beginning of one is held back, so that the cut does not depend on where chunks end.
-    """
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._held = ""
-        self.stopped = False
-
-    def push(self, text: str) -> str:
-        """Return what of `text`, and of what was held back, may be shown."""
-        if self.stopped:
-            return ""
-        self._held += text
-        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        if found:
-            self.stopped = True
-            shown, self._held = self._held[: min(found)[1]], ""
-            return shown
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return shown
-
-    def flush(self) -> str:
-        """Return what is still held back, when no more text comes."""
-        held, self._held = self._held, ""
-        return "" if self.stopped else held
-
-
-def _overlap(text: str, stop: str) -> int:
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0

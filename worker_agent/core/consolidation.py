@@ -31,6 +31,10 @@ from worker_agent.core.dialects.batches import BatchDecoder, DecoderCounts
 from worker_agent.core.engine_events import EngineBatch, EngineCleared, EngineStored
 from worker_agent.core.mirror import ENGINE, MirrorCounts, RankMirror
 from worker_agent.core.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, Outbox
+from worker_agent.core.quarantine import KEPT_MAX, PROBLEM_CHARACTERS_MAX
+
+_STALE_CHARACTERS_MAX = 1000
+"""Of a heartbeat's reason, which may name values that an engine sent."""
 
 
 class Origin(NamedTuple):
@@ -66,6 +70,8 @@ class OriginStatistics(msgspec.Struct, frozen=True, kw_only=True):
     refused_batches_total: int = 0
     foreign_rank_batches_total: int = 0
     losses_total: int = 0
+    refused: tuple[str, ...] = ()
+    """Why the newest batches and events that could not be read could not, the oldest of them first."""
     decoded: DecoderCounts
 
 
@@ -82,6 +88,12 @@ class _Reader:
     def __init__(self) -> None:
         self.decoder = BatchDecoder()
         self.refused_batches = self.foreign_rank_batches = self.losses = 0
+        self.refused: tuple[str, ...] = ()
+
+    def refuse(self, *reasons: str) -> None:
+        """These could not be read; the newest reasons are kept for people, cut short."""
+        cut = [reason[:PROBLEM_CHARACTERS_MAX] for reason in reasons[-KEPT_MAX:]]
+        self.refused = (*self.refused, *cut)[-KEPT_MAX:]
 
     def forget(self) -> None:
         """What the publisher said of itself is forgotten; counts stay."""
@@ -136,6 +148,7 @@ class Consolidation:
             batch = reader.decoder.decode(sequence, payload)
         except MalformedMessage as error:
             reader.refused_batches += 1
+            reader.refuse(str(error))
             self._doubt(origin, f"unreadable batch: {error}")
             return set()
         dp_rank = (origin.dp_rank or 0) if batch.dp_rank is None else batch.dp_rank
@@ -146,6 +159,7 @@ class Consolidation:
             return set()
         changed = self._apply(dp_rank, origin.source, batch)
         if batch.refused:
+            reader.refuse(*batch.refused)
             self._stale[dp_rank, origin.source] = f"unreadable event: {batch.refused[0]}"
         return changed
 
@@ -200,7 +214,7 @@ class Consolidation:
             epoch=outbox.epoch,
             last_seq=outbox.last_seq,
             tiers=self._mirrors[dp_rank].digests(),
-            stale=self.stale(dp_rank) or source_stale,
+            stale=(self.stale(dp_rank) or source_stale)[:_STALE_CHARACTERS_MAX],
         )
 
     def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
@@ -222,6 +236,7 @@ class Consolidation:
                     refused_batches_total=reader.refused_batches,
                     foreign_rank_batches_total=reader.foreign_rank_batches,
                     losses_total=reader.losses,
+                    refused=reader.refused,
                     decoded=msgspec.structs.replace(reader.decoder.counts),
                 )
                 for origin, reader in self._readers.items()

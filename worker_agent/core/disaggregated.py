@@ -4,24 +4,33 @@
     prefill -> decode    the first token, and where its KV lies, in words that only the engine understands
 
     key                            JSON                       the engine has
-    opaque_state                   base64                     bytes
-    first_gen_log_probs            [[[{token_id, logprob,     for each sequence, for each of its first tokens, a map
-                                      rank}, ..]]]            of token id to (logprob, rank)
+    encoded_opaque_state           base64                     opaque_state: bytes
+    first_gen_log_probs            [[{token_id, logprob,      for each of the first tokens a map of token id to
+                                      rank}, ..]], or [-0.5]  (logprob, rank), or the token's own alone
     schedule_style                 its number                 an enumeration
+    first_gen_logits,              read, and dropped          tensors, which are not handed over; what a server of the
+    return_prompt_token_ids_b64,                              engine's own tells its orchestrator
+    resolved_thinking,
+    conversation_id
     all others                     as they are
 
-First-token logits are tensors, and are not handed over. Names are the engine's own. Source: NVIDIA/TensorRT-LLM,
-`tensorrt_llm/disaggregated_params.py`; `dynamo_reference.md` section 4.2; ids: `tensorrt_llm/llmapi/disagg_utils.py`,
-`get_global_disagg_request_id`.
+These are the keys of trtllm-serve's OpenAI bodies, in requests and in the choice of an answer: a worker of either kind
+can go on where the other stopped. Those of media it does not have yet, and refuses.
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorrt_llm/serve/openai_protocol.py` (class
+`DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `dynamo_reference.md` section 4.2;
+ids: `tensorrt_llm/llmapi/disagg_utils.py`, `get_global_disagg_request_id`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE
-from worker_agent.core.sampling import TokenLogprob
+from kv_protocol.openai_errors import explained
+from kv_protocol.openai_parts import ABSENT, OptionalPart
+from worker_agent.core.sampling import LOGPROBS_MAX, TokenLogprob
 
 STATE_BYTES_MAX = 1 << 20
 FIRST_TOKENS_MAX = 128
@@ -32,14 +41,24 @@ NODES_MAX, PROCESSES_MAX = 1 << _NODE_BITS, 1 << _PROCESS_BITS
 _Tokens = Annotated[tuple[int, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
 _Words = Annotated[tuple[int, ...], msgspec.Meta(min_length=HASH_WORDS, max_length=HASH_WORDS)]
 _Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Place = Annotated[tuple[TokenLogprob, ...], msgspec.Meta(max_length=LOGPROBS_MAX + 1)]
+_Places = Annotated[tuple[_Place | float, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
+_FIELD = "disaggregated_params"
 
 
-class Handoff(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Handoff(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    rename={"opaque_state": "encoded_opaque_state"},
+):
     """What a worker says for the next one. What is None was not said."""
 
     request_type: str | None = None
     first_gen_tokens: _Tokens | None = None
-    first_gen_log_probs: tuple[tuple[tuple[TokenLogprob, ...], ...], ...] | None = None
+    first_gen_log_probs: _Places | None = None
     ctx_request_id: _Id | None = None
     opaque_state: Annotated[bytes, msgspec.Meta(max_length=STATE_BYTES_MAX)] | None = None
     draft_tokens: _Tokens | None = None
@@ -54,13 +73,23 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     mrope_position_deltas_handle: dict[str, Any] | None = None
 
 
+class _Wire(Handoff, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same with what is read and dropped."""
+
+    first_gen_logits: msgspec.Raw = ABSENT
+    return_prompt_token_ids_b64: bool | None = None
+    resolved_thinking: bool | None = None
+    conversation_id: str | None = None
+
+
 class HandoffInvalid(Exception):
     """What stands in a request as handed over is not; the message names the field, what was found, what is allowed."""
 
 
 _COPIED = tuple(name for name in Handoff.__struct_fields__ if name != "first_gen_log_probs")
 _MEDIA = tuple(name for name in _COPIED if name.startswith(("multimodal_", "mrope_")))
-_decoder = msgspec.json.Decoder(Handoff)
+_decoder = msgspec.json.Decoder(_Wire)
+_part = OptionalPart[_Wire](_Wire)
 
 
 def handoff_json(handoff: Handoff) -> bytes:
@@ -75,9 +104,20 @@ def handoff_of_json(data: bytes | msgspec.Raw) -> Handoff:
         HandoffInvalid: it says something else, or names a key that is not known.
     """
     try:
-        return _decoder.decode(data)
+        return _without_dropped(_decoder.decode(data))
     except UNDECODABLE as error:
-        raise HandoffInvalid(f"disaggregated_params: {error}") from error
+        raise HandoffInvalid(str(explained(error, msgspec.Raw(data), _FIELD))) from error
+
+
+def handoff_of_request(part: msgspec.Raw) -> Handoff | None:
+    """Return what a request's `disaggregated_params` say, None where it has none; raise `RequestInvalid`."""
+    wire = _part.read(part, _FIELD)
+    return None if wire is None else _without_dropped(wire)
+
+
+def without_media(handoff: Handoff) -> Handoff:
+    """Return what is left to say once the prompt has been computed."""
+    return msgspec.structs.replace(handoff, **dict.fromkeys(_MEDIA))
 
 
 def handoff_of(params: object) -> Handoff:
@@ -90,8 +130,9 @@ def handoff_of(params: object) -> Handoff:
     style = said.pop("schedule_style")
     logprobs = getattr(params, "first_gen_log_probs", None)
     if logprobs is not None:
-        logprobs = [[_listed(place) for place in sequence] for sequence in logprobs]
+        logprobs = [_listed(place) for place in logprobs]
     said |= {"first_gen_log_probs": logprobs, "schedule_style": None if style is None else int(style)}
+    said["encoded_opaque_state"] = said.pop("opaque_state")
     try:
         return msgspec.convert(said, Handoff, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
@@ -108,8 +149,9 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
     said = {name: getattr(handoff, name) for name in _COPIED if name not in left_out}
     told = {name: _plain(value) for name, value in said.items() if value is not None}
     if handoff.first_gen_log_probs is not None:
+        places = handoff.first_gen_log_probs
         told["first_gen_log_probs"] = [
-            [{each.token_id: each for each in place} for place in sequence] for sequence in handoff.first_gen_log_probs
+            place if isinstance(place, float) else {each.token_id: each for each in place} for place in places
         ]
     return {**told, "request_type": request_type}
 
@@ -134,10 +176,14 @@ class TransferIds:
         return time << (_NODE_BITS + _PROCESS_BITS + _COUNTER_BITS) | self._place | self._count
 
 
-def _listed(place: Mapping[int, Any] | Sequence[Any]) -> list[dict[str, Any]]:
+def _without_dropped(wire: _Wire) -> Handoff:
+    return Handoff(**{name: getattr(wire, name) for name in Handoff.__struct_fields__})
+
+
+def _listed(place: Mapping[int, Any] | float) -> list[dict[str, Any]] | float:
     if isinstance(place, Mapping):
         return [{"token_id": token, "logprob": each.logprob, "rank": each.rank} for token, each in place.items()]
-    return [{"token_id": each.token_id, "logprob": each.logprob, "rank": each.rank} for each in place]
+    return float(place)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever the field holds

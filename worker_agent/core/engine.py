@@ -1,5 +1,6 @@
 """What an engine is asked and what it answers, whichever engine it is, and how it says no."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -37,8 +38,15 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     What follows `priority` not every engine knows; one that does not, ignores it. `queue_priority`, 0..1: of the
     requests that wait, the highest goes first. `handoff` is what the worker before this one said; `transfer_id`, unique
     in the fleet, names the transfer that a prefill worker begins. On a decode worker `serves_alone` asks for the whole
-    generation, without anybody's handoff. `logits_processors` are names of the engine's configuration. `media` are the
-    prompt's, in their order there.
+    generation, without anybody's handoff. `logits_processors` are names of the engine's configuration.
+
+    `media` are the prompt's, in their order there; the prompt has one token for each, of which the engine makes as many
+    as it needs. `text` is that prompt before it was tokenized: an engine whose own processor places media reads it in
+    place of the tokens. Where an encode worker has the media already, they are in `handoff`, and `media` is empty.
+
+    `logit_bias` are pairs of a token and what is added to its logit; `bad_token_ids` are never generated.
+    `trace_headers` name the trace (W3C) that the engine's spans belong to. `conversation_id` names the conversation: an
+    engine may keep its requests on one rank.
     """
 
     request_id: str
@@ -56,6 +64,11 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     serves_alone: bool = False
     logits_processors: tuple[str, ...] = ()
     media: tuple[Media, ...] = ()
+    text: str | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_token_ids: tuple[int, ...] = ()
+    trace_headers: Mapping[str, str] = {}
+    conversation_id: str | None = None
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +78,9 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     `logprobs`, where asked for, has one entry for each new token, None where nothing is known of it; `prompt_logprobs`
     stands on the first output alone. `stop_token_id` is the one that stopped it, where the engine says so. `handoff` is
     what the next worker needs.
+
+    `prompt`, on the first output of each choice, is the prompt as the engine computed it, where that is another one
+    than was asked: media have as many tokens as they take. A worker that takes the handoff is asked with this one.
     """
 
     token_ids: tuple[int, ...]
@@ -75,6 +91,7 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
     stop_token_id: int | None = None
     handoff: Handoff | None = None
+    prompt: tuple[int, ...] = ()
 
 
 class EngineError(Exception):
@@ -91,3 +108,11 @@ class RequestRefused(EngineError):
 
 class EngineStopped(EngineError):
     """The engine stopped before the generation ended."""
+
+
+class EncoderUnavailable(EngineStopped):
+    """The encode worker that the engine needs gives nothing now; `retry_s` says when to ask again, if it does."""
+
+    def __init__(self, message: str, retry_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s

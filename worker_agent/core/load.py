@@ -1,41 +1,144 @@
-"""TensorRT-LLM's iteration statistics become a load report; tolerant of versions, absent names, nulls and nonsense.
+"""TensorRT-LLM's iteration statistics become load reports; a row that does not say what a report needs is skipped.
 
-Source: `event_plane.md` section 1.7.
+    of a row                                          absent, null            of another type, no count
+    -----------------------------------------------   ---------------------   -------------------------
+    the row itself                                    skipped: not_a_map      skipped: not_a_map
+    `attentionDpRank`                                 rank 0                  skipped: rank
+    a rank that the engine does not have                                      skipped: rank
+    `iter`, `numActiveRequests`, `numQueuedRequests`  skipped: requests       skipped: requests
+    `kvCacheStats`, its used and largest number       skipped: cache          skipped: cache
+    `inflightBatchingStats`                           no phases are told      skipped: batching
+    one of its figures; `iterLatencyMS`               that one is not told    that one is not told
+
+`iter` counts iterations. `numActiveRequests` is of an iteration's beginning: the last row before an engine comes to
+rest still tells of the requests that it ended. The engine then says nothing more; that it rests is known by whoever
+gave it its requests (`at_rest`).
+
+With attention DP there is a row a rank, of which only rank 0's tells of the queue, and whose block counts are one
+rank's, copied: TensorRT-LLM does not say them of each.
+
+Source: `event_plane.md` section 1.7; NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/pyexecutor/py_executor.py`
+(`_get_init_iter_stats`, which counts the active requests before the iteration; `_update_iter_stats`, after it).
 """
 
+from collections.abc import Iterable
 from typing import Any
 
-from kv_protocol.load import LoadReport
+import msgspec
 
-_REAL_MAX = 1 << 63
-"""Beyond any count; infinity, NaN and what is below 0 are not said either."""
+from kv_protocol.errors import ProtocolError
+from kv_protocol.load import LoadReport, PhaseLoad
+
+COUNT_MAX = (1 << 53) - 1
+"""Beyond any count; infinity, NaN, truth and what is below 0 are no counts either."""
+PROBLEMS = ("not_a_map", "rank", "requests", "cache", "batching")
+_PHASES = {
+    "context_requests": "numContextRequests",
+    "context_tokens": "numCtxTokens",
+    "context_kv_tokens": "numCtxKvTokens",
+    "generation_requests": "numGenRequests",
+    "generation_kv_tokens": "numGenKvTokens",
+    "queued_context_requests": "numQueuedContextRequests",
+    "queued_context_tokens": "numQueuedCtxTokens",
+    "queued_generation_requests": "numQueuedGenRequests",
+    "queued_generation_kv_tokens": "numQueuedGenKvTokens",
+    "paused_requests": "numPausedRequests",
+    "paused_kv_tokens": "numPausedKvTokens",
+}
 
 
-def load_report(stats: dict[str, Any], instance: str) -> tuple[int, LoadReport]:
-    """Return the rank that an iteration's statistics speak of, and its report; what is not said is 0."""
-    cache = _section(stats, "kvCacheStats")
-    batching = _section(stats, "inflightBatchingStats")
-    return _number(stats, "attentionDpRank"), LoadReport(
+class RowSkipped(ProtocolError):
+    """A row says too little, or nonsense. `problem` is one of `PROBLEMS`."""
+
+    def __init__(self, problem: str, found: object) -> None:
+        super().__init__(f"iteration statistics: {problem}: found {type(found).__name__}")
+        self.problem = problem
+
+
+class LoadRows:
+    """Reads the rows of one engine. `dp_ranks` are those that it has; None: whichever it names."""
+
+    def __init__(self, instance: str, dp_ranks: Iterable[int] | None = None) -> None:
+        self._instance = instance
+        self._dp_ranks = None if dp_ranks is None else frozenset(dp_ranks)
+        self.skipped = dict.fromkeys(PROBLEMS, 0)
+        """Rows that could not be reported, by problem; never less than before."""
+
+    def read(self, rows: object) -> list[tuple[int, LoadReport]]:
+        """Return the reports of the rows, in their order; whatever they are, nothing is raised."""
+        reports = []
+        for row in rows if isinstance(rows, list | tuple) else (rows,):
+            try:
+                reports.append(self._report(row))
+            except RowSkipped as skipped:
+                self.skipped[skipped.problem] += 1
+        return reports
+
+    def _report(self, row: object) -> tuple[int, LoadReport]:
+        dp_rank, report = load_report(row, self._instance)
+        if self._dp_ranks is not None and dp_rank not in self._dp_ranks:
+            raise RowSkipped("rank", dp_rank)
+        return dp_rank, report
+
+
+def load_report(row: object, instance: str) -> tuple[int, LoadReport]:
+    """Return the rank that a row of statistics speaks of, and its report; raise `RowSkipped` where it does not say."""
+    if not isinstance(row, dict):
+        raise RowSkipped("not_a_map", row)
+    cache, batching = _cache(row), _batching(row)
+    phases = None if batching is None else PhaseLoad(**{ours: _count(batching, name) for ours, name in _PHASES.items()})
+    return _rank(row), LoadReport(
         instance=instance,
-        iteration=_number(stats, "iter"),
-        running_requests=_number(stats, "numActiveRequests"),
-        waiting_requests=_number(stats, "numQueuedRequests"),
-        used_blocks=_number(cache, "usedNumBlocks"),
-        total_blocks=_number(cache, "maxNumBlocks"),
-        context_tokens=_number(batching, "numCtxTokens"),
-        iteration_s=_real(stats, "iterLatencyMS") / 1000,
+        iteration=_known(row, "iter", "requests"),
+        running_requests=_known(row, "numActiveRequests", "requests"),
+        waiting_requests=_known(row, "numQueuedRequests", "requests"),
+        used_blocks=_known(cache, "usedNumBlocks", "cache"),
+        total_blocks=_known(cache, "maxNumBlocks", "cache"),
+        context_tokens=(phases.context_tokens or 0) if phases is not None else 0,
+        iteration_s=(_real(row, "iterLatencyMS") or 0.0) / 1000,
+        phases=phases,
     )
 
 
-def _section(stats: dict[str, Any], name: str) -> dict[str, Any]:
-    section = stats.get(name)
-    return section if isinstance(section, dict) else {}
+def at_rest(last: LoadReport) -> LoadReport:
+    """Return the report of a rank that has nothing to do since its last one: its blocks are what they were."""
+    return msgspec.structs.replace(
+        last, running_requests=0, waiting_requests=0, context_tokens=0, iteration_s=0.0, phases=None
+    )
 
 
-def _real(stats: dict[str, Any], name: str) -> float:
-    value = stats.get(name)
-    return float(value) if isinstance(value, int | float) and 0 <= value <= _REAL_MAX else 0.0
+def _rank(row: dict[str, Any]) -> int:
+    return 0 if row.get("attentionDpRank") is None else _known(row, "attentionDpRank", "rank")
 
 
-def _number(stats: dict[str, Any], name: str) -> int:
-    return int(_real(stats, name))
+def _cache(row: dict[str, Any]) -> dict[str, Any]:
+    section = row.get("kvCacheStats")
+    if not isinstance(section, dict):
+        raise RowSkipped("cache", section)
+    return section
+
+
+def _batching(row: dict[str, Any]) -> dict[str, Any] | None:
+    section = row.get("inflightBatchingStats")
+    if section is not None and not isinstance(section, dict):
+        raise RowSkipped("batching", section)
+    return section
+
+
+def _known(section: dict[str, Any], name: str, problem: str) -> int:
+    count = _count(section, name)
+    if count is None:
+        raise RowSkipped(problem, section.get(name))
+    return count
+
+
+def _count(section: dict[str, Any], name: str) -> int | None:
+    value = _real(section, name)
+    return int(value) if value is not None and value == int(value) else None
+
+
+def _real(section: dict[str, Any], name: str) -> float | None:
+    value = section.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if 0 <= value <= COUNT_MAX else None

@@ -95,6 +95,16 @@ def content_digest(data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
+def names_media(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a message has a part that is something else than text."""
+    return any(
+        isinstance(part, Mapping) and part.get("type") != "text"
+        for message in messages
+        if isinstance(content := message.get("content"), list)
+        for part in content
+    )
+
+
 def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaRules, placeholder: str) -> SplitChat:
     """Return the chat as text, and its media; raise `MediaRefused`, which names the place.
 
@@ -112,6 +122,14 @@ def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaRules, placeho
     return SplitChat(messages=split, parts=tuple(parts))
 
 
+def media_part(field: str, url: str, rules: MediaRules) -> MediaPart:
+    """Return what a URL names, which is not empty, by what it says of itself; raise `MediaRefused`."""
+    kind = _kind_of(field, url)
+    if kind not in rules.kinds:
+        raise MediaRefused("part_kind", field, kind, f"{', '.join(rules.kinds)} (media.kinds)")
+    return MediaPart(field=field, kind=kind, url=url)
+
+
 def checked_media(part: MediaPart, data: bytes, said_type: str | None, rules: MediaRules) -> Media:
     """Return the media, once the bytes are what is allowed; raise `MediaRefused`.
 
@@ -124,16 +142,15 @@ def checked_media(part: MediaPart, data: bytes, said_type: str | None, rules: Me
     if part.kind == "embeddings":
         if said not in _UNKNOWN_TYPES:
             raise _refused("content_type", part, said, "application/octet-stream, of embeddings")
-        tensors = read_tensors(data, part.field, rules.embeddings)
-        return Media(
-            field=part.field,
-            kind=part.kind,
-            media_type=EMBEDDINGS_TYPE,
-            data=data,
-            digest=content_digest(data),
-            tensors=tensors,
-        )
+        return embeddings_media(part.field, data, rules.embeddings)
     return _checked_image(part, data, said, rules)
+
+
+def embeddings_media(field: str, data: bytes, limits: EmbeddingLimits) -> Media:
+    """Return the embeddings of a `.safetensors` file; raise `MediaRefused` where it is none."""
+    tensors = read_tensors(data, field, limits)
+    digest = content_digest(data)
+    return Media(field=field, kind="embeddings", media_type=EMBEDDINGS_TYPE, data=data, digest=digest, tensors=tensors)
 
 
 def check_total(media_bytes: int, field: str, rules: MediaRules) -> None:
@@ -186,10 +203,7 @@ def _media_part(where: str, part: Mapping[str, Any], rules: MediaRules) -> Media
     url = image.get("url")
     if not isinstance(url, str) or not url:
         raise MediaRefused("part_form", field, type(url).__name__, "a URL")
-    kind = _kind_of(field, url)
-    if kind not in rules.kinds:
-        raise MediaRefused("part_kind", field, kind, f"{', '.join(rules.kinds)} (media.kinds)")
-    return MediaPart(field=field, kind=kind, url=url)
+    return media_part(field, url, rules)
 
 
 def _kind_of(field: str, url: str) -> MediaKind:

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from kv_protocol.openai import RequestInvalid
 
 MediaReason = Literal[
+    "text_only",
     "part_form",
     "part_kind",
     "parts_count",

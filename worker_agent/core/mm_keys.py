@@ -1,44 +1,11 @@
-"""What media become in prompts and in block hashes: the same here, in an engine's events, and where routes are chosen.
-
-    digest       BLAKE3 of the bytes, 64 hex digits; given to the engine as the item's UUID
-    mm hash      the digest's first 16 digits, u64 (`dialects/multimodal.py`)
-    key          of each run of an item's tokens and each block that it touches: digest, and the item's offset there
-    block hash   the tokens, then the mm hashes of the block's keys (`kv_protocol/hashing.py`); offsets do not count
-
-An engine hashes decoded pixels where it is given no UUID, which nobody else can repeat. With one it keys its cache by
-UUID and content together, so that a wrong UUID costs a hit and never a wrong answer, and names the UUID in its events.
-
-A key begins where the run meets the block: `start_offset` = item's offset of the run + max(0, block - run). One item in
-two runs, with other tokens between them, has two keys in a block that both touch.
-
-Source: TensorRT-LLM `batch_manager/blockKey.cpp`, generateBlockHashExtraKeys (overlap, runs, offsets; its pull
-request 13815); `inputs/multimodal.py`, apply_mm_hashes (BLAKE3 of UUID and content; pull request 11075);
-`event_plane.md` sections 1.3, 6.
-"""
+"""Placeholders of media in an agent's prompts; what they become is `kv_protocol/mm_keys.py`'s, the router's too."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from kv_protocol.hashing import BASE_SEED, local_block_hashes
-from kv_protocol.ids import checked_block_size
-from worker_agent.core.dialects.multimodal import mm_hash
+from kv_protocol.mm_keys import MmKey, MmRun, expanded, keys_of_blocks, mm_block_hashes
 from worker_agent.core.media_refusals import MediaRefused
 
-
-class MmRun(NamedTuple):
-    """Tokens `start` to `start + length` of a prompt are the item's, from its `item_offset`-th on."""
-
-    digest: str
-    start: int
-    length: int
-    item_offset: int = 0
-
-
-class MmKey(NamedTuple):
-    """An item in a block, as events name it: `hash`, and `start_offset` in tokens of the item."""
-
-    digest: str
-    start_offset: int
+__all__ = ["MmKey", "MmRun", "check_placeholders", "expanded", "keys_of_blocks", "mm_block_hashes"]
 
 
 def check_placeholders(prompt: Sequence[int], image_token_id: int, items: int, field: str) -> None:
@@ -49,45 +16,3 @@ def check_placeholders(prompt: Sequence[int], image_token_id: int, items: int, f
     found = sum(token == image_token_id for token in prompt)
     if found != items:
         raise MediaRefused("placeholder", field, f"{found} image tokens in the prompt", f"{items}, one an image")
-
-
-def expanded(
-    prompt: Sequence[int], image_token_id: int, digests: Sequence[str], token_counts: Sequence[int]
-) -> tuple[list[int], list[MmRun]]:
-    """Return the prompt with the n-th image token repeated `token_counts[n]` times, and where each item stands.
-
-    As many of both as `check_placeholders` counted; each count is at least 1.
-    """
-    tokens: list[int] = []
-    runs: list[MmRun] = []
-    for token in prompt:
-        if token == image_token_id:
-            at = len(runs)
-            runs.append(MmRun(digests[at], len(tokens), token_counts[at]))
-            tokens += [image_token_id] * token_counts[at]
-        else:
-            tokens.append(token)
-    return tokens, runs
-
-
-def keys_of_blocks(runs: Sequence[MmRun], token_count: int, block_size: int) -> tuple[tuple[MmKey, ...], ...]:
-    """Return the keys of each block of a prompt, the last partial one among them, in the order of `runs`."""
-    checked_block_size(block_size)
-    keys: list[list[MmKey]] = [[] for _ in range(-(-token_count // block_size))]
-    for run in runs:
-        end = min(run.start + run.length, token_count)
-        for block in range(run.start // block_size, -(-end // block_size)):
-            offset = max(0, block * block_size - run.start)
-            keys[block].append(MmKey(run.digest, run.item_offset + offset))
-    return tuple(map(tuple, keys))
-
-
-def mm_block_hashes(
-    tokens: Sequence[int], runs: Sequence[MmRun], block_size: int, *, seed: int = BASE_SEED
-) -> list[int]:
-    """Return the local hash of each full block of a prompt with media; `chain` makes sequence hashes of them.
-
-    Equal to what a mirror makes of an engine's event with the same tokens and the same keys.
-    """
-    mm_hashes = [[mm_hash(key.digest) for key in keys] for keys in keys_of_blocks(runs, len(tokens), block_size)]
-    return local_block_hashes(tokens, block_size, seed=seed, mm_hashes=mm_hashes)

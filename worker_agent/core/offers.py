@@ -5,8 +5,12 @@
     release    by its token: gone
     expire     those that nobody fetched in time are gone
 
-Tokens are looked up by their BLAKE3, so that how long a look-up takes tells nothing of them.
+What `offer`, `release` and `expire` let go is returned: there may be more to it than its memory. Tokens are looked up
+by their BLAKE3, so that how long a look-up takes tells nothing of them.
 """
+
+from collections.abc import Sized
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -36,22 +40,25 @@ class OfferStatistics(msgspec.Struct, frozen=True, kw_only=True):
     refused_total: int
 
 
-class _Offer(msgspec.Struct, frozen=True):
-    data: bytes
+Data = TypeVar("Data", bound=Sized)
+
+
+class _Offer(NamedTuple, Generic[Data]):
+    data: Data
     until_s: float
 
 
-class Offers:
+class Offers(Generic[Data]):
     """At most `bytes_max` bytes that wait, each for `ttl_s` seconds."""
 
     def __init__(self, bytes_max: int, ttl_s: float) -> None:
         self._bytes_max, self._ttl_s = bytes_max, ttl_s
-        self._waiting: dict[bytes, _Offer] = {}  # the oldest first: all wait equally long
+        self._waiting: dict[bytes, _Offer[Data]] = {}  # the oldest first: all wait equally long
         self._size_bytes = self._offered = self._taken = self._released = self._expired = self._refused = 0
 
-    def offer(self, token: str, data: bytes, now_s: float) -> None:
-        """Keep `data` for whoever has `token`, which must be new; raise `NoRoom`."""
-        self.expire(now_s)
+    def offer(self, token: str, data: Data, now_s: float) -> list[Data]:
+        """Keep `data` for whoever has `token`, which must be new; return as `expire` does. Raise `NoRoom`."""
+        expired = self.expire(now_s)
         key = _key(token)
         assert key not in self._waiting
         if self._size_bytes + len(data) > self._bytes_max or len(self._waiting) >= OFFERS_MAX:
@@ -60,8 +67,9 @@ class Offers:
         self._waiting[key] = _Offer(data, now_s + self._ttl_s)
         self._size_bytes += len(data)
         self._offered += 1
+        return expired
 
-    def take(self, token: str, now_s: float) -> bytes | None:
+    def take(self, token: str, now_s: float) -> Data | None:
         """Return what was offered under `token` and is in time, for the first who asks."""
         self.expire(now_s)
         offer = self._remove(_key(token))
@@ -70,18 +78,25 @@ class Offers:
         self._taken += 1
         return offer.data
 
-    def release(self, token: str) -> None:
-        """Nothing waits under `token` any more."""
-        self._released += self._remove(_key(token)) is not None
+    def release(self, token: str) -> Data | None:
+        """Return what waited under `token`, if anything did; it waits no more."""
+        offer = self._remove(_key(token))
+        if offer is None:
+            return None
+        self._released += 1
+        return offer.data
 
-    def expire(self, now_s: float) -> None:
-        """Nothing waits any more whose time is over."""
+    def expire(self, now_s: float) -> list[Data]:
+        """Return what waits no more because its time is over."""
+        expired: list[Data] = []
         while self._waiting:
-            key = next(iter(self._waiting))
-            if self._waiting[key].until_s > now_s:
+            key, offer = next(iter(self._waiting.items()))
+            if offer.until_s > now_s:
                 break
             self._remove(key)
-            self._expired += 1
+            expired.append(offer.data)
+        self._expired += len(expired)
+        return expired
 
     def statistics(self) -> OfferStatistics:
         """Return the counters."""
@@ -95,7 +110,7 @@ class Offers:
             refused_total=self._refused,
         )
 
-    def _remove(self, key: bytes) -> _Offer | None:
+    def _remove(self, key: bytes) -> _Offer[Data] | None:
         offer = self._waiting.pop(key, None)
         if offer is not None:
             self._size_bytes -= len(offer.data)

@@ -1,14 +1,191 @@
-"""What an engine is asked for a client's request, and what is refused before it is asked."""
+"""What an engine is asked for a client's request, and what is refused before it is asked.
+
+    option                                               here
+    what a role does not do                              refused (`request_phases.py`)
+    echo, suffix, beam search, and whatever else no      refused, unless it has the value that asks for nothing
+    engine of ours does
+    guides, logits_processors, prompt_logprobs           as `SKILLS` says of the engine; its own limits are its own
+    prompt_logprobs in a stream                          refused: they stand in whole answers alone
+    best_of other than n                                 refused: what is streamed cannot be ranked afterwards
+    priority 0..1                                        the engine's: of what waits, the highest goes first
+    any other priority                                   is the router's queue's alone
+    model                                                a served name, or a LoRA's
+    max_tokens                                           1 on a prefill worker, whatever was asked
+
+Source: `dynamo_reference.md` section 6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_protocol.py` (`priority`).
+"""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
+import msgspec
+
+from kv_protocol.fleet import Role
 from kv_protocol.hashing import unpack_tokens
-from kv_protocol.openai import GUIDED_KEYS, ChatRequest, CompletionRequest, Request, RequestInvalid, is_given
+from kv_protocol.openai import ChatRequest, Request, RequestInvalid
+from kv_protocol.openai_errors import shortened
+from kv_protocol.openai_parts import OptionalPart
+from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.engine import EngineDescription, EngineRequest
-from worker_agent.core.media import Media
+from worker_agent.core.request_phases import phase_of
+from worker_agent.core.request_sampling import guide_field, sampling_of
+from worker_agent.core.request_tokens import Vocabulary, bad_token_ids_of, logit_bias_of, stop_token_ids_of
+from worker_agent.core.sampling import Sampling
 
 _TOKEN_BYTES = 4
+_PROCESSORS_MAX = 16
+
+Skill = Literal["guides", "logits_processors", "prompt_logprobs"]
+ALL_SKILLS: frozenset[Skill] = frozenset({"guides", "logits_processors", "prompt_logprobs"})
+SKILLS: Mapping[str, frozenset[Skill]] = {"simulated": frozenset()}
+"""What an engine can be asked for, by its event source; one that is not named, for everything."""
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "echo": (False,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "detokenize": (True,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "allowed_token_ids": ([],),
+    "top_p_min": (0,),
+    "thinking_token_budget": (),
+    "guided_whitespace_pattern": (),
+}
+"""Options that no engine of ours has, and the values that ask for nothing."""
+
+_anything = OptionalPart[Any](Any)
+_names = OptionalPart[list[str]](Annotated[list[str], msgspec.Meta(max_length=_PROCESSORS_MAX)])
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks for, as far as it does not depend on its prompt: fields of `EngineRequest`."""
+
+    handoff: Handoff | None
+    transfer_id: int | None
+    serves_alone: bool
+    lora_name: str | None
+    cache_salt: str | None
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    queue_priority: float | None
+    logits_processors: tuple[str, ...]
+    logit_bias: tuple[tuple[int, float], ...]
+    bad_token_ids: tuple[int, ...]
+
+
+class RequestRules:
+    """What one worker makes of requests. `loras` are names that a request may have as its model."""
+
+    def __init__(
+        self,
+        description: EngineDescription,
+        vocabulary: Vocabulary,
+        *,
+        default_max_tokens: int,
+        role: Role = "aggregated",
+        loras: tuple[str, ...] = (),
+    ) -> None:
+        self._description, self._vocabulary = description, vocabulary
+        self._default_max_tokens, self._role, self._loras = default_max_tokens, role, loras
+
+    def wishes(self, request: Request) -> Wishes:
+        """Return what is asked for; raise `RequestInvalid` where this worker does not do it."""
+        phase = phase_of(request, self._role)
+        sampling = sampling_of(request)
+        processors = tuple(_names.read(request.logits_processors, "logits_processors") or ())
+        check_supported(request, sampling, processors, SKILLS.get(self._description.event_source, ALL_SKILLS))
+        return Wishes(
+            **msgspec.structs.asdict(phase),
+            lora_name=request.model if request.model in self._loras else None,
+            cache_salt=request.salt or None,
+            sampling=sampling,
+            stop_token_ids=stop_token_ids_of(request, self._vocabulary.eos_ids),
+            queue_priority=_queue_priority(request),
+            logits_processors=processors,
+            logit_bias=logit_bias_of(request, self._vocabulary),
+            bad_token_ids=bad_token_ids_of(request, self._vocabulary),
+        )
+
+    def engine_request(
+        self,
+        request: Request,
+        wishes: Wishes,
+        prompt: tuple[int, ...],
+        *,
+        request_id: str,
+        dp_rank: int | None = None,
+        before: tuple[int, ...] = (),
+        **others: Any,  # noqa: ANN401 - more fields of `EngineRequest`
+    ) -> EngineRequest:
+        """Return what the engine is asked; raise `RequestInvalid` where it cannot fit or names no rank of ours.
+
+        `before` are the answer's first tokens, where another worker has generated them. `max_tokens` 0: there are all.
+        """
+        if dp_rank is not None and dp_rank not in self._description.dp_ranks:
+            raise RequestInvalid("x-dp-rank", dp_rank, ", ".join(map(str, self._description.dp_ranks)))
+        max_tokens, sampling = self._max_tokens(request, len(prompt)), wishes.sampling
+        if before:
+            max_tokens = max_tokens if self._role == "prefill" else max(0, max_tokens - len(before))
+            min_tokens = None if sampling.min_tokens is None else max(0, sampling.min_tokens - len(before))
+            others["sampling"] = msgspec.structs.replace(sampling, min_tokens=min_tokens)
+        return EngineRequest(
+            request_id=request_id,
+            prompt=prompt + before,
+            max_tokens=max_tokens,
+            dp_rank=dp_rank,
+            **(msgspec.structs.asdict(wishes) | others),
+        )
+
+    @staticmethod
+    def before(request: Request) -> tuple[int, ...]:
+        """Return the answer's tokens that another worker has generated; raise `RequestInvalid`."""
+        if request.kv_continue is None:
+            return ()
+        if request.n not in (None, 1):
+            raise RequestInvalid("n", request.n, "1 of an answer that goes on")
+        try:
+            return tuple(request.kv_continue.token_ids())
+        except ValueError as error:
+            raise RequestInvalid("kv_continue.tokens", "other bytes", str(error)) from error
+
+    def _max_tokens(self, request: Request, isl: int) -> int:
+        field, longest = "messages" if isinstance(request, ChatRequest) else "prompt", self._description.max_seq_len
+        room = longest - isl
+        if not isl:
+            raise RequestInvalid(field, "0 tokens", "at least one token")
+        if room < 1:
+            raise RequestInvalid(field, f"{isl} tokens", f"at most {longest - 1} tokens")
+        if self._role == "prefill":
+            return 1
+        if request.limit_tokens is not None and request.limit_tokens > room:
+            raise RequestInvalid("max_tokens", request.limit_tokens, f"1..{room} after a prompt of {isl} tokens")
+        return request.limit_tokens or min(self._default_max_tokens, room)
+
+
+def check_supported(
+    request: Request, sampling: Sampling, processors: tuple[str, ...], skills: frozenset[Skill] = ALL_SKILLS
+) -> None:
+    """Return when nothing is asked that cannot be done; raise `RequestInvalid` otherwise."""
+    for field, neutral in _NEUTRAL.items():
+        asked = _value(getattr(request, field, None), field)
+        if asked is not None and asked not in neutral:
+            raise RequestInvalid(field, shortened(asked), "none on this worker")
+    if request.stream and sampling.prompt_logprobs is not None:
+        raise RequestInvalid("prompt_logprobs", sampling.prompt_logprobs, "none in a stream")
+    if sampling.best_of not in (None, sampling.choices):
+        raise RequestInvalid("best_of", sampling.best_of, f"n, {sampling.choices}, or none")
+    wanted: tuple[tuple[Skill, str, object, str], ...] = (
+        ("guides", guide_field(request), sampling.guide, "none: this worker guides no decoding"),
+        ("logits_processors", "logits_processors", processors or None, "none: this worker has none"),
+        ("prompt_logprobs", "prompt_logprobs", sampling.prompt_logprobs, "none: this worker tells none of the prompt"),
+    )
+    for skill, field, found, allowed in wanted:
+        if found is not None and skill not in skills:
+            raise RequestInvalid(field, shortened(found), allowed)
 
 
 def prompt_ids(encoded: str) -> list[int]:
@@ -22,54 +199,11 @@ def prompt_ids(encoded: str) -> list[int]:
     return unpack_tokens(data)
 
 
-def check_supported(request: Request) -> None:
-    """Return when nothing is asked that the engine cannot do; raise `RequestInvalid` otherwise."""
-    if request.n not in (None, 1):
-        raise RequestInvalid("n", request.n, "1: this worker gives one choice")
-    if request.logprobs:
-        raise RequestInvalid("logprobs", request.logprobs, "none: this worker gives no log probabilities")
-    if isinstance(request, CompletionRequest):
-        for field in ("echo", "suffix"):
-            if getattr(request, field):
-                raise RequestInvalid(field, getattr(request, field), "none on this worker")
-    if request.best_of not in (None, 1):
-        raise RequestInvalid("best_of", request.best_of, "1: this worker gives one choice")
-    for field in GUIDED_KEYS:
-        if is_given(getattr(request, field)):
-            raise RequestInvalid(field, "a value", "none: this worker guides no decoding")
-    if (request.response_format or {}).get("type", "text") != "text":
-        raise RequestInvalid("response_format.type", request.response_format, "text: this worker guides no decoding")
+def _value(option: object, field: str) -> object:
+    if isinstance(option, msgspec.Raw):
+        return _anything.read(option, field)
+    return option
 
 
-def engine_request(
-    request: Request,
-    prompt: Sequence[int],
-    description: EngineDescription,
-    *,
-    media: tuple[Media, ...] = (),
-    request_id: str,
-    default_max_tokens: int,
-    stop_token_ids: tuple[int, ...] = (),
-    dp_rank: int | None = None,
-) -> EngineRequest:
-    """Return what the engine is asked; raise `RequestInvalid` where the request cannot fit or names no rank of ours."""
-    check_supported(request)
-    field = "messages" if isinstance(request, ChatRequest) else "prompt"
-    room = description.max_seq_len - len(prompt)
-    if not prompt:
-        raise RequestInvalid(field, "0 tokens", "at least one token")
-    if room < 1:
-        raise RequestInvalid(field, f"{len(prompt)} tokens", f"at most {description.max_seq_len - 1} tokens")
-    if request.limit_tokens is not None and request.limit_tokens > room:
-        raise RequestInvalid("max_tokens", request.limit_tokens, f"1..{room} after a prompt of {len(prompt)} tokens")
-    if dp_rank is not None and dp_rank not in description.dp_ranks:
-        raise RequestInvalid("x-dp-rank", dp_rank, ", ".join(map(str, description.dp_ranks)))
-    return EngineRequest(
-        request_id=request_id,
-        prompt=tuple(prompt),
-        max_tokens=request.limit_tokens or min(default_max_tokens, room),
-        stop_token_ids=stop_token_ids,
-        dp_rank=dp_rank,
-        cache_salt=request.salt or None,
-        media=media,
-    )
+def _queue_priority(request: Request) -> float | None:
+    return request.priority if request.priority is not None and 0 <= request.priority <= 1 else None

@@ -22,12 +22,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kv_protocol.ids import TokenId
 from kv_protocol.openai import ChatRequest, Request, RequestInvalid
 from kv_protocol.openai_parts import OptionalPart
 from worker_agent.core.sampling import LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
 
-_STOP_TOKENS_MAX = 128
 _Choices = Annotated[list[str], msgspec.Meta(min_length=1, max_length=1024)]
 _COPIED = (
     "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
@@ -35,7 +33,6 @@ _COPIED = (
 )  # fmt: skip
 
 _count = OptionalPart[int](Annotated[int, msgspec.Meta(ge=0, le=LOGPROBS_MAX)])
-_token_ids = OptionalPart[list[int]](Annotated[list[TokenId], msgspec.Meta(max_length=_STOP_TOKENS_MAX)])
 _anything = OptionalPart[Any](Any)
 _text = OptionalPart[str](str)
 _choices = OptionalPart[list[str]](_Choices)
@@ -68,13 +65,13 @@ def sampling_of(request: Request) -> Sampling:
         choices=request.n or 1,
         logprobs=_logprobs(request),
         prompt_logprobs=_count.read(request.prompt_logprobs, "prompt_logprobs"),
-        guide=_guide(request),
+        guide=_guide(request)[1],
     )
 
 
-def stop_token_ids_of(request: Request) -> tuple[int, ...]:
-    """Return the client's own stop tokens, without the model's; raise `RequestInvalid`."""
-    return tuple(_token_ids.read(request.stop_token_ids, "stop_token_ids") or ())
+def guide_field(request: Request) -> str:
+    """Return the field that asks for guided decoding; empty: none does."""
+    return _guide(request)[0]
 
 
 def _logprobs(request: Request) -> int | None:
@@ -93,11 +90,11 @@ def _logprobs(request: Request) -> int | None:
     return count
 
 
-def _guide(request: Request) -> Guide | None:
+def _guide(request: Request) -> tuple[str, Guide | None]:
     given = [*_guided(request), *_of_structured(request), *_of_response_format(request)]
     if len(given) > 1:
         raise RequestInvalid(given[1][0], f"beside {given[0][0]}", "one guide a request")
-    return given[0][1] if given else None
+    return given[0] if given else ("", None)
 
 
 def _guided(request: Request) -> Iterator[tuple[str, Guide]]:

@@ -26,6 +26,8 @@ DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 DIMENSIONS_MAX = 8
 _DIMENSION_MAX = 1 << 31
 _PREFIX_BYTES = 8
+_ALIGNED_BYTES = 8
+"""Writers end the header so that the data begin at a multiple of it."""
 _METADATA = "__metadata__"
 _KEYS = frozenset({"dtype", "shape", "data_offsets"})
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
@@ -70,6 +72,15 @@ def read_tensors(data: bytes, field: str, limits: EmbeddingLimits) -> tuple[Tens
     if at != len(data):
         raise _refused(field, f"{len(data)} bytes", f"{at}, where the last tensor ends")
     return tuple(tensors)
+
+
+def written_tensor(name: str, dtype: str, shape: tuple[int, ...], data: bytes) -> bytes:
+    """Return the file of one tensor, which `read_tensors` takes; `data` are its bytes, row-major, little-endian."""
+    assert len(data) == prod(shape) * DTYPE_BYTES[dtype]
+    entry = {"dtype": dtype, "shape": shape, "data_offsets": (0, len(data))}
+    header = msgspec.json.encode({name: entry})
+    header += b" " * (-len(header) % _ALIGNED_BYTES)
+    return len(header).to_bytes(_PREFIX_BYTES, "little") + header + data
 
 
 def _entries(header: bytes, field: str) -> dict[str, Any]:

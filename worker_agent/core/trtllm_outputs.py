@@ -54,7 +54,10 @@ class Result(Protocol):
 
 
 class Outputs:
-    """One request's outputs. `handed_over`: another worker computed the prompt; `hands_over`: another one goes on."""
+    """One request's outputs. `handed_over`: another worker computed the prompt; `hands_over`: another one goes on.
+
+    `prompt` is the one that the engine computes; with `tells_prompt` it is told, for nobody else knows it.
+    """
 
     def __init__(
         self,
@@ -64,10 +67,12 @@ class Outputs:
         logprobs: int | None = None,
         handed_over: bool = False,
         hands_over: bool = False,
+        tells_prompt: bool = False,
     ) -> None:
         self._prompt = prompt
         self._logprobs = logprobs
         self._handed_over, self._hands_over = handed_over, hands_over
+        self._told_prompt = tuple(prompt) if tells_prompt else ()
         self._sent: dict[int, int] = {}
         self._open = set(range(choices))
         self._cached_tokens = 0
@@ -118,6 +123,7 @@ class Outputs:
             prompt_logprobs=_places(self._prompt, choice.prompt_logprobs) if is_first else (),
             stop_token_id=choice.stop_reason if isinstance(choice.stop_reason, int) else None,
             handoff=self._handoff(choice),
+            prompt=self._told_prompt if is_first else (),
         )
 
     def _new_logprobs(self, choice: Choice, sent: int, end: int) -> tuple[TokenLogprobs | None, ...]:

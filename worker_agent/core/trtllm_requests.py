@@ -1,11 +1,13 @@
 """An engine's request as TensorRT-LLM wants it: keywords of its classes, as data.
 
-    role         handoff                         request_type               max_tokens    streamed
-    aggregated   refused                         -                          as asked      yes
-    prefill      an encoder's, or none           context_only               1             no: there is one answer
-    decode       a prefill worker's, required    generation_only            as asked      yes
-    decode, `serves_alone`: refused              context_and_generation     as asked      yes
-    encode       generates nothing: refused
+    role                                    request_type               max_tokens    streamed
+    aggregated                              -                          as asked      yes
+    prefill                                 context_only               1             no: there is one answer
+    decode                                  generation_only            as asked      yes
+    decode, `serves_alone`                  context_and_generation     as asked      yes
+    any other, with an encoder's handles    context_and_generation     as asked      yes
+
+What a role takes at all: `role_rules.py`.
 
     ours                                  `SamplingParams`
     stop tokens                           the model's end token among them: `end_id`, -1 where none stops (never None:
@@ -17,7 +19,11 @@
     top_k -1                              0, all tokens
     choices n                             `n`, and `best_of` n: what is streamed cannot be ranked afterwards
     logprobs k                            max(1, k)
-    rank                                  asked for where the engine has several; another one is not good enough
+    rank                                  asked for where the engine has several; another one is not good enough;
+                                          not where the engine keeps conversations together, and the request names one
+    logit_bias                            `embedding_bias`, one number for each token of the vocabulary
+    bad_token_ids                         the same; `bad` is text, which fails beside an `end_id` as `stop` does
+    media                                 `media_inputs.py`
     prefill                               `max_tokens` 1, whatever was asked; all else as asked
 
 Source: `dynamo_reference.md` sections 4.2 and 6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` and
@@ -32,10 +38,17 @@ import msgspec
 from worker_agent.core.disaggregated import params_of
 from worker_agent.core.engine import PRIORITY_DEFAULT, EngineDescription, EngineRequest, RequestRefused
 from worker_agent.core.engine_rules import Role
+from worker_agent.core.media import Media
+from worker_agent.core.media_inputs import cache_salt_of, has_media, media_rules, of_kind
 from worker_agent.core.request_limits import Rule, limits
+from worker_agent.core.role_rules import role_rules, takes_transfer
 from worker_agent.core.sampling import LOGPROBS_MAX, Guide, Sampling
 
 NO_END_TOKEN = -1
+LOGIT_BIAS_MAX = 1024
+LOGIT_BIAS_BOUND = 100
+"""Of either sign. Source: OpenAI API reference, "Create chat completion", `logit_bias`."""
+BAD_TOKENS_MAX = 1024
 _PAD_TOKEN = 0
 _COPIED = (
     "temperature", "top_p", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
@@ -44,7 +57,10 @@ _COPIED = (
 
 
 class TrtllmRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One call of `generate_async`. Mappings are keywords: of `SamplingParams`, `DisaggregatedParams`."""
+    """One call of `generate_async`. Mappings are keywords: of `SamplingParams`, `DisaggregatedParams`.
+
+    `text` is the prompt where media belong to it and it is known as text. `logit_bias` has tokens below `vocab_size`.
+    """
 
     prompt: tuple[int, ...]
     sampling: dict[str, Any]
@@ -57,10 +73,17 @@ class TrtllmRequest(msgspec.Struct, frozen=True, kw_only=True):
     retention_priority: int | None
     queue_priority: float | None
     logits_processors: tuple[str, ...]
+    text: str | None
+    images: tuple[Media, ...]
+    embeddings: tuple[Media, ...]
+    logit_bias: tuple[tuple[int, float], ...]
+    vocab_size: int
+    trace_headers: dict[str, str]
+    conversation_id: str | None
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine was loaded with, as far as requests ask for it by name."""
+    """What an engine was loaded with, as far as requests ask for it. A vocabulary of size 0 is one nobody knows."""
 
     role: Role
     end_ids: tuple[int, ...] = ()
@@ -68,6 +91,8 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     logits_processors: Collection[str] = ()
     guides: bool = False
     attention_dp: bool = False
+    vocab_size: int = 0
+    conversations: bool = False
 
 
 def check_request(
@@ -79,10 +104,12 @@ def check_request(
         RequestRefused: it cannot, in this role, with what it was loaded with, however empty it is.
     """
     for rules in (
-        _role_rules(request, abilities.role),
+        role_rules(request, abilities.role),
+        media_rules(request, takes_transfer=takes_transfer(request, abilities.role)),
         limits(request, engine, id_in_use=id_in_use),
         _sampling_rules(request.sampling, abilities),
         _named_rules(request, abilities),
+        _token_rules(request, abilities.vocab_size),
     ):
         for field, found, allowed, is_allowed in rules:
             if not is_allowed:
@@ -91,25 +118,29 @@ def check_request(
 
 def trtllm_request(request: EngineRequest, abilities: Abilities) -> TrtllmRequest:
     """Return what the engine is asked. `request` has passed `check_request`."""
-    role = abilities.role
+    role, with_media = abilities.role, has_media(request)
+    conversation_id = request.conversation_id if abilities.conversations else None
+    asks_rank = abilities.attention_dp and conversation_id is None
     return TrtllmRequest(
         prompt=request.prompt,
         sampling=sampling_fields(request, role, abilities.end_ids),
         guide=None if request.sampling.guide is None else guide_fields(request.sampling.guide),
         disaggregated=_disaggregated(request, role),
         streaming=role != "prefill",
-        dp_rank=request.dp_rank if abilities.attention_dp else None,
+        dp_rank=request.dp_rank if asks_rank else None,
         lora_name=request.lora_name or None,
-        cache_salt=request.cache_salt or None,
+        cache_salt=cache_salt_of(request),
         retention_priority=None if request.priority == PRIORITY_DEFAULT else request.priority,
         queue_priority=request.queue_priority,
         logits_processors=request.logits_processors,
+        text=request.text if with_media else None,
+        images=of_kind(request.media, "image"),
+        embeddings=of_kind(request.media, "embeddings"),
+        logit_bias=request.logit_bias,
+        vocab_size=abilities.vocab_size,
+        trace_headers=dict(request.trace_headers),
+        conversation_id=conversation_id,
     )
-
-
-def takes_transfer(request: EngineRequest, role: Role) -> bool:
-    """Return whether the engine fetches the prompt's KV from another worker before the first token."""
-    return role == "decode" and not request.serves_alone
 
 
 def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) -> dict[str, Any]:
@@ -126,6 +157,10 @@ def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) 
         fields["logprobs"] = max(1, asked.logprobs)
     if asked.prompt_logprobs is not None:
         fields["prompt_logprobs"] = max(1, asked.prompt_logprobs)
+    if request.bad_token_ids:
+        fields["bad_token_ids"] = list(request.bad_token_ids)
+    if has_media(request):
+        fields["add_special_tokens"] = False
     return fields
 
 
@@ -160,34 +195,16 @@ def _disaggregated(request: EngineRequest, role: Role) -> dict[str, Any] | None:
             said = params_of(request.handoff, "context_only", with_media=True)
         return said if request.transfer_id is None else {**said, "disagg_request_id": request.transfer_id}
     if not takes_transfer(request, role):
-        return None
+        if request.handoff is None:
+            return None
+        return params_of(request.handoff, "context_and_generation", with_media=True)
     assert request.handoff is not None
     return params_of(request.handoff, "generation_only", with_media=False)
-
-
-def _role_rules(request: EngineRequest, role: Role) -> Iterator[Rule]:
-    handoff = request.handoff
-    has_media = handoff is not None and handoff.multimodal_embedding_handles is not None
-    found = "none" if handoff is None else "one"
-    if role == "encode":
-        yield "role", role, "aggregated, prefill or decode: an encoder generates nothing", False
-    elif role == "prefill":
-        allowed = "none, or an encoder's multimodal_embedding_handles"
-        yield "disaggregated_params", found, allowed, handoff is None or has_media
-    elif takes_transfer(request, role):
-        allowed = "those of a prefill worker: decode mode requires them"
-        yield "disaggregated_params", found, allowed, handoff is not None
-        state, tokens = handoff and handoff.opaque_state, handoff and handoff.first_gen_tokens
-        yield "disaggregated_params.first_gen_tokens", tokens, "one token or more", bool(tokens)
-        yield "disaggregated_params.opaque_state", state, "what the prefill worker said, in base64", bool(state)
-    else:
-        yield "disaggregated_params", found, "none: this worker computes the prompt itself", handoff is None
 
 
 def _sampling_rules(asked: Sampling, abilities: Abilities) -> Iterator[Rule]:
     n, best_of = asked.choices, asked.best_of
     yield "n", n, "1 or more", n >= 1
-    yield "n", n, "1 on a prefill worker: one answer is handed over", n == 1 or abilities.role != "prefill"
     yield "best_of", best_of, f"n, {n}, or none: a stream cannot be ranked", best_of in (None, n)
     yield "top_k", asked.top_k, "-1 (all) or more", asked.top_k is None or asked.top_k >= -1
     for name in ("logprobs", "prompt_logprobs"):
@@ -206,6 +223,22 @@ def _named_rules(request: EngineRequest, abilities: Abilities) -> Iterator[Rule]
     n = request.sampling.choices
     yield "n", n, "1 with logits processors: they see one sequence", n == 1 or not request.logits_processors
     yield "queue_priority", priority, "0..1", priority is None or 0 <= priority <= 1
+
+
+def _token_rules(request: EngineRequest, vocab_size: int) -> Iterator[Rule]:
+    for name, tokens, maximum in (
+        ("logit_bias", [token for token, _ in request.logit_bias], LOGIT_BIAS_MAX),
+        ("bad_token_ids", request.bad_token_ids, BAD_TOKENS_MAX),
+    ):
+        yield name, f"{len(tokens)} tokens", f"at most {maximum}", len(tokens) <= maximum
+        unknown = [token for token in tokens if token < 0 or (vocab_size and token >= vocab_size)]
+        allowed = f"token ids below {vocab_size or 'the vocabulary size'}"
+        yield name, f"{len(unknown)} others, {unknown[:1]}", allowed, not unknown
+    biases = [bias for _, bias in request.logit_bias]
+    allowed = f"-{LOGIT_BIAS_BOUND}..{LOGIT_BIAS_BOUND}"
+    yield "logit_bias", biases, allowed, all(-LOGIT_BIAS_BOUND <= bias <= LOGIT_BIAS_BOUND for bias in biases)
+    allowed = "none: the size of the model's vocabulary is not known to the agent"
+    yield "logit_bias", "some", allowed, bool(vocab_size) or not biases
 
 
 def _one_of(names: Collection[str]) -> str:

@@ -6,6 +6,8 @@
                        `EngineStopped`, then `run` raises it
     closing a stream   aborts the engine's request. A decode worker's that fetches another worker's KV is aborted after
                        its first token: aborted before it, the other worker would keep its blocks
+    media              decoded and placed in the prompt on a thread, while streams of others go on; one request at a
+                       time, for tokenizers may not be shared by threads
     stop               grace for what runs; then it is cut. A prefill worker waits for its transfers. Then the engine is
                        shut down. Each of these waits is bounded
 
@@ -16,15 +18,16 @@ Source: `dynamo_reference.md` section 6.6.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import msgspec
 import structlog
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, TaskSetFull, until
-from worker_agent.core.disaggregated import Handoff, TransferIds, handoff_of
+from worker_agent.core.disaggregated import Handoff, TransferIds
 from worker_agent.core.engine import (
     EngineDescription,
     EngineError,
@@ -34,10 +37,15 @@ from worker_agent.core.engine import (
     RequestRefused,
 )
 from worker_agent.core.engine_args import EngineArgs
+from worker_agent.core.media import Media
+from worker_agent.core.media_inputs import has_media
+from worker_agent.core.role_rules import takes_transfer
 from worker_agent.core.trtllm_outputs import Outputs
-from worker_agent.core.trtllm_requests import Abilities, check_request, takes_transfer, trtllm_request
+from worker_agent.core.trtllm_requests import Abilities, TrtllmRequest, check_request, trtllm_request
 from worker_agent.engines.logits import LogitsProcessors
-from worker_agent.engines.trtllm_library import Library, Loading, described
+from worker_agent.engines.trtllm_encoding import files_of, handles_of
+from worker_agent.engines.trtllm_library import Call, Library
+from worker_agent.engines.trtllm_loading import Loading, described
 from worker_agent.engines.trtllm_settings import TrtllmSettings
 from worker_agent.engines.trtllm_stream import Stream
 
@@ -64,6 +72,8 @@ class TensorRTLLMEngine:
             logits_processors=self._processors.names,
             guides=args.value("guided_decoding_backend") is not None,
             attention_dp=args.attention_dp_size > 1,
+            vocab_size=self._settings.vocab_size or 0,
+            conversations=self._settings.conversation_affinity,
         )
         self._library: Library | None = None
         self._llm: Any = None
@@ -72,6 +82,8 @@ class TensorRTLLMEngine:
         self._aborting: set[Stream] = set()
         self._aborts: TaskSet | None = None
         self._encoding = 0
+        self._preparing: set[str] = set()
+        self._placing = asyncio.Lock()
         self._idle, self._ended, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._idle.set()
         self._closing = asyncio.Lock()
@@ -155,7 +167,7 @@ class TensorRTLLMEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         """Yield each choice's new tokens as they come; see `Engine`."""
-        stream = self._submitted(request)
+        stream = await self._submitted(request)
         self._streams[request.request_id] = stream
         self._idle.clear()
         try:
@@ -167,20 +179,33 @@ class TensorRTLLMEngine:
             self._let_go(stream)
             self._note_idle()
 
-    async def encode(self, inputs: Mapping[str, Any]) -> Handoff:
-        """Return the handles and hashes of a prompt's media: `prompt` and `multi_modal_data`, as the engine takes them.
+    async def encode(self, text: str, media: Sequence[Media]) -> Handoff:
+        """Return the handles of a prompt's images, one placeholder each in `text`, and their digests as hashes.
 
         Raises:
-            RequestRefused: the engine is no encoder, or refuses these inputs.
+            RequestRefused: the engine is no encoder, or refuses this prompt or its images.
             EngineStopped: the engine is not there.
         """
+        async with self._encoder() as (library, llm):
+            return await handles_of(library, llm, text, media)
+
+    async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
+        """Return the images' embeddings, each a `.safetensors` file of one tensor; otherwise as `encode`."""
+        async with self._encoder() as (library, llm):
+            return await files_of(library, llm, text, media)
+
+    @asynccontextmanager
+    async def _encoder(self) -> AsyncIterator[tuple[Library, Any]]:
+        """Be where the encoder has work; what the library raises meanwhile is said in our words."""
         if self._args.role != "encode":
             raise RequestRefused("role", self._args.role, "encode")
         library, llm = self._loaded("encode")
         self._encoding += 1
         self._idle.clear()
         try:
-            return handoff_of((await llm.generate_async(dict(inputs))).disaggregated_params)
+            yield library, llm
+        except EngineError:
+            raise
         except Exception as error:
             raise self._meaning(library, error, "encode") from error
         finally:
@@ -195,31 +220,52 @@ class TensorRTLLMEngine:
         """Return the rows of all iterations since the last call; see `Engine`."""
         rows = self._polled("get_stats", timeout_s)
         for row in rows:
-            counts = (row.get("numActiveRequests"), row.get("numQueuedRequests"))
-            self._busy[row.get("attentionDpRank") or 0] = sum(each for each in counts if isinstance(each, int))
+            told = cast("object", row)  # whatever the engine says: others judge it
+            if isinstance(told, dict) and isinstance(rank := told.get("attentionDpRank") or 0, int):
+                counts = (told.get("numActiveRequests"), told.get("numQueuedRequests"))
+                self._busy[rank] = sum(each for each in counts if isinstance(each, int))
         return rows
 
     # --------------------------------------------------------------------------------------------- requests
-    def _submitted(self, request: EngineRequest) -> Stream:
+    async def _submitted(self, request: EngineRequest) -> Stream:
         library, llm = self._loaded(request.request_id)
-        in_use = request.request_id in self._streams
+        in_use = request.request_id in self._streams or request.request_id in self._preparing
         check_request(request, self.describe(), self._abilities, id_in_use=in_use)
         asked = trtllm_request(self._with_transfer_id(request), self._abilities)
-        adapters = self._processors.adapters(asked.logits_processors)
         try:
-            result = library.generate(llm, asked, adapters, self._settings.loras)
+            call = await self._call(library, llm, request, asked)
+            result = library.generate(llm, asked, call, self._settings.loras)
+        except EngineError:
+            raise
         except Exception as error:
             raise self._meaning(library, error, request.request_id) from error
-        fetches = takes_transfer(request, self._args.role)
+        fetches, expands = takes_transfer(request, self._args.role), has_media(request)
         outputs = Outputs(
-            request.prompt,
+            tuple(result.prompt_token_ids) if expands else request.prompt,
             choices=request.sampling.choices,
             logprobs=request.sampling.logprobs,
             handed_over=fetches,
             hands_over=self._args.role == "prefill",
+            tells_prompt=expands,
         )
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
+
+    async def _call(self, library: Library, llm: Any, request: EngineRequest, asked: TrtllmRequest) -> Call:  # noqa: ANN401
+        """Return what is submitted: at once, but for media, which are decoded and placed on a thread."""
+        adapters = self._processors.adapters(asked.logits_processors)
+        if not has_media(request):
+            return library.call(llm, asked, adapters)
+        self._preparing.add(request.request_id)
+        self._idle.clear()
+        try:
+            async with self._placing:
+                call = await asyncio.to_thread(library.call, llm, asked, adapters)
+        finally:
+            self._preparing.remove(request.request_id)
+            self._note_idle()
+        self._loaded(request.request_id)  # the engine may have stopped meanwhile
+        return call
 
     def _with_transfer_id(self, request: EngineRequest) -> EngineRequest:
         if self._transfer_ids is None or request.transfer_id is not None:
@@ -288,7 +334,7 @@ class TensorRTLLMEngine:
             self._note_idle()
 
     def _note_idle(self) -> None:
-        if not (self._streams or self._aborting or self._encoding):
+        if not (self._streams or self._aborting or self._encoding or self._preparing):
             self._idle.set()
 
     def _loaded(self, request_id: str) -> tuple[Library, Any]:

@@ -5,6 +5,7 @@
     backend pytorch, _autodeploy         `tensorrt_llm.LLM`, `tensorrt_llm._torch.auto_deploy.LLM`
     sections of the arguments            the classes of `llmapi.llm_args` that `config_classes` names
     error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
+    a prompt with media                  `preprocess`, which takes long, then `generate_async` of what it gives
 
     an error                                                     is
     any, once `_fatal_error` is set or the health check fails    the engine's: it is dead
@@ -18,24 +19,30 @@ Everything is imported when it is used, for it takes seconds and wants a GPU. Na
 
 # ruff: noqa: PLC0415  see above
 
-import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
 from worker_agent.core.disaggregated import HandoffInvalid
-from worker_agent.core.engine import EngineDescription, EngineError
+from worker_agent.core.engine import EngineError
 from worker_agent.core.engine_args import EngineArgs, config_classes
 from worker_agent.core.sampling import TokenLogprob
 from worker_agent.core.trtllm_requests import TrtllmRequest
 from worker_agent.engines.logits import LogitsAdapter
-from worker_agent.engines.trtllm_settings import LoraAdapter, TrtllmSettings
+from worker_agent.engines.trtllm_settings import LoraAdapter
+from worker_agent.engines.trtllm_tensors import bias_of, file_of, image_of, tensor_of
 
-_BLOCK_SIZE = 32
-"""The engine's own default. An encoder has no blocks, and says this."""
 EXTRA = "kv-router[trtllm]"
 _log = structlog.get_logger("trtllm")
+
+
+class Call(NamedTuple):
+    """A request in the library's own words: a prompt, `SamplingParams`, `DisaggregatedParams` or None."""
+
+    inputs: Any
+    sampling: Any
+    disaggregated: Any
 
 
 class Library:
@@ -80,36 +87,61 @@ class Library:
                 section[path[-1]] = kind(**section[path[-1]])
         return made
 
-    def generate(
+    def call(
         self,
         llm: Any,  # noqa: ANN401 - as above
         asked: TrtllmRequest,
         adapters: list[LogitsAdapter],
+    ) -> Call:
+        """Return what `generate` submits. With media it decodes and places them: that belongs on a thread.
+
+        Raises:
+            RequestRefused: an image cannot be decoded.
+            Exception: whatever the library raises.
+        """
+        sampling = self._sampling(asked, adapters)
+        disaggregated = _made(self._disaggregated, asked.disaggregated)
+        inputs: Any = list(asked.prompt)
+        if asked.text is not None or asked.images or asked.embeddings:
+            inputs = llm.preprocess(_with_media(asked), sampling, disaggregated)
+        return Call(inputs, sampling, disaggregated)
+
+    def generate(
+        self,
+        llm: Any,  # noqa: ANN401 - as above
+        asked: TrtllmRequest,
+        call: Call,
         loras: Mapping[str, LoraAdapter],
     ) -> Any:  # noqa: ANN401 - as above
         """Return the result of one request, at once; raise what the library raises."""
-        from tensorrt_llm.sampling_params import GuidedDecodingParams, LogitsProcessor, SamplingParams
-
-        sampling = dict(asked.sampling)
-        if asked.guide is not None:
-            sampling["guided_decoding"] = GuidedDecodingParams(**asked.guide)
-        if adapters:
-            LogitsProcessor.register(LogitsAdapter)
-            sampling["logits_processor"] = adapters
         wishes = {
             "lora_request": _made(self._lora(loras), asked.lora_name),
-            "disaggregated_params": _made(self._disaggregated, asked.disaggregated),
+            "disaggregated_params": call.disaggregated,
             "scheduling_params": _made(self._scheduling, asked.dp_rank),
+            "conversation_params": _made(self._conversation, asked.conversation_id),
             "kv_cache_retention_config": _made(self._retention, asked.retention_priority),
+            "trace_headers": asked.trace_headers or None,
             "cache_salt": asked.cache_salt,
             "priority": asked.queue_priority,
         }
         return llm.generate_async(
-            list(asked.prompt),
-            SamplingParams(**sampling),
+            call.inputs,
+            call.sampling,
             streaming=asked.streaming,
             **{name: wish for name, wish in wishes.items() if wish is not None},
         )
+
+    @staticmethod
+    def encode(llm: Any, text: str, images: list[Any]) -> Any:  # noqa: ANN401 - as above
+        """Return the encoder's result of a prompt's images, at once."""
+        return llm.generate_async({"prompt": text, "multi_modal_data": {"image": images}})
+
+    @staticmethod
+    def embeddings(handle: Mapping[str, Any]) -> bytes:
+        """Return the file of what an encoder's handle stands for; the handle is spent. It may copy from a GPU."""
+        from tensorrt_llm._torch.shared_tensor import SharedTensorContainer
+
+        return file_of(SharedTensorContainer.from_dict(dict(handle)).get_local_view())
 
     def fault(self, llm: Any) -> BaseException | None:  # noqa: ANN401 - as above
         """Return why the engine is dead; None while it lives."""
@@ -148,6 +180,26 @@ class Library:
         return LLM
 
     @staticmethod
+    def _sampling(asked: TrtllmRequest, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.sampling_params import GuidedDecodingParams, LogitsProcessor, SamplingParams
+
+        sampling = dict(asked.sampling)
+        if asked.guide is not None:
+            sampling["guided_decoding"] = GuidedDecodingParams(**asked.guide)
+        if asked.logit_bias:
+            sampling["embedding_bias"] = bias_of(asked.logit_bias, asked.vocab_size)
+        if adapters:
+            LogitsProcessor.register(LogitsAdapter)
+            sampling["logits_processor"] = adapters
+        return SamplingParams(**sampling)
+
+    @staticmethod
+    def _conversation(conversation_id: str) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.conversation_params import ConversationParams
+
+        return ConversationParams(conversation_id=conversation_id)
+
+    @staticmethod
     def _disaggregated(fields: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
         from tensorrt_llm.disaggregated_params import DisaggregatedParams, DisaggScheduleStyle
 
@@ -156,8 +208,8 @@ class Library:
             told["schedule_style"] = DisaggScheduleStyle(told["schedule_style"])
         if "first_gen_log_probs" in told:
             told["first_gen_log_probs"] = [
-                [{token: _logprob(each) for token, each in place.items()} for place in sequence]
-                for sequence in told["first_gen_log_probs"]
+                place if isinstance(place, float) else {token: _logprob(each) for token, each in place.items()}
+                for place in told["first_gen_log_probs"]
             ]
         return DisaggregatedParams(**told)
 
@@ -184,57 +236,15 @@ class Library:
         return request
 
 
-class Loading:
-    """An engine that a thread loads, and that nobody may want any more when it is there."""
-
-    def __init__(self, args: EngineArgs, log_level: str) -> None:
-        self._args, self._log_level = args, log_level
-        self._lock, self._is_wanted = threading.Lock(), True
-
-    def run(self) -> tuple[Library, Any, Mapping[str, Any]]:
-        """Return library, engine, and its cache's size; block this thread."""
-        library = Library(self._log_level)
-        llm = library.load(self._args)
-        capacity = library.capacity(llm) if self._args.role != "encode" else {}
-        with self._lock:
-            if not self._is_wanted:
-                llm.shutdown()
-                raise EngineError("nobody waits for the engine any more")
-        return library, llm, capacity
-
-    def abandon(self) -> None:
-        """Shut the engine down as soon as it is there."""
-        with self._lock:
-            self._is_wanted = False
-
-
-def described(
-    args: EngineArgs,
-    llm: Any,  # noqa: ANN401 - as above
-    capacity: Mapping[str, Any],
-    settings: TrtllmSettings,
-    names: tuple[str, str],
-) -> EngineDescription:
-    """Return what the loaded engine is; `names` are the model's and the version's.
-
-    Raises:
-        EngineError: nobody says how long a sequence may be.
-    """
-    own = getattr(llm, "args", None)
-    longest = args.value("max_seq_len") or getattr(own, "max_seq_len", None) or settings.max_seq_len
-    if longest is None:
-        raise EngineError("max_seq_len: found none, allowed an engine argument, or the setting of the agent")
-    return EngineDescription(
-        model=names[0],
-        version=names[1],
-        event_source="trtllm",
-        block_size=capacity.get("tokensPerBlock") or args.value("kv_cache_config", "tokens_per_block") or _BLOCK_SIZE,
-        total_kv_blocks=capacity.get("maxNumBlocks") or 0,
-        max_num_seqs=args.value("max_batch_size") or getattr(own, "max_batch_size", None) or 0,
-        max_num_batched_tokens=args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0,
-        max_seq_len=longest,
-        dp_ranks=tuple(range(args.attention_dp_size)),
-    )
+def _with_media(asked: TrtllmRequest) -> dict[str, Any]:
+    """Return the prompt as `TextPrompt`, or as `TokensPrompt` where its text is not known."""
+    inputs: dict[str, Any] = {"prompt_token_ids": list(asked.prompt)} if asked.text is None else {"prompt": asked.text}
+    if asked.images:
+        inputs["multi_modal_data"] = {"image": [image_of(each) for each in asked.images]}
+        inputs["multi_modal_uuids"] = {"image": [each.digest for each in asked.images]}
+    if asked.embeddings:
+        inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in asked.embeddings]}
+    return inputs
 
 
 def _logprob(told: TokenLogprob) -> Any:  # noqa: ANN401 - the library's `Logprob`

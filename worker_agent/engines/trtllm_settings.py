@@ -21,6 +21,8 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     `transfer_s` is how long a prefill worker waits for its transfers, `shutdown_s` how long the engine may take to end.
     `transfer_place` are the node 0..255 and the process 0..63 that no other prefill worker of the fleet has: with them
     every transfer gets an id; without, the engine's own numbers stand for it, which two workers may both give.
+    `vocab_size` is the model's, in tokens: without it no request may have a `logit_bias`. With `conversation_affinity`
+    the engine chooses the rank of a request that names its conversation.
     """
 
     end_ids: tuple[int, ...] = ()
@@ -33,3 +35,5 @@ class TrtllmSettings(msgspec.Struct, frozen=True, kw_only=True):
     transfer_s: float = 30.0
     shutdown_s: float = 30.0
     transfer_place: tuple[int, int] | None = None
+    vocab_size: int | None = None
+    conversation_affinity: bool = False

@@ -2,9 +2,11 @@
 
 from ipaddress import ip_address
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator
 
+from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config import Section
 from worker_agent.core.media import MediaRules
 from worker_agent.core.media_addresses import parsed_networks
@@ -78,9 +80,49 @@ class MediaSection(Section):
         return FetchRules(schemes=self.schemes, ports=self.ports, networks=parsed_networks(self.networks))
 
 
-class EmbeddingTransferSection(Section):
-    """Embeddings between encode workers and the others, over plain HTTP: nobody on the way may be able to read it."""
+class ImageModelSection(Section):
+    """What the model calls an image, where its own `config.json` does not say it, or says something else."""
 
+    placeholder: str = Field(
+        "", max_length=256, description="what stands for an image in a chat's text; empty: by the model's configuration"
+    )
+    token_id: int | None = Field(
+        None, ge=0, le=(1 << 32) - 1, description="the one token of the placeholder that is the image; none: likewise"
+    )
+    tokens_per_image: int | None = Field(
+        None, ge=1, le=IMAGE_TOKENS_MAX, description="of every image, where all have as many; none: as the model says"
+    )
+    cached_token_id: int | None = Field(
+        None, ge=0, le=(1 << 32) - 1, description="what the engine keeps an image under; none: the image token itself"
+    )
+
+
+class EncodeSection(Section):
+    """The encode worker that a prefill or aggregated worker asks for its images; without a URL it encodes itself."""
+
+    url: str = Field("", description="http://host:port of the encode worker; empty: none")
+    token: SecretStr = Field(SecretStr(""), description="bearer token of the encode worker's HTTP")
+    form: Literal["handles", "embeddings"] = Field(
+        "handles", description="handles: the engine takes them from the same machine; embeddings: over `embeddings`"
+    )
+    answer_s: float = Field(30.0, gt=0, le=600, description="how long an answer may take, loading the media included")
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, url: str) -> str:
+        parts = urlsplit(url)
+        is_base = parts.scheme in ("http", "https") and parts.hostname and not (parts.query or parts.fragment)
+        if url and not (is_base and "@" not in parts.netloc and parts.path in ("", "/")):
+            raise ValueError("found something else, allowed http(s)://host:port")
+        return url.rstrip("/")
+
+
+class EmbeddingTransferSection(Section):
+    """Embeddings between encode workers and the others, in plain: nobody on the way may be able to read them."""
+
+    over: Literal["auto", "http", "nixl"] = Field(
+        "auto", description="auto: nixl where the package is installed, else http; the same at both ends"
+    )
     host: str = Field(
         "127.0.0.1", description="address to bind, and to be fetched from; beyond loopback a closed network"
     )

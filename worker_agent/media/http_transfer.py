@@ -25,7 +25,7 @@ from worker_agent.core.media_addresses import Address, parsed_networks
 from worker_agent.core.media_refusals import MediaReason, MediaRefused
 from worker_agent.core.offers import NoRoom, Offers, OfferStatistics
 from worker_agent.media.config import EmbeddingTransferSection
-from worker_agent.media.transfer import EmbeddingDescriptor
+from worker_agent.media.transfer import EmbeddingDescriptor, HttpDescriptor
 
 PATH = "/v1/embeddings/offer"
 TOKEN_HEADER = "x-embedding-token"  # noqa: S105 - its name
@@ -41,7 +41,7 @@ class HttpEmbeddingTransfer:
     def __init__(self, section: EmbeddingTransferSection, clock: Clock) -> None:
         self._section, self._clock = section, clock
         self._networks = parsed_networks(section.networks)
-        self._offers = Offers(section.store_bytes_max, section.ttl_s)
+        self._offers: Offers[bytes] = Offers(section.store_bytes_max, section.ttl_s)
         app = web.Application(middlewares=[openai_errors])
         app.add_routes([web.get(PATH, self._give, allow_head=False)])
         self._server = HttpServer(app, section.host, section.port)
@@ -61,7 +61,7 @@ class HttpEmbeddingTransfer:
         """Return what waits here, and what became of the others."""
         return self._offers.statistics()
 
-    async def offer(self, embeddings: bytes) -> EmbeddingDescriptor:
+    async def offer(self, embeddings: bytes) -> HttpDescriptor:
         """Keep `embeddings`, which nobody changes any more, for `ttl_s`; raise `NoRoom`."""
         assert embeddings
         if len(embeddings) > self._section.item_bytes_max:
@@ -69,7 +69,7 @@ class HttpEmbeddingTransfer:
         digest = await asyncio.to_thread(_digest, embeddings)
         token = secrets.token_urlsafe(_TOKEN_BYTES)
         self._offers.offer(token, embeddings, self._clock.now())
-        return EmbeddingDescriptor(
+        return HttpDescriptor(
             host=self._section.host,
             port=self._server.port,
             token=token,
@@ -83,6 +83,9 @@ class HttpEmbeddingTransfer:
 
     async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
         """Return what was offered; raise `MediaRefused`."""
+        if not isinstance(descriptor, HttpDescriptor):
+            allowed = "embeddings over http: this worker has no nixl, or embeddings.over says so"
+            raise MediaRefused("unreachable", _FIELD, repr(descriptor), allowed)
         address = self._checked(descriptor)
         try:
             async with asyncio.timeout(self._section.fetch_s):
@@ -99,7 +102,7 @@ class HttpEmbeddingTransfer:
             raise _refused("digest", descriptor, "the bytes that were offered")
         return data
 
-    def _checked(self, descriptor: EmbeddingDescriptor) -> Address:
+    def _checked(self, descriptor: HttpDescriptor) -> Address:
         if descriptor.size_bytes > self._section.item_bytes_max:
             raise _refused("too_large", descriptor, f"at most {self._section.item_bytes_max} bytes")
         try:
@@ -129,7 +132,7 @@ class HttpEmbeddingTransfer:
             self._offers.expire(self._clock.now())
 
 
-async def _read(address: Address, descriptor: EmbeddingDescriptor) -> bytes:
+async def _read(address: Address, descriptor: HttpDescriptor) -> bytes:
     """Return the body, at most one chunk longer than is allowed."""
     url = URL.build(scheme="http", host=str(address), port=descriptor.port, path=PATH)
     headers = {TOKEN_HEADER: descriptor.token, "Accept-Encoding": "identity"}
@@ -151,6 +154,6 @@ def _digest(data: bytes) -> str:
     return blake3(data).hexdigest()
 
 
-def _refused(reason: MediaReason, descriptor: EmbeddingDescriptor, allowed: str) -> MediaRefused:
+def _refused(reason: MediaReason, descriptor: HttpDescriptor, allowed: str) -> MediaRefused:
     found = f"{descriptor.host}:{descriptor.port}, {descriptor.size_bytes} bytes"
     return MediaRefused(reason, _FIELD, found, allowed)

@@ -11,7 +11,8 @@ waiting (decoding, hashing) is done on threads: tokens of other requests are str
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from kv_runtime.supervise import TaskSet
@@ -27,7 +28,7 @@ class MediaLoader:
     """Loads media for all requests of an agent. The counters are for its metrics: `refused_total` is by reason."""
 
     def __init__(self, section: MediaSection, *, resolve: Resolve | None = None) -> None:
-        self._rules = section.rules
+        self.rules = section.rules
         self._files = MediaFiles(section.directories)
         self._fetch = MediaFetch(
             section.fetch_rules, redirects_max=section.redirects_max, fetch_s=section.fetch_s, resolve=resolve
@@ -39,8 +40,14 @@ class MediaLoader:
 
     def split(self, messages: Sequence[Mapping[str, Any]], placeholder: str) -> SplitChat:
         """Return the chat as text, and the media to load; raise `MediaRefused`."""
+        with self.counting():
+            return split_chat(messages, self.rules, placeholder)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Be where a refusal is counted, and goes on."""
         try:
-            return split_chat(messages, self._rules, placeholder)
+            yield
         except MediaRefused as refused:
             self.refused_total[refused.reason] += 1
             raise
@@ -58,7 +65,7 @@ class MediaLoader:
         async def load_one(at: int, part: MediaPart) -> None:
             try:
                 loaded[at] = await self._load(part)
-                check_total(sum(len(media.data) for media in loaded.values()), part.field, self._rules)
+                check_total(sum(len(media.data) for media in loaded.values()), part.field, self.rules)
             except MediaRefused as refused:
                 refusals[at] = refused
                 for task in tasks:
@@ -68,9 +75,8 @@ class MediaLoader:
         async with TaskSet(len(parts)) as running:
             tasks += [running.spawn(load_one(at, part)) for at, part in enumerate(parts)]
         if refusals:
-            refused = refusals[min(refusals)]
-            self.refused_total[refused.reason] += 1
-            raise refused
+            with self.counting():
+                raise refusals[min(refusals)]
         self.loaded_total.update(media.kind for media in loaded.values())
         self.loaded_bytes_total += sum(len(media.data) for media in loaded.values())
         return tuple(loaded[at] for at in range(len(parts)))
@@ -78,10 +84,10 @@ class MediaLoader:
     async def _load(self, part: MediaPart) -> Media:
         async with self._slots:
             data, said_type = await self._bytes(part)
-            return await asyncio.to_thread(checked_media, part, data, said_type, self._rules)
+            return await asyncio.to_thread(checked_media, part, data, said_type, self.rules)
 
     async def _bytes(self, part: MediaPart) -> tuple[bytes, str | None]:
-        bytes_max = self._rules.part_bytes_max
+        bytes_max = self.rules.part_bytes_max
         scheme = scheme_of(part.url)
         if scheme == "data":
             said_type, data = await asyncio.to_thread(decoded_data, part.url, part.field, bytes_max)

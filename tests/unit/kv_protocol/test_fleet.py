@@ -46,6 +46,11 @@ FULL: Fields = LEAST | {
     "event_source": "simulated",
     "accepts_token_ids": True,
     "version": "1",
+    "endpoint": "dynamo.backend.generate",
+    "kv_cache_dtype": "fp8",
+    "block_reuse": True,
+    "transfer_buffer_tokens": 65536,
+    "images": None,
 }
 EVENTS: list[FleetEvent] = [
     WorkerRegistered(**LEAST),

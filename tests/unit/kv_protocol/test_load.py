@@ -5,7 +5,7 @@ import pytest
 
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.journal import LoadApplied, decode_journal, encode_record, pack_journal
-from kv_protocol.load import LoadReport, decode_load, encode_load
+from kv_protocol.load import LoadReport, PhaseLoad, decode_load, encode_load
 
 LEAST: dict[str, Any] = {
     "instance": "i",
@@ -25,6 +25,24 @@ def test_a_report_survives_the_wire_and_the_journal(fields: dict[str, Any]) -> N
     assert decode_load(encode_load(report)) == report
     applied = LoadApplied(now_s=1.5, worker_id="w", dp_rank=0, report=report)
     assert decode_journal(pack_journal(1, 1, [encode_record(applied)])).records == (applied,)
+
+
+def test_phases_survive_the_wire_and_the_journal_and_what_is_not_known_is_not_sent() -> None:
+    report = LoadReport(**FULL, phases=PhaseLoad(context_requests=1, paused_requests=0))
+    sent = json.loads(encode_load(report))
+    assert sent["phases"] == {"context_requests": 1, "paused_requests": 0}
+    assert decode_load(encode_load(report)) == report
+    applied = LoadApplied(now_s=1.5, worker_id="w", dp_rank=0, report=report)
+    assert decode_journal(pack_journal(1, 1, [encode_record(applied)])).records == (applied,)
+
+
+@pytest.mark.parametrize("field", PhaseLoad.__struct_fields__)
+@pytest.mark.parametrize("value", [-1, 2**64])
+def test_a_phase_that_the_journal_could_not_hold_is_refused_by_its_name(field: str, value: int) -> None:
+    with pytest.raises(LimitExceeded, match=f"^{field}: found {value}, allowed u64"):
+        PhaseLoad(**{field: value})
+    with pytest.raises(MalformedMessage, match=f"load report: {field}: found {value}, allowed u64"):
+        decode_load(json.dumps(FULL | {"phases": {field: value}}).encode())
 
 
 def test_a_report_of_an_old_engine_has_no_context_figures() -> None:

@@ -104,3 +104,15 @@ def test_what_the_client_leaves_open_of_a_rendering_is_left_open() -> None:
         "reasoning_effort": "low",
         "continue_final_message": True,
     }
+
+
+def test_an_agent_reads_what_routers_tell_it() -> None:
+    told = chat(prompt_token_ids=[1, 2], disaggregated_params={"request_type": "context_only"}, logits_processors=["a"])
+    assert (told.prompt_token_ids, bytes(told.disaggregated_params)) == ([1, 2], b'{"request_type": "context_only"}')
+    assert bytes(told.logits_processors) == b'["a"]'
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**32], ["a"], 7])
+def test_a_computed_prompt_is_token_ids(ids: Any) -> None:
+    with pytest.raises(RequestInvalid, match=r"^prompt_token_ids"):
+        chat(prompt_token_ids=ids)

@@ -105,6 +105,17 @@ def test_special_and_unknown_ids_stand_for_no_text(text: Text) -> None:
     assert text.decode([*text.special_ids.values(), *text.encode("a"), text.vocab_size + 7]) == "a"
 
 
+@pytest.mark.parametrize("spelled", ["hello world", " wörld ☃ 😀", "日本語"])
+def test_the_bytes_of_tokens_are_those_of_their_text(text: Text, spelled: str) -> None:
+    told = [text.token_bytes(token) for token in text.encode(spelled, add_special_tokens=False)]
+    assert b"".join(each for each in told if each is not None) == spelled.encode()
+
+
+def test_a_special_token_is_told_by_its_name_and_an_unknown_one_not_at_all(text: Text) -> None:
+    assert all(text.token_bytes(token) == name.encode() for name, token in text.special_ids.items())
+    assert text.token_bytes(text.vocab_size + 7) is None
+
+
 def test_packed_ids_are_little_endian_u32s(text: Text) -> None:
     for packed, ids in (
         (text.pack("hello wörld"), text.encode("hello wörld")),

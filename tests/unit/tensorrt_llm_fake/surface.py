@@ -2,6 +2,7 @@
 
     model       a pydantic model's fields: `name: type = default`
     dataclass   the fields that its constructor takes, likewise
+    map         a typed dictionary's keys: `name: type`
     enum        `MEMBER=value`
     exception   its first base
     callable    a function's, or a class's constructor's, parameters: `name=default`, `*` and `**` as they are
@@ -16,7 +17,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, is_typeddict
 
 from pydantic import BaseModel
 
@@ -69,6 +70,8 @@ def members(thing: Any) -> list[tuple[str, str, str]]:
         return [(thing.__mro__[1].__name__, "", "")]
     if isinstance(thing, type) and issubclass(thing, BaseModel):
         return [(name, _type(info.annotation), _default(info)) for name, info in thing.model_fields.items()]
+    if is_typeddict(thing):
+        return [(name, _type(annotation), REQUIRED) for name, annotation in thing.__annotations__.items()]
     if dataclasses.is_dataclass(thing) and isinstance(thing, type):
         return [(each.name, _type(each.type), _default(each)) for each in dataclasses.fields(thing) if each.init]
     return [_parameter(each) for each in inspect.signature(thing).parameters.values() if each.name != "self"]
@@ -96,6 +99,8 @@ def kind(thing: Any) -> str:
     """Return which of the kinds above a thing is."""
     if not isinstance(thing, type):
         return "callable"
+    if is_typeddict(thing):
+        return "map"
     for name, base in (("enum", enum.Enum), ("exception", BaseException), ("model", BaseModel)):
         if issubclass(thing, base):
             return name

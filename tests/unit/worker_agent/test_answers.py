@@ -1,20 +1,31 @@
-"""Answers as OpenAI clients read them; and stop strings, wherever chunks of text end."""
+"""Answers as OpenAI clients read them."""
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import Phase, example, given, settings
-from hypothesis import strategies as st
 
 from kv_protocol.openai import ChatRequest, CompletionRequest
-from worker_agent.core.answers import SSE_DONE, Answer, StopFilter, sse_error, usage
+from worker_agent.core.answers import SSE_DONE, Answer, sse_error, usage
+from worker_agent.core.choice_text import Piece, Place
+from worker_agent.core.disaggregated import Handoff
+from worker_agent.core.sampling import TokenLogprob, TokenLogprobs
 
 CREATED = 1_700_000_000
-CHAT = Answer(ChatRequest(model="m", messages=[]), "7", CREATED)
-COMPLETION = Answer(CompletionRequest(model="m", prompt="hi"), "7", CREATED)
+
+
+def chat(**fields: Any) -> Answer:
+    return Answer(ChatRequest(model="m", messages=[], **fields), "7", CREATED, lambda token: bytes((token,)))
+
+
+def completion(**fields: Any) -> Answer:
+    return Answer(CompletionRequest(model="m", prompt="hi", **fields), "7", CREATED, lambda token: bytes((token,)))
+
+
+CHAT, COMPLETION = chat(), completion()
 USAGE = usage(10, 3, 8)
+PLACE = Place(97, 0, TokenLogprobs(chosen=TokenLogprob(token_id=97, logprob=-0.5, rank=1)))
+TOLD_IN_CHAT = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
 
 
 def data_of(event: bytes) -> dict[str, Any]:
@@ -24,6 +35,10 @@ def data_of(event: bytes) -> dict[str, Any]:
     assert b"\n" not in event[6:-2]
     decoded: dict[str, Any] = msgspec.json.decode(event[6:-2])
     return decoded
+
+
+def events_of(events: bytes) -> list[dict[str, Any]]:
+    return [data_of(event + b"\n\n") for event in events.split(b"\n\n")[:-1]]
 
 
 def chat_chunk(delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
@@ -54,24 +69,31 @@ def test_a_chat_s_stream_opens_with_the_role_and_a_completion_s_with_nothing() -
 
 @pytest.mark.parametrize("text", ["hi", "", "two\nlines\r\n", 'quote " and \\', "\u2028 é 😀"])
 def test_text_goes_out_as_one_event_whatever_is_in_it(text: str) -> None:
-    assert data_of(CHAT.delta(text)) == chat_chunk({"content": text})
-    assert data_of(COMPLETION.delta(text)) == completion_chunk(text)
+    assert data_of(CHAT.events(Piece(text=text), shows_life=True)) == chat_chunk({"content": text})
+    assert data_of(COMPLETION.events(Piece(text=text), shows_life=True)) == completion_chunk(text)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_a_stream_closes_with_the_reason(reason: str) -> None:
-    assert data_of(CHAT.closing(reason)) == chat_chunk({}, reason)
-    assert data_of(COMPLETION.closing(reason)) == completion_chunk("", reason)
+    assert data_of(CHAT.events(Piece(finish_reason=reason))) == chat_chunk({}, reason)
+    assert data_of(COMPLETION.events(Piece(finish_reason=reason))) == completion_chunk("", reason)
+
+
+@pytest.mark.parametrize("answer", [CHAT, COMPLETION])
+def test_a_piece_of_nothing_is_no_event_unless_it_is_to_show_life(answer: Answer) -> None:
+    assert answer.events(Piece()) == b""
+    assert len(events_of(answer.events(Piece(), shows_life=True))) == 1
+    assert len(events_of(answer.events(Piece(text="a", finish_reason="stop")))) == 2
 
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
 def test_the_usage_comes_in_an_event_of_its_own_without_choices(answer: Answer) -> None:
-    opened = data_of(answer.delta("x"))
+    opened = data_of(answer.events(Piece(text="x"), shows_life=True))
     assert data_of(answer.usage_event(USAGE)) == {**opened, "choices": [], "usage": USAGE}
 
 
 def test_a_whole_chat_answer() -> None:
-    assert msgspec.json.decode(CHAT.whole("hi", "stop", USAGE)) == {
+    assert msgspec.json.decode(CHAT.whole([Piece(text="hi", finish_reason="stop")], USAGE)) == {
         "id": "chatcmpl-7",
         "created": CREATED,
         "model": "m",
@@ -90,7 +112,7 @@ def test_a_whole_chat_answer() -> None:
 
 def test_a_whole_completion() -> None:
     whole = {**completion_chunk("hi", "length"), "usage": USAGE}
-    assert msgspec.json.decode(COMPLETION.whole("hi", "length", USAGE)) == whole
+    assert msgspec.json.decode(COMPLETION.whole([Piece(text="hi", finish_reason="length")], USAGE)) == whole
 
 
 def test_usage_says_how_much_of_the_prompt_was_reused() -> None:
@@ -107,103 +129,90 @@ def test_the_end_of_a_stream_and_an_error_in_it() -> None:
     assert sse_error(b'{"error":{}}') == b'data: {"error":{}}\n\n'
 
 
-# -------------------------------------------------------------------- stop strings
-def naive_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
-    """Return the text up to the first stop string, found letter by letter, and whether there was one."""
-    for end in range(1, len(text) + 1):
-        if ended := [stop for stop in stops if stop and text[:end].endswith(stop)]:
-            return text[: end - max(map(len, ended))], True
-    return text, False
+# -------------------------------------------------------------------- several choices
+def test_a_chat_of_several_choices_opens_with_the_role_of_each() -> None:
+    choices = [event["choices"][0] for event in events_of(chat(n=3).opening())]
+    assert [(each["index"], each["delta"]["role"]) for each in choices] == [
+        (0, "assistant"),
+        (1, "assistant"),
+        (2, "assistant"),
+    ]
 
 
-def filtered(chunks: list[str], stops: tuple[str, ...], filter_of: Callable[[tuple[str, ...]], StopFilter]) -> str:
-    """Return what is shown of the chunks; what was shown stays true at every step."""
-    stop_filter, whole = filter_of(stops), "".join(chunks)
-    expected, is_stopped = naive_cut(whole, stops)
-    shown = ""
-    for chunk in chunks:
-        shown += stop_filter.push(chunk)
-        assert expected.startswith(shown)
-    shown += stop_filter.flush()
-    assert stop_filter.stopped == is_stopped
-    return shown
+@pytest.mark.parametrize("answer", [CHAT, COMPLETION])
+def test_every_event_names_its_choice(answer: Answer) -> None:
+    delta, closing = (
+        answer.events(Piece(choice=2, text="x"), shows_life=True),
+        answer.events(Piece(choice=2, finish_reason="stop")),
+    )
+    assert [data_of(event)["choices"][0]["index"] for event in (delta, closing)] == [2, 2]
 
 
-texts = st.text("ab", max_size=12)
-stop_strings = st.lists(st.text("ab", max_size=4), max_size=4).map(tuple)
+def test_a_whole_answer_has_every_choice_in_turn() -> None:
+    pieces = [Piece(choice=0, text="a", finish_reason="stop"), Piece(choice=1, text="b", finish_reason="length")]
+    told = msgspec.json.decode(completion(n=2).whole(pieces, USAGE))["choices"]
+    assert [(each["index"], each["text"], each["finish_reason"]) for each in told] == [
+        (0, "a", "stop"),
+        (1, "b", "length"),
+    ]
 
 
-@given(st.lists(texts, max_size=8), stop_strings)
-@example(["abbab", "b"], ("bb", "abbabb"))
-@example(["a", "b", "a", "b", "b"], ("ababb", "ba"))
-def test_the_cut_is_that_of_the_whole_text_wherever_its_chunks_end(chunks: list[str], stops: tuple[str, ...]) -> None:
-    assert filtered(chunks, stops, StopFilter) == naive_cut("".join(chunks), stops)[0]
+# -------------------------------------------------------------------- log probabilities
+def test_log_probabilities_go_with_the_text_of_their_tokens() -> None:
+    piece = Piece(text="a", places=(PLACE,), finish_reason="stop")
+    delta, closing = events_of(CHAT.events(piece))
+    told = delta["choices"][0]
+    assert (told["logprobs"], told["finish_reason"]) == ({"content": [TOLD_IN_CHAT], "refusal": None}, None)
+    assert closing["choices"][0]["logprobs"] is None
+    whole = msgspec.json.decode(COMPLETION.whole([piece], USAGE))["choices"][0]
+    assert whole["logprobs"] == {
+        "tokens": ["a"],
+        "token_logprobs": [-0.5],
+        "top_logprobs": [{"a": -0.5}],
+        "text_offset": [0],
+    }
 
 
-@given(st.text("ab", max_size=30), stop_strings, st.integers(1, 5))
-def test_no_more_is_held_back_than_the_longest_stop_string_less_a_letter(
-    text: str, stops: tuple[str, ...], size: int
-) -> None:
-    stop_filter = StopFilter(stops)
-    shown = 0
-    for at in range(0, len(text), size):
-        shown += len(stop_filter.push(text[at : at + size]))
-        if stop_filter.stopped:
-            return
-        assert min(at + size, len(text)) - shown <= max((len(stop) - 1 for stop in stops if stop), default=0)
+def test_what_is_told_of_the_prompt_stands_where_each_interface_has_it() -> None:
+    told = ((97, 97), (PLACE.logprobs, PLACE.logprobs))
+    expected = [None, {"97": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}}]
+    piece = Piece(finish_reason="stop")
+    assert msgspec.json.decode(CHAT.whole([piece], USAGE, told_of_prompt=told))["prompt_logprobs"] == expected
+    completed = msgspec.json.decode(COMPLETION.whole([piece], USAGE, told_of_prompt=told))
+    assert completed["choices"][0]["prompt_logprobs"] == expected
+    assert "prompt_logprobs" not in completed
 
 
-@pytest.mark.parametrize("chunks", [["abc", "END", "def"], ["abcE", "N", "Ddef"], ["abcENDdef"], [*"abcENDdef"]])
-def test_a_stop_string_is_found_across_chunk_borders(chunks: list[str]) -> None:
-    assert filtered(chunks, ("END",), StopFilter) == "abc"
+# -------------------------------------------------------------------- a prefill worker's answers
+HANDED_OVER = Piece(
+    text="a",
+    finish_reason="length",
+    handoff=Handoff(
+        request_type="context_only",
+        first_gen_tokens=(97,),
+        opaque_state=b"\xff",
+        multimodal_embedding_handles=({"a": 1},),
+        multimodal_hashes=((1,) * 8,),
+    ),
+)
+HANDOFF = {"request_type": "context_only", "first_gen_tokens": [97], "encoded_opaque_state": "/w=="}
 
 
-def test_what_looked_like_the_beginning_of_a_stop_string_is_shown_when_it_was_none() -> None:
-    stop_filter = StopFilter(("END",))
-    assert [stop_filter.push(text) for text in ("abE", "N", "x", "EN")] == ["ab", "", "ENx", ""]
-    assert (stop_filter.flush(), stop_filter.stopped) == ("EN", False)
+@pytest.mark.parametrize("answer", [CHAT, COMPLETION])
+def test_what_the_next_worker_needs_stands_in_the_choice(answer: Answer) -> None:
+    whole = msgspec.json.decode(answer.whole([HANDED_OVER], USAGE, prompt=(5, 6)))
+    assert (whole["choices"][0]["disaggregated_params"], whole["prompt_token_ids"]) == (HANDOFF, [5, 6])
 
 
-def test_without_stop_strings_everything_is_shown_at_once() -> None:
-    for stops in ((), ("",)):
-        stop_filter = StopFilter(stops)
-        assert (stop_filter.push("abc"), stop_filter.flush(), stop_filter.stopped) == ("abc", "", False)
+@pytest.mark.parametrize("answer", [CHAT, COMPLETION])
+def test_a_stream_says_it_once_where_it_says_the_reason(answer: Answer) -> None:
+    delta, closing = events_of(answer.events(HANDED_OVER, (5, 6)))
+    assert (closing["choices"][0]["disaggregated_params"], closing["prompt_token_ids"]) == (HANDOFF, [5, 6])
+    assert "disaggregated_params" not in delta["choices"][0]
+    assert "prompt_token_ids" not in delta
 
 
-def test_after_the_stop_nothing_more_is_shown() -> None:
-    stop_filter = StopFilter(("x",))
-    assert [stop_filter.push("ax"), stop_filter.push("b"), stop_filter.flush()] == ["a", "", ""]
-    assert stop_filter.stopped
-
-
-def test_of_stop_strings_that_end_together_the_longest_cuts() -> None:
-    assert filtered(["12abc"], ("bc", "abc", "c"), StopFilter) == "12"
-
-
-class CutsAtTheFirstBeginning(StopFilter):
-    """Planted bug: where it cuts depends on where chunks end."""
-
-    def push(self, text: str) -> str:
-        at = min((at for stop in self._stops if (at := (self._held + text).find(stop)) >= 0), default=-1)
-        if self.stopped or at < 0:
-            return super().push(text)
-        self.stopped = True
-        return (self._held + text)[:at]
-
-
-class HoldsNothingBack(StopFilter):
-    """Planted bug: does not look across chunk borders."""
-
-    def push(self, text: str) -> str:
-        return super().push(text) + self.flush()
-
-
-@pytest.mark.parametrize("planted", [CutsAtTheFirstBeginning, HoldsNothingBack])
-def test_the_property_fails_on_a_planted_bug(planted: type[StopFilter]) -> None:
-    @settings(max_examples=1000, database=None, derandomize=True, phases=[Phase.generate])
-    @given(st.lists(texts, max_size=8), stop_strings)
-    def search(chunks: list[str], stops: tuple[str, ...]) -> None:
-        assert filtered(chunks, stops, planted) == naive_cut("".join(chunks), stops)[0]
-
-    with pytest.raises(AssertionError):
-        search()
+def test_any_other_answer_has_neither() -> None:
+    whole = msgspec.json.decode(CHAT.whole([Piece(finish_reason="stop")], USAGE))
+    assert set(whole) == {"id", "created", "model", "object", "choices", "usage"}
+    assert set(whole["choices"][0]) == {"index", "message", "logprobs", "finish_reason"}

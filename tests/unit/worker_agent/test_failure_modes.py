@@ -32,7 +32,7 @@ from worker_agent.core.dialects.hop_a import REPLAY_END, encode_payload, encode_
 from worker_agent.core.dialects.multimodal import mm_hash
 from worker_agent.core.dialects.trtllm import TrtllmRules
 from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.core.load import load_report
+from worker_agent.core.load import LoadRows
 from worker_agent.core.source_cursor import AHEAD_MAX, Delivery, SourceCursor
 
 HOST = Origin("host")
@@ -294,9 +294,10 @@ def test_27_an_engine_s_absurd_id_clears_and_the_real_ids_after_it_are_heard(age
     assert set(agent.held()) == set(chain(2))
 
 
-def test_28_statistics_without_a_cache_are_a_report_and_nonsense_is_no_number() -> None:
-    _, report = load_report({"iter": 3, "kvCacheStats": None, "numActiveRequests": float("nan")}, "i")
-    assert (report.iteration, report.used_blocks, report.running_requests) == (3, 0, 0)
+def test_28_statistics_without_a_cache_and_nonsense_are_counted_and_no_report_of_zeros() -> None:
+    rows = LoadRows("i")
+    assert rows.read([None, {"iter": 3, "kvCacheStats": None}, {"iter": 3, "kvCacheStats": {}}]) == []
+    assert (rows.skipped["not_a_map"], rows.skipped["cache"], rows.skipped["requests"]) == (1, 1, 1)
 
 
 def test_28_after_any_bad_event_the_next_poll_is_translated(agent: Agent) -> None:

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kv_protocol.load import LoadReport, decode_load, encode_load
+from kv_protocol.load import LoadReport, PhaseLoad, decode_load, encode_load
 from worker_agent.core.engine import EngineDescription, EngineRequest
-from worker_agent.core.load import load_report
+from worker_agent.core.load import COUNT_MAX, PROBLEMS, LoadRows, at_rest, load_report
 from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.core.simulator.statistics import render
 
@@ -17,45 +20,148 @@ ROW: dict[str, Any] = {
     "numActiveRequests": 3,
     "numQueuedRequests": 4,
     "kvCacheStats": {"maxNumBlocks": 100, "freeNumBlocks": 40, "usedNumBlocks": 60, "tokensPerBlock": 32},
-    "inflightBatchingStats": {"numCtxTokens": 512, "numGenRequests": 2},
+    "inflightBatchingStats": {
+        "numScheduledRequests": 3,
+        "numContextRequests": 1,
+        "numCtxTokens": 512,
+        "numCtxKvTokens": 2048,
+        "numGenRequests": 2,
+        "numGenKvTokens": 300,
+        "numQueuedContextRequests": 4,
+        "numQueuedCtxTokens": 4096,
+        "numQueuedGenRequests": 5,
+        "numQueuedGenKvTokens": 500,
+        "numPausedRequests": 6,
+        "numPausedKvTokens": 600,
+        "microBatchId": 0,
+    },
     "specDecodingStats": None,
     "attentionDpRank": 1,
 }
-EMPTY = LoadReport(instance="i", iteration=0, running_requests=0, waiting_requests=0, used_blocks=0, total_blocks=0)
-NUMBERS = ("iter", "iterLatencyMS", "numActiveRequests", "numQueuedRequests")
+REPORT = LoadReport(
+    instance="i",
+    iteration=12,
+    running_requests=3,
+    waiting_requests=4,
+    used_blocks=60,
+    total_blocks=100,
+    context_tokens=512,
+    iteration_s=0.025,
+    phases=PhaseLoad(
+        context_requests=1,
+        context_tokens=512,
+        context_kv_tokens=2048,
+        generation_requests=2,
+        generation_kv_tokens=300,
+        queued_context_requests=4,
+        queued_context_tokens=4096,
+        queued_generation_requests=5,
+        queued_generation_kv_tokens=500,
+        paused_requests=6,
+        paused_kv_tokens=600,
+    ),
+)
+NAMES = [name for section in ("kvCacheStats", "inflightBatchingStats") for name in ROW[section]]
+NO_COUNTS = [
+    pytest.param(None, id="null"),
+    pytest.param("12", id="text"),
+    pytest.param(True, id="truth"),
+    pytest.param(-1, id="below 0"),
+    pytest.param(0.5, id="half of one"),
+    pytest.param(float("nan"), id="no number"),
+    pytest.param(float("inf"), id="without end"),
+    pytest.param(10**400, id="beyond any number"),
+    pytest.param([1], id="list"),
+]
+
+
+def without(section: str, name: str) -> dict[str, Any]:
+    return {**ROW, section: {key: value for key, value in ROW[section].items() if key != name}}
+
+
+def skipped(*rows: object, dp_ranks: tuple[int, ...] | None = None) -> dict[str, int]:
+    """Return the problems of rows of which none is reported."""
+    reader = LoadRows("i", dp_ranks)
+    assert reader.read(list(rows)) == []
+    return {problem: count for problem, count in reader.skipped.items() if count}
 
 
 def test_a_row_is_the_report_of_its_rank() -> None:
-    expected = LoadReport(
-        instance="i",
-        iteration=12,
-        running_requests=3,
-        waiting_requests=4,
-        used_blocks=60,
-        total_blocks=100,
-        context_tokens=512,
-        iteration_s=0.025,
-    )
-    assert load_report(ROW, "i") == (1, expected)
+    assert load_report(ROW, "i") == (1, REPORT)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param({}, id="nothing"),
-        pytest.param(dict.fromkeys(ROW), id="nulls"),
-        pytest.param({"kvCacheStats": {}, "inflightBatchingStats": {}}, id="empty sections"),
-        pytest.param({"kvCacheStats": {"usedNumBlocks": None}}, id="nulls in sections"),
-        pytest.param({"kvCacheStats": [], "inflightBatchingStats": 7}, id="sections that are none"),
-        pytest.param(dict.fromkeys(NUMBERS, "12"), id="numbers as text"),
-        pytest.param(dict.fromkeys(NUMBERS, -1), id="below 0"),
-        pytest.param(dict.fromkeys(NUMBERS, float("nan")), id="no numbers"),
-        pytest.param(dict.fromkeys(NUMBERS, float("inf")), id="without end"),
-        pytest.param(dict.fromkeys(NUMBERS, 10**400), id="beyond any number"),
-    ],
-)
-def test_what_is_not_said_or_is_nonsense_is_0(row: dict[str, Any]) -> None:
-    assert load_report(row, "i") == (0, EMPTY)
+# -------------------------------------------------------------------- what a report cannot be without
+@pytest.mark.parametrize("name", ["iter", "numActiveRequests", "numQueuedRequests"])
+@pytest.mark.parametrize("value", NO_COUNTS)
+def test_a_row_that_does_not_count_requests_is_skipped(name: str, value: object) -> None:
+    assert skipped({**ROW, name: value}) == {"requests": 1}
+    assert skipped({key: value for key, value in ROW.items() if key != name}) == {"requests": 1}
+
+
+@pytest.mark.parametrize("name", ["usedNumBlocks", "maxNumBlocks"])
+@pytest.mark.parametrize("value", NO_COUNTS)
+def test_a_row_that_does_not_count_blocks_is_skipped_and_never_a_report_of_none(name: str, value: object) -> None:
+    assert skipped({**ROW, "kvCacheStats": {**ROW["kvCacheStats"], name: value}}) == {"cache": 1}
+    assert skipped(without("kvCacheStats", name)) == {"cache": 1}
+
+
+@pytest.mark.parametrize("section", [None, [], 7, "cache", True])
+def test_a_row_without_a_cache_is_skipped(section: object) -> None:
+    assert skipped({**ROW, "kvCacheStats": section}) == {"cache": 1}
+
+
+@pytest.mark.parametrize("section", [[], 7, "batching", True])
+def test_a_row_whose_phases_are_of_another_type_is_skipped(section: object) -> None:
+    assert skipped({**ROW, "inflightBatchingStats": section}) == {"batching": 1}
+
+
+@pytest.mark.parametrize("row", [None, [], "row", 7, [ROW]])
+def test_what_is_no_row_is_skipped(row: object) -> None:
+    assert skipped(row) == {"not_a_map": 1}
+
+
+@pytest.mark.parametrize("rows", [None, 7, "rows", {}.keys()])
+def test_statistics_that_are_no_list_are_counted(rows: object) -> None:
+    reader = LoadRows("i")
+    assert reader.read(rows) == []
+    assert reader.skipped["not_a_map"] == 1
+
+
+def test_one_bad_row_costs_no_other() -> None:
+    reader = LoadRows("i")
+    assert reader.read([None, ROW, {**ROW, "kvCacheStats": None}, {**ROW, "attentionDpRank": 0}]) == [
+        (1, REPORT),
+        (0, REPORT),
+    ]
+    assert reader.skipped == {"not_a_map": 1, "rank": 0, "requests": 0, "cache": 1, "batching": 0}
+
+
+def test_every_problem_has_its_count() -> None:
+    assert tuple(LoadRows("i").skipped) == PROBLEMS
+
+
+# -------------------------------------------------------------------- what it can
+@pytest.mark.parametrize("row", [{**ROW, "inflightBatchingStats": None}, without("kvCacheStats", "tokensPerBlock")])
+def test_a_row_without_phases_is_a_report_without_them(row: dict[str, Any]) -> None:
+    report = load_report({**row, "inflightBatchingStats": None}, "i")[1]
+    assert report == msgspec.structs.replace(REPORT, phases=None, context_tokens=0)
+
+
+@pytest.mark.parametrize("name", [*ROW["inflightBatchingStats"]])
+@pytest.mark.parametrize("value", NO_COUNTS)
+def test_a_phase_that_is_not_told_is_unknown_and_the_others_stand(name: str, value: object) -> None:
+    row = {**ROW, "inflightBatchingStats": {**ROW["inflightBatchingStats"], name: value}}
+    told = load_report(row, "i")[1].phases
+    assert told is not None
+    assert REPORT.phases is not None
+    differ = [field for field in told.__struct_fields__ if getattr(told, field) != getattr(REPORT.phases, field)]
+    assert [getattr(told, field) for field in differ] == [None] * len(differ)
+    assert len(differ) == (name not in ("numScheduledRequests", "microBatchId"))
+
+
+@pytest.mark.parametrize("value", [value for value in NO_COUNTS if value.id != "half of one"])
+def test_a_latency_that_is_not_told_is_0(value: object) -> None:
+    assert load_report({**ROW, "iterLatencyMS": value}, "i")[1].iteration_s == 0.0
 
 
 def test_small_numbers_are_no_nonsense() -> None:
@@ -66,10 +172,45 @@ def test_a_row_without_a_rank_is_that_of_rank_0() -> None:
     assert load_report({**ROW, "attentionDpRank": None}, "i")[0] == 0
 
 
-def test_every_report_can_be_sent() -> None:
-    for row in (ROW, {}, dict.fromkeys(NUMBERS, 2**62)):
-        _, report = load_report(row, "i")
+# -------------------------------------------------------------------- ranks
+@pytest.mark.parametrize("rank", [-1, 1.5e300, "0", [0], True])
+def test_a_row_of_what_is_no_rank_is_skipped(rank: object) -> None:
+    assert skipped({**ROW, "attentionDpRank": rank}) == {"rank": 1}
+
+
+def test_a_row_of_a_rank_that_the_engine_does_not_have_is_skipped() -> None:
+    assert skipped(ROW, dp_ranks=(0,)) == {"rank": 1}
+    assert LoadRows("i", (0, 1)).read([ROW]) == [(1, REPORT)]
+
+
+# -------------------------------------------------------------------- rest
+def test_a_rank_at_rest_has_no_requests_and_the_blocks_that_it_had() -> None:
+    resting = at_rest(REPORT)
+    assert (resting.running_requests, resting.waiting_requests, resting.context_tokens) == (0, 0, 0)
+    assert (resting.used_blocks, resting.total_blocks, resting.iteration, resting.phases) == (60, 100, 12, None)
+
+
+# -------------------------------------------------------------------- any row
+rows = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*ROW, *NAMES]), inner, max_size=6),
+    max_leaves=12,
+)
+
+
+@given(rows=rows, change=st.dictionaries(st.sampled_from([*ROW]), rows, max_size=2))
+def test_whatever_the_rows_are_nothing_is_raised_and_what_is_reported_can_be_sent(
+    rows: object, change: dict[str, Any]
+) -> None:
+    reader = LoadRows("i", (0, 1))
+    for _, report in [*reader.read(rows), *reader.read([{**ROW, **change}])]:
         assert decode_load(encode_load(report)) == report
+
+
+@pytest.mark.parametrize("count", [0, COUNT_MAX])
+def test_every_count_can_be_sent(count: int) -> None:
+    _, report = load_report({**ROW, "numActiveRequests": count, "iter": count}, "i")
+    assert decode_load(encode_load(report)) == report
 
 
 def test_the_simulated_engine_s_rows_are_read() -> None:
@@ -100,5 +241,18 @@ def test_the_simulated_engine_s_rows_are_read() -> None:
             total_blocks=64,
             context_tokens=10,
             iteration_s=step.duration_s,
+            phases=PhaseLoad(
+                context_requests=1,
+                context_tokens=10,
+                context_kv_tokens=10,
+                generation_requests=0,
+                generation_kv_tokens=0,
+                queued_context_requests=0,
+                queued_context_tokens=0,
+                queued_generation_requests=0,
+                queued_generation_kv_tokens=0,
+                paused_requests=0,
+                paused_kv_tokens=0,
+            ),
         ),
     )

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from worker_agent.core.media import MediaRules
 from worker_agent.core.media_urls import FetchRules
-from worker_agent.media.config import EmbeddingTransferSection, MediaSection
+from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, MediaSection
 
 
 def test_by_default_nothing_is_fetched_and_no_file_is_read() -> None:
@@ -52,3 +52,18 @@ def test_a_section_that_may_not_be_is_refused(field: str, value: object) -> None
 def test_a_transfer_that_may_not_be_is_refused(field: str, value: object) -> None:
     with pytest.raises(ValidationError):
         EmbeddingTransferSection.model_validate({field: value})
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"), [("", ""), ("http://10.0.0.1:8300", "http://10.0.0.1:8300"), ("https://e/", "https://e")]
+)
+def test_an_encode_worker_is_named_by_its_base(url: str, kept: str) -> None:
+    assert EncodeSection(url=url).url == kept
+
+
+@pytest.mark.parametrize(
+    "url", ["e:8300", "ftp://e", "http://", "http://e/v1", "http://e?a=b", "http://u:p@e", "/media/e"]
+)
+def test_any_other_address_of_it_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match=r"allowed http\(s\)://host:port"):
+        EncodeSection(url=url)

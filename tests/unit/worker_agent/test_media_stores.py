@@ -73,14 +73,14 @@ def test_it_holds_what_a_list_by_last_use_would(turns: list[tuple[bool, str, int
 
 
 def test_an_offer_is_given_once() -> None:
-    offers = Offers(10, 5)
+    offers: Offers[bytes] = Offers(10, 5)
     offers.offer("a", b"123", 0)
     assert [offers.take("a", 1), offers.take("a", 1), offers.take("b", 1)] == [b"123", None, None]
     assert (offers.statistics().taken_total, offers.statistics().size_bytes) == (1, 0)
 
 
 def test_an_offer_waits_no_longer_than_its_time() -> None:
-    offers = Offers(10, 5)
+    offers: Offers[bytes] = Offers(10, 5)
     offers.offer("a", b"123", 0)
     offers.offer("b", b"123", 2)
     assert (offers.take("a", 5), offers.take("b", 5)) == (None, b"123")
@@ -88,7 +88,7 @@ def test_an_offer_waits_no_longer_than_its_time() -> None:
 
 
 def test_without_room_an_offer_is_refused_and_those_that_wait_stay() -> None:
-    offers = Offers(10, 5)
+    offers: Offers[bytes] = Offers(10, 5)
     offers.offer("a", bytes(6), 0)
     with pytest.raises(NoRoom, match="found 5 bytes beside 6, allowed 10"):
         offers.offer("b", bytes(5), 1)
@@ -97,7 +97,7 @@ def test_without_room_an_offer_is_refused_and_those_that_wait_stay() -> None:
 
 
 def test_what_was_released_or_expired_makes_room() -> None:
-    offers = Offers(10, 5)
+    offers: Offers[bytes] = Offers(10, 5)
     offers.offer("a", bytes(10), 0)
     offers.release("a")
     offers.release("a")
@@ -108,7 +108,7 @@ def test_what_was_released_or_expired_makes_room() -> None:
 
 
 def test_small_offers_are_bounded_in_number() -> None:
-    offers = Offers(1 << 20, 5)
+    offers: Offers[bytes] = Offers(1 << 20, 5)
     for at in range(OFFERS_MAX):
         offers.offer(str(at), b"1", 0)
     with pytest.raises(NoRoom):

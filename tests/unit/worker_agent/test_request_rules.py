@@ -6,10 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from kv_protocol.fleet import Role
 from kv_protocol.hashing import pack_tokens
 from kv_protocol.openai import ChatRequest, CompletionRequest, NvExt, Request, RequestInvalid
+from kv_runtime.text import ByteText
+from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.engine import EngineDescription, EngineRequest
-from worker_agent.core.request_rules import check_supported, engine_request, prompt_ids
+from worker_agent.core.request_rules import RequestRules, prompt_ids
+from worker_agent.core.sampling import Sampling
 
 ENGINE = EngineDescription(
     model="m",
@@ -32,8 +36,14 @@ def completion(**fields: Any) -> CompletionRequest:
     return CompletionRequest(model="m", prompt="hi", **fields)
 
 
-def asked(request: Request, prompt_tokens: int = 10, **fields: Any) -> EngineRequest:
-    return engine_request(request, [7] * prompt_tokens, ENGINE, request_id="r", default_max_tokens=16, **fields)
+def rules(*, role: Role = "aggregated", loras: tuple[str, ...] = (), **description: Any) -> RequestRules:
+    engine = msgspec.structs.replace(ENGINE, **description)
+    return RequestRules(engine, ByteText(), default_max_tokens=16, role=role, loras=loras)
+
+
+def asked(request: Request, prompt_tokens: int = 10, of: RequestRules | None = None, **fields: Any) -> EngineRequest:
+    of = of or rules()
+    return of.engine_request(request, of.wishes(request), (7,) * prompt_tokens, request_id="r", **fields)
 
 
 # -------------------------------------------------------------------- token ids from the router
@@ -82,33 +92,68 @@ def test_a_refusal_shows_no_more_than_the_beginning_of_a_long_prompt() -> None:
         chat(response_format={}),
         completion(),
         chat(guided_regex=msgspec.Raw(b"null"), stop_token_ids=msgspec.Raw(b"[1]")),
-        completion(n=1, best_of=1, echo=False, suffix="", logprobs=0),
+        completion(n=1, best_of=1, echo=False, suffix=""),
+        completion(n=2, best_of=2, logprobs=5, temperature=1.0),
+        chat(
+            use_beam_search=msgspec.Raw(b"false"),
+            skip_special_tokens=msgspec.Raw(b"true"),
+            allowed_token_ids=msgspec.Raw(b"[]"),
+            top_p_min=msgspec.Raw(b"0.0"),
+            length_penalty=msgspec.Raw(b"1.0"),
+        ),
     ],
 )
-def test_what_the_engine_can_do_is_let_through(request_: Request) -> None:
-    check_supported(request_)
+@pytest.mark.parametrize("source", ["simulated", "trtllm"])
+def test_what_asks_for_nothing_unusual_is_let_through(request_: Request, source: Any) -> None:
+    rules(event_source=source).wishes(request_)
+
+
+REST = msgspec.Raw(b'{"request_type":"generation_only"}')
+UNUSUAL = [
+    (chat(response_format={"type": "json_object"}), "response_format"),
+    (completion(prompt_logprobs=msgspec.Raw(b"1")), "prompt_logprobs"),
+    (chat(guided_json=msgspec.Raw(b'{"type":"object"}')), "guided_json"),
+    (completion(structural_tag=msgspec.Raw(b"{}")), "structural_tag"),
+    (chat(logits_processors=msgspec.Raw(b'["ban"]')), "logits_processors"),
+]
+
+
+@pytest.mark.parametrize(("request_", "field"), UNUSUAL)
+def test_what_an_engine_cannot_do_is_refused_by_name_before_it_is_asked(request_: Request, field: str) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        rules(event_source="simulated").wishes(request_)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(("request_", "field"), UNUSUAL)
+def test_one_that_can_is_asked(request_: Request, field: str) -> None:
+    wishes = rules(event_source="trtllm").wishes(request_)
+    assert wishes != rules(event_source="trtllm").wishes(chat()), field
 
 
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (chat(n=2), "n"),
-        (chat(logprobs=True), "logprobs"),
-        (chat(response_format={"type": "json_object"}), "response_format.type"),
-        (completion(n=3), "n"),
-        (completion(logprobs=5), "logprobs"),
         (completion(echo=True), "echo"),
         (completion(suffix="end"), "suffix"),
         (completion(best_of=2), "best_of"),
-        (chat(best_of=2), "best_of"),
-        (chat(guided_json=msgspec.Raw(b'{"type":"object"}')), "guided_json"),
-        (completion(structural_tag=msgspec.Raw(b"{}")), "structural_tag"),
-        (completion(response_format={"type": "json_object"}), "response_format.type"),
+        (completion(n=3, best_of=2), "best_of"),
+        (chat(use_beam_search=msgspec.Raw(b"true")), "use_beam_search"),
+        (chat(skip_special_tokens=msgspec.Raw(b"false")), "skip_special_tokens"),
+        (chat(thinking_token_budget=msgspec.Raw(b"7")), "thinking_token_budget"),
+        (chat(allowed_token_ids=msgspec.Raw(b"[1]")), "allowed_token_ids"),
+        (chat(stream=True, prompt_logprobs=msgspec.Raw(b"1")), "prompt_logprobs"),
+        (chat(logits_processors=msgspec.Raw(b"[7]")), "logits_processors[0]"),
+        (chat(logits_processors=msgspec.Raw(msgspec.json.encode(["a"] * 17))), "logits_processors"),
+        (
+            chat(disaggregated_params=msgspec.Raw(b'{"request_type":"generation_only"}')),
+            "disaggregated_params.request_type",
+        ),
     ],
 )
-def test_what_it_cannot_do_is_refused_by_name_before_it_is_asked(request_: Request, field: str) -> None:
+def test_what_no_worker_does_is_refused_by_name(request_: Request, field: str) -> None:
     with pytest.raises(RequestInvalid) as refused:
-        asked(request_)
+        rules(event_source="trtllm").wishes(request_)
     assert refused.value.field == field
 
 
@@ -118,11 +163,54 @@ def test_a_request_is_asked_with_all_that_the_engine_reads() -> None:
         request_id="r",
         prompt=(7,) * 10,
         max_tokens=5,
-        stop_token_ids=(1, 2),
+        stop_token_ids=(1, *ByteText.eos_ids),
         dp_rank=2,
         cache_salt="salt",
+        sampling=Sampling(temperature=0.5, choices=2, logprobs=3),
+        queue_priority=0.25,
+        logits_processors=("ban",),
+        logit_bias=((9, 1.0),),
+        bad_token_ids=(97,),
+        text="seven",
+        conversation_id="c",
     )
-    assert asked(chat(max_tokens=5, cache_salt="salt"), stop_token_ids=(1, 2), dp_rank=2) == expected
+    request = chat(
+        max_tokens=5,
+        cache_salt="salt",
+        stop_token_ids=msgspec.Raw(b"[1]"),
+        temperature=0.5,
+        n=2,
+        logprobs=True,
+        top_logprobs=3,
+        priority=0.25,
+        logits_processors=msgspec.Raw(b'["ban"]'),
+        logit_bias={"9": 1},
+        bad_words=msgspec.Raw(b'["a"]'),
+    )
+    assert asked(request, of=rules(event_source="trtllm"), dp_rank=2, text="seven", conversation_id="c") == expected
+
+
+@pytest.mark.parametrize(("priority", "expected"), [(None, None), (0, 0.0), (1.0, 1.0), (-1, None), (7, None)])
+def test_a_priority_beyond_the_engine_s_is_the_router_s_alone(priority: Any, expected: float | None) -> None:
+    assert asked(chat(priority=priority)).queue_priority == expected
+
+
+def test_a_model_that_is_a_lora_s_name_asks_for_it() -> None:
+    with_lora = rules(loras=("law",))
+    assert asked(msgspec.structs.replace(chat(), model="law"), of=with_lora).lora_name == "law"
+    assert asked(chat(), of=with_lora).lora_name is None
+
+
+def test_a_prefill_worker_makes_one_token_whatever_was_asked() -> None:
+    assert asked(chat(max_tokens=5000), of=rules(role="prefill")).max_tokens == 1
+
+
+def test_what_a_prefill_worker_said_reaches_the_engine_unless_the_prompt_brings_another() -> None:
+    params = msgspec.Raw(b'{"request_type":"generation_only","first_gen_tokens":[4],"encoded_opaque_state":"/w=="}')
+    expected = Handoff(request_type="generation_only", first_gen_tokens=(4,), opaque_state=b"\xff")
+    request, decode = chat(disaggregated_params=params), rules(role="decode")
+    assert asked(request, of=decode).handoff == expected
+    assert asked(request, of=decode, handoff=Handoff()).handoff == Handoff()
 
 
 def test_an_empty_salt_is_none() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kv_protocol.openai import RequestInvalid, decode_chat, decode_completion
-from worker_agent.core.request_sampling import sampling_of, stop_token_ids_of
+from worker_agent.core.request_sampling import guide_field, sampling_of
 from worker_agent.core.sampling import Guide, Sampling
 
 
@@ -89,8 +89,14 @@ def test_what_cannot_be_understood_is_refused_with_its_field(request_: Any, fiel
     assert error.value.field.startswith(field)
 
 
-def test_the_client_s_stop_tokens_are_bounded_ids() -> None:
-    assert stop_token_ids_of(chat(stop_token_ids=[3, 4])) == (3, 4)
-    assert stop_token_ids_of(chat()) == ()
-    with pytest.raises(RequestInvalid, match="stop_token_ids"):
-        stop_token_ids_of(chat(stop_token_ids=[-1]))
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (chat(), ""),
+        (chat(guided_choice=["a"]), "guided_choice"),
+        (completion(structured_outputs={"json": {}}), "structured_outputs.json"),
+        (chat(response_format={"type": "json_object"}), "response_format"),
+    ],
+)
+def test_the_field_that_asks_for_a_guide_is_known(request_: Any, field: str) -> None:
+    assert guide_field(request_) == field

@@ -1,3 +1,5 @@
+from math import exp
+
 from worker_agent.core.simulator.tokens import LETTERS_AND_SPACES, TokenSource
 
 
@@ -36,3 +38,29 @@ def test_seed_and_every_prompt_token_matter() -> None:
 def test_only_the_vocabulary_is_drawn_and_all_of_it() -> None:
     assert set(generated(TokenSource(), b"x", 2000)) == set(LETTERS_AND_SPACES)
     assert set(generated(TokenSource(vocabulary=(5, 9)), b"x", 100)) == {5, 9}
+
+
+def test_the_next_token_is_the_likeliest_and_all_together_are_no_more_than_certain() -> None:
+    source = TokenSource(seed=7)
+    for prompt in (b"a", b"ab", b"abc", b"xyz"):
+        state = source.fold(prompt)
+        told = source.logprobs(state, 20)
+        assert told.chosen == told.top[0]
+        assert told.chosen.token_id == source.next_token(state)
+        assert [each.rank for each in told.top] == list(range(1, 21))
+        assert len({each.token_id for each in told.top}) == 20
+        assert sorted((each.logprob for each in told.top), reverse=True) == [each.logprob for each in told.top]
+        assert 0.5 < exp(told.chosen.logprob) <= sum(exp(each.logprob) for each in told.top) <= 1
+
+
+def test_no_runner_up_is_told_unasked_or_invented() -> None:
+    assert TokenSource().logprobs(0, 0).top == ()
+    assert len(TokenSource().logprobs(0, 1).top) == 1
+    assert len(TokenSource(vocabulary=(5, 9)).logprobs(0, 20).top) == 2
+    assert len(TokenSource(vocabulary=(5,)).logprobs(0, 20).top) == 1
+
+
+def test_each_choice_is_a_sequence_of_its_own_and_the_first_is_that_of_one_alone() -> None:
+    source = TokenSource(seed=7)
+    assert source.of_choice(0) == source
+    assert len({bytes(generated(source.of_choice(choice), b"prompt", 24)) for choice in range(4)}) == 4

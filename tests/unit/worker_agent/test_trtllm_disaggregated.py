@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kv_protocol.openai import RequestInvalid
 from worker_agent.core.disaggregated import (
     STATE_BYTES_MAX,
     Handoff,
@@ -16,11 +17,14 @@ from worker_agent.core.disaggregated import (
     handoff_json,
     handoff_of,
     handoff_of_json,
+    handoff_of_request,
     params_of,
+    without_media,
 )
 from worker_agent.core.sampling import TokenLogprob
 
 LOGPROB = TokenLogprob(token_id=4, logprob=-0.5, rank=1)
+PROBABLE = SimpleNamespace(logprob=-0.5, rank=1)
 
 
 class Style(enum.IntEnum):
@@ -28,11 +32,11 @@ class Style(enum.IntEnum):
 
 
 def test_the_json_has_the_engine_s_names_base64_and_lists() -> None:
-    handoff = Handoff(opaque_state=b"\xff\x00", first_gen_tokens=(4,), first_gen_log_probs=(((LOGPROB,),),))
+    handoff = Handoff(opaque_state=b"\xff\x00", first_gen_tokens=(4, 5), first_gen_log_probs=((LOGPROB,), -0.25))
     assert msgspec.json.decode(handoff_json(handoff)) == {
-        "opaque_state": "/wA=",
-        "first_gen_tokens": [4],
-        "first_gen_log_probs": [[[{"token_id": 4, "logprob": -0.5, "rank": 1}]]],
+        "encoded_opaque_state": "/wA=",
+        "first_gen_tokens": [4, 5],
+        "first_gen_log_probs": [[{"token_id": 4, "logprob": -0.5, "rank": 1}], -0.25],
     }
 
 
@@ -51,42 +55,82 @@ def test_what_is_written_is_read(handoff: Handoff) -> None:
     assert handoff_of_json(handoff_json(handoff)) == handoff
 
 
+def test_what_another_server_says_to_its_orchestrator_is_read_and_dropped() -> None:
+    said = {
+        "request_type": "context_only",
+        "first_gen_tokens": [4],
+        "first_gen_log_probs": None,
+        "first_gen_logits": [{"data": "", "shape": [0], "dtype": "float16"}],
+        "ctx_request_id": 5,
+        "encoded_opaque_state": "/w==",
+        "draft_tokens": None,
+        "schedule_style": 0,
+        "ctx_usage": {"prompt_tokens": 1, "prompt_tokens_details": None},
+        "return_prompt_token_ids_b64": False,
+        "resolved_thinking": None,
+        "conversation_id": "c",
+    }
+    expected = Handoff(
+        request_type="context_only",
+        first_gen_tokens=(4,),
+        ctx_request_id=5,
+        opaque_state=b"\xff",
+        schedule_style=0,
+        ctx_usage={"prompt_tokens": 1, "prompt_tokens_details": None},
+    )
+    assert handoff_of_json(msgspec.json.encode(said)) == expected
+    assert handoff_of_request(msgspec.Raw(msgspec.json.encode(said))) == expected
+
+
+@pytest.mark.parametrize("nothing", [b"", b"null"])
+def test_a_request_without_them_has_none(nothing: bytes) -> None:
+    assert handoff_of_request(msgspec.Raw(nothing)) is None
+
+
 @pytest.mark.parametrize(
-    "data",
+    ("data", "field"),
     [
-        b"[]",
-        b"{",
-        b'{"opaque_state":"***"}',
-        b'{"opaque_state":7}',
-        b'{"surprise":1}',
-        b'{"multimodal_hashes":[[1,2]]}',
-        b'{"ctx_request_id":-1}',
-        msgspec.json.encode({"first_gen_tokens": [1] * 1000}),
-        msgspec.json.encode({"opaque_state": b"\0" * (STATE_BYTES_MAX + 1)}),
+        (b"[]", ""),
+        (b"{", ""),
+        (b'{"encoded_opaque_state":"***"}', ".encoded_opaque_state"),
+        (b'{"encoded_opaque_state":7}', ".encoded_opaque_state"),
+        (b'{"surprise":1}', ".surprise"),
+        (b'{"multimodal_hashes":[[1,2]]}', r".multimodal_hashes\[0\]"),
+        (b'{"ctx_request_id":-1}', ".ctx_request_id"),
+        (msgspec.json.encode({"first_gen_tokens": [1] * 1000}), ".first_gen_tokens"),
+        (msgspec.json.encode({"first_gen_log_probs": [-0.5] * 1000}), ".first_gen_log_probs"),
+        (msgspec.json.encode({"encoded_opaque_state": b"\0" * (STATE_BYTES_MAX + 1)}), ".encoded_opaque_state"),
     ],
 )
-def test_anything_else_is_refused_with_its_field(data: bytes) -> None:
-    with pytest.raises(HandoffInvalid, match=r"^disaggregated_params: "):
+def test_anything_else_is_refused_with_its_field(data: bytes, field: str) -> None:
+    with pytest.raises(HandoffInvalid, match=f"^disaggregated_params{field}: found "):
         handoff_of_json(data)
+    with pytest.raises(RequestInvalid, match=f"^disaggregated_params{field}: found "):
+        handoff_of_request(msgspec.Raw(data))
+
+
+def test_once_the_prompt_is_computed_its_media_are_not_handed_on() -> None:
+    state = Handoff(opaque_state=b"x", ctx_request_id=3)
+    with_media = msgspec.structs.replace(state, multimodal_embedding_handles=({"a": 1},), multimodal_hashes=((1,) * 8,))
+    assert without_media(with_media) == state
 
 
 def test_the_engine_s_own_parameters_become_data_and_come_back() -> None:
-    probable = SimpleNamespace(logprob=-0.5, rank=1)
     params = SimpleNamespace(
         request_type="context_only",
         first_gen_tokens=[4],
-        first_gen_log_probs=[[{4: probable}]],
+        first_gen_log_probs=[{4: PROBABLE}, -0.25],
         first_gen_logits=object(),
         opaque_state=b"\xff",
         schedule_style=Style.SECOND,
         multimodal_hashes=[[1] * 8],
     )
     handoff = handoff_of(params)
-    assert (handoff.first_gen_log_probs, handoff.schedule_style) == ((((LOGPROB,),),), 1)
+    assert (handoff.first_gen_log_probs, handoff.schedule_style) == (((LOGPROB,), -0.25), 1)
     assert params_of(handoff, "generation_only", with_media=False) == {
         "request_type": "generation_only",
         "first_gen_tokens": [4],
-        "first_gen_log_probs": [[{4: LOGPROB}]],
+        "first_gen_log_probs": [{4: LOGPROB}, -0.25],
         "opaque_state": b"\xff",
         "schedule_style": 1,
     }

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.engine import EngineDescription, EngineRequest, RequestRefused
 from worker_agent.core.engine_rules import Role
+from worker_agent.core.media import Media, embeddings_media
+from worker_agent.core.role_rules import takes_transfer
+from worker_agent.core.safetensors import EmbeddingLimits, written_tensor
 from worker_agent.core.sampling import Guide, Sampling, choice_pattern
 from worker_agent.core.trtllm_requests import (
     NO_END_TOKEN,
@@ -17,7 +20,6 @@ from worker_agent.core.trtllm_requests import (
     check_request,
     guide_fields,
     sampling_fields,
-    takes_transfer,
     trtllm_request,
 )
 
@@ -33,6 +35,9 @@ ENGINE = EngineDescription(
 )
 STATE = Handoff(opaque_state=b"\xff", first_gen_tokens=(5,), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
 MEDIA = Handoff(multimodal_embedding_handles=({"k": 1},), multimodal_hashes=((1, 2, 3, 4, 5, 6, 7, 8),))
+IMAGE = Media(field="f", kind="image", media_type="image/png", data=b"\x89", digest="0" * 64)
+FILE = embeddings_media("f", written_tensor("x", "F16", (2, 3), bytes(12)), EmbeddingLimits())
+CUBE = embeddings_media("f", written_tensor("x", "F16", (1, 2, 3), bytes(12)), EmbeddingLimits())
 TOKENS = st.lists(st.integers(0, 5), max_size=4)
 
 
@@ -96,7 +101,8 @@ def test_exactly_the_tokens_that_should_stop_do(stops: list[int], ends: list[int
     [
         ("aggregated", {}, None, True),
         ("prefill", {}, "context_only", False),
-        ("prefill", {"handoff": MEDIA}, "context_only", False),
+        ("prefill", {"handoff": MEDIA, "text": "<image>"}, "context_only", False),
+        ("aggregated", {"handoff": MEDIA, "text": "<image>"}, "context_and_generation", True),
         ("decode", {"handoff": STATE}, "generation_only", True),
         ("decode", {"serves_alone": True}, None, True),
     ],
@@ -132,6 +138,15 @@ def test_media_handles_go_to_the_worker_that_computes_the_prompt_and_no_further(
         ("prefill", {"sampling": Sampling(choices=2)}, "n: found 2, allowed 1 on a prefill worker"),
         ("decode", {}, "disaggregated_params: found 'none', allowed those of a prefill worker"),
         ("decode", {"handoff": STATE, "serves_alone": True}, "disaggregated_params: found 'one', allowed none"),
+        ("prefill", {"handoff": MEDIA}, "text: found None, allowed the prompt as text"),
+        ("prefill", {"handoff": MEDIA, "text": "a", "media": (IMAGE,)}, "media: found '1 kinds', allowed none beside"),
+        ("decode", {"handoff": STATE, "media": (IMAGE,)}, "media: found '1 items', allowed none: the prefill worker"),
+        ("aggregated", {"media": (IMAGE, FILE)}, "media: found 'embeddings and image', allowed one kind"),
+        ("aggregated", {"media": (CUBE,)}, "media: found [[(1, 2, 3)]], allowed one tensor of two"),
+        ("aggregated", {"logit_bias": ((3, 1.0),)}, "logit_bias: found 'some', allowed none: the size of"),
+        ("aggregated", {"logit_bias": ((-1, 1.0),)}, "logit_bias: found '1 others, [-1]', allowed token ids below"),
+        ("aggregated", {"logit_bias": ((1, 101.0),)}, "logit_bias: found [101.0], allowed -100..100"),
+        ("aggregated", {"bad_token_ids": (1,) * 1025}, "bad_token_ids: found '1025 tokens', allowed at most 1024"),
         ("decode", {"handoff": MEDIA}, "disaggregated_params.first_gen_tokens: found None"),
         ("encode", {}, "role: found 'encode', allowed aggregated, prefill or decode"),
         ("aggregated", {"max_tokens": 98}, "max_tokens: found '3 prompt tokens + max_tokens 98'"),
@@ -172,3 +187,35 @@ def test_a_pattern_of_choices_matches_them_and_nothing_else(choices: list[str], 
     pattern = re.compile(choice_pattern(choices))
     assert all(pattern.fullmatch(choice) for choice in choices)
     assert bool(pattern.fullmatch(other)) == (other in choices)
+
+
+def test_media_come_with_their_text_and_are_tokenized_as_it_stands() -> None:
+    told = trtllm_request(asked(media=(IMAGE,), text="<image>"), Abilities(role="aggregated"))
+    assert (told.text, told.images, told.embeddings) == ("<image>", (IMAGE,), ())
+    assert told.sampling["add_special_tokens"] is False
+    assert trtllm_request(asked(text="unused"), Abilities(role="aggregated")).text is None
+
+
+def test_embeddings_have_a_salt_of_their_own_and_images_do_not() -> None:
+    def salt(**fields: Any) -> str | None:
+        return trtllm_request(asked(**fields), Abilities(role="aggregated")).cache_salt
+
+    assert salt(media=(IMAGE,)) is None
+    assert salt(media=(IMAGE,), cache_salt="s") == "s"
+    other = embeddings_media("f", written_tensor("x", "F16", (2, 3), bytes(11) + b"1"), EmbeddingLimits())
+    salts: list[dict[str, Any]] = [
+        {"media": (FILE,)},
+        {"media": (other,)},
+        {"media": (FILE, other)},
+        {"media": (FILE,), "cache_salt": "s"},
+    ]
+    assert len({salt(**fields) for fields in salts}) == len(salts)
+    assert salt(media=(FILE,)) == salt(media=(FILE,))
+
+
+def test_a_conversation_chooses_the_rank_where_the_engine_keeps_conversations_together() -> None:
+    request = asked(conversation_id="c", dp_rank=1)
+    kept = trtllm_request(request, Abilities(role="aggregated", attention_dp=True, conversations=True))
+    assert (kept.dp_rank, kept.conversation_id) == (None, "c")
+    not_kept = trtllm_request(request, Abilities(role="aggregated", attention_dp=True))
+    assert (not_kept.dp_rank, not_kept.conversation_id) == (1, None)

@@ -1,7 +1,8 @@
 """The publisher's rules: TensorRT-LLM's polled KV events (JSON maps) become hop A events. All state is per rank.
 
     reading     what an event says, and when it is refused: `trtllm_wire.py`. One that is refused or cannot be read is
-                counted and costs nothing else; what its rank holds is in doubt, until it is known to be empty: cleared.
+                counted, kept for people to see (`quarantine.py`), and costs nothing else; what its rank holds is in
+                doubt, until it is known to be empty: cleared.
                 Where not even the rank can be read, all ranks are in doubt, each until its next event: one that
                 continues shows that nothing of the rank was lost, one that does not clears it
     event_id    continues the rank's. After a jump nobody knows what the rank holds, and the engine cannot say: the rank
@@ -24,6 +25,7 @@ from worker_agent.core.dialects.trtllm_blocks import WITHHELD_MAX, PublisherCoun
 from worker_agent.core.dialects.trtllm_window import HELD_BACK_MAX, WidestWindow
 from worker_agent.core.dialects.trtllm_wire import BlockChange, Event, Head, read_event, read_head
 from worker_agent.core.engine_events import EngineCleared, EngineEvent, RankEvent
+from worker_agent.core.quarantine import Quarantine
 
 
 class _HeldBack(NamedTuple):
@@ -45,7 +47,7 @@ class _Rank:
 class TrtllmRules:
     """The rules, and what they remember of each rank. `attention_window`, in tokens, is for lost `created` events.
 
-    `translate` belongs to one thread; `stale`, `counts` and `events_lost` may be read from others.
+    `translate` belongs to one thread; `stale`, `counts`, `quarantine` and `events_lost` may be read from others.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class TrtllmRules:
         self._unplaced = 0
         self._unplaced_reason = ""
         self.counts = PublisherCounts()
+        self.quarantine = Quarantine()
         self.events_lost: dict[int, int] = {}
         """Of each rank, how many events the engine made and nobody got, by its ids; never less than before."""
 
@@ -69,7 +72,7 @@ class TrtllmRules:
                 head = read_head(engine_event)
             except UNDECODABLE as error:
                 self.counts.unreadable += 1
-                self._unplaced_reason = str(error)
+                self._unplaced_reason = self.quarantine.add(engine_event, error)
                 self._unplaced += 1
                 continue
             published += (RankEvent(head.dp_rank, event) for event in self._translate(head, engine_event))
@@ -94,10 +97,10 @@ class TrtllmRules:
             event = read_event(engine_event)
         except LimitExceeded as error:
             self.counts.refused += 1
-            rank.blocks.doubt = str(error)
+            rank.blocks.doubt = self.quarantine.add(engine_event, error, head.dp_rank)
         except UNDECODABLE as error:
             self.counts.unreadable += 1
-            rank.blocks.doubt = str(error)
+            rank.blocks.doubt = self.quarantine.add(engine_event, error, head.dp_rank)
         else:
             published += self._judged(rank, event)
         return published
@@ -113,6 +116,7 @@ class TrtllmRules:
         if expected is None:
             return True
         self.counts.event_id_gaps += 1
+        self.counts.event_ids_back += is_new_life
         if is_new_life:
             rank.window = WidestWindow(self._attention_window)
         self._forget(rank)

@@ -41,6 +41,7 @@ class PublisherCounts(msgspec.Struct, kw_only=True):
     refused: int = 0
     unreadable: int = 0
     event_id_gaps: int = 0
+    event_ids_back: int = 0
     window_changes: int = 0
     windows_assumed: int = 0
     oversize_dropped: int = 0
@@ -50,6 +51,7 @@ class PublisherCounts(msgspec.Struct, kw_only=True):
     withheld_forgotten: int = 0
     tier_moves: int = 0
     priority_changes: int = 0
+    named_items: int = 0
 
 
 class _Group:
@@ -81,6 +83,7 @@ class RankBlocks:
         match change:
             case Stored():
                 self._counts.stored += 1
+                self._counts.named_items += sum(block.named_items for block in change.blocks)
                 return self._stored(group, change, group_idx)
             case Removed():
                 self._counts.removed += 1

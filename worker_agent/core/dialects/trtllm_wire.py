@@ -13,6 +13,8 @@
     cache_level         0 GPU, 1 host; in `updated` only the new value is read, a null diff is no change
     all else            skipped
 
+An event that says more than `EVENT_NUMBERS_MAX` and `TEXT_BYTES_MAX` allow would not fit one message of hop A.
+
 Source: `event_plane.md` section 1.3.
 """
 
@@ -26,9 +28,16 @@ from kv_protocol.events import Tier
 from kv_protocol.hashing import image_pad, to_u64
 from kv_protocol.ids import DP_RANK_MAX, TokenId
 from worker_agent.core.dialects.multimodal import is_digest, mm_hash
+from worker_agent.core.quarantine import EventTooLarge
 
 UNBOUNDED = 1 << 63
 """The window of a pool that has none: wider than any."""
+EVENT_ID_MAX = (1 << 63) - 1
+EVENT_NUMBERS_MAX = 1 << 22
+"""Tokens and hashes of one event, a multimodal item for eight: 38 MB of hop A, of the 64 MiB that it takes."""
+TEXT_BYTES_MAX = 1 << 16
+"""Of an adapter's name, or a salt."""
+_ITEM_NUMBERS = 8
 _GROUP_IDX_MAX = 1023
 _HASH_ALGOS = (None, "v1_block_key", "v2_sha256_64")
 _HASH_ADVICE = "set kv_cache_config.kv_cache_event_hash_algo to v1_block_key or v2_sha256_64"
@@ -39,7 +48,7 @@ _MM_KEY = "mm_key"
 class Head(msgspec.Struct, frozen=True):
     """What places an event in its rank's stream, whatever else is in it."""
 
-    event_id: int
+    event_id: Annotated[int, Meta(ge=-EVENT_ID_MAX, le=EVENT_ID_MAX)]
     attention_dp_rank: Annotated[int, Meta(ge=0, le=DP_RANK_MAX)] | None = None
 
     @property
@@ -55,6 +64,8 @@ class Block(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...]
     tier: Tier
     mm_hashes: tuple[int, ...]
+    named_items: int = 0
+    """How many of its multimodal items are named by their callers, and not by a digest."""
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +162,7 @@ def read_event(engine_event: object) -> Event:
 
     Raises:
         LimitExceeded: it is well-formed, and says what cannot be published; the message tells what to change.
+        EventTooLarge: likewise, for there is too much of it.
         msgspec.ValidationError, ValueError: it is not well-formed.
     """
     body = msgspec.convert(engine_event, _Body)
@@ -165,6 +177,7 @@ def _change(data: _CreatedData | _StoredData | _RemovedData | _UpdatedData) -> B
         case _StoredData():
             return _stored(data)
         case _RemovedData():
+            _check_size("block_hashes", len(data.block_hashes))
             return Removed(tuple(_hash(found) for found in data.block_hashes))
         case _UpdatedData():
             tier = None if data.cache_level is None else _tier(data.cache_level.new_value)
@@ -173,22 +186,31 @@ def _change(data: _CreatedData | _StoredData | _RemovedData | _UpdatedData) -> B
             return None
 
 
+def _check_size(field: str, numbers: int) -> None:
+    if numbers > EVENT_NUMBERS_MAX:
+        raise EventTooLarge(field, f"{numbers} numbers", f"at most {EVENT_NUMBERS_MAX} an event")
+
+
 def _stored(data: _StoredData) -> Stored:
+    items = sum(len(block.mm_keys) for block in data.blocks if block.mm_keys)
+    _check_size("blocks", sum(1 + len(block.tokens) for block in data.blocks) + _ITEM_NUMBERS * items)
     return Stored(
         parent_hash=_hash(data.parent_hash),
         blocks=tuple(map(_block, data.blocks)),
-        lora_name=_text(data.lora_name),
+        lora_name=_text("lora_name", data.lora_name),
         cache_salt=_salt(data),
     )
 
 
 def _block(block: _StoredBlock) -> Block:
-    identities = [key.hash or key.uuid for key in block.mm_keys or () if key.type == _MM_KEY]
+    found = [key.hash or key.uuid for key in block.mm_keys or () if key.type == _MM_KEY]
+    identities = [identity for identity in found if identity]
     return Block(
         _hash(block.block_hash),
         _token_ids([token.token_id for token in block.tokens]),
         _tier(block.cache_level),
-        tuple(mm_hash(identity) for identity in identities if identity),
+        tuple(map(mm_hash, identities)),
+        sum(not is_digest(identity) for identity in identities),
     )
 
 
@@ -222,10 +244,11 @@ def _salt(data: _StoredData) -> str | None:
     salts = {salt for salt in (data.cache_salt, *(block.cache_salt for block in data.blocks)) if salt}
     if len(salts) > 1:
         raise LimitExceeded("cache_salt", sorted(salts), "one salt an event")
-    return _text(next(iter(salts), None))
+    return _text("cache_salt", next(iter(salts), None))
 
 
-def _text(found: str | None) -> str | None:
-    if found is not None:
-        found.encode()  # text that no wire can carry ends here
+def _text(field: str, found: str | None) -> str | None:
+    size = 0 if found is None else len(found.encode())  # text that no wire can carry ends here
+    if size > TEXT_BYTES_MAX:
+        raise EventTooLarge(field, f"{size} bytes", f"at most {TEXT_BYTES_MAX}")
     return found

@@ -6,9 +6,14 @@
         simulator.flush_events()            # and only now may anybody see it
 
 Ranks go in step, as with attention data parallelism: an iteration lasts as long as its slowest rank's.
+
+A decode engine's step may name KV that it waits for, from the step's beginning on; `fetched` or `fetch_failed` answers
+for each. A prefill engine holds contexts for others until `hand_over`, or `expire` after the transfers' timeout.
+`exchange.py` carries it all between simulators in virtual time.
 """
 
 from collections import deque
+from collections.abc import Callable
 from itertools import accumulate
 
 import msgspec
@@ -17,7 +22,9 @@ from kv_protocol.events import Tier
 from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
 from worker_agent.core.engine_events import EngineEvent as SourceEvent
 from worker_agent.core.engine_events import RankEvent
+from worker_agent.core.engine_rules import Role
 from worker_agent.core.simulator.events import EngineEvent
+from worker_agent.core.simulator.held_contexts import HeldContexts
 from worker_agent.core.simulator.identity import BlockHash, trtllm_hash
 from worker_agent.core.simulator.layout import GPU_ONLY, CacheLayout
 from worker_agent.core.simulator.limits import check_request
@@ -26,15 +33,27 @@ from worker_agent.core.simulator.scheduling import TRTLLM, Scheduling
 from worker_agent.core.simulator.statistics import IterationStats, iteration_stats
 from worker_agent.core.simulator.timing import H200_8B, EngineTiming
 from worker_agent.core.simulator.tokens import TokenSource
+from worker_agent.core.simulator.transfer import (
+    UNBOUNDED,
+    Fetch,
+    TransferCounts,
+    TransferOutcome,
+    TransferRules,
+    TransferStatistics,
+)
 
 EVENT_BUFFER_MAX_SIZE = 100_000
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One iteration: its length in engine seconds, (request id, output) pairs at its end, one row for each rank."""
+    """One iteration: its length in engine seconds, (request id, output) pairs at its end, one row for each rank.
+
+    `fetches` begin when it begins.
+    """
 
     duration_s: float
     outputs: tuple[tuple[str, EngineOutput], ...]
+    fetches: tuple[Fetch, ...]
     statistics: tuple[IterationStats, ...]
 
 
@@ -56,15 +75,27 @@ class Simulator:
         block_hash: BlockHash = trtllm_hash,
         layout: CacheLayout = GPU_ONLY,
         event_buffer_max_size: int = EVENT_BUFFER_MAX_SIZE,
+        role: Role = "aggregated",
+        transfers: TransferRules = UNBOUNDED,
     ) -> None:
-        self.description = description
+        self.description, self.role, self.transfers = description, role, transfers
+        self._contexts = HeldContexts(transfers.timeout_s)
         self._timing = timing
         self._layout = layout
         self._memory = layout.memory(description)
         several = len(description.dp_ranks) > 1
         source = token_source or TokenSource()
         self._ranks = {
-            dp_rank: Rank(description, source, dp_rank if several else msgspec.UNSET, block_hash, scheduling, layout)
+            dp_rank: Rank(
+                description,
+                source,
+                dp_rank if several else msgspec.UNSET,
+                block_hash,
+                scheduling,
+                layout,
+                role=role,
+                contexts=self._contexts,
+            )
             for dp_rank in description.dp_ranks
         }
         self._rank_of: dict[str, int] = {}
@@ -73,6 +104,7 @@ class Simulator:
         self._foreseen_s: list[float] = []
         self._durations_s: list[float] = []
         self._before_s = 0.0
+        self._counts = TransferCounts()
         self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
         self._visible_host: dict[int, list[SourceEvent]] = {dp_rank: [] for dp_rank in self._ranks}
         self._host_events_max = event_buffer_max_size + layout.host_blocks
@@ -80,8 +112,13 @@ class Simulator:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is anything to step for: a request, or a cancellation whose effects wait to be told."""
-        return bool(self._rank_of) or self._untold
+        """Whether there is anything to step for: a request that can go on, or effects that wait to be told."""
+        return self._untold or not all(rank.is_idle for rank in self._ranks.values())
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is here that has not ended; those that wait for their KV want no step."""
+        return bool(self._rank_of)
 
     @property
     def has_events(self) -> bool:
@@ -93,29 +130,86 @@ class Simulator:
         """Whether `drain_host_events` would return any."""
         return any(self._visible_host.values())
 
-    def submit(self, request: EngineRequest, now_s: float) -> None:
+    def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
         """Queue a request that arrives at `now_s`, on its rank or on that with the fewest requests.
+
+        `choice` is its number among several generations of a prompt, each of which is a request of its own here.
 
         Raises:
             RequestRefused: it can never be served, or its id is in use; nothing has changed.
         """
         id_in_use = request.request_id in self._rank_of
-        check_request(request, self.description, self._layout, id_in_use=id_in_use)
+        check_request(request, self.description, self._layout, self.role, id_in_use=id_in_use)
+        if self.role == "prefill":
+            request = msgspec.structs.replace(request, max_tokens=1)
         dp_rank = request.dp_rank
         if dp_rank is None:
             dp_rank = min(self._ranks, key=lambda each: self._ranks[each].request_count)
-        self._ranks[dp_rank].submit(request, now_s)
+        self._ranks[dp_rank].submit(request, now_s, choice)
         self._rank_of[request.request_id] = dp_rank
 
     def cancel(self, request_id: str) -> None:
         """Free a request's blocks at once, what it computed stays cached; without effect where it has ended.
 
-        One more iteration tells what changed, if need be with nothing to compute.
+        One more iteration tells what changed, if need be with nothing to compute. A request that takes a transfer goes
+        on until that is over, unseen; its id stays in use so long.
         """
-        dp_rank = self._rank_of.pop(request_id, None)
-        if dp_rank is not None:
-            self._ranks[dp_rank].cancel(request_id)
+        dp_rank = self._rank_of.get(request_id)
+        if dp_rank is not None and self._ranks[dp_rank].cancel(request_id):
+            del self._rank_of[request_id]
             self._untold = True
+
+    def fetched(self, fetch: Fetch, after_s: float) -> None:
+        """Let a request go on whose KV has come, `after_s` after it was asked for."""
+        self._counts.fetches["done"] += 1
+        self._counts.fetched_tokens += fetch.tokens
+        self._counts.fetch_s += after_s
+        self._after_fetch(fetch.request_id, Rank.fetched)
+
+    def fetch_failed(self, fetch: Fetch, outcome: TransferOutcome) -> None:
+        """Let a request fail whose KV does not come."""
+        self._counts.fetches[outcome] += 1
+        self._after_fetch(fetch.request_id, Rank.fetch_failed)
+
+    def _after_fetch(self, request_id: str, tell: Callable[[Rank, str], bool]) -> None:
+        self._untold = True
+        if not tell(self._ranks[self._rank_of[request_id]], request_id):
+            del self._rank_of[request_id]
+
+    def offer_at(self, endpoint: str) -> None:
+        """Say in handoffs from now on that contexts are fetched at `endpoint`."""
+        self._contexts.endpoint = endpoint
+
+    def holds(self, transfer_id: int, state: bytes, tokens: int) -> bool:
+        """Return whether so many tokens of a context can be had here, by its name and what was said with it."""
+        return self._contexts.holds(transfer_id, state, tokens)
+
+    def hand_over(self, transfer_id: int) -> bool:
+        """Free the blocks of a context that somebody has fetched; return whether it was still here."""
+        held = self._contexts.give_up(transfer_id)
+        if held is None:
+            return False
+        self._counts.handed_over += 1
+        self._ranks[held.dp_rank].give_back(held.table, held.prompt)
+        self._untold = True
+        return True
+
+    def expire(self, now_s: float) -> None:
+        """Free the blocks of contexts that nobody fetched in time."""
+        for held in self._contexts.expired(now_s):
+            self._counts.expired += 1
+            self._ranks[held.dp_rank].give_back(held.table, held.prompt)
+            self._untold = True
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """When `expire` has something to do next, in engine seconds; None while nothing is held."""
+        return self._contexts.next_expiry_s
+
+    def transfer_statistics(self) -> TransferStatistics:
+        """Return how transfers stand, and what became of them."""
+        fetching = sum(rank.fetching_count for rank in self._ranks.values())
+        return self._counts.statistics(self.transfers, len(self._contexts), self._contexts.tokens, fetching)
 
     def step(self, now_s: float) -> Step:
         """Compute the iteration that begins at `now_s`, in engine seconds."""
@@ -141,15 +235,16 @@ class Simulator:
         )
         self._iteration += 1
         self._before_s = duration_s
-        return Step(duration_s=duration_s, outputs=outputs, statistics=statistics)
+        fetches = tuple(fetch for step in steps.values() for fetch in step.fetches)
+        return Step(duration_s=duration_s, outputs=outputs, fetches=fetches, statistics=statistics)
 
     def foresee(self, now_s: float, iterations_max: int) -> list[float]:
         """Return when each of the coming quiet iterations ends, the first of which begins at `now_s`.
 
         In a quiet iteration every running sequence computes a token and nothing else happens: no event, no end. What is
-        foreseen holds until something is submitted or cancelled.
+        foreseen holds until something is submitted, cancelled, fetched or handed over.
         """
-        ranks, quiet = self._ranks.values(), iterations_max if self._rank_of and not self._untold else 0
+        ranks, quiet = self._ranks.values(), iterations_max if self.has_work and not self._untold else 0
         quiet = min(quiet, *(rank.quiet_iterations(iterations_max) for rank in ranks))
         durations_s = (map(self._timing.iteration_s, rank.quiet_work(quiet)) for rank in ranks)
         self._durations_s = [max(of_ranks_s) for of_ranks_s in zip(*durations_s, strict=True)]

@@ -18,6 +18,7 @@
 | `null_statistics(n)` | the next n statistics rows have no `kvCacheStats` |
 | `uuid_keys = True` | media items without a UUID get one, so that V1 events name it in place of a digest |
 | `context_finish_reason` | what a context-only request says that has not ended: `not_finished`, or `length` |
+| `heard` | of each request so far: its trace headers, and its conversation |
 | `complete_transfers()` | all KV blocks that wait for a generation worker are gone, as after its transfer |
 
 Processes that a test starts are told by the variable `TENSORRT_LLM_FAKE`: a JSON map of `gpus`, `die_at_iteration`,
@@ -46,7 +47,10 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model, in tokens, blocks and milliseconds. The end token comes after `eos_after_tokens`; None: never."""
+    """A model, in tokens, blocks and milliseconds. The end token comes after `eos_after_tokens`; None: never.
+
+    A model with an `image_token_id` takes prompts with media as tokens; another one turns them into text first.
+    """
 
     vocab_size: int = 32_000
     max_seq_len: int = 8_192
@@ -56,6 +60,8 @@ class ModelFacts:
     tokens_per_item: int = 8
     iteration_ms: float = 10.0
     supports_mm_disagg: bool = True
+    image_token_id: int | None = None
+    embedding_dtype: str = "torch.float16"
 
 
 class Control:
@@ -89,6 +95,8 @@ class Control:
             self._rows_to_null = 0
             self._injected: list[tuple[dict[str, Any], dict[str, Any]]] = []
             self._transfers: dict[int, Callable[[], None]] = {}
+            self._tensors: dict[str, int] = {}
+            self.heard: list[tuple[dict[str, str], str | None]] = []
             self._changed.notify_all()
 
     # ---------------------------------------------------------------------------------- asked by tests
@@ -239,6 +247,23 @@ class Control:
     def transfer_waits(self, request_id: int, free: Callable[[], None]) -> None:
         """Know a context-only request whose blocks wait for a generation worker."""
         self._transfers[request_id] = free
+
+    def share_tensor(self, digest: str) -> str:
+        """Return the name of a new shared tensor; the digest is part of it."""
+        with self._changed:
+            self._tensors[digest] = self._tensors.get(digest, 0) + 1
+            return digest
+
+    def take_tensor(self, name: str) -> None:
+        """Spend a shared tensor.
+
+        Raises:
+            RuntimeError: there is none of that name, or it has been taken.
+        """
+        with self._changed:
+            if not self._tensors.get(name):
+                raise RuntimeError("REBUILD_LOCAL tensor missing")
+            self._tensors[name] -= 1
 
     def complete_transfer(self, request_id: int) -> None:
         """Free the blocks of a context-only request, wherever in this process it was computed."""

@@ -13,6 +13,7 @@ Source: `event_plane.md` 1.2 to 1.7, docs `features/kvcache.md`; the formula of 
 """
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -223,12 +224,16 @@ class Engine:
     def _next(self, request: Request, sequence: Sequence) -> int:
         params, place = request.params, len(sequence.generated)
         ends = control.model.eos_after_tokens
-        token = model.next_token(request.prompt, place, sequence.number)
+        token = model.next_token(request.tokens(sequence), sequence.number)
         if ends is not None and place >= ends and not params.ignore_eos and place >= (params.min_tokens or 0):
             token = int(params.end_id)
-        if params.logits_processor is None and params.logprobs is None:
+        bias, bad = params.embedding_bias, params.bad_token_ids or []
+        if params.logits_processor is None and params.logprobs is None and bias is None and not bad:
             return token
         logits = model.logits_of(token, control.model.vocab_size)
+        if bias is not None:
+            logits[0, 0] += _checked_bias(bias, logits.shape[-1])
+        logits[0, 0, bad] = -math.inf
         processors = params.logits_processor or []
         for each in processors if isinstance(processors, list) else [processors]:
             each(request.request_id, logits, [request.tokens(sequence)], None, None)
@@ -253,8 +258,7 @@ class Engine:
 
     def _encode(self, rank: Rank, request: Request) -> None:
         rank.active.remove(request)
-        tokens = control.model.tokens_per_item
-        handles = [handle_of(each, tokens) for each in request.media]
+        handles = [handle_of(each, each.length) for each in request.media]
         words = [each.words for each in request.media]
         request.sink(
             Response(finish="length", is_final=True, iteration=self.iterations, mm_handles=handles, mm_hashes=words)
@@ -344,6 +348,12 @@ class Engine:
         }
 
 
+def _checked_bias(bias: Any, vocab_size: int) -> Any:
+    if bias.shape != (vocab_size,):
+        raise RuntimeError(f"embedding_bias of shape {bias.shape}, the vocabulary has {vocab_size} tokens")
+    return bias.numpy()
+
+
 def state_of(prompt: list[int]) -> bytes:
     """Return what a context worker says of a prompt's blocks: bytes that no text encoding likes."""
     return STATE + b"\xff\x00" + hashlib.sha256(str(number_of(str(prompt))).encode()).digest()
@@ -355,4 +365,4 @@ def _waits(request: Request) -> bool:
 
 def _first_logprobs(request: Request) -> list[Any]:
     told = request.disaggregated.first_gen_log_probs
-    return list(told[0]) if told else []
+    return list(told or [])

@@ -1,8 +1,8 @@
-"""The model: the next token is a pure function of the prompt and of how many tokens came after it.
+"""The model: the next token is a pure function of all tokens before it, so that a text that is cut may go on anywhere.
 
-    token(prompt, n) = FIRST + (crc32(prompt as i64, little-endian) + 31 * n + 7919 * s) mod SPAN
+    token(tokens) = FIRST + (crc32(tokens as i64, little-endian) + 7919 * s) mod SPAN
 
-n from 0, s the number of the sequence among `best_of`; letters of the byte tokenizer, so that text can be compared and
+s is the number of the sequence among `best_of`; letters of the byte tokenizer, so that text can be compared and
 no token ends a sequence by chance. The end token comes after `eos_after_tokens`. So it does not matter who computed the
 prompt's blocks, or whether anybody did: what a cache, a transfer or another worker changes is not seen in the text.
 
@@ -21,10 +21,9 @@ SPAN = 26
 RUNNERS_UP = 9
 
 
-def next_token(prompt: list[int], generated: int, sequence: int = 0) -> int:
-    """Return the token at place `generated` after the prompt."""
-    digest = zlib.crc32(np.asarray(prompt, dtype="<i8").tobytes())
-    return FIRST + (digest + 31 * generated + 7919 * sequence) % SPAN
+def next_token(tokens: list[int], sequence: int = 0) -> int:
+    """Return the token that follows these."""
+    return FIRST + (zlib.crc32(np.asarray(tokens, dtype="<i8").tobytes()) + 7919 * sequence) % SPAN
 
 
 def logits_of(token: int, vocab_size: int) -> Any:

@@ -232,7 +232,7 @@ class GenerationResult:
         return DisaggregatedParams(
             request_type="context_only",
             first_gen_tokens=list(response.token_ids),
-            first_gen_log_probs=None if logprobs is None else [[_named(each) for each in logprobs]],
+            first_gen_log_probs=None if logprobs is None else [_named(each) for each in logprobs],
             ctx_request_id=asked.disagg_request_id or self.request_id,
             opaque_state=response.context_state,
             disagg_request_id=asked.disagg_request_id,

@@ -1,4 +1,7 @@
-"""The forms in which a prompt is given. Source: `tensorrt_llm/inputs/data.py`, as `llmapi/llm.py` uses it."""
+"""The forms in which a prompt is given. Source: `tensorrt_llm/inputs/data.py` (`docs/TENSORRT_LLM.md`).
+
+`multi_modal_embeddings`, which `llmapi/llm.py` reads, stands in neither class there.
+"""
 
 from typing import Any, TypedDict
 
@@ -8,9 +11,8 @@ class TextPrompt(TypedDict, total=False):
 
     prompt: str
     multi_modal_data: dict[str, Any]
+    multi_modal_uuids: dict[str, list[Any]]
     mm_processor_kwargs: dict[str, Any]
-    multi_modal_uuids: dict[str, list[str | None]]
-    multi_modal_embeddings: dict[str, Any]
     query: str
 
 
@@ -19,9 +21,8 @@ class TokensPrompt(TypedDict, total=False):
 
     prompt_token_ids: list[int]
     multi_modal_data: dict[str, Any]
+    multi_modal_uuids: dict[str, list[Any]]
     mm_processor_kwargs: dict[str, Any]
-    multi_modal_uuids: dict[str, list[str | None]]
-    multi_modal_embeddings: dict[str, Any]
     query_token_ids: list[int]
 
 

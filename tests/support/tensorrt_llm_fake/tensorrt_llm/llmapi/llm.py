@@ -7,7 +7,8 @@
 | building | more GPUs than the node has | RuntimeError |
 | asking | after `shutdown` | RuntimeError("LLM is shutting down") |
 | asking | of a dead engine | EngineDeadError |
-| asking | sampling parameters of another type; a prompt of no known form | TypeError |
+| asking | sampling parameters or a conversation of another type; a prompt of no known form | TypeError |
+| asking | media that are not as many as their places; handles without the prompt's text | ValueError |
 | asking | no `end_id` and no tokenizer; a priority outside 0..1 | ValueError |
 | asking | a prompt longer than `max_num_tokens`, without chunked prefill and not generation-only | RequestError |
 | while iterating | no room below `max_seq_len`; an attention-DP rank that is not there | RequestError |
@@ -29,7 +30,7 @@ from typing import Any, Literal, Self
 
 from .._fake.admission import build_request
 from .._fake.control import control
-from .._fake.media import MediaItem, expand, items_of
+from .._fake.media import PLACEHOLDER, MediaItem, expand, image_token, items_of, items_of_handles, split_at
 from ..conversation_params import ConversationParams
 from ..disaggregated_params import DisaggregatedParams
 from ..executor import GenerationExecutor, GenerationResult, IterationResult, LoRARequest, PromptAdapterRequest
@@ -182,8 +183,12 @@ class BaseLLM:
         priority: float = DEFAULT_REQUEST_PRIORITY,
     ) -> RequestOutput:
         """Return a request's result at once. What is refused, and how, stands above."""
-        del prompt_adapter_request, trace_headers, _postproc_params, conversation_params
+        del prompt_adapter_request, _postproc_params
         executor = self._alive()
+        if conversation_params is not None and not isinstance(conversation_params, ConversationParams):
+            raise TypeError(f"conversation_params must be ConversationParams, but got {type(conversation_params)}")
+        conversation = None if conversation_params is None else conversation_params.conversation_id
+        control.heard.append((dict(trace_headers or {}), conversation))
         params = self._prepare_sampling_params(sampling_params)
         kind = (disaggregated_params and disaggregated_params.request_type) or "context_and_generation"
         if kind == "context_only":
@@ -319,22 +324,24 @@ class BaseLLM:
         if "prompt" not in given and "prompt_token_ids" not in given:
             raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
         items = self._media(given, disaggregated)
-        text = given.get("prompt")
-        if text is None:
-            tokens = given["prompt_token_ids"]
-            prompt, media = expand([[], tokens] if items else [tokens], items, control.model.vocab_size)
+        text, tokens = given.get("prompt"), given.get("prompt_token_ids")
+        if text is None and (not items or control.model.image_token_id is not None):
+            assert tokens is not None
+            prompt, media = expand(split_at(tokens, image_token()) if items else [list(tokens)], items)
             return prompt, None, media
         if self.tokenizer is None:
             raise ValueError("tokenizer is required to tokenize the prompt")
-        parts = text.split("<image>") if items else [text]
+        special = params.add_special_tokens
+        if text is None:
+            text, special = self.tokenizer.decode(list(tokens or [])), False
         pieces = [
-            self.tokenizer.encode(part, add_special_tokens=params.add_special_tokens and index == 0)
-            for index, part in enumerate(parts)
+            self.tokenizer.encode(part, add_special_tokens=special and index == 0)
+            for index, part in enumerate(text.split(PLACEHOLDER) if items else [text])
         ]
-        prompt, media = expand(pieces, items, control.model.vocab_size)
+        prompt, media = expand(pieces, items)
         if params.truncate_prompt_tokens is not None:
             prompt = prompt[-params.truncate_prompt_tokens :]
-        return prompt, text, media
+        return prompt, given.get("prompt"), media
 
     def _media(self, given: dict[str, Any], disaggregated: DisaggregatedParams | None) -> list[MediaItem]:
         if disaggregated is None or disaggregated.multimodal_embedding_handles is None:
@@ -343,7 +350,9 @@ class BaseLLM:
             raise ValueError("Multimodal disaggregated inference is not supported for this model")
         if disaggregated.request_type == "generation_only":
             raise ValueError("Generation-only mode should not need multimodal parameters")
-        return [MediaItem(handle["storage_handle"], None) for handle in disaggregated.multimodal_embedding_handles]
+        if not given.get("prompt"):
+            raise ValueError("Text prompt is required but not provided")
+        return items_of_handles(disaggregated.multimodal_embedding_handles, disaggregated.multimodal_hashes)
 
 
 def _args_class(backend: str | None) -> type[TorchLlmArgs]:

@@ -1,0 +1,106 @@
+"""What a model makes of an image in a prompt, as its workers state it, so that a router can know the prompt too.
+
+    the template writes      `placeholder`, which has `image_token_id` once
+    the prompt has there     n tokens of the image; block hashes and KV events have `cached_token_id` for each
+    n is                     fixed      `tokens`, whatever the image
+                             qwen2_vl   of the image's size in pixels, by the formula below
+
+    f = patch_size * merge_size      rows, columns = round(height / f), round(width / f)
+    f^2 * rows * columns > max_pixels      b = sqrt(height * width / max_pixels):   max(1, floor(side / b / f)) each
+    f^2 * rows * columns < min_pixels      b = sqrt(min_pixels / (height * width)): ceil(side * b / f) each
+    n = rows * columns;  an image whose sides differ by more than 200 times is refused by the processor
+
+Source: huggingface/transformers, `models/qwen2_vl/image_processing_qwen2_vl.py` (smart_resize) and
+`processing_qwen2_vl.py` (tokens = patches / merge_size^2); Qwen2.5-VL and Qwen3-VL count alike, with other numbers. Of
+the id: TensorRT-LLM, `_torch/models/modeling_qwen2vl.py`, which computes on `vocab_size + 1` in place of the
+tokenizer's image token; vLLM keeps the tokenizer's.
+"""
+
+import math
+
+import msgspec
+
+from kv_protocol.errors import LimitExceeded
+
+IMAGE_TOKENS_MAX = 1 << 16
+"""Tokens of one image; a bound on what a few bytes of a request may become."""
+_PLACEHOLDER_CHARACTERS_MAX = 256
+_PATCH_SIZE_MAX = 256
+_MERGE_SIZE_MAX = 16
+_RATIO_MAX = 200
+_TOKEN_ID_MAX = 0xFFFF_FFFF
+
+
+class FixedTokens(msgspec.Struct, frozen=True, tag="fixed"):
+    """Every image has so many tokens: 1..IMAGE_TOKENS_MAX."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        _check("images.tokens.tokens", self.tokens, 1, IMAGE_TOKENS_MAX)
+
+    def count(self, width: int, height: int) -> int | None:  # noqa: ARG002 - whatever its size
+        """Return how many tokens an image has."""
+        return self.tokens
+
+
+class QwenTokens(msgspec.Struct, frozen=True, tag="qwen2_vl", kw_only=True):
+    """The more pixels, the more tokens: `patch_size` in pixels, `merge_size` in patches, bounds in pixels."""
+
+    patch_size: int = 14
+    merge_size: int = 2
+    min_pixels: int
+    max_pixels: int
+
+    def __post_init__(self) -> None:
+        _check("images.tokens.patch_size", self.patch_size, 1, _PATCH_SIZE_MAX)
+        _check("images.tokens.merge_size", self.merge_size, 1, _MERGE_SIZE_MAX)
+        _check("images.tokens.max_pixels", self.max_pixels, self.side**2, IMAGE_TOKENS_MAX * self.side**2)
+        _check("images.tokens.min_pixels", self.min_pixels, 1, self.max_pixels)
+
+    @property
+    def side(self) -> int:
+        """The side of the square that becomes a token, in pixels."""
+        return self.patch_size * self.merge_size
+
+    def count(self, width: int, height: int) -> int | None:
+        """Return how many tokens an image of `width` x `height` pixels has; None where the processor refuses it."""
+        if max(width, height) > _RATIO_MAX * min(width, height):
+            return None
+        side = self.side
+        rows, columns = round(height / side), round(width / side)
+        pixels = rows * columns * side**2
+        if pixels > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            rows, columns = (max(1, math.floor(each / shrink / side)) for each in (height, width))
+        elif pixels < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            rows, columns = (math.ceil(each * grow / side) for each in (height, width))
+        return rows * columns
+
+
+class ImageRule(msgspec.Struct, frozen=True, kw_only=True):
+    """What images become in a model's prompts. Workers of one model must agree on it, like on its tokenizer."""
+
+    placeholder: str
+    image_token_id: int
+    tokens: FixedTokens | QwenTokens
+    cached_token_id: int | None = None
+    """None: it is `image_token_id`."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.placeholder) <= _PLACEHOLDER_CHARACTERS_MAX:
+            raise LimitExceeded("images.placeholder", self.placeholder, f"1..{_PLACEHOLDER_CHARACTERS_MAX} characters")
+        _check("images.image_token_id", self.image_token_id, 0, _TOKEN_ID_MAX)
+        if self.cached_token_id is not None:
+            _check("images.cached_token_id", self.cached_token_id, 0, _TOKEN_ID_MAX)
+
+
+def rule_text(rule: ImageRule | None) -> str:
+    """Return the whole rule on one line, `none` where there is none: equal texts are equal rules."""
+    return "none" if rule is None else msgspec.json.encode(rule).decode()
+
+
+def _check(field: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise LimitExceeded(field, value, f"{least}..{most}")

@@ -1,0 +1,144 @@
+"""What an image becomes: the formula, the bounds, the wire."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.fleet import WorkerRegistered, decode_fleet_event, encode
+from kv_protocol.images import IMAGE_TOKENS_MAX, FixedTokens, ImageRule, QwenTokens, rule_text
+from tests.unit.kv_protocol.test_fleet import LEAST, wire
+
+QWEN_2_5 = QwenTokens(min_pixels=3136, max_pixels=12_845_056)
+"""As Qwen/Qwen2.5-VL-7B-Instruct, preprocessor_config.json."""
+FIXED: dict[str, Any] = {
+    "placeholder": "<image>",
+    "image_token_id": 32_000,
+    "tokens": {"type": "fixed", "tokens": 576},
+    "cached_token_id": None,
+}
+QWEN: dict[str, Any] = {
+    "placeholder": "<|vision_start|><|image_pad|><|vision_end|>",
+    "image_token_id": 151_655,
+    "tokens": {"type": "qwen2_vl", "patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 12_845_056},
+    "cached_token_id": 152_065,
+}
+
+
+def upstream(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """The size in pixels to which an image is resized, in the order of the published formula."""
+    h_bar, w_bar = round(height / factor) * factor, round(width / factor) * factor
+    if h_bar * w_bar > max_pixels:
+        beta = math.sqrt((height * width) / max_pixels)
+        h_bar = max(factor, math.floor(height / beta / factor) * factor)
+        w_bar = max(factor, math.floor(width / beta / factor) * factor)
+    elif h_bar * w_bar < min_pixels:
+        beta = math.sqrt(min_pixels / (height * width))
+        h_bar = math.ceil(height * beta / factor) * factor
+        w_bar = math.ceil(width * beta / factor) * factor
+    return h_bar, w_bar
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "grid"),
+    [
+        (2048, 1365, (98, 146)),  # the grid of the model card's demo.jpeg, in patches
+        (1024, 1024, (74, 74)),
+        (640, 480, (34, 46)),
+        (13, 7, (4, 6)),  # below min_pixels
+        (1, 1, (4, 4)),
+        (20_000, 20_000, (254, 254)),  # above max_pixels; (256, 256) but for the last bit of a quotient
+        (4000, 20, (2, 286)),
+    ],
+)
+def test_an_image_has_as_many_tokens_as_its_resized_patches_after_the_merge(
+    width: int, height: int, grid: tuple[int, int]
+) -> None:
+    assert QWEN_2_5.count(width, height) == grid[0] * grid[1] // 4
+
+
+sides = st.integers(1, 1 << 14)
+
+
+@given(sides, sides, st.integers(1, 40), st.integers(1, 4), st.integers(1, 3000), st.integers(1, 3000))
+def test_the_count_is_that_of_the_published_formula(
+    width: int, height: int, patch: int, merge: int, one: int, other: int
+) -> None:
+    side = patch * merge
+    rule = QwenTokens(
+        patch_size=patch, merge_size=merge, min_pixels=min(one, other) * side**2, max_pixels=max(one, other) * side**2
+    )
+    if max(width, height) > 200 * min(width, height):
+        assert rule.count(width, height) is None
+    else:
+        h_bar, w_bar = upstream(height, width, side, rule.min_pixels, rule.max_pixels)
+        patches = (h_bar // patch) * (w_bar // patch)
+        assert rule.count(width, height) == patches // merge**2
+
+
+def test_a_fixed_count_does_not_look_at_the_image() -> None:
+    assert {FixedTokens(576).count(1, 1), FixedTokens(576).count(9000, 20)} == {576}
+
+
+@pytest.mark.parametrize("images", [FIXED, QWEN])
+def test_a_rule_is_read_as_it_was_registered(images: dict[str, Any]) -> None:
+    told = decode_fleet_event(wire(LEAST | {"images": images}))
+    assert isinstance(told, WorkerRegistered)
+    assert json.loads(encode(told))["images"] == images
+    assert json.loads(rule_text(told.images)) == images
+    assert decode_fleet_event(encode(told)) == told
+
+
+def test_a_worker_that_says_nothing_of_images_has_no_rule() -> None:
+    assert WorkerRegistered(**LEAST).images is None
+    assert rule_text(None) == "none"
+
+
+def changed(**fields: Any) -> dict[str, Any]:
+    return FIXED | fields
+
+
+def counted(**fields: Any) -> dict[str, Any]:
+    return QWEN | {"tokens": QWEN["tokens"] | fields}
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (changed(placeholder=""), "images.placeholder: found '', allowed 1..256 characters"),
+        (changed(placeholder="x" * 257), f"images.placeholder: found {'x' * 257!r}, allowed 1..256 characters"),
+        (changed(image_token_id=-1), "images.image_token_id: found -1, allowed 0..4294967295"),
+        (changed(cached_token_id=2**32), "images.cached_token_id: found 4294967296, allowed 0..4294967295"),
+        (changed(tokens={"type": "fixed", "tokens": 0}), "images.tokens.tokens: found 0, allowed 1..65536"),
+        (counted(patch_size=0), "images.tokens.patch_size: found 0, allowed 1..256"),
+        (counted(merge_size=17), "images.tokens.merge_size: found 17, allowed 1..16"),
+        (counted(min_pixels=0), "images.tokens.min_pixels: found 0, allowed 1..12845056"),
+        (counted(min_pixels=12_845_057), "images.tokens.min_pixels: found 12845057, allowed 1..12845056"),
+        (counted(max_pixels=783), f"images.tokens.max_pixels: found 783, allowed 784..{IMAGE_TOKENS_MAX * 784}"),
+        (changed(tokens={"type": "guess"}), "Invalid value 'guess' - at `$.images.tokens.type`"),
+        (changed(image_token_id="9"), "Expected `int`, got `str` - at `$.images.image_token_id`"),
+        ({"placeholder": "x"}, "Object missing required field `image_token_id` - at `$.images`"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_with_its_field(images: dict[str, Any], message: str) -> None:
+    with pytest.raises(MalformedMessage) as refused:
+        decode_fleet_event(wire(LEAST | {"images": images}))
+    assert message in str(refused.value)
+
+
+def test_no_rule_makes_more_of_an_image_than_it_may() -> None:
+    with pytest.raises(LimitExceeded, match=r"images\.tokens\.tokens: found 65537"):
+        FixedTokens(IMAGE_TOKENS_MAX + 1)
+    largest = QwenTokens(min_pixels=1, max_pixels=IMAGE_TOKENS_MAX * 784)
+    assert largest.count(1 << 20, 1 << 20) == IMAGE_TOKENS_MAX
+
+
+def test_rules_differ_where_any_of_their_fields_does() -> None:
+    rule = ImageRule(placeholder="<image>", image_token_id=5, tokens=FixedTokens(2))
+    other = ImageRule(placeholder="<image>", image_token_id=5, tokens=FixedTokens(2), cached_token_id=6)
+    assert rule != other
+    assert rule_text(rule) != rule_text(other)

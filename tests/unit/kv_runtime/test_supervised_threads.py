@@ -1,0 +1,188 @@
+"""Threads whose work raises what nobody expected: begun again, given up in time, and never silent."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from kv_runtime.clock import ManualClock
+from kv_runtime.supervise import DrainOverdue, Part, PartGaveUp, Restarts, SupervisedThread, run_parts
+
+DRAIN_S = 10.0
+Run = Callable[[asyncio.Event], Coroutine[Any, Any, None]]
+AT_ONCE = Restarts(failures_max=3, window_s=60.0, pause_s=0.0)
+
+
+class Work:
+    """Raises as often as it is told, `clock` moving on in between; then it waits for stop."""
+
+    def __init__(self, failures: int, clock: ManualClock | None = None, every_s: float = 0.0) -> None:
+        self._failures, self._clock, self._every_s = failures, clock, every_s
+        self.runs = 0
+        self.threads: set[int] = set()
+        self.at_work = threading.Event()
+
+    def __call__(self, stop: threading.Event) -> None:
+        self.runs += 1
+        self.threads.add(threading.get_ident())
+        if self.runs <= self._failures:
+            if self._clock is not None:
+                self._clock._move_to(self._clock.now() + self._every_s)
+            raise ZeroDivisionError(f"run {self.runs}")
+        self.at_work.set()
+        stop.wait()
+
+
+def gives_up(thread: SupervisedThread) -> PartGaveUp:
+    with pytest.raises(PartGaveUp) as raised:
+        thread.run(threading.Event())
+    return raised.value
+
+
+async def stopped_once(at_work: threading.Event, stop: asyncio.Event) -> None:
+    await asyncio.to_thread(at_work.wait, 20)
+    stop.set()
+
+
+# ---------------------------------------------------------------- one thread
+@pytest.mark.asyncio
+async def test_work_that_raises_begins_again_in_its_thread_and_is_counted_and_logged() -> None:
+    work, stop = Work(2), asyncio.Event()
+    thread = SupervisedThread("poller", work, restarts=AT_ONCE, clock=ManualClock())
+    with capture_logs() as lines:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stopped_once(work.at_work, stop))
+            await run_parts([thread.part()], stop=stop, drain_s=DRAIN_S)
+    assert (work.runs, len(work.threads), thread.failures_total, thread.failure) == (3, 1, 2, "")
+    assert [(line["event"], line["thread"]) for line in lines] == [("thread_failed", "poller")] * 2
+
+
+def test_work_that_fails_too_often_within_the_window_is_given_up_and_its_last_failure_is_the_cause() -> None:
+    work = Work(99)
+    thread = SupervisedThread("poller", work, restarts=AT_ONCE, clock=ManualClock())
+    error = gives_up(thread)
+    assert (work.runs, thread.failures_total, str(error.__cause__)) == (3, 3, "run 3")
+    assert str(error) == "thread 'poller' failed: ZeroDivisionError: run 3"
+    assert thread.failure == "ZeroDivisionError: run 3"
+
+
+@pytest.mark.parametrize(("every_s", "runs"), [(29.9, 3), (30.0, 11)])
+def test_failures_beyond_the_window_do_not_count(every_s: float, runs: int) -> None:
+    """Three within 60 s are too many; at 30 s each, the first of any three is 60 s old."""
+    clock, stop = ManualClock(), threading.Event()
+    work = Work(10, clock, every_s)
+    work.at_work = stop
+    thread = SupervisedThread("poller", work, restarts=AT_ONCE, clock=clock)
+    if runs == 3:
+        with pytest.raises(PartGaveUp):
+            thread.run(stop)
+    else:
+        thread.run(stop)
+    assert work.runs == runs
+
+
+def test_pauses_double_up_to_their_bound() -> None:
+    restarts = Restarts(pause_s=0.2, pause_max_s=1.0)
+    assert [restarts.pause_after_s(failures) for failures in (1, 2, 3, 4, 99)] == [0.2, 0.4, 0.8, 1.0, 1.0]
+
+
+def test_a_stop_ends_the_pause_and_the_work_does_not_begin_again() -> None:
+    stop = threading.Event()
+    stop.set()
+    work = Work(1)
+    with pytest.raises(PartGaveUp):
+        SupervisedThread("poller", work, restarts=Restarts(pause_s=60.0, pause_max_s=60.0)).run(stop)
+    assert work.runs == 1
+
+
+def test_what_is_no_exception_of_the_work_s_own_ends_the_thread() -> None:
+    def exits(_: threading.Event) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        SupervisedThread("poller", exits, restarts=AT_ONCE).run(threading.Event())
+
+
+# ---------------------------------------------------------------- the process
+@pytest.mark.asyncio
+@pytest.mark.parametrize("stage", [0, 2])
+async def test_a_part_that_gives_up_lets_the_others_drain_before_its_error_is_raised(stage: int) -> None:
+    lines: list[str] = []
+
+    def waiting(name: str) -> Run:
+        async def run(stop: asyncio.Event) -> None:
+            await stop.wait()
+            lines.append(name)
+
+        return run
+
+    thread = SupervisedThread("poller", Work(99), restarts=AT_ONCE)
+    parts = [Part(name, waiting(name), at) for at, name in enumerate(("source", "folder", "writer"))]
+    stop = asyncio.Event()
+    with pytest.raises(PartGaveUp) as raised:
+        await run_parts([*parts, thread.part(stage=stage)], stop=stop, drain_s=DRAIN_S)
+    assert lines == ["source", "folder", "writer"]
+    assert stop.is_set()
+    assert raised.value.__notes__ == ["in part 'poller'"]
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+@pytest.mark.asyncio
+async def test_a_part_that_gives_up_and_one_that_does_not_drain_are_both_told() -> None:
+    async def deaf(_: asyncio.Event) -> None:
+        await asyncio.Event().wait()
+
+    thread = SupervisedThread("poller", Work(99), restarts=AT_ONCE)
+    with pytest.raises(ExceptionGroup) as raised:
+        await run_parts([Part("deaf", deaf), thread.part()], stop=asyncio.Event(), drain_s=0.0)
+    assert [type(error) for error in raised.value.exceptions] == [PartGaveUp, DrainOverdue]
+
+
+@pytest.mark.asyncio
+async def test_a_failure_while_others_drain_for_one_that_gave_up_is_told_with_it() -> None:
+    async def breaks(stop: asyncio.Event) -> None:
+        await stop.wait()
+        raise KeyError
+
+    thread = SupervisedThread("poller", Work(99), restarts=AT_ONCE)
+    with pytest.raises(ExceptionGroup) as raised:
+        await run_parts([Part("broken", breaks), thread.part()], stop=asyncio.Event(), drain_s=DRAIN_S)
+    assert [type(error) for error in raised.value.exceptions] == [PartGaveUp, KeyError]
+
+
+# ---------------------------------------------------------------- planted bugs
+class Forgiving(SupervisedThread):
+    """Plants a bug: nothing is ever given up."""
+
+    def _failed(self, error: Exception) -> float | None:
+        super()._failed(error)
+        return 0.0
+
+
+class Deaf(SupervisedThread):
+    """Plants a bug: a failure is survived, and not counted."""
+
+    def _failed(self, error: Exception) -> float | None:
+        pause_s = super()._failed(error)
+        self.failures_total = 0
+        return pause_s
+
+
+def failures_and_runs(kind: type[SupervisedThread]) -> tuple[int, int]:
+    """Return what the tests above judge by, after five failures of work that may fail thrice."""
+    work, stop = Work(5), threading.Event()
+    work.at_work = stop
+    thread = kind("poller", work, restarts=AT_ONCE, clock=ManualClock())
+    with suppress(PartGaveUp):
+        thread.run(stop)
+    return thread.failures_total, work.runs
+
+
+def test_planted_bugs_are_seen() -> None:
+    assert failures_and_runs(SupervisedThread) == (3, 3)
+    assert failures_and_runs(Forgiving) != (3, 3)
+    assert failures_and_runs(Deaf) != (3, 3)

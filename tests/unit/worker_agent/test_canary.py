@@ -1,0 +1,234 @@
+"""The canary: when an idle engine is asked, and what its answers do to its worker's place in the fleet."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.fleet import WorkerLeft, WorkerRegistered, decode_fleet_event
+from kv_protocol.hashing import HASH_SCHEME, canary
+from kv_runtime.clock import ManualClock
+from kv_runtime.event_log import BrokerUnavailable
+from worker_agent.canary import BEGIN_ID, CanaryWatch, HeardEngine
+from worker_agent.core.canary import OUTCOMES, SALT, Canary, canary_request
+from worker_agent.core.engine import EngineDescription, EngineError, EngineOutput, EngineRequest
+from worker_agent.core.simulator.scheduler import Simulator
+from worker_agent.engines.simulated import SimulatedEngine
+from worker_agent.membership import Membership
+
+WAIT_S, TIMEOUT_S = 10.0, 3.0
+DESCRIPTION = EngineDescription(
+    model="m",
+    version="1",
+    event_source="simulated",
+    block_size=4,
+    total_kv_blocks=16,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    max_seq_len=64,
+)
+
+
+# ------------------------------------------------------------------------------------------------- the table
+def test_an_engine_is_asked_after_the_silence_and_not_before() -> None:
+    idle = Canary((0,), WAIT_S, 100.0)
+    assert idle.due_s(100.0) == WAIT_S
+    assert idle.due_s(110.0) == idle.due_s(999.0) == 0
+
+
+def test_an_output_of_any_generation_is_a_sign_of_life() -> None:
+    idle = Canary((0,), WAIT_S, 0.0)
+    idle.on_output(9.0)
+    assert idle.due_s(10.0) == 9.0
+
+
+@pytest.mark.parametrize("outcome", ["failed", "late"])
+def test_only_an_answer_makes_an_unfit_engine_fit(outcome: Any) -> None:
+    idle = Canary((0,), WAIT_S, 0.0)
+    idle.on_answer(outcome, 10.0)
+    idle.on_output(12.0)
+    assert not idle.is_fit
+    assert idle.due_s(12.0) == 8.0
+    idle.on_answer("ok", 21.0)
+    assert idle.is_fit
+
+
+def test_ranks_are_asked_in_turn_and_one_that_failed_until_it_answers() -> None:
+    idle, asked = Canary((4, 5), WAIT_S, 0.0), []
+    for outcome in ("ok", "failed", "late", "ok", "ok"):
+        asked.append(idle.dp_rank)
+        idle.on_answer(outcome, 0.0)
+    assert asked == [4, 5, 5, 5, 4]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["output", *OUTCOMES]), st.floats(0, 30)), max_size=30))
+def test_it_is_never_longer_until_the_next_question_than_the_silence_allowed(told: Any) -> None:
+    idle, now_s = Canary((0, 1, 2), WAIT_S, 0.0), 0.0
+    for what, later_s in told:
+        now_s += later_s
+        idle.on_output(now_s) if what == "output" else idle.on_answer(what, now_s)
+        assert 0 <= idle.due_s(now_s) <= WAIT_S + 1e-6, "but for rounding"
+        assert idle.is_fit or what != "ok"
+
+
+def test_the_question_is_one_token_that_no_client_s_prefix_can_meet() -> None:
+    asked = canary_request("canary-0", 7, 3, is_decode=True)
+    assert (asked.prompt, asked.max_tokens, asked.dp_rank, asked.cache_salt) == ((7,), 1, 3, SALT)
+    assert (asked.sampling.temperature, asked.queue_priority, asked.serves_alone) == (0.0, 1.0, True)
+    assert not canary_request("canary-0", 7, 3, is_decode=False).serves_alone
+
+
+# ------------------------------------------------------------------------------------------------- the watch
+class Log:
+    """What a worker tells the fleet, kept; `is_away`: nothing can be told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.is_away = False
+
+    async def publish(self, _: str, data: bytes) -> None:
+        if self.is_away:
+            raise BrokerUnavailable("gone")
+        self.told.append(decode_fleet_event(data))
+
+
+class Scripted(SimulatedEngine):
+    """An engine that answers its canaries as a test says: `ok`, `error`, `broken` or, for ever, nothing."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(Simulator(DESCRIPTION), clock)
+        self.answer, self.asked, self.aborted = "ok", list[EngineRequest](), 0
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        self.asked.append(request)
+        if self.answer == "nothing":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.aborted += 1
+        if self.answer == "error":
+            raise EngineError("no")
+        finish: Any = "error" if self.answer == "broken" else "length"
+        yield EngineOutput(token_ids=(1,), cached_tokens=0, finish_reason=finish)
+
+
+class Watched:
+    """A worker with its canary, in a clock that only the test moves."""
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self.clock, self.log, self.stop = ManualClock(), Log(), asyncio.Event()
+        self.engine, self.idle = Scripted(self.clock), Canary((0,), WAIT_S, 0.0)
+        registration = WorkerRegistered(
+            worker_id="w",
+            instance="i",
+            model="m",
+            served_names=("m",),
+            base_url="http://127.0.0.1:1",
+            block_size=4,
+            hash_scheme=HASH_SCHEME,
+            tokenizer_digest="",
+            template_digest="",
+            canary=canary(4),
+        )
+        self.membership = Membership(registration, self.log, self.clock, asyncio.Event())  # type: ignore[arg-type]
+        self.watch = CanaryWatch(
+            self.engine,
+            self.idle,
+            self.membership,
+            self.clock,
+            timeout_s=timeout_s,
+            begin_id=None,
+            is_decode=False,
+        )
+
+    @property
+    def told(self) -> list[str]:
+        return [type(event).__name__ for event in self.log.told]
+
+    async def settle(self) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def after(self, seconds: float) -> None:
+        await self.clock.advance(seconds)
+        await self.settle()
+
+    async def run(self, group: asyncio.TaskGroup) -> None:
+        group.create_task(self.membership.run(self.stop))
+        group.create_task(self.watch.run(self.stop))
+        await self.settle()
+
+
+@pytest.mark.asyncio
+async def test_an_idle_engine_is_asked_for_the_begin_token_s_successor() -> None:
+    worker = Watched()
+    async with asyncio.TaskGroup() as group:
+        await worker.run(group)
+        assert worker.engine.asked == []
+        await worker.after(WAIT_S)
+        assert [each.prompt for each in worker.engine.asked] == [(BEGIN_ID,)]
+        worker.stop.set()
+    assert worker.watch.asked_total == {"ok": 1, "failed": 0, "late": 0}
+    assert worker.told == ["WorkerRegistered", "WorkerDraining"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("answer", "reason"), [("error", "no"), ("broken", "the generation failed")])
+async def test_an_engine_that_fails_it_is_out_until_it_answers(answer: str, reason: str) -> None:
+    worker = Watched()
+    worker.engine.answer = answer
+    async with asyncio.TaskGroup() as group:
+        await worker.run(group)
+        await worker.after(WAIT_S)
+        left = worker.log.told[-1]
+        assert isinstance(left, WorkerLeft)
+        assert left.reason == f"canary at rank 0: {reason}"
+        await worker.after(WAIT_S)
+        assert worker.told == ["WorkerRegistered", "WorkerLeft"], "which is said once"
+        worker.engine.answer = "ok"
+        await worker.after(WAIT_S)
+        assert worker.told == ["WorkerRegistered", "WorkerLeft", "WorkerRegistered"]
+        worker.stop.set()
+    assert worker.watch.asked_total == {"ok": 1, "failed": 2, "late": 0}
+
+
+@pytest.mark.asyncio
+async def test_a_late_answer_is_none_and_its_generation_is_given_up() -> None:
+    worker = Watched(timeout_s=0.0)
+    worker.engine.answer = "nothing"
+    async with asyncio.TaskGroup() as group:
+        await worker.run(group)
+        await worker.after(WAIT_S)
+        assert worker.told == ["WorkerRegistered", "WorkerLeft"]
+        worker.stop.set()
+    assert (worker.watch.asked_total["late"], worker.engine.aborted) == (1, 1)
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_is_out_when_it_stops_does_not_say_that_it_drains() -> None:
+    worker = Watched()
+    async with asyncio.TaskGroup() as group:
+        await worker.run(group)
+        worker.log.is_away = True
+        worker.membership.withdraw("the engine is dead")
+        await worker.settle()
+        worker.log.is_away = False
+        worker.stop.set()
+    assert worker.told == ["WorkerRegistered", "WorkerLeft"]
+    assert worker.log.told[-1].reason == "the engine is dead"
+
+
+@pytest.mark.asyncio
+async def test_what_clients_are_answered_counts_as_life() -> None:
+    worker = Watched()
+    heard = HeardEngine(worker.engine, worker.idle, worker.clock)
+    await worker.clock.advance(9.0)
+    asked = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
+    async with aclosing(heard.generate(asked)) as outputs:
+        assert [output.token_ids async for output in outputs] == [(1,)]
+    assert worker.idle.due_s(10.0) == 9.0
+    assert heard.describe() == DESCRIPTION

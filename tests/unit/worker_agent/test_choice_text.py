@@ -1,0 +1,172 @@
+"""A choice's text and tokens, whatever comes at once: as if every token came alone and nothing were held back."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from kv_runtime.text import ByteText
+from worker_agent.core.choice_text import ChoiceText, Piece, Place
+from worker_agent.core.disaggregated import Handoff
+from worker_agent.core.engine import EngineOutput
+from worker_agent.core.sampling import TokenLogprob, TokenLogprobs
+
+TEXT = ByteText()
+END = min(TEXT.eos_ids)
+
+
+def place(token: int) -> TokenLogprobs:
+    return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=-token / 100))
+
+
+def output(tokens: Sequence[int], finish_reason: str | None = None) -> EngineOutput:
+    return EngineOutput(
+        token_ids=tuple(tokens),
+        cached_tokens=0,
+        finish_reason=finish_reason,  # type: ignore[arg-type]
+        logprobs=tuple(place(token) for token in tokens),
+    )
+
+
+def outputs(tokens: Sequence[int], cuts: Iterable[int], finish_reason: str = "length") -> list[EngineOutput]:
+    """Return the tokens in as many outputs as `cuts` make, the last of which says how the choice ended."""
+    at = [0, *sorted(cut % (len(tokens) + 1) for cut in cuts), len(tokens)]
+    parts = [tokens[begin:end] for begin, end in pairwise(at)]
+    return [*(output(part) for part in parts[:-1]), output(parts[-1], finish_reason)]
+
+
+class Told(NamedTuple):
+    """All of an answer."""
+
+    text: str
+    places: list[Place]
+    finish_reason: str | None
+
+
+def told(given_: Iterable[EngineOutput], stops: Sequence[str], kind: type[ChoiceText] = ChoiceText) -> Told:
+    choice = kind(0, TEXT.detokenizer(), tuple(stops), with_logprobs=True)
+    pieces: list[Piece] = []
+    for each in given_:
+        pieces.append(choice.push(each))
+        if choice.is_over:
+            break
+    places = [each for piece in pieces for each in piece.places]
+    return Told("".join(piece.text for piece in pieces), places, pieces[-1].finish_reason)
+
+
+def expected(tokens: Sequence[int], stops: Sequence[str]) -> Told:
+    """Return what is told of tokens when all of the text is known: the cut is where the first stop string ends."""
+    text = TEXT.decode(tokens)
+    ends = [(text.index(stop) + len(stop), -len(stop)) for stop in stops if stop and stop in text]
+    cut = len(text) if not ends else min(ends)[0] + min(ends)[1]
+    spans = spans_of(tokens)
+    shown = [Place(token, start, place(token)) for token, start, end in spans if end <= cut or start < cut]
+    if not ends:
+        shown = [Place(token, start, place(token)) for token, start, _ in spans]
+    return Told(text[:cut], shown, "stop" if ends else "length")
+
+
+def spans_of(tokens: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return each token with begin and end of its text: that of the first prefix that has more whole characters."""
+    lengths = [len(prefix(tokens, at)) for at in range(len(tokens) + 1)]
+    whole = len(TEXT.decode(tokens))
+    spans = []
+    for at, token in enumerate(tokens):
+        longer = next((length for length in lengths[at + 1 :] if length > lengths[at]), whole)
+        spans.append((token, lengths[at], longer if longer > lengths[at] else whole + 1))
+    return spans
+
+
+def prefix(tokens: Sequence[int], count: int) -> str:
+    detokenizer = TEXT.detokenizer()
+    return detokenizer.push(tokens[:count])
+
+
+letters = st.lists(st.sampled_from([*b"abc", *"é€".encode(), END]), max_size=14)
+texts = st.text("abcé€", max_size=10).map(lambda text: list(text.encode()))
+cuts = st.lists(st.integers(0, 30), max_size=6)
+stop_strings = st.lists(st.text("abcé€", min_size=1, max_size=3), max_size=3)
+
+
+@given(texts | letters, cuts, stop_strings)
+@example(list("a€".encode()), [2, 3], ["€"])
+@example([97, END], [1], [])
+@example([0xE2, 0x82], [1], [])
+def test_text_and_tokens_do_not_depend_on_what_came_at_once(tokens: list[int], at: list[int], stops: list[str]) -> None:
+    assert told(outputs(tokens, at), stops) == expected(tokens, stops)
+
+
+@given(texts, cuts, stop_strings)
+def test_what_was_shown_is_never_taken_back(tokens: list[int], at: list[int], stops: list[str]) -> None:
+    whole = expected(tokens, stops)
+    choice = ChoiceText(0, TEXT.detokenizer(), tuple(stops), with_logprobs=True)
+    text, places = "", 0
+    for each in outputs(tokens, at):
+        piece = choice.push(each)
+        text, places = text + piece.text, places + len(piece.places)
+        assert whole.text.startswith(text)
+        for shown in whole.places[:places]:
+            assert shown.start <= len(text)
+
+
+def test_the_tokens_are_counted_up_to_the_one_that_completes_a_stop_string() -> None:
+    choice = ChoiceText(0, TEXT.detokenizer(), ("bc",), with_logprobs=False)
+    piece = choice.push(output(list(b"abcdef")))
+    assert (piece.text, piece.finish_reason, choice.tokens) == ("a", "stop", 3)
+
+
+def test_a_choice_that_is_over_says_nothing_more() -> None:
+    choice = ChoiceText(1, TEXT.detokenizer(), ("b",), with_logprobs=True)
+    choice.push(output(list(b"ab")))
+    assert (choice.push(output(list(b"cd"), "length")), choice.tokens) == (Piece(choice=1), 2)
+
+
+def test_without_log_probabilities_no_token_is_told() -> None:
+    choice = ChoiceText(0, TEXT.detokenizer(), (), with_logprobs=False)
+    assert choice.push(output(list(b"ab"), "stop")) == Piece(text="ab", finish_reason="stop")
+
+
+def test_tokens_of_which_nothing_is_known_are_told_all_the_same() -> None:
+    choice = ChoiceText(0, TEXT.detokenizer(), (), with_logprobs=True)
+    bare = EngineOutput(token_ids=(97, 98), cached_tokens=0, finish_reason="stop", logprobs=(place(97),))
+    assert choice.push(bare).places == (Place(97, 0, place(97)), Place(98, 1, None))
+
+
+def test_what_the_next_worker_needs_goes_with_the_output_that_says_it() -> None:
+    handoff = Handoff(opaque_state=b"x")
+    said = EngineOutput(token_ids=(97,), cached_tokens=0, finish_reason="length", handoff=handoff)
+    assert ChoiceText(0, TEXT.detokenizer(), (), with_logprobs=False).push(said).handoff == handoff
+
+
+class ShowsTokensAtOnce(ChoiceText):
+    """Planted bug: a token is told though its text is held back."""
+
+    def push(self, output: EngineOutput) -> Piece:
+        piece = super().push(output)
+        assert self._held is not None
+        held = tuple(each for _, each in self._held._spans)
+        self._held._spans.clear()
+        return Piece(text=piece.text, places=piece.places + held, finish_reason=piece.finish_reason)
+
+
+class ForgetsTheLastTokens(ChoiceText):
+    """Planted bug: tokens without text are lost at the end."""
+
+    def push(self, output: EngineOutput) -> Piece:
+        piece = super().push(output)
+        kept = [each for each in piece.places if each.token_id != END]
+        return Piece(text=piece.text, places=tuple(kept), finish_reason=piece.finish_reason)
+
+
+@pytest.mark.parametrize("planted", [ShowsTokensAtOnce, ForgetsTheLastTokens])
+def test_the_property_fails_on_a_planted_bug(planted: type[ChoiceText]) -> None:
+    @settings(max_examples=1000, database=None, derandomize=True, phases=[Phase.generate])
+    @given(texts | letters, cuts, stop_strings)
+    def search(tokens: list[int], at: list[int], stops: list[str]) -> None:
+        assert told(outputs(tokens, at), stops, planted) == expected(tokens, stops)
+
+    with pytest.raises(AssertionError):
+        search()

@@ -1,0 +1,156 @@
+"""A generation as an answer: streamed it says what it says whole, whatever came at once and in whatever turn."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kv_protocol.openai import CompletionRequest
+from kv_runtime.text import ByteText
+from tests.integration.scripted_engine import ScriptedEngine
+from worker_agent.core.answers import Answer
+from worker_agent.core.choice_text import Piece
+from worker_agent.core.engine import EngineOutput, EngineRequest, EngineStopped
+from worker_agent.core.sampling import Sampling, TokenLogprob, TokenLogprobs
+from worker_agent.generation import Generation, GenerationFailed
+
+TEXT = ByteText()
+ASKED = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
+
+
+class Saying(ScriptedEngine):
+    """An engine that says the same to every request; `open` are generations that nobody has closed."""
+
+    def __init__(self, outputs: Sequence[EngineOutput]) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self.open = 0
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        del request
+        self.open += 1
+        try:
+            for output in self._outputs:
+                yield output
+        finally:
+            self.open -= 1
+
+
+def output(tokens: Sequence[int], choice: int = 0, **fields: Any) -> EngineOutput:
+    places = tuple(TokenLogprobs(chosen=TokenLogprob(token_id=each, logprob=-each / 100)) for each in tokens)
+    told: dict[str, Any] = {"token_ids": tuple(tokens), "cached_tokens": 1, "choice": choice, "logprobs": places}
+    return EngineOutput(**(told | fields))
+
+
+def generation(engine: Saying, *, choices: int = 1, stops: tuple[str, ...] = ()) -> Generation:
+    wishes = Sampling(choices=choices, logprobs=0)
+    return Generation(engine, TEXT, EngineRequest(request_id="r", prompt=(1, 2), max_tokens=9, sampling=wishes), stops)
+
+
+def collected(made: Generation) -> list[Piece]:
+    async def collect() -> list[Piece]:
+        async with aclosing(made.pieces()) as pieces:
+            return [piece async for piece in pieces]
+
+    return asyncio.run(collect())
+
+
+def choice_of(events: bytes, choice: int) -> dict[str, Any]:
+    """Return what a stream says of a choice, as a whole answer has it."""
+    told = [msgspec.json.decode(event[6:])["choices"][0] for event in events.split(b"\n\n") if event]
+    mine = [each for each in told if each["index"] == choice]
+    columns = [each["logprobs"] for each in mine if each["logprobs"]]
+    joined = {name: [each for part in columns for each in part[name]] for name in (columns[0] if columns else ())}
+    text = "".join(each["text"] for each in mine)
+    return {"index": choice, "text": text, "logprobs": joined or None, "finish_reason": mine[-1]["finish_reason"]}
+
+
+said = st.lists(st.text("abcé€", max_size=8).map(lambda text: list(text.encode())), min_size=1, max_size=3)
+
+
+@settings(deadline=None)
+@given(said, st.lists(st.text("abcé€", min_size=1, max_size=3), max_size=2).map(tuple), st.data())
+def test_the_deltas_of_every_choice_joined_are_its_whole_answer(
+    said: list[list[int]], stops: tuple[str, ...], data: st.DataObject
+) -> None:
+    outputs, left = [], dict(enumerate(said))
+    while left:
+        choice = data.draw(st.sampled_from(sorted(left)))
+        count = len(left[choice]) - data.draw(st.integers(0, len(left[choice])))
+        tokens, left[choice] = left[choice][:count], left[choice][count:]
+        is_last = not left[choice] and not data.draw(st.booleans())
+        outputs.append(output(tokens, choice, finish_reason="length" if is_last else None))
+        if is_last:
+            del left[choice]
+    engine, answer = Saying(outputs), Answer(CompletionRequest(model="m", prompt="x"), "7", 0, TEXT.token_bytes)
+    streamed = collected(generation(engine, choices=len(said), stops=stops))
+    events = b"".join(answer.events(piece) for piece in streamed)
+    whole = asyncio.run(generation(engine, choices=len(said), stops=stops).whole())
+    expected = msgspec.json.decode(answer.whole(whole, {}))["choices"]
+    assert [choice_of(events, choice) for choice in range(len(said))] == expected
+    assert engine.open == 0
+
+
+def test_the_engine_is_told_once_every_choice_has_stopped() -> None:
+    engine = Saying([output(b"ax", 0), output(b"b", 1), output(b"cccc", 0), output(b"bx", 1), output(b"never", 1)])
+    made = generation(engine, choices=2, stops=("x",))
+    assert [piece.text for piece in collected(made)] == ["a", "b", "", "b"]
+    assert (engine.open, made.usage()["completion_tokens"]) == (0, 5)
+
+
+def test_the_usage_is_that_of_the_prompt_which_the_engine_computed() -> None:
+    first = output(b"a", cached_tokens=3, prompt=(5, 6, 7, 8))
+    made = generation(Saying([first, output(b"b", cached_tokens=3, finish_reason="length")]))
+    collected(made)
+    assert (made.usage()["prompt_tokens"], made.prompt) == (4, (5, 6, 7, 8))
+    assert made.usage()["prompt_tokens_details"] == {"cached_tokens": 3}
+
+
+def test_of_several_choices_the_first_says_what_was_cached() -> None:
+    outputs = [output(b"a", 0, finish_reason="length"), output(b"b", 1, cached_tokens=2, finish_reason="length")]
+    made = generation(Saying(outputs), choices=2)
+    collected(made)
+    assert made.usage()["prompt_tokens_details"] == {"cached_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [output(b"a"), output(b"", finish_reason="error")],
+        [output(b"a"), output(b"b")],
+        [output(b"a", finish_reason="stop"), output(b"", 1, finish_reason="error")],
+        [],
+    ],
+)
+def test_an_error_of_one_choice_or_no_end_is_the_request_s(outputs: list[EngineOutput]) -> None:
+    engine = Saying(outputs)
+    with pytest.raises(GenerationFailed, match="the engine ended this request"):
+        collected(generation(engine, choices=2))
+    with pytest.raises(GenerationFailed, match="the engine ended this request"):
+        asyncio.run(generation(engine, choices=2).whole())
+    assert engine.open == 0
+
+
+def test_what_the_engine_raises_is_raised() -> None:
+    async def stopped() -> None:
+        async with aclosing(Generation(ScriptedEngine(), TEXT, ASKED, ()).pieces()) as pieces:
+            await anext(pieces)
+
+    with pytest.raises(EngineStopped):
+        asyncio.run(stopped())
+
+
+def test_a_reader_that_goes_away_closes_the_generation() -> None:
+    engine = Saying([output(b"a"), output(b"b")])
+
+    async def leave() -> int:
+        async with aclosing(generation(engine).pieces()) as pieces:
+            await anext(pieces)
+            return engine.open
+
+    assert (asyncio.run(leave()), engine.open) == (1, 0)

@@ -1,0 +1,61 @@
+"""Refusals and encodings as metrics, each with its reason or outcome."""
+
+from pathlib import Path
+
+from prometheus_client.core import Metric
+
+from kv_runtime.clock import ManualClock
+from tests.support.image_model import PLACEHOLDER
+from worker_agent.core.disaggregated import Handoff
+from worker_agent.core.embedding_cache import EmbeddingCache
+from worker_agent.core.image_models import ImageFacts
+from worker_agent.core.offers import Offers
+from worker_agent.encode_api import EncodeApi
+from worker_agent.media.config import EmbeddingTransferSection, MediaSection
+from worker_agent.media.http_transfer import HttpEmbeddingTransfer
+from worker_agent.media.loader import MediaLoader
+from worker_agent.media.metrics import encode_families, media_families
+
+PAGE = Path(__file__).parents[3] / "docs" / "TENSORRT_LLM.md"
+
+
+class NoEncoder:
+    async def encode(self, text: str, media: object) -> Handoff:
+        raise AssertionError(f"{text} {media}")
+
+    async def embeddings(self, text: str, media: object) -> tuple[bytes, ...]:
+        raise AssertionError(f"{text} {media}")
+
+
+def samples(families: list[Metric]) -> dict[tuple[str, ...], float]:
+    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    loader = MediaLoader(MediaSection())
+    loader.refused_total["address_private"] += 2
+    loader.loaded_total["image"] += 1
+    loader.loaded_bytes_total = 69
+    assert samples(list(media_families("w", loader))) == {
+        ("kvrouter_media_loaded_total", "w", "image"): 1,
+        ("kvrouter_media_loaded_bytes_total", "w"): 69,
+        ("kvrouter_media_refused_total", "w", "address_private"): 2,
+    }
+
+
+def test_an_encode_worker_shows_what_it_keeps_and_what_waits() -> None:
+    loader, cache = MediaLoader(MediaSection()), EmbeddingCache(100)
+    offers: Offers[bytes] = Offers(100, 1.0)
+    transfer = HttpEmbeddingTransfer(EmbeddingTransferSection(), ManualClock())
+    facts = ImageFacts(placeholder=PLACEHOLDER, image_token_id=1)
+    api = EncodeApi(NoEncoder(), loader, facts, transfer, cache, served_names=("m",), inflight_requests_max=1)
+    cache.put("a", b"xy")
+    assert (cache.get("a"), cache.get("b")) == (b"xy", None)
+    offers.offer("t", b"xyz", 0.0)
+    told = samples(list(encode_families("w", api, cache, offers.statistics())))
+    assert told["kvrouter_embedding_cache_bytes", "w"] == 2
+    assert told["kvrouter_embedding_offers_bytes", "w"] == 3
+    assert told["kvrouter_embedding_lookups_total", "w", "hit"] == told["kvrouter_embedding_lookups_total", "w", "miss"]
+    assert told["kvrouter_encode_requests_total", "w", "cancelled"] == 0
+    documented = PAGE.read_text()
+    assert [name for name, *_ in told if name not in documented] == []

@@ -1,0 +1,199 @@
+"""Settings of a worker whose engine runs in its process: what goes together, and what the engine is given of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kv_runtime.clock import SystemClock
+from kv_runtime.config import ConfigurationError, load_settings, render
+from kv_runtime.text import load_text
+from worker_agent.config import AgentSettings
+from worker_agent.core.engine_findings import EngineArgsInvalid
+from worker_agent.core.engine_rules import Circumstances
+from worker_agent.engine_args import EngineArgsSources
+from worker_agent.engine_choice import Chosen, chosen_engine, engine_text, made_engine, served_names
+from worker_agent.engines.simulated import SimulatedEngine
+from worker_agent.engines.trtllm import TensorRTLLMEngine
+from worker_agent.engines.trtllm_settings import LoraAdapter
+
+TRTLLM = "engine.kind=trtllm"
+HOST_SOURCE = "events.sources=[{source: host, endpoint: 'ipc://x'}]"
+
+
+def loaded(*assignments: str) -> AgentSettings:
+    return load_settings(AgentSettings, assignments=assignments)
+
+
+def chosen(*assignments: str, sources: Any = None, **circumstances: Any) -> Chosen:
+    return chosen_engine(loaded(*assignments), sources or EngineArgsSources(), Circumstances(**circumstances))
+
+
+@pytest.mark.parametrize(
+    ("assignments", "problem"),
+    [
+        ([TRTLLM, "engine.block_size=16"], "engine.block_size: found a value, allowed of the simulated engine alone"),
+        ([TRTLLM, "engine.speed=2"], "engine.speed: found a value"),
+        (["trtllm.loras={law: /x}"], "trtllm.loras: found a value, allowed where engine.kind is trtllm"),
+        (["engine.kind=vllm"], "engine.kind"),
+        (["worker.endpoint=a.b"], "worker.endpoint: found 'a.b', Value error, allowed namespace.component.endpoint"),
+        (["worker.role=prefill", "worker.canary_wait_s=9"], "canary_wait_s: found 9.0, allowed 0 of role prefill"),
+        (["worker.role=encode", "worker.canary_wait_s=9"], "it generates nothing"),
+        (["events.sources=[{source: engine, endpoint: 'tcp://127.0.0.1:1'}]"], "that is the engine's own"),
+        (
+            ["events.sources=[{source: a, endpoint: 'ipc://x'}, {source: a, endpoint: 'ipc://y', dp_rank: 0}]"],
+            "sources: found source 'a' of dp_ranks [None, 0], allowed each rank once",
+        ),
+        (
+            [HOST_SOURCE, "engine.host_blocks=9", "engine.host_events=source"],
+            "events.sources: found source 'host', allowed another name: that is the engine's tier",
+        ),
+        ([TRTLLM, "trtllm.transfer_node=256"], "trtllm.transfer_node"),
+        ([TRTLLM, "trtllm.transfer_process=3"], "transfer_process: found 3, allowed with transfer_node alone"),
+        ([TRTLLM, "trtllm.loras={'': /x}"], "trtllm.loras"),
+    ],
+)
+def test_what_does_not_go_together_is_named(assignments: list[str], problem: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        loaded(*assignments)
+    assert problem in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["simulated", "trtllm"])
+def test_what_is_printed_loads_again(kind: str, tmp_path: Path) -> None:
+    settings = loaded(f"engine.kind={kind}", "worker.endpoint=dyn://a.b.c")
+    file = tmp_path / "printed.yaml"
+    file.write_text("".join(line for line in render(settings).splitlines(keepends=True) if "token" not in line))
+    assert load_settings(AgentSettings, file=file) == settings
+
+
+def test_an_endpoint_is_the_role_s_unless_it_is_named() -> None:
+    assert loaded("worker.role=prefill").worker.endpoint_name == "dynamo.prefill.generate"
+    assert loaded("worker.endpoint=dyn://a.b.c").worker.endpoint_name == "a.b.c"
+
+
+def test_a_stop_has_time_for_all_that_has_to_end() -> None:
+    own = ["trtllm.transfer_s=7", "trtllm.shutdown_s=11", "worker.drain_s=13"]
+    assert loaded("worker.drain_s=13").drain_s == 13 + 5
+    assert loaded(TRTLLM, *own).drain_s == 13 + 11 + 5
+    assert loaded(TRTLLM, *own, "worker.role=prefill").drain_s == 13 + 7 + 11 + 5
+
+
+# ------------------------------------------------------------------------------------------------- the engine
+def test_the_simulated_engine_is_the_default_and_takes_no_engine_arguments() -> None:
+    assert chosen() == Chosen(
+        None, "sim-8b", polls_events=True, publishers=(), has_statistics=True, event_buffer=100_000
+    )
+    cases: list[tuple[EngineArgsSources, dict[str, Any], str]] = [
+        (EngineArgsSources(flags={"tensor-parallel-size": 2}), {}, "--tensor-parallel-size"),
+        (EngineArgsSources(extra=Path("x")), {}, "--extra-engine-args"),
+        (EngineArgsSources(override="{}"), {}, "--override-engine-args"),
+        (EngineArgsSources(dynamic=("--trtllm.a=1",)), {}, "--trtllm.a"),
+        (EngineArgsSources(dynamic=("--workerid", "-1")), {}, "--workerid"),
+        (EngineArgsSources(dynamic=("stray",)), {}, "stray"),
+        (EngineArgsSources(), {"publishes_kv_events": True}, "--publish-kv-events"),
+        (EngineArgsSources(), {"is_multimodal": True}, "--modality"),
+        (EngineArgsSources(), {"gpu_count": 0}, "--gpu-count"),
+    ]
+    for sources, circumstances, place in cases:
+        with pytest.raises(EngineArgsInvalid, match=f"{place}: expected options of this command; TensorRT-LLM's"):
+            chosen(sources=sources, **circumstances)
+
+
+def test_the_role_the_model_and_logits_processors_of_the_settings_decide_the_engine_s_arguments() -> None:
+    sources = EngineArgsSources(override='{"max_num_tokens": 64}')
+    made = chosen(
+        TRTLLM,
+        "engine.model=/models/x",
+        "worker.role=decode",
+        "trtllm.logits_processors={p: a.b:c}",
+        sources=sources,
+        publishes_kv_events=True,
+    )
+    assert made.args is not None
+    assert (made.args.role, made.args.value("model"), made.args.value("skip_tokenizer_init")) == (
+        "decode",
+        "/models/x",
+        False,
+    )
+    assert (made.polls_events, made.has_statistics, made.event_buffer) == (True, False, 100_000)
+
+
+def test_what_is_polled_follows_from_arguments_and_role() -> None:
+    statistics = EngineArgsSources(flags={"publish-metrics": True})
+    aggregated = chosen(TRTLLM, sources=statistics, publishes_kv_events=True)
+    encoder = chosen(TRTLLM, "worker.role=encode", sources=statistics, publishes_kv_events=True)
+    assert (aggregated.polls_events, aggregated.has_statistics) == (True, True)
+    assert (encoder.polls_events, encoder.has_statistics, encoder.event_buffer) == (False, False, 0)
+
+
+STREAMS = """{"kv_cache_config": {"kv_events_config": {"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5657"}},
+"tensor_parallel_size": 2, "enable_attention_dp": true}"""
+
+
+def test_an_engine_that_streams_its_events_is_read_where_it_publishes_and_never_polled() -> None:
+    streams = EngineArgsSources(override=STREAMS)
+    made = chosen(TRTLLM, sources=streams, publishes_kv_events=True)
+    assert not made.polls_events
+    assert [(each.origin.dp_rank, each.endpoint, each.replay_endpoint) for each in made.publishers] == [
+        (0, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657"),
+        (1, "tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658"),
+    ]
+    unasked = chosen(TRTLLM, sources=streams)
+    assert (unasked.polls_events, unasked.publishers) == (False, ())
+
+
+def test_an_engine_on_several_nodes_streams_from_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = EngineArgsSources(flags={"gpus-per-node": 1}, override=STREAMS)
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "gpu[07-08]")
+    found = chosen(TRTLLM, sources=streams, publishes_kv_events=True).publishers
+    assert [each.endpoint for each in found] == ["tcp://gpu07:5557", "tcp://gpu08:5558"]
+    named = chosen(TRTLLM, "trtllm.event_hosts=[a, b]", sources=streams, publishes_kv_events=True).publishers
+    assert [each.endpoint for each in named] == ["tcp://a:5557", "tcp://b:5558"]
+    with pytest.raises(ConfigurationError, match="hosts of KV events: found '1 hosts', allowed 2"):
+        chosen(TRTLLM, "trtllm.event_hosts=[a]", sources=streams, publishes_kv_events=True)
+
+
+def test_adapters_need_their_weights_and_an_engine_that_loads_them(tmp_path: Path) -> None:
+    loads = EngineArgsSources(override='{"enable_lora": true}')
+    with pytest.raises(ConfigurationError, match="found law, allowed with the engine argument enable_lora true"):
+        chosen(TRTLLM, f"trtllm.loras={{law: {tmp_path}}}")
+    with pytest.raises(ConfigurationError, match=r"trtllm\.loras\.law: found '/nowhere', allowed a directory that"):
+        chosen(TRTLLM, "trtllm.loras={law: /nowhere}", sources=loads)
+    assert chosen(TRTLLM, f"trtllm.loras={{law: {tmp_path}}}", sources=loads).args is not None
+
+
+def test_the_first_served_name_is_the_model_s_in_the_fleet() -> None:
+    plain, named = loaded(TRTLLM, "engine.model=/m"), loaded(TRTLLM, "engine.model=/m", "engine.served_names=[a, b]")
+    made = chosen(TRTLLM, "engine.model=/m")
+    assert (served_names(plain, made), served_names(named, made)) == (("/m",), ("a", "b"))
+    assert served_names(plain, chosen(TRTLLM)) == ("TinyLlama/TinyLlama-1.1B-Chat-v1.0",)
+
+
+def test_each_kind_of_engine_is_made() -> None:
+    text = load_text("byte")
+    assert isinstance(made_engine(loaded(), chosen(), text, SystemClock()).engine, SimulatedEngine)
+    made = made_engine(loaded(TRTLLM), chosen(TRTLLM), text, SystemClock())
+    assert isinstance(made.engine, TensorRTLLMEngine)
+    assert made.trtllm is made.engine
+
+
+def test_the_engine_is_given_the_section_the_end_tokens_and_the_log_level() -> None:
+    text = load_text("byte")
+    settings = loaded(TRTLLM, "trtllm.loras={law: /x, med: /y}", "trtllm.transfer_node=3", "trtllm.transfer_process=2")
+    told = settings.trtllm.settings(text, "prefill", "warning")
+    assert told.loras == {"law": LoraAdapter(number=1, path="/x"), "med": LoraAdapter(number=2, path="/y")}
+    assert (told.transfer_place, told.log_level, told.max_seq_len) == ((3, 2), "warning", None)
+    assert (told.end_ids, told.vocab_size) == (tuple(text.eos_ids), text.vocab_size)
+
+
+def test_no_request_fits_an_encoder() -> None:
+    assert loaded(TRTLLM).trtllm.settings(load_text("byte"), "encode", "info").max_seq_len == 1
+
+
+def test_the_text_is_the_model_s_unless_another_is_named() -> None:
+    assert engine_text(loaded(), chosen()).tokenizer_digest == load_text("byte").tokenizer_digest
+    with pytest.raises(Exception, match="model: found '/nowhere', allowed 'byte' or a local directory"):
+        engine_text(loaded(TRTLLM, "engine.model=/nowhere"), chosen(TRTLLM, "engine.model=/nowhere"))
+    named = loaded(TRTLLM, "engine.model=/nowhere", "engine.text=byte")
+    assert engine_text(named, chosen(TRTLLM, "engine.model=/nowhere")).bos_id is None

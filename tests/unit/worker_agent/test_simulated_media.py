@@ -1,0 +1,37 @@
+import pytest
+
+from tests.unit.worker_agent.media_samples import PNG, SAFETENSORS
+from worker_agent.core.engine import RequestRefused
+from worker_agent.core.media import Media, MediaKind, content_digest
+from worker_agent.core.safetensors import EmbeddingLimits, read_tensors
+from worker_agent.engines.simulated_media import embedding_files, encoded
+
+
+def media(kind: MediaKind, data: bytes) -> Media:
+    return Media(field="f", kind=kind, media_type="image/png", data=data, digest=content_digest(data))
+
+
+def test_equal_images_have_equal_handles_and_hashes_wherever_they_stand() -> None:
+    one, other = media("image", PNG), media("image", PNG[:-1])
+    told, turned = encoded([one, other]), encoded([other, one])
+    assert told.multimodal_hashes == tuple(reversed(turned.multimodal_hashes or ()))
+    assert told.multimodal_embedding_handles == tuple(reversed(turned.multimodal_embedding_handles or ()))
+    assert told.multimodal_hashes is not None
+    assert told.multimodal_hashes[0] != told.multimodal_hashes[1]
+
+
+def test_a_file_is_one_tensor_that_its_image_s_digest_fills() -> None:
+    one, other = media("image", PNG), media("image", PNG[:-1])
+    files = embedding_files([one, other])
+    tensors = [read_tensors(data, "f", EmbeddingLimits()) for data in files]
+    assert [[(each.dtype, each.shape) for each in tensor] for tensor in tensors] == [[("F16", (2, 16))]] * 2
+    assert files[0] != files[1]
+    assert files == embedding_files([one, other])
+
+
+@pytest.mark.parametrize(
+    "items", [[], [media("embeddings", SAFETENSORS)], [media("image", PNG)] * 2 + [media("embeddings", b"")]]
+)
+def test_what_is_no_image_is_not_encoded(items: list[Media]) -> None:
+    with pytest.raises(RequestRefused, match=r"^media: found .*, allowed images, one or more"):
+        encoded(items)

@@ -1,0 +1,280 @@
+"""KV between simulated engines, in virtual time."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.properties.transfer_fleet import ENGINE, Fleet, alone
+from worker_agent.core.disaggregated import Handoff
+from worker_agent.core.engine import EngineRequest, RequestRefused
+from worker_agent.core.simulator.scheduler import Simulator
+from worker_agent.core.simulator.timing import H200_8B
+from worker_agent.core.simulator.transfer import TransferBuffer, TransferRules, state_of
+
+RULES = TransferRules(token_bytes=1000, bandwidth_bytes_s=1e6, latency_s=0.5, buffer_tokens=40, timeout_s=10.0)
+"""A token a millisecond, after half a second."""
+
+
+def request(name: str = "a", isl: int = 10, max_tokens: int = 4, first: int = 0, **fields: Any) -> EngineRequest:
+    return EngineRequest(request_id=name, prompt=tuple(range(first, first + isl)), max_tokens=max_tokens, **fields)
+
+
+# ------------------------------------------------------------------------------------------------------ buffer
+def test_places_are_had_in_the_order_of_asking_and_all_at_once() -> None:
+    buffer = TransferBuffer(10)
+    assert [buffer.ask("a", 6), buffer.ask("b", 6), buffer.ask("c", 1)] == [["a"], [], []]
+    assert (buffer.used_tokens, buffer.waiting) == (6, 2)
+    assert buffer.let_go("a") == ["b", "c"]
+    assert (buffer.let_go("b"), buffer.let_go("c"), buffer.used_tokens) == ([], [], 0)
+
+
+def test_who_does_not_fit_keeps_all_behind_it_waiting_until_it_goes() -> None:
+    buffer = TransferBuffer(10)
+    assert [buffer.ask("long", 11), buffer.ask("b", 1), buffer.ask("c", 1)] == [[], [], []]
+    assert buffer.let_go("long") == ["b", "c"]
+
+
+def test_an_unbounded_buffer_lets_nobody_wait() -> None:
+    buffer = TransferBuffer(None)
+    assert [buffer.ask(key, 1 << 30) for key in "ab"] == [["a"], ["b"]]
+
+
+def test_a_duration_is_latency_and_bytes_over_bandwidth() -> None:
+    assert RULES.duration_s(100) == pytest.approx(0.6)
+    assert [RULES.too_late(tokens) for tokens in (40, 41)] == ["timeout", "stalled"]
+
+
+# ------------------------------------------------------------------------------------------------------- times
+def test_the_first_token_is_told_after_prefill_transfer_and_one_iteration() -> None:
+    fleet = Fleet(RULES)
+    fleet.ask(request())
+    fleet.run(until_s=H200_8B.context_floor_s)
+    (told,) = fleet.answers["a"].prefill
+    assert (told.token_ids, told.finish_reason) == (tuple(alone(request(max_tokens=1))), "length")
+    fleet.run(until_s=H200_8B.context_floor_s + 0.509)
+    assert fleet.answers["a"].decode == []
+    fleet.run(until_s=H200_8B.context_floor_s + 0.51 + 2 * H200_8B.base_s)
+    assert fleet.answers["a"].decode[0].token_ids == tuple(alone(request(max_tokens=2)))
+
+
+def test_the_decode_engine_computes_no_prompt() -> None:
+    fleet = Fleet(RULES)
+    fleet.ask(request())
+    rows = []
+    while (at_s := fleet.next_s()) is not None:
+        fleet.turn(at_s)
+        rows += [step.statistics[0] for name, (_, step) in fleet.steps.items() if name == "decode-0"]
+    assert {row.inflight_batching_stats.num_ctx_tokens for row in rows} == {0}
+    assert sum(row.inflight_batching_stats.num_gen_requests for row in rows) >= 3
+
+
+def test_a_prompt_holds_up_who_is_decoded_beside_it_and_nobody_on_a_decode_engine() -> None:
+    fleet, aggregated = Fleet(RULES), Simulator(ENGINE)
+    for number, name in enumerate("ab"):
+        fleet.ask(request(name, max_tokens=40, first=100 * number))
+    lasted_s = []
+    while (at_s := fleet.next_s()) is not None:
+        fleet.turn(at_s)
+        lasted_s += [step.duration_s for name, (_, step) in fleet.steps.items() if name == "decode-0"]
+    aggregated.submit(request("a", max_tokens=40), 0.0)
+    beside_s = [aggregated.step(0.0).duration_s]
+    aggregated.submit(request("b", max_tokens=40, first=100), 0.0)
+    beside_s.append(aggregated.step(0.0).duration_s)
+    assert max(lasted_s) < H200_8B.context_floor_s <= min(beside_s)
+
+
+def test_what_the_decode_engine_has_cached_is_not_fetched_again() -> None:
+    fleet = Fleet(RULES)
+    for name in "ab":
+        fleet.ask(request(name))
+        fleet.run()
+    told = fleet.engines["decode-0"].transfer_statistics()
+    assert told.fetched_bytes_total == (10 + 2) * 1000
+    assert [output.cached_tokens for output in fleet.answers["b"].decode] == [8] * len(fleet.answers["b"].decode)
+
+
+def test_both_engines_publish_the_prompt_s_full_blocks() -> None:
+    fleet = Fleet(RULES)
+    fleet.ask(request())
+    fleet.run()
+    held = [engine.held_hashes(0) for engine in fleet.engines.values()]
+    assert len(held[0]) == 2
+    assert held[0] <= held[1]
+    assert fleet.used_blocks() == {"prefill-0": 0, "decode-0": 0}
+
+
+def test_transfers_share_a_buffer_and_wait_for_each_other() -> None:
+    fleet = Fleet(RULES)
+    for number in range(3):
+        fleet.ask(request(str(number), isl=20, first=100 * number))
+    fleet.run(until_s=0.3)
+    buffer = fleet.exchange.buffer_of("decode-0")
+    assert (buffer.used_tokens, buffer.waiting) == (40, 1)
+    fleet.run()
+    assert [answer.reasons for answer in fleet.answers.values()] == [["length"]] * 3
+    assert fleet.engines["decode-0"].transfer_statistics().fetch_seconds_total == pytest.approx(4 * 0.52, abs=0.02)
+
+
+# ---------------------------------------------------------------------------------------------------- deadlock
+def crowd(buffer_tokens: int | None) -> Fleet:
+    """Seven prompts of 60 tokens at engines that hold two of them at a time."""
+    fleet = Fleet(msgspec.structs.replace(RULES, buffer_tokens=buffer_tokens))
+    for number in range(7):
+        fleet.ask(request(str(number), isl=60, first=100 * number))
+    return fleet
+
+
+def test_a_buffer_below_the_longest_input_stops_both_engines_until_the_timeout() -> None:
+    fleet = crowd(buffer_tokens=59)
+    fleet.run(until_s=5.0)
+    prefill, decode = fleet.engines["prefill-0"], fleet.engines["decode-0"]
+    assert not prefill.has_work
+    assert prefill.has_requests
+    assert (prefill.transfer_statistics().held, decode.transfer_statistics().fetching) == (2, 2)
+    assert fleet.used_blocks()["prefill-0"] == 30
+    assert fleet.exchange.buffer_of("decode-0").waiting >= 1
+    fleet.run()
+    outcomes = decode.transfer_statistics().fetches_total
+    assert outcomes["stalled"] > 0
+    assert sum(outcomes.values()) == 7
+    assert outcomes["done"] == 0
+    assert [answer.reasons for answer in fleet.answers.values()] == [["error"]] * 7
+    assert prefill.transfer_statistics().expired_total > 0
+    assert fleet.used_blocks() == {"prefill-0": 0, "decode-0": 0}
+
+
+@pytest.mark.parametrize("buffer_tokens", [60, None])
+def test_a_buffer_for_the_longest_input_lets_all_through(buffer_tokens: int | None) -> None:
+    fleet = crowd(buffer_tokens)
+    fleet.run()
+    assert fleet.engines["decode-0"].transfer_statistics().fetches_total["done"] == 7
+    assert [answer.reasons for answer in fleet.answers.values()] == [["length"]] * 7
+    for number in range(7):
+        assert fleet.answers[str(number)].tokens == alone(request("x", isl=60, first=100 * number))
+
+
+# ---------------------------------------------------------------------------------------------------- failures
+def test_what_nobody_fetches_is_given_up_after_the_timeout_and_counted() -> None:
+    fleet = Fleet(RULES)
+    fleet.ask(request(), decode=None)
+    fleet.run(until_s=9.99)
+    assert fleet.used_blocks()["prefill-0"] == 3
+    fleet.run()
+    assert fleet.now_s == pytest.approx(10.0, abs=0.01)
+    told = fleet.engines["prefill-0"].transfer_statistics()
+    assert (told.held, told.expired_total, told.handed_over_total) == (0, 1, 0)
+    assert fleet.used_blocks()["prefill-0"] == 0
+
+
+def test_a_context_that_was_given_up_or_fetched_is_gone() -> None:
+    fleet = Fleet(RULES, decode=2)
+    fleet.ask(request(), decode=None)
+    fleet.run(until_s=1.0)
+    handoff = fleet.answers["a"].prefill[0].handoff
+    for name in ("decode-0", "decode-1"):
+        fleet.submit(name, request(name, handoff=handoff), lambda _: None)
+        fleet.run(until_s=fleet.now_s + 1)
+    outcomes = [fleet.engines[name].transfer_statistics().fetches_total for name in ("decode-0", "decode-1")]
+    assert [(each["done"], each["gone"]) for each in outcomes] == [(1, 0), (0, 1)]
+
+
+def test_a_prefill_engine_that_dies_during_the_transfer_fails_the_request() -> None:
+    fleet = Fleet(RULES)
+    fleet.ask(request())
+    fleet.run(until_s=0.3)
+    assert fleet.engines["decode-0"].transfer_statistics().fetching == 1
+    fleet.kill("prefill-0")
+    fleet.run()
+    assert [(output.token_ids, output.finish_reason) for output in fleet.answers["a"].decode] == [((), "error")]
+    assert fleet.engines["decode-0"].transfer_statistics().fetches_total["lost"] == 1
+    assert fleet.used_blocks() == {"decode-0": 0}
+
+
+def test_a_decode_engine_that_dies_leaves_the_context_to_its_timeout() -> None:
+    fleet = Fleet(RULES)
+    fleet.ask(request())
+    fleet.run(until_s=0.3)
+    fleet.kill("decode-0")
+    fleet.run()
+    assert fleet.engines["prefill-0"].transfer_statistics().expired_total == 1
+    assert fleet.used_blocks() == {"prefill-0": 0}
+
+
+@pytest.mark.parametrize("cancelled_s", [0.0, 0.03, 0.3, 0.545])
+def test_a_cancelled_decode_request_frees_both_engines(cancelled_s: float) -> None:
+    """Before it is admitted, at the transfer's beginning, in its midst, and while it is decoded."""
+    fleet = Fleet(RULES)
+    fleet.ask(request(max_tokens=50), decode=None)
+    fleet.run(until_s=0.1)
+    told: list[object] = []
+    asked = request(max_tokens=50, handoff=fleet.answers["a"].prefill[0].handoff)
+    fleet.submit("decode-0", asked, told.append)
+    fleet.run(until_s=0.1 + cancelled_s)
+    fleet.engines["decode-0"].cancel("a")
+    already = len(told) + 1  # an iteration that has begun tells what it computes
+    fleet.run(until_s=2.0)
+    assert len(told) <= already
+    assert fleet.used_blocks() == {"prefill-0": 0, "decode-0": 0}
+    assert fleet.engines["prefill-0"].transfer_statistics().handed_over_total == 1
+    assert not fleet.engines["decode-0"].has_requests
+
+
+def test_the_id_of_a_request_that_was_given_up_is_in_use_until_its_transfer_is_over() -> None:
+    fleet = Fleet(RULES)
+    fleet.ask(request())
+    fleet.run(until_s=0.3)
+    decode = fleet.engines["decode-0"]
+    decode.cancel("a")
+    with pytest.raises(RequestRefused, match="request_id"):
+        decode.submit(request(serves_alone=True), fleet.now_s)
+    fleet.run()
+    decode.submit(request(serves_alone=True), fleet.now_s)
+
+
+# ---------------------------------------------------------------------------------------------------- handoffs
+def test_a_handoff_names_the_context_its_place_and_its_rank() -> None:
+    engine = msgspec.structs.replace(ENGINE, dp_ranks=(0, 1))
+    simulator = Simulator(engine, role="prefill", transfers=RULES)
+    simulator.offer_at("http://127.0.0.1:1")
+    for name, transfer_id in (("a", None), ("b", 77), ("c", 77)):
+        simulator.submit(request(name, dp_rank=1, transfer_id=transfer_id), 0.0)
+    told = [output.handoff for _, output in simulator.step(0.0).outputs]
+    names = [(each.ctx_request_id, each.disagg_request_id) for each in told if each]
+    assert names == [(1, None), (77, 77), (2, 77)]
+    assert {(each.ctx_dp_rank, each.ctx_info_endpoint) for each in told if each} == {(1, "http://127.0.0.1:1")}
+    assert [each.opaque_state for each in told if each] == [state_of(request().prompt, name) for name in (1, 77, 2)]
+    assert simulator.transfer_statistics().held_tokens == 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"first_gen_tokens": (1, 2)}, "first_gen_tokens: found (1, 2), allowed one token"),
+        ({"ctx_request_id": None}, "ctx_request_id: found None"),
+        ({"ctx_request_id": 6}, "encoded_opaque_state: found 'another'"),
+        ({"ctx_info_endpoint": None}, "ctx_info_endpoint: found None"),
+    ],
+)
+def test_a_handoff_that_does_not_say_all_is_refused(changes: dict[str, Any], refusal: str) -> None:
+    whole = Handoff(
+        first_gen_tokens=(1,),
+        ctx_request_id=5,
+        opaque_state=state_of(request().prompt, 5),
+        ctx_info_endpoint="prefill-0",
+    )
+    simulator = Simulator(ENGINE, role="decode")
+    handoff = msgspec.structs.replace(whole, **changes)
+    with pytest.raises(RequestRefused) as caught:
+        simulator.submit(request(handoff=handoff), 0.0)
+    assert f"disaggregated_params.{refusal}" in str(caught.value)
+    simulator.submit(request(handoff=whole), 0.0)
+
+
+def test_an_encoder_s_handles_are_taken_and_not_handed_on() -> None:
+    simulator = Simulator(ENGINE, role="prefill")
+    media = Handoff(multimodal_embedding_handles=({"storage_handle": "x"},), multimodal_hashes=((0,) * 8,))
+    simulator.submit(request(handoff=media), 0.0)
+    ((_, output),) = simulator.step(0.0).outputs
+    assert output.handoff is not None
+    assert output.handoff.multimodal_embedding_handles is None

@@ -1,0 +1,110 @@
+"""Stop strings, wherever chunks of text end."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from worker_agent.core.choice_text import StopFilter
+
+
+def naive_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:
+    """Return the text up to the first stop string, found letter by letter, and whether there was one."""
+    for end in range(1, len(text) + 1):
+        if ended := [stop for stop in stops if stop and text[:end].endswith(stop)]:
+            return text[: end - max(map(len, ended))], True
+    return text, False
+
+
+def filtered(chunks: list[str], stops: tuple[str, ...], filter_of: Callable[[tuple[str, ...]], StopFilter]) -> str:
+    """Return what is shown of the chunks; what was shown stays true at every step."""
+    stop_filter, whole = filter_of(stops), "".join(chunks)
+    expected, is_stopped = naive_cut(whole, stops)
+    shown = ""
+    for chunk in chunks:
+        shown += stop_filter.push(chunk)
+        assert expected.startswith(shown)
+    shown += stop_filter.flush()
+    assert stop_filter.stopped == is_stopped
+    return shown
+
+
+texts = st.text("ab", max_size=12)
+stop_strings = st.lists(st.text("ab", max_size=4), max_size=4).map(tuple)
+
+
+@given(st.lists(texts, max_size=8), stop_strings)
+@example(["abbab", "b"], ("bb", "abbabb"))
+@example(["a", "b", "a", "b", "b"], ("ababb", "ba"))
+def test_the_cut_is_that_of_the_whole_text_wherever_its_chunks_end(chunks: list[str], stops: tuple[str, ...]) -> None:
+    assert filtered(chunks, stops, StopFilter) == naive_cut("".join(chunks), stops)[0]
+
+
+@given(st.text("ab", max_size=30), stop_strings, st.integers(1, 5))
+def test_no_more_is_held_back_than_the_longest_stop_string_less_a_letter(
+    text: str, stops: tuple[str, ...], size: int
+) -> None:
+    stop_filter = StopFilter(stops)
+    shown = 0
+    for at in range(0, len(text), size):
+        shown += len(stop_filter.push(text[at : at + size]))
+        if stop_filter.stopped:
+            return
+        assert min(at + size, len(text)) - shown <= max((len(stop) - 1 for stop in stops if stop), default=0)
+
+
+@pytest.mark.parametrize("chunks", [["abc", "END", "def"], ["abcE", "N", "Ddef"], ["abcENDdef"], [*"abcENDdef"]])
+def test_a_stop_string_is_found_across_chunk_borders(chunks: list[str]) -> None:
+    assert filtered(chunks, ("END",), StopFilter) == "abc"
+
+
+def test_what_looked_like_the_beginning_of_a_stop_string_is_shown_when_it_was_none() -> None:
+    stop_filter = StopFilter(("END",))
+    assert [stop_filter.push(text) for text in ("abE", "N", "x", "EN")] == ["ab", "", "ENx", ""]
+    assert (stop_filter.flush(), stop_filter.stopped) == ("EN", False)
+
+
+def test_without_stop_strings_everything_is_shown_at_once() -> None:
+    for stops in ((), ("",)):
+        stop_filter = StopFilter(stops)
+        assert (stop_filter.push("abc"), stop_filter.flush(), stop_filter.stopped) == ("abc", "", False)
+
+
+def test_after_the_stop_nothing_more_is_shown() -> None:
+    stop_filter = StopFilter(("x",))
+    assert [stop_filter.push("ax"), stop_filter.push("b"), stop_filter.flush()] == ["a", "", ""]
+    assert stop_filter.stopped
+
+
+def test_of_stop_strings_that_end_together_the_longest_cuts() -> None:
+    assert filtered(["12abc"], ("bc", "abc", "c"), StopFilter) == "12"
+
+
+class CutsAtTheFirstBeginning(StopFilter):
+    """Planted bug: where it cuts depends on where chunks end."""
+
+    def push(self, text: str) -> str:
+        at = min((at for stop in self._stops if (at := (self._held + text).find(stop)) >= 0), default=-1)
+        if self.stopped or at < 0:
+            return super().push(text)
+        self.stopped = True
+        return (self._held + text)[:at]
+
+
+class HoldsNothingBack(StopFilter):
+    """Planted bug: does not look across chunk borders."""
+
+    def push(self, text: str) -> str:
+        return super().push(text) + self.flush()
+
+
+@pytest.mark.parametrize("planted", [CutsAtTheFirstBeginning, HoldsNothingBack])
+def test_the_property_fails_on_a_planted_bug(planted: type[StopFilter]) -> None:
+    @settings(max_examples=1000, database=None, derandomize=True, phases=[Phase.generate])
+    @given(st.lists(texts, max_size=8), stop_strings)
+    def search(chunks: list[str], stops: tuple[str, ...]) -> None:
+        assert filtered(chunks, stops, planted) == naive_cut("".join(chunks), stops)[0]
+
+    with pytest.raises(AssertionError):
+        search()

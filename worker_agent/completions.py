@@ -1,0 +1,171 @@
+"""OpenAI completions served by the engine: a request's way from its bytes to its answer's.
+
+    what goes wrong                                  the client gets                       counted as
+    the request may not be so, the engine refuses    400, the field, found, allowed        refused
+    its model is neither a served name nor a LoRA    404                                   refused
+    an encode worker gives nothing now               503, with when to try again           failed
+    the engine stops                                 503; in a stream an error event       failed
+    the engine fails this request alone              500; in a stream an error event       failed
+    the client goes away                             -; the engine's request is aborted    cancelled
+
+A stream whose reader can have it go on at another worker (`x-kv-continuable`) tells the ids of its tokens, and is cut
+where the engine stops (`kv_protocol/continuation.py`).
+
+Headers that are read: `x-dp-rank`, a rank of this worker's; `x-session-id`, the conversation, up to 128 printable
+characters, any other is ignored; `traceparent` and `tracestate`. In-flight requests are bounded (`in_flight.py`).
+"""
+
+import math
+import re
+from collections.abc import Callable
+from contextlib import aclosing
+
+from aiohttp import web
+
+from kv_protocol import openai
+from kv_protocol.continuation import HEADER, token_comment
+from kv_protocol.openai import ChatRequest, Request, RequestInvalid
+from kv_runtime.chat_template import TextError
+from kv_runtime.http import error_body, error_response
+from kv_runtime.text import Text
+from worker_agent.core.answers import SSE_DONE, Answer, sse_error
+from worker_agent.core.engine import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
+from worker_agent.core.request_rules import RequestRules
+from worker_agent.engines.port import Engine
+from worker_agent.generation import Generation
+from worker_agent.in_flight import Answered, Outcome
+from worker_agent.prompts import Prompts
+
+_RANK = re.compile("[0-9]{1,4}")
+_SESSION_CHARACTERS_MAX = 128
+_TRACE_HEADERS = ("traceparent", "tracestate")
+_FOUND_CHARACTERS_MAX = 16
+_NS_PER_S = 1_000_000_000
+
+
+class Completions:
+    """Both endpoints of one worker. `names` are all that a request may have as its model."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: Text,
+        prompts: Prompts,
+        rules: RequestRules,
+        *,
+        names: tuple[str, ...],
+        wall_ns: Callable[[], int],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
+        self._names, self._wall_ns, self._new_id = names, wall_ns, new_id
+
+    async def chat(self, http: web.Request) -> Answered:
+        """Return the answer to `POST /v1/chat/completions`, and how the request ended."""
+        return await self._answered(http, openai.decode_chat)
+
+    async def completion(self, http: web.Request) -> Answered:
+        """Return the answer to `POST /v1/completions`, and how the request ended."""
+        return await self._answered(http, openai.decode_completion)
+
+    async def _answered(self, http: web.Request, decode: Callable[[bytes], Request]) -> Answered:
+        try:
+            request = decode(await http.read())
+            if request.model not in self._names:
+                return self._no_such_model(request.model), "refused"
+            before = self._rules.before(request)
+            asked = await self._asked(http, request, before)
+            answer = Answer(request, asked.request_id, self._wall_ns() // _NS_PER_S, self._text.token_bytes)
+            generation = Generation(self._engine, self._text, asked, request.stops, before=before)
+            if request.stream:
+                return await self._stream(http, generation, answer, include_usage=request.include_usage)
+            return await self._whole(generation, answer, asked)
+        except (RequestInvalid, TextError, RequestRefused) as error:
+            return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
+        except EngineError as error:
+            return _failed(error), "failed"
+
+    async def _asked(self, http: web.Request, request: Request, before: tuple[int, ...]) -> EngineRequest:
+        rank = http.headers.get("x-dp-rank")
+        if rank is not None and not _RANK.fullmatch(rank):
+            raise RequestInvalid("x-dp-rank", rank[:_FOUND_CHARACTERS_MAX], "a decimal number")
+        wishes = self._rules.wishes(request)
+        computed = request.prompt_token_ids if isinstance(request, ChatRequest) else None
+        prompt = await self._prompts.prompt(request, computed=computed)
+        return self._rules.engine_request(
+            request,
+            wishes,
+            prompt.tokens,
+            handoff=wishes.handoff or prompt.handoff,
+            media=prompt.media,
+            text=prompt.text,
+            request_id=self._new_id(),
+            dp_rank=None if rank is None else int(rank),
+            before=before,
+            conversation_id=_conversation(http),
+            trace_headers={name: http.headers[name] for name in _TRACE_HEADERS if name in http.headers},
+        )
+
+    async def _whole(self, generation: Generation, answer: Answer, asked: EngineRequest) -> Answered:
+        pieces = await generation.whole()
+        wants_prompt = asked.sampling.prompt_logprobs is not None
+        body = answer.whole(
+            pieces,
+            generation.usage(),
+            prompt=generation.prompt,
+            told_of_prompt=(generation.prompt or asked.prompt, generation.prompt_logprobs) if wants_prompt else None,
+        )
+        return web.Response(body=body, content_type="application/json"), "ok"
+
+    async def _stream(
+        self, http: web.Request, generation: Generation, answer: Answer, *, include_usage: bool
+    ) -> Answered:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        outcome: Outcome = "failed"
+        tells = HEADER in http.headers  # token ids, to whoever may have to go on with this answer elsewhere
+        async with aclosing(generation.pieces()) as pieces:
+            first = await anext(pieces)
+            await response.prepare(http)
+            try:
+                events = answer.events(first, generation.prompt, shows_life=True)
+                comment = token_comment(generation.taken()) if tells else b""
+                await response.write(answer.opening() + comment + events)
+                async for piece in pieces:
+                    if events := answer.events(piece, generation.prompt):
+                        comment = token_comment(generation.taken()) if tells else b""
+                        await response.write(comment + events)
+            except EngineError as error:
+                if tells and isinstance(error, EngineStopped) and http.transport is not None:
+                    http.transport.abort()  # another worker goes on
+                    return response, "failed"
+                ending = sse_error(_failure(error)[1])
+            else:
+                usage = answer.usage_event(generation.usage()) if include_usage else b""
+                ending, outcome = usage + SSE_DONE, "ok"
+        await response.write(ending)
+        await response.write_eof()
+        return response, outcome
+
+    def _no_such_model(self, model: str) -> web.Response:
+        message = f"model: found {model!r}, allowed {', '.join(self._names)}"
+        return error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
+
+
+def _conversation(http: web.Request) -> str | None:
+    session = http.headers.get("x-session-id", "")
+    return session if session.isprintable() and 0 < len(session) <= _SESSION_CHARACTERS_MAX else None
+
+
+def _failed(error: EngineError) -> web.Response:
+    status, body = _failure(error)
+    response = web.Response(status=status, body=body, content_type="application/json")
+    if isinstance(error, EncoderUnavailable) and error.retry_s is not None:
+        response.headers["Retry-After"] = str(math.ceil(error.retry_s))
+    return response
+
+
+def _failure(error: EngineError) -> tuple[int, bytes]:
+    if not isinstance(error, EngineStopped):
+        return 500, error_body(str(error), "server_error", code="request_failed")
+    code = "encoder_unavailable" if isinstance(error, EncoderUnavailable) else "engine_stopped"
+    return 503, error_body(str(error), "server_error", code=code)

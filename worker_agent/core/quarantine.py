@@ -1,0 +1,97 @@
+"""Engine events that could not be taken: why, how often, and the newest of them, cut short, for people.
+
+    reason          the event
+    -------------   ---------------------------------------------------------------------------------------------------
+    not_a_map       is no JSON object
+    no_place        has no readable `event_id` or `attention_dp_rank`
+    too_deep        is nested deeper than can be read
+    too_large       says more than one message of hop A may (`EventTooLarge`)
+    block_hash      names a block by what is no u64
+    hash_algo       has hashes of an algorithm that makes no u64
+    cache_salt      has blocks of several salts
+    token_id        has a token that is neither u32 nor a multimodal item
+    cache_level     is of a tier that nobody knows
+    wrong_type      has anything else that is missing or of another type
+
+What it costs beside: see the rules of whoever read it. Written by one thread, read by any.
+"""
+
+import reprlib
+from typing import NamedTuple
+
+from kv_protocol.errors import LimitExceeded
+
+REASONS = (
+    *("not_a_map", "no_place", "too_deep", "too_large"),
+    *("block_hash", "hash_algo", "cache_salt", "token_id", "cache_level", "wrong_type"),
+)
+KEPT_MAX = 16
+SHOWN_CHARACTERS_MAX = 512
+PROBLEM_CHARACTERS_MAX = 256
+
+_short = reprlib.Repr()
+_short.maxlevel, _short.maxdict, _short.maxlist, _short.maxtuple = 5, 12, 4, 4
+_short.maxstring = _short.maxlong = _short.maxother = 80
+
+
+class EventTooLarge(LimitExceeded):
+    """An event says more than may be passed on at once."""
+
+
+class Quarantined(NamedTuple):
+    """One event: its number among all that were kept out, from 1, its rank where it has one, and as it was shown."""
+
+    number: int
+    reason: str
+    problem: str
+    dp_rank: int | None
+    shown: str
+
+
+class Quarantine:
+    """Counts all, keeps the newest `KEPT_MAX`."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(REASONS, 0)
+        self._kept: tuple[Quarantined, ...] = ()
+
+    @property
+    def kept(self) -> tuple[Quarantined, ...]:
+        """The newest, the oldest of them first."""
+        return self._kept
+
+    def add(self, engine_event: object, error: Exception, dp_rank: int | None = None) -> str:
+        """Keep an event that cannot be taken because of `error`; return the problem, cut short.
+
+        `dp_rank` is its rank; None: it has no readable one.
+        """
+        reason, problem = _reason(engine_event, error, dp_rank), problem_of(error)
+        self.counts[reason] += 1
+        number = sum(self.counts.values())
+        entry = Quarantined(number, reason, problem, dp_rank, _shown(engine_event))
+        self._kept = (*self._kept, entry)[-KEPT_MAX:]  # replaced at once: others read it
+        return problem
+
+
+def problem_of(error: Exception) -> str:
+    """Return what an error says, cut short: it may have the whole value that was found."""
+    return str(error)[:PROBLEM_CHARACTERS_MAX]
+
+
+def _reason(engine_event: object, error: Exception, dp_rank: int | None) -> str:
+    if not isinstance(engine_event, dict):
+        return "not_a_map"
+    if dp_rank is None:
+        return "no_place"
+    if isinstance(error, EventTooLarge):
+        return "too_large"
+    if isinstance(error, RecursionError):
+        return "too_deep"
+    return error.field if isinstance(error, LimitExceeded) and error.field in REASONS else "wrong_type"
+
+
+def _shown(engine_event: object) -> str:
+    try:
+        return _short.repr(engine_event)[:SHOWN_CHARACTERS_MAX]
+    except ValueError:  # a number of more digits than Python spells out
+        return f"{type(engine_event).__name__} that cannot be shown"

@@ -1,0 +1,79 @@
+"""Tokens that a client's request names: those that stop it, are more or less likely, or are not to come at all.
+
+    the request                    the engine gets
+    stop_token_ids                 them, and the model's end tokens; without these under `ignore_eos`
+    logit_bias {"id": -100..100}   pairs of token and bias; at most 1,024
+    bad_words ["a", ..]            the one token that each is, at a text's begin or after a space; at most 128. A word
+                                   of several tokens is refused: none of them may be forbidden alone
+
+Source: the OpenAI interface (`logit_bias`); vLLM's for `bad_words` and `stop_token_ids`.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, Protocol
+
+import msgspec
+
+from kv_protocol.ids import TokenId
+from kv_protocol.openai import Request, RequestInvalid
+from kv_protocol.openai_parts import OptionalPart
+
+STOP_TOKENS_MAX = 128
+BIASES_MAX = 1024
+BIAS_MAX = 100.0
+BAD_WORDS_MAX = 128
+
+_token_ids = OptionalPart[list[int]](Annotated[list[TokenId], msgspec.Meta(max_length=STOP_TOKENS_MAX)])
+_words = OptionalPart[list[str]](
+    Annotated[list[Annotated[str, msgspec.Meta(min_length=1)]], msgspec.Meta(max_length=BAD_WORDS_MAX)]
+)
+
+
+class Vocabulary(Protocol):
+    """A model's tokens."""
+
+    vocab_size: int
+    eos_ids: frozenset[int]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> Sequence[int]:
+        """Return the text's tokens."""
+
+
+def stop_token_ids_of(request: Request, end_ids: Collection[int]) -> tuple[int, ...]:
+    """Return the tokens that stop it, the client's own first; raise `RequestInvalid`."""
+    own = _token_ids.read(request.stop_token_ids, "stop_token_ids") or ()
+    return tuple(dict.fromkeys((*own, *(() if request.ignore_eos else sorted(end_ids)))))
+
+
+def logit_bias_of(request: Request, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
+    """Return tokens and what is added to their logits; raise `RequestInvalid`, which names the token."""
+    told = request.logit_bias or {}
+    if len(told) > BIASES_MAX:
+        raise RequestInvalid("logit_bias", f"{len(told)} tokens", f"at most {BIASES_MAX}")
+    return tuple((_token(key, vocabulary.vocab_size), _bias(key, bias)) for key, bias in told.items())
+
+
+def bad_token_ids_of(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Return the tokens that are never to come; raise `RequestInvalid`, which names the word."""
+    words = _words.read(request.bad_words, "bad_words") or ()
+    return tuple(dict.fromkeys(token for at, word in enumerate(words) for token in _tokens_of(at, word, vocabulary)))
+
+
+def _token(key: str, vocab_size: int) -> int:
+    if not (key.isascii() and key.isdecimal() and len(key) <= len(str(vocab_size)) and int(key) < vocab_size):
+        raise RequestInvalid("logit_bias", key[:16], f"tokens 0..{vocab_size - 1}")
+    return int(key)
+
+
+def _bias(key: str, bias: float) -> float:
+    if not -BIAS_MAX <= bias <= BIAS_MAX:
+        raise RequestInvalid(f"logit_bias.{key}", bias, f"{-BIAS_MAX:g}..{BIAS_MAX:g}")
+    return bias
+
+
+def _tokens_of(at: int, word: str, vocabulary: Vocabulary) -> Iterator[int]:
+    encoded = [vocabulary.encode(text, add_special_tokens=False) for text in (word, f" {word.lstrip()}")]
+    single = [ids[0] for ids in encoded if len(ids) == 1]
+    if not single:
+        raise RequestInvalid(f"bad_words[{at}]", word[:16], f"a word of one token: it has {len(encoded[0])}")
+    yield from single

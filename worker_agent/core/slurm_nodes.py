@@ -1,0 +1,95 @@
+"""Slurm's short spelling of many hosts, `SLURM_STEP_NODELIST`, in full.
+
+    list    = group {"," group}                      a,b             a b
+    group   = (text | "[" numbers "]") {...}         n[1-3,7]        n1 n2 n3 n7
+    numbers = number | first "-" last {"," ...}      n[08-11]        n08 n09 n10 n11     as wide as `first` is written
+    several brackets: the last one runs fastest      r[1-2]n[1-2]    r1n1 r1n2 r2n1 r2n2
+
+The order is that of the list, which is the order in which Slurm numbers a step's nodes; a host that stands twice is
+there twice. A text has letters, digits, `.`, `_` and `-`.
+
+Source: Slurm's `sbatch`, `scontrol show hostnames`; the grammar as RFC 29 of the Flux framework writes it down
+(https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_29.html).
+"""
+
+import re
+from itertools import product
+
+from kv_protocol.errors import LimitExceeded
+
+HOSTS_MAX = 4096
+"""As many as a worker may have ranks."""
+_CHARACTERS_MAX = 65_536
+_DIGITS_MAX = 9
+_ALLOWED = "hosts as Slurm writes them: node[01-04,7],login"
+_GROUP = re.compile(r"(?:[A-Za-z0-9._-]|\[[0-9,-]+\])+")
+_PART = re.compile(r"\[([0-9,-]+)\]|([A-Za-z0-9._-]+)")
+_RANGE = re.compile(rf"([0-9]{{1,{_DIGITS_MAX}}})(?:-([0-9]{{1,{_DIGITS_MAX}}}))?")
+
+
+def expanded(nodelist: str) -> tuple[str, ...]:
+    """Return the hosts of a list in their order; () for an empty one.
+
+    Raises:
+        LimitExceeded: it is no such list, or one of more than `HOSTS_MAX` hosts.
+    """
+    if not nodelist:
+        return ()
+    if len(nodelist) > _CHARACTERS_MAX:
+        raise LimitExceeded("SLURM_STEP_NODELIST", f"{len(nodelist)} characters", f"at most {_CHARACTERS_MAX}")
+    hosts: list[str] = []
+    for group in _groups(nodelist):
+        hosts += _hosts(group, nodelist, HOSTS_MAX - len(hosts))
+    return tuple(hosts)
+
+
+def _groups(nodelist: str) -> list[str]:
+    """Return what stands between the commas that are not within brackets."""
+    groups, at = [], 0
+    while True:
+        found = _GROUP.match(nodelist, at)
+        if found is None:
+            raise _unreadable(nodelist)
+        groups.append(found[0])
+        at = found.end()
+        if at == len(nodelist):
+            return groups
+        if nodelist[at] != ",":
+            raise _unreadable(nodelist)
+        at += 1
+
+
+def _hosts(group: str, nodelist: str, room: int) -> list[str]:
+    parts: list[list[str]] = []
+    count = 1
+    for part in _PART.finditer(group):
+        numbers = part[1]
+        spelled = _numbers(numbers, nodelist, room) if numbers else [part[2]]
+        count *= len(spelled)
+        if count > room:
+            raise _too_many(nodelist)
+        parts.append(spelled)
+    return ["".join(chosen) for chosen in product(*parts)]
+
+
+def _numbers(numbers: str, nodelist: str, room: int) -> list[str]:
+    spelled: list[str] = []
+    for each in numbers.split(","):
+        found = _RANGE.fullmatch(each)
+        if found is None:
+            raise _unreadable(nodelist)
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise _unreadable(nodelist)
+        if len(spelled) + last - first >= room:
+            raise _too_many(nodelist)
+        spelled += [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
+    return spelled
+
+
+def _unreadable(nodelist: str) -> LimitExceeded:
+    return LimitExceeded("SLURM_STEP_NODELIST", nodelist[:80], _ALLOWED)
+
+
+def _too_many(nodelist: str) -> LimitExceeded:
+    return LimitExceeded("SLURM_STEP_NODELIST", nodelist[:80], f"at most {HOSTS_MAX} hosts")

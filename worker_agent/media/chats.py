@@ -1,0 +1,94 @@
+"""Chats with images: split, rendered with a placeholder for each, tokenized, counted, and loaded or encoded elsewhere.
+
+the model takes no images    a part that is not text is refused (`text_only`)
+a chat without media         as any other; image tokens that stand in it are refused (`placeholder`): the engine
+                             would put features of nothing in their place
+a chat with media            its own tokens and no others: whoever computed `kv_prompt_ids` saw no image, and they
+                             are passed over. `nvext.token_data` beside media is refused: the client meant both
+an encode worker is known    it loads the media, and what it makes of them comes in their place
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from kv_protocol.openai import ChatRequest, RequestInvalid
+from kv_runtime.text import Text
+from worker_agent.core.disaggregated import Handoff
+from worker_agent.core.image_models import ImageFacts
+from worker_agent.core.media import Media, MediaPart, SplitChat, names_media
+from worker_agent.core.media_refusals import MediaRefused
+from worker_agent.core.mm_keys import check_placeholders
+from worker_agent.media.loader import MediaLoader
+
+
+class EncodedMedia(NamedTuple):
+    """What became of a prompt's media: themselves or their embeddings, or an encode worker's handles."""
+
+    media: tuple[Media, ...] = ()
+    handoff: Handoff | None = None
+
+
+class MediaEncoder(Protocol):
+    """Who encodes media of prompts elsewhere."""
+
+    async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
+        """Return what became of `parts`, one placeholder each in `prompt`.
+
+        Raises:
+            MediaRefused: of the media.
+            EncoderUnavailable: there is no answer now.
+        """
+
+
+class ChatWithMedia(NamedTuple):
+    """A prompt as text and as tokens, one image token an item, and what became of its media."""
+
+    text: str
+    tokens: list[int]
+    media: EncodedMedia
+
+
+class ChatMedia:
+    """Media of one worker's chats. `facts` None: its model takes none."""
+
+    def __init__(
+        self, text: Text, loader: MediaLoader, facts: ImageFacts | None, encoder: MediaEncoder | None = None
+    ) -> None:
+        self._text, self._loader, self._facts, self._encoder = text, loader, facts, encoder
+
+    async def prompt(self, request: ChatRequest) -> ChatWithMedia | None:
+        """Return the prompt of a chat with media; None for any other, which may be rendered as it is.
+
+        Raises:
+            MediaRefused, RequestInvalid, TextError: which name the field.
+            EncoderUnavailable: the encode worker does not answer.
+        """
+        split = self._split(request)
+        if split is None or not split.parts:
+            return None
+        if request.nvext is not None and request.nvext.prompt_ids() is not None:
+            raise RequestInvalid("nvext.token_data", "token ids beside media", "either of them")
+        rendered = self._text.render_chat(split.messages, **request.template_options)
+        tokens = self._text.encode(rendered, add_special_tokens=False)
+        self.check(tokens, len(split.parts), "messages")
+        return ChatWithMedia(rendered, tokens, await self._become(rendered, split.parts))
+
+    def check(self, tokens: Sequence[int], items: int, field: str) -> None:
+        """Return when a prompt has an image token for each of its media, and no more; raise `MediaRefused`."""
+        if self._facts is not None:
+            with self._loader.counting():
+                check_placeholders(tokens, self._facts.image_token_id, items, field)
+
+    def _split(self, request: ChatRequest) -> SplitChat | None:
+        if not names_media(request.messages):
+            return None
+        if self._facts is None:
+            with self._loader.counting():
+                raise MediaRefused("text_only", "messages", "parts that are not text", "text: the model takes no media")
+        return self._loader.split(request.messages, self._facts.placeholder)
+
+    async def _become(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
+        if self._encoder is None:
+            return EncodedMedia(await self._loader.load(parts))
+        with self._loader.counting():
+            return await self._encoder.encode(prompt, parts)

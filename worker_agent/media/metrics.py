@@ -1,0 +1,38 @@
+"""Figures of media as metrics: of every worker that may take some, and of encode workers."""
+
+from collections.abc import Iterator
+
+from kv_runtime.telemetry import Family, counter, gauge
+from worker_agent.core.embedding_cache import EmbeddingCache
+from worker_agent.core.offers import OfferStatistics
+from worker_agent.encode_api import EncodeApi
+from worker_agent.media.loader import MediaLoader
+
+
+def media_families(worker: str, loader: MediaLoader) -> Iterator[Family]:
+    """Yield what became of the media that requests named."""
+    loaded = [((worker, kind), float(count)) for kind, count in dict(loader.loaded_total).items()]
+    yield counter("media_loaded", "Media of requests that were taken, by kind", ("worker", "kind"), loaded)
+    meaning = "Bytes of media of requests that were taken"
+    yield counter("media_loaded_bytes", meaning, ("worker",), [((worker,), float(loader.loaded_bytes_total))])
+    refused = [((worker, reason), float(count)) for reason, count in dict(loader.refused_total).items()]
+    yield counter("media_refused", "Requests whose media were refused, by reason", ("worker", "reason"), refused)
+
+
+def encode_families(worker: str, api: EncodeApi, cache: EmbeddingCache, offers: OfferStatistics) -> Iterator[Family]:
+    """Yield what an encode worker was asked, what it keeps, and what waits to be fetched."""
+    outcomes = [((worker, outcome), float(count)) for outcome, count in api.requests_total.items()]
+    yield counter("encode_requests", "Prompts whose media were to be encoded", ("worker", "outcome"), outcomes)
+    at, kept = (worker,), cache.statistics()
+    yield gauge("encode_inflight_requests", "Prompts being encoded", ("worker",), [(at, float(api.running))])
+    for name, meaning, value in (
+        ("embedding_cache_bytes", "Embeddings that are kept", kept.size_bytes),
+        ("embedding_offers_bytes", "Embeddings that wait to be fetched", offers.size_bytes),
+    ):
+        yield gauge(name, meaning, ("worker",), [(at, float(value))])
+    lookups = (("hit", kept.hits_total), ("miss", kept.misses_total))
+    samples = [((worker, outcome), float(count)) for outcome, count in lookups]
+    yield counter("embedding_lookups", "Media looked up among the embeddings", ("worker", "outcome"), samples)
+    ends = ("taken", "released", "expired", "refused")
+    samples = [((worker, end), float(getattr(offers, f"{end}_total"))) for end in ends]
+    yield counter("embedding_offers", "Embeddings offered, by what became of them", ("worker", "outcome"), samples)

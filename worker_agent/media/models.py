@@ -1,0 +1,72 @@
+"""What a model directory says of images, by its `config.json` and `preprocessor_config.json`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.images import ImageRule
+from kv_runtime.chat_messages import TextError
+from kv_runtime.text import Text
+from worker_agent.core.image_models import ImageFacts, ImageFactsInvalid, image_facts, image_rule
+from worker_agent.media.config import ImageModelSection
+
+_PROCESSOR = "preprocessor_config.json"
+
+
+def model_config(model_path: str, name: str = "config.json") -> Mapping[str, Any]:
+    """Return a file of the model's directory; empty where there is none, as for the built-in model.
+
+    Raises:
+        TextError: it cannot be read, or is no JSON object.
+    """
+    path = Path(model_path) / name
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise TextError(str(path), str(error), "JSON") from error
+    if not isinstance(config, dict):
+        raise TextError(str(path), type(config).__name__, "a JSON object")
+    return config
+
+
+def load_image_facts(model_path: str, text: Text, section: ImageModelSection) -> ImageFacts | None:
+    """Return what stands for an image in the model's chats; None where it takes none.
+
+    Raises:
+        TextError: it is not known, or does not fit the model's tokenizer.
+    """
+    texts = {token: special for special, token in text.special_ids.items()}
+    try:
+        return image_facts(
+            model_config(model_path),
+            placeholder=section.placeholder,
+            token_id=section.token_id,
+            text_of=lambda token: texts.get(token, ""),
+            encode=lambda placeholder: text.encode(placeholder, add_special_tokens=False),
+        )
+    except ImageFactsInvalid as error:
+        raise TextError(model_path, str(error), "images.placeholder and images.token_id that fit the model") from error
+
+
+def load_image_rule(model_path: str, facts: ImageFacts | None, section: ImageModelSection) -> ImageRule | None:
+    """Return what routers are told of the model's images; None where it takes none, or their tokens cannot be counted.
+
+    Raises:
+        TextError: a number is out of its range.
+    """
+    if facts is None:
+        return None
+    try:
+        return image_rule(
+            facts,
+            model_config(model_path),
+            model_config(model_path, _PROCESSOR),
+            tokens_per_image=section.tokens_per_image,
+            cached_token_id=section.cached_token_id,
+        )
+    except LimitExceeded as error:
+        raise TextError(error.field, error.found, error.allowed) from error

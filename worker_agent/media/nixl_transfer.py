@@ -1,0 +1,245 @@
+"""Embeddings over NIXL: the other worker reads them out of this one's memory, by RDMA where there is any.
+
+    offer      the bytes are copied once, registered (DRAM), and left alone until the reader's notification
+    fetch      memory of our own is registered, the other agent made known, and a READ posted that notifies with the
+               token
+    release    memory is let go after it is deregistered, never before
+
+Whoever has a descriptor can read what it names, and whoever is given one connects to the agent in it: the network
+between workers must be closed, and descriptors come from the configured encode worker alone. There is no other secret.
+
+NIXL's agent is called by one thread alone; it cannot wait, so its state is asked for every `_POLL_S`. A read that is
+given up, and cannot be cancelled, keeps its memory until the process ends: it may still be written to. Nothing more is
+fetched once such memory fills `embeddings.store_bytes_max`.
+
+Source: NVIDIA's guide to NIXL, "Quick Start" (`nixl.nixl_agent`); ai-dynamo/nixl, `src/api/python/_api.py`, methods of
+`nixl_agent`, and the forms of descriptors: (address, length, device) to transfer, with a fourth, a text, to register.
+Descriptor lists are not serialized, which is done by pickling there: the numbers go as they are.
+"""
+
+import asyncio
+import ctypes
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib import import_module
+from math import inf
+from typing import Any, TypeVar
+
+import structlog
+from blake3 import blake3
+
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import Part, until
+from worker_agent.core.engine import EngineError
+from worker_agent.core.media_refusals import MediaReason, MediaRefused
+from worker_agent.core.offers import NoRoom, Offers, OfferStatistics
+from worker_agent.media.config import EmbeddingTransferSection
+from worker_agent.media.transfer import AGENT_BYTES_MAX, EmbeddingDescriptor, NixlDescriptor
+
+_POLL_S = 0.002
+_TOKEN_BYTES = 32
+_DRAM = "DRAM"
+_FIELD = "embeddings"
+_log = structlog.get_logger("nixl")
+Answer = TypeVar("Answer")
+
+
+class Memory:
+    """Bytes at an address that does not change; `registered` is what NIXL says of them."""
+
+    def __init__(self, size_bytes: int, data: bytes | None = None) -> None:
+        self._buffer = (ctypes.c_char * size_bytes)()
+        if data is not None:
+            ctypes.memmove(self._buffer, data, size_bytes)
+        self.address = ctypes.addressof(self._buffer)
+        self.registered: Any = None
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def bytes(self) -> bytes:
+        """Return a copy."""
+        return bytes(self._buffer)
+
+
+class NixlEmbeddingTransfer:
+    """An `EmbeddingTransfer`, from `start` until its `parts` have ended."""
+
+    def __init__(self, section: EmbeddingTransferSection, clock: Clock) -> None:
+        self._section, self._clock = section, clock
+        self._offers: Offers[Memory] = Offers(section.store_bytes_max, section.ttl_s)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="nixl")
+        self._agent: Any = None
+        self._readers: Counter[Any] = Counter()  # by the other agent's name, how many read from it now
+        self._knowing = asyncio.Lock()
+        self._stuck: list[Memory] = []
+
+    async def start(self) -> None:
+        """The agent is there; raise `EngineError` where the package is not, or finds no transport."""
+        name = f"kv-router-{secrets.token_hex(8)}"
+        try:
+            self._agent = await self._call(lambda: import_module("nixl").nixl_agent(name))
+        except Exception as error:
+            raise EngineError(f"nixl cannot be used: {type(error).__name__}: {error}") from error
+
+    def parts(self, stage: int) -> tuple[Part, ...]:
+        """Return what runs while embeddings are offered; after `start`."""
+        return (Part("embeddings-nixl", self._tend, stage),)
+
+    def statistics(self) -> OfferStatistics:
+        """Return what waits here, and what became of the others."""
+        return self._offers.statistics()
+
+    async def offer(self, embeddings: bytes) -> NixlDescriptor:
+        """Keep a copy of `embeddings` for `ttl_s`; raise `NoRoom`."""
+        assert embeddings
+        if len(embeddings) > self._section.item_bytes_max:
+            raise NoRoom(len(embeddings), 0, self._section.item_bytes_max)
+        digest = await asyncio.to_thread(_digest, embeddings)
+        memory, token = Memory(len(embeddings), embeddings), secrets.token_urlsafe(_TOKEN_BYTES)
+        await self._let_go(self._offers.offer(token, memory, self._clock.now()))
+        try:
+            await self._register(memory)
+            # What may be asked for changes with what is registered: each descriptor says it anew.
+            agent = _bounded(await self._call(self._agent.get_agent_metadata))
+        except BaseException:
+            await self._forget(token)
+            raise
+        return NixlDescriptor(
+            agent=agent, address=memory.address, token=token, digest=digest, size_bytes=len(embeddings)
+        )
+
+    async def release(self, descriptor: EmbeddingDescriptor) -> None:
+        """What was offered here under `descriptor` waits no more."""
+        await self._forget(descriptor.token)
+
+    async def fetch(self, descriptor: EmbeddingDescriptor) -> bytes:
+        """Return what was offered; raise `MediaRefused`."""
+        checked = self._checked(descriptor)
+        memory = Memory(checked.size_bytes)
+        try:
+            await self._register(memory)
+            async with asyncio.timeout(self._section.fetch_s), self._known(checked) as remote:
+                await self._read(memory, checked, remote)
+        except TimeoutError as error:
+            raise _refused("timeout", checked, "a whole answer within embeddings.fetch_s") from error
+        finally:
+            if memory not in self._stuck:
+                await self._let_go([memory])
+        data = memory.bytes()
+        if not secrets.compare_digest(await asyncio.to_thread(_digest, data), checked.digest):
+            raise _refused("digest", checked, "the bytes that were offered")
+        return data
+
+    # ------------------------------------------------------------------------------------------- reading
+    def _checked(self, descriptor: EmbeddingDescriptor) -> NixlDescriptor:
+        if not isinstance(descriptor, NixlDescriptor):
+            raise MediaRefused("unreachable", _FIELD, repr(descriptor), "embeddings over nixl: embeddings.over")
+        if descriptor.size_bytes > self._section.item_bytes_max:
+            raise _refused("too_large", descriptor, f"at most {self._section.item_bytes_max} bytes")
+        if sum(map(len, self._stuck)) + descriptor.size_bytes > self._section.store_bytes_max:
+            raise _refused("unreachable", descriptor, "a process that has not given up so many reads")
+        return descriptor
+
+    @asynccontextmanager
+    async def _known(self, descriptor: NixlDescriptor) -> AsyncIterator[Any]:
+        """Be where the other agent is known; it is forgotten when nobody reads from it any more."""
+        async with self._knowing:
+            remote = await self._tried(descriptor, lambda: self._agent.add_remote_agent(descriptor.agent))
+            self._readers[remote] += 1
+        try:
+            yield remote
+        finally:
+            async with self._knowing:
+                self._readers[remote] -= 1
+                if not self._readers[remote]:
+                    del self._readers[remote]
+                    await self._quietly(lambda: self._agent.remove_remote_agent(remote))
+
+    async def _read(self, memory: Memory, descriptor: NixlDescriptor, remote: Any) -> None:  # noqa: ANN401 - NIXL's
+        agent, handles = self._agent, list[Any]()
+
+        def begun() -> str:
+            ours = agent.get_xfer_descs([(memory.address, len(memory), 0)], mem_type=_DRAM)
+            theirs = agent.get_xfer_descs([(descriptor.address, len(memory), 0)], mem_type=_DRAM)
+            handles.append(agent.initialize_xfer("READ", ours, theirs, remote, descriptor.token.encode()))
+            return str(agent.transfer(handles[0]))
+
+        try:
+            state = await self._tried(descriptor, begun)
+            while state == "PROC":
+                await self._clock.sleep(_POLL_S)
+                state = await self._tried(descriptor, lambda: agent.check_xfer_state(handles[0]))
+            if state != "DONE":
+                raise _refused("expired", descriptor, f"embeddings that wait; the transfer's state is {state}")
+        finally:  # the thread has begun it, or will before it does this
+            if not await self._quietly(lambda: [agent.release_xfer_handle(handle) for handle in handles]):
+                self._stuck.append(memory)  # it goes on, and cannot be stopped
+
+    async def _tried(self, descriptor: NixlDescriptor, work: Callable[[], Answer]) -> Answer:
+        try:
+            return await self._call(work)
+        except Exception as error:
+            raise _refused("unreachable", descriptor, f"a worker that answers ({type(error).__name__})") from error
+
+    # ------------------------------------------------------------------------------------------- keeping
+    async def _tend(self, stop: asyncio.Event) -> None:
+        """Let go what was read, and what nobody reads in time; at the end all of it."""
+        while not stop.is_set():
+            await until(stop, self._clock.sleep(_POLL_S))
+            notices = await self._call(self._agent.get_new_notifs)
+            for token in [each for told in notices.values() for each in told]:
+                await self._forget(token.decode("ascii", "replace"))
+            await self._let_go(self._offers.expire(self._clock.now()))
+        await self._let_go(self._offers.expire(inf))
+        self._thread.shutdown(wait=False)
+
+    async def _forget(self, token: str) -> None:
+        memory = self._offers.release(token)
+        await self._let_go([] if memory is None else [memory])
+
+    async def _register(self, memory: Memory) -> None:
+        def work() -> None:
+            memory.registered = self._agent.register_memory([(memory.address, len(memory), 0, "")], _DRAM)
+
+        await self._call(work)
+
+    async def _let_go(self, memories: list[Memory]) -> None:
+        for memory in memories:
+            if not await self._quietly(partial(self._deregister, memory)):
+                self._stuck.append(memory)
+
+    def _deregister(self, memory: Memory) -> None:
+        """Run by the thread, after whatever it was asked before."""
+        if memory.registered is not None:
+            self._agent.deregister_memory(memory.registered)
+
+    async def _quietly(self, work: Callable[[], object]) -> bool:
+        """Return whether it was done, whatever becomes of who waits for it."""
+        try:
+            await asyncio.shield(self._call(work))
+        except Exception as error:  # noqa: BLE001 - NIXL's own
+            _log.warning("nixl_not_done", reason=f"{type(error).__name__}: {error}")
+            return False
+        return True
+
+    def _call(self, work: Callable[[], Answer]) -> "asyncio.Future[Answer]":
+        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _bounded(agent: bytes) -> bytes:
+    if len(agent) > AGENT_BYTES_MAX:
+        raise EngineError(f"nixl: found {len(agent)} bytes of its agent's metadata, allowed {AGENT_BYTES_MAX}")
+    return agent
+
+
+def _digest(data: bytes) -> str:
+    return blake3(data).hexdigest()
+
+
+def _refused(reason: MediaReason, descriptor: NixlDescriptor, allowed: str) -> MediaRefused:
+    return MediaRefused(reason, _FIELD, f"{descriptor.size_bytes} bytes", allowed)
