@@ -4,6 +4,7 @@ import click
 
 from bench.dataplane import dataplane
 from bench.decision import decision
+from bench.disagg import disagg
 from bench.events import events
 from bench.hot_spots_command import hot_spots
 from bench.index import index
@@ -13,6 +14,7 @@ from bench.trace_command import trace
 COMMANDS: dict[str, click.Command] = {
     "dataplane": dataplane,
     "decision": decision,
+    "disagg": disagg,
     "oracle": oracle,
     "events": events,
     "hot-spots": hot_spots,

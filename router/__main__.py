@@ -25,7 +25,9 @@ from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import Family, LoopLag, Projection, configure_logs, new_registry
 from kv_runtime.text import Text, load_text
 from router.admission import Admission, FleetRoom
+from router.commands.doctor import doctor
 from router.commands.journal import journal
+from router.commands.pools import pools_command
 from router.commands.replay import replay
 from router.config import RouterSettings
 from router.control_plane import ControlPlane
@@ -50,6 +52,7 @@ from router.metrics import (
 )
 from router.names import Names
 from router.policy_loader import load_modes
+from router.pools.process import OpenedRouter
 from router.replicas import Replicas, replica_families
 from router.routing import Routing
 from router.serving import Serving
@@ -151,29 +154,38 @@ def dashboards(directory: Path) -> None:
         print(path)
 
 
+main.add_command(doctor)
 main.add_command(journal)
 main.add_command(replay)
 
 
 async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
+    async with AsyncExitStack() as cleanup:
+        router = await _opened(settings, stop, cleanup)
+        print(f"router on      {router.data_url}  (mode {settings.policy.mode})")
+        print(f"control plane  {router.control_url}")
+        print(f"event log      {router.log_url}", flush=True)
+        await run_parts(router.parts, stop=stop, drain_s=router.drain_s)
+
+
+async def _opened(settings: RouterSettings, stop: asyncio.Event, cleanup: AsyncExitStack) -> OpenedRouter:
+    """Return a router that has started, and is to be run; raises what `_EXPECTED` names."""
     _allow_many_sockets()
     text = load_text(settings.tokens.text, settings.tokens.encoder)
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
-    async with AsyncExitStack() as cleanup:
-        embedded = await _embedded_nats(settings, cleanup)
-        url = embedded.url if embedded else settings.nats.url
-        log = await EventLog.connect(url, name="router", token=settings.nats.credentials.get_secret_value())
-        cleanup.push_async_callback(log.close)
-        router = _Router(settings, text, modes, log)
-        await router.start(stop)
-        print(f"router on      http://{settings.data.host}:{router.data.port}  (mode {settings.policy.mode})")
-        print(f"control plane  http://{settings.control.host}:{router.control.port}")
-        print(f"event log      {url}", flush=True)
-        await run_parts(
-            [*router.parts(), *([Part("nats-server", embedded.run, 4)] if embedded else [])],
-            stop=stop,
-            drain_s=settings.data.drain_s + 2 * router.data.limits.linger_s + 1,
-        )
+    embedded = await _embedded_nats(settings, cleanup)
+    url = embedded.url if embedded else settings.nats.url
+    log = await EventLog.connect(url, name="router", token=settings.nats.credentials.get_secret_value())
+    cleanup.push_async_callback(log.close)
+    router = _Router(settings, text, modes, log)
+    await router.start(stop)
+    return OpenedRouter(
+        data_url=f"http://{settings.data.host}:{router.data.port}",
+        control_url=f"http://{settings.control.host}:{router.control.port}",
+        log_url=url,
+        parts=[*router.parts(), *([Part("nats-server", embedded.run, 4)] if embedded else [])],
+        drain_s=settings.data.drain_s + 2 * router.data.limits.linger_s + 1,
+    )
 
 
 class _Router:
@@ -310,6 +322,8 @@ async def _embedded_nats(settings: RouterSettings, cleanup: AsyncExitStack) -> E
         )
     )
 
+
+main.add_command(pools_command(_opened, _EXPECTED))
 
 if __name__ == "__main__":
     main()

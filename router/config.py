@@ -1,33 +1,18 @@
 """The router's configuration tree: every section of `interfaces.md`; a section without fields takes none yet."""
 
-from collections.abc import Callable
-from inspect import signature
-from typing import TypeVar
-
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, field_validator
 
 from kv_runtime.config import ControlSection, IndexSection, NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.encoders import Wanted
-from router.core.affinity import AffinityLimits
-from router.core.approximate import ApproximateLimits
 from router.core.breakers import BreakerLimits
 from router.core.fair_share import FairShareLimits
-from router.core.policies import MODES
-from router.core.policy import Affinity, CostParameters, Policy, Unmet
 from router.core.tenants import SECRET_HEADERS, FairShareBy
 from router.core.waiting import QueueLimits, QueuePolicy
 from router.http.limits import HttpLimits
+from router.policy_config import DisaggregationSection, PolicySection, picked
 from router.tokens.prompts import PromptLimits
 
 _WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
-
-_Limits = TypeVar("_Limits")
-
-
-def _picked(section: Section, kind: Callable[..., _Limits], **own: object) -> _Limits:
-    """Return one of `kind`, its fields the section's of the same names, or those given; others have their defaults."""
-    names = type(section).model_fields.keys() & signature(kind).parameters.keys()
-    return kind(**{name: getattr(section, name) for name in names} | own)
 
 
 class DataSection(Section):
@@ -60,81 +45,7 @@ class DataSection(Section):
 
     def limits(self) -> HttpLimits:
         """Return what is taken from clients, and how long they are awaited."""
-        return _picked(self, HttpLimits)
-
-
-class PolicySection(Section):
-    """How a worker rank is chosen; formulas in `router/core/cost.py`."""
-
-    user_modes: tuple[str, ...] = Field(
-        (), max_length=64, description="functions that can be modes, each `package.module:function`; they are imported"
-    )
-    mode: str = Field(
-        "kv",
-        description="kv, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct, or one of user_modes",
-    )
-    overlap_credit: float = Field(1.0, ge=0, le=1, description="what a block on the GPU saves, in blocks")
-    overlap_credit_decay: float = Field(0.0, ge=0, le=1000, description="how fast queued prefill devalues overlap")
-    host_weight: float = Field(0.75, ge=0, le=1, description="what a block in host memory saves")
-    disk_weight: float = Field(0.25, ge=0, le=1, description="what a block on disk saves")
-    prefill_scale: float = Field(
-        1.0, ge=0, le=1000, description="weight of prefill against decode; more favours overlap"
-    )
-    request_weight: float = Field(0.0, ge=0, le=1000, description="blocks that every active request costs")
-    history_weight: float = Field(0.5, ge=0, le=1000, description="weight of recent prefill; more spreads the load")
-    temperature: float = Field(0.0, ge=0, le=100, description="0: the cheapest wins; more: drawn by softmax(-cost / T)")
-    seed: int = Field(0, ge=0, le=(1 << 64) - 1, description="of every draw and tie-break")
-    spill_tokens: int = Field(
-        16384, ge=0, le=1 << 40, description="queued tokens beyond which a rank may lose its credit; 0: none ever does"
-    )
-    newcomers: bool = Field(
-        default=True, description="a joining rank gets a bounded share of the requests of which nobody holds anything"
-    )
-    affinity: Affinity = Field("off", description="what a session's former rank means: off, soft or hard")
-    affinity_discount: float = Field(0.5, ge=0, lt=1, description="soft: by what share that rank costs less")
-    affinity_idle_s: float = Field(
-        600.0, ge=1, le=86_400, description="how long after its last request a session is still at home at its rank"
-    )
-    affinity_sessions_max: int = Field(
-        65_536, ge=1, le=1 << 24, description="sessions that are known; the longest idle are forgotten first; memory"
-    )
-    ttft_target_s: float | None = Field(
-        None, gt=0, le=3600, description="predicted-ttft: longest time to a first token"
-    )
-    itl_target_s: float | None = Field(None, gt=0, le=60, description="predicted-ttft: longest time between tokens")
-    unmet: Unmet = Field("admit", description="requests that no rank is predicted to serve so: admit, queue or reject")
-    predict_on_route: bool = Field(
-        default=True, description="blocks on their way to a rank count as held: siblings of a burst land together"
-    )
-    approximate_ttl_s: float = Field(
-        120.0, ge=1, le=86_400, description="how long a routed block counts at a rank without events; costs memory"
-    )
-    approximate_blocks_max: int = Field(
-        1 << 18,
-        ge=1,
-        le=1 << 26,
-        description="routed blocks that count at one rank, and no more than its total_kv_blocks; costs memory",
-    )
-
-    @field_validator("mode")
-    @classmethod
-    def _is_a_mode(cls, mode: str, info: ValidationInfo) -> str:
-        allowed = (*MODES, *info.data.get("user_modes", ()))
-        if mode not in allowed:
-            raise ValueError(f"allowed {', '.join(allowed)}")
-        return mode
-
-    def affinity_limits(self) -> AffinityLimits:
-        """Return how sessions are remembered."""
-        return AffinityLimits(idle_s=self.affinity_idle_s, sessions_max=self.affinity_sessions_max)
-
-    def approximate(self) -> ApproximateLimits:
-        """Return the bounds of the approximate index."""
-        return ApproximateLimits(ttl_s=self.approximate_ttl_s, blocks_max=self.approximate_blocks_max)
-
-    def policy(self) -> Policy:
-        """Return the policy that decisions are taken with."""
-        return _picked(self, Policy, parameters=_picked(self, CostParameters))
+        return picked(self, HttpLimits)
 
 
 class LedgerSection(Section):
@@ -212,7 +123,7 @@ class QueueSection(Section):
     def limits(self) -> QueueLimits:
         """Return how requests wait."""
         shares = FairShareLimits(quantum_tokens=self.fair_share_quantum_tokens, weights=dict(self.fair_share_weights))
-        return _picked(self, QueueLimits, fair_share=shares)
+        return picked(self, QueueLimits, fair_share=shares)
 
 
 class FailuresSection(Section):
@@ -228,6 +139,15 @@ class FailuresSection(Section):
         3600.0, gt=0, le=86_400, description="how long an answer may take from its request to its end"
     )
     retry_limit: int = Field(2, ge=0, le=16, description="other ranks tried before the first byte")
+    migration_limit: int = Field(
+        3, ge=0, le=16, description="how often a stream goes on elsewhere after its worker failed in the midst of it"
+    )
+    migration_tokens_max: int = Field(
+        1 << 20, ge=0, le=1 << 30, description="longer prompts do not migrate: they are computed anew"
+    )
+    migration_bytes_max: int = Field(
+        1 << 20, ge=0, le=1 << 30, description="of a longer answer nothing is kept, and it does not migrate; memory"
+    )
     breaker_failures: int = Field(
         3,
         ge=1,
@@ -254,6 +174,21 @@ class FailuresSection(Section):
         )
 
 
+class HandoverSection(Section):
+    """What a worker that drains hands over before it leaves."""
+
+    tokens: int = Field(
+        200_000, ge=0, le=1 << 30, description="what other workers compute for one that drains, at most; 0: nothing"
+    )
+    within_s: float = Field(60.0, gt=0, le=3600, description="how long that may take")
+    concurrency: int = Field(
+        4, ge=1, le=64, description="prompts that are computed for it at a time; more is faster, and delays requests"
+    )
+    prompts_bytes_max: int = Field(
+        64 << 20, ge=0, le=1 << 34, description="newest prompts, of which it is chosen; 0: nothing can be; memory"
+    )
+
+
 class TokensSection(Section):
     """Text to tokens."""
 
@@ -275,11 +210,7 @@ class TokensSection(Section):
 
     def limits(self) -> PromptLimits:
         """Return the bounds of encoding."""
-        return _picked(self, PromptLimits)
-
-
-class PoolsSection(Section):
-    """Pools of workers; it takes no fields yet."""
+        return picked(self, PromptLimits)
 
 
 class JournalSection(Section):
@@ -308,7 +239,8 @@ class RouterSettings(Settings):
     ledger: LedgerSection = LedgerSection()
     queue: QueueSection = QueueSection()
     failures: FailuresSection = FailuresSection()
+    handover: HandoverSection = HandoverSection()
     tokens: TokensSection = TokensSection()
-    pools: PoolsSection = PoolsSection()
+    disaggregation: DisaggregationSection = DisaggregationSection()
     journal: JournalSection = JournalSection()
     telemetry: TelemetrySection = TelemetrySection()

@@ -3,6 +3,7 @@
 GET    /v1/decisions?limit=       the newest          GET  /v1/decisions/{id}      one, explained
 GET    /v1/workers                the fleet           POST /v1/workers             add one
 POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}      forget it
+GET    /v1/workers/{id}/drain?wait=    how far that is, and what was handed over (`drain_routes.py`)
 GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy the policy in force (`policy_swap.py`)
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
@@ -25,7 +26,7 @@ from indexer.embedded import EmbeddedIndex, rank_routes
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.events import TIERS
-from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_runtime.config import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
@@ -34,6 +35,8 @@ from router.compiled import hot_path
 from router.core.explain import explain
 from router.core.fleet import Worker
 from router.core.trust import Disparity, Trust
+from router.drain_routes import DrainRoutes, unknown_worker
+from router.handover import Handover
 from router.policy_swap import fields_of, swapped
 from router.routing import DecisionRecord, Routing
 
@@ -49,8 +52,10 @@ _NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
 class ControlPlane:
     """The endpoints for those who run the router."""
 
-    def __init__(self, routing: Routing, index: EmbeddedIndex, log: EventLog) -> None:
+    def __init__(self, routing: Routing, index: EmbeddedIndex, log: EventLog, handover: Handover | None = None) -> None:
+        """Without `handover` a worker that drains hands nothing over."""
         self._routing, self._index, self._event_log = routing, index, log
+        self._drains = DrainRoutes(routing, handover, self._publish)
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
         """Return the application that serves the endpoints."""
@@ -61,7 +66,7 @@ class ControlPlane:
                 web.get("/v1/decisions/{id}", self._decision),
                 web.get("/v1/workers", self._workers),
                 web.post("/v1/workers", self._add_worker),
-                web.post("/v1/workers/{id}/drain", self._drain_worker),
+                *self._drains.routes(),
                 web.delete("/v1/workers/{id}", self._remove_worker),
                 web.get("/v1/index", self._index_view),
                 web.get("/v1/index/position", self._position),
@@ -113,28 +118,27 @@ class ControlPlane:
             return error_response(400, "type: found another event, allowed registered", "invalid_request_error")
         return await self._say(event.model, event)
 
-    async def _drain_worker(self, request: web.Request) -> web.Response:
-        worker = self._routing.state.fleet.worker(request.match_info["id"])
-        if worker is None:
-            return _unknown_worker(request)
-        told = worker.registration
-        return await self._say(told.model, WorkerDraining(worker_id=told.worker_id, instance=told.instance))
-
     async def _remove_worker(self, request: web.Request) -> web.Response:
-        worker = self._routing.state.fleet.worker(request.match_info["id"])
+        worker_id = request.match_info["id"]
+        worker = self._routing.state.fleet.worker(worker_id)
         if worker is None:
-            return _unknown_worker(request)
+            return unknown_worker(worker_id)
         told = worker.registration
         return await self._say(
             told.model, WorkerLeft(worker_id=told.worker_id, instance=told.instance, reason="removed by hand")
         )
 
     async def _say(self, model: str, event: FleetEvent) -> web.Response:
+        refused = await self._publish(model, event)
+        return json_response({"published": event}, status=202) if refused is None else refused
+
+    async def _publish(self, model: str, event: FleetEvent) -> web.Response | None:
+        """The fleet is told; return what is answered where it cannot be."""
         try:
             await self._event_log.publish(subjects.fleet(model, event.worker_id), fleet.encode(event))
         except BrokerUnavailable as error:
             return error_response(503, str(error), "server_error", code="log_unavailable")
-        return json_response({"published": event}, status=202)
+        return None
 
     async def _index_view(self, _: web.Request) -> web.Response:
         statistics, trust = self._index.statistics(), self._routing.trust()
@@ -251,11 +255,6 @@ def _worker(
 
 def _trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
     return {**rank._asdict(), "trust": trust.state, "trust_reason": trust.reason}
-
-
-def _unknown_worker(request: web.Request) -> web.Response:
-    message = f"id: found {request.match_info['id']!r}, allowed a registered worker"
-    return error_response(404, message, "invalid_request_error", param="id")
 
 
 def _bad_query(field: str, found: str, allowed: str) -> web.Response:

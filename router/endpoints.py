@@ -15,9 +15,12 @@ import msgspec
 from router import refusals
 from router.asking import Asking
 from router.compiled import hot_path
+from router.core.errors import NoEligibleWorker
 from router.core.explain import explain
+from router.core.plan import Plan
+from router.core.verdict import Verdict
 from router.http.exchange import Exchange
-from router.refusals import Refusal
+from router.refusals import Refusal, Refused
 from router.served import Served
 from router.serving import Serving
 
@@ -88,7 +91,7 @@ class Endpoints:
 
 
 class DecisionOnly(Asking):
-    """`/v1/route`: what would be decided now, and why."""
+    """`/v1/route`: what would be decided now, and why; where prompts are computed apart, of both workers."""
 
     __slots__ = ()
 
@@ -98,11 +101,33 @@ class DecisionOnly(Asking):
         self.read()
 
     def _asked(self) -> None:
-        verdict = self.serving.decide(self.route)
-        _answer(self.exchange, {"decision": (decision := verdict.decision()), "explanation": explain(decision)})
+        serving, plan = self.serving, self.serving.plan(self.route, self.inbound)
+        serving.placed(self.route, plan, self.inbound)
+        verdict = self._decided(plan)
+        told = _told(verdict)
+        if plan.phase == "prefill" and not plan.is_fixed:
+            plan.prefilled()
+            worker = serving.routing.state.fleet.worker(verdict.winner.worker_id)
+            told["decode"] = _told(self._decided(plan, None if worker is None else worker.registration.transfer_domain))
+        _answer(self.exchange, told)
+
+    def _decided(self, plan: Plan, transfer_domain: str | None = None) -> Verdict:
+        serving = self.serving
+        while True:
+            route = serving.route_of(self.route, plan, self.inbound, transfer_domain)
+            try:
+                return serving.decide(route)
+            except NoEligibleWorker as error:
+                if not plan.nobody():
+                    raise Refused(serving.nobody(route, error)) from error
 
     def _refuse(self, refusal: Refusal) -> None:
         _refuse(self.exchange, refusal)
+
+
+def _told(verdict: Verdict) -> dict[str, object]:
+    decision = verdict.decision()
+    return {"decision": decision, "explanation": explain(decision)}
 
 
 def _model(name: str) -> dict[str, object]:

@@ -10,21 +10,21 @@ while the router runs. A decision is taken with one policy or with the other, ne
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import asdict
+import msgspec
 from pydantic import ValidationError
 
 from kv_runtime.config import ConfigurationError
-from router.config import PolicySection
 from router.core.policies import MODES, Mode
 from router.core.policy import CostParameters, Policy
+from router.policy_config import PolicySection
 
 FIELDS = (*(name for name in Policy.__struct_fields__ if name != "parameters"), *CostParameters.__struct_fields__)
 
 
 def fields_of(policy: Policy) -> dict[str, Any]:
     """Return the policy's fields by the names that they have in the configuration."""
-    own = asdict(policy)
-    return {**asdict(own.pop("parameters")), **own}
+    own = msgspec.to_builtins(policy)
+    return {**own.pop("parameters"), **own}
 
 
 def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode], *, whole: bool) -> Policy:

@@ -16,27 +16,46 @@ turn of the loop in which it came.
 """
 
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
+from kv_protocol.continuation import Progress, progress_of
 from kv_protocol.ids import WorkerRank
+from kv_protocol.openai_inbound import CHAT
 from router import refusals
 from router.admission import Ticket
 from router.asking import Asking
 from router.attempt import Attempt
+from router.core.errors import NoEligibleWorker
+from router.core.plan import Plan
+from router.core.pools.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
 from router.core.verdict import Verdict
-from router.http.exchange import Exchange, Phase
+from router.core.view import RouteRequest
+from router.http.collected import Collected
+from router.http.exchange import Exchange, OutboundCall, Phase
 from router.refusals import Refusal, Refused
 from router.routing import OutcomeName
 from router.serving import Serving
 from router.usage import NOTHING_SAID, Usage, usage_in
 
+if TYPE_CHECKING:
+    from router.http.kept import Kept
+
+_PREFILL_BYTES_MAX = 4 << 20
+"""Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
+_USAGE_BYTES = 4096
+
 
 class Served(Asking):
-    """One request: `begin` starts it; it is the watcher of its own forwarding."""
+    """One request: `begin` starts it; it is the watcher of its own calls."""
 
-    __slots__ = ("_attempt", "_erred_at", "_failed", "_mode", "_ticket")
+    __slots__ = (
+        "_aside", "_asked_route", "_attempt", "_decided_s", "_domain", "_erred_at", "_failed", "_handoff", "_kept",
+        "_mode", "_plan", "_progress", "_retried", "_ticket",
+    )  # fmt: skip
 
+    _plan: Plan
+    _asked_route: RouteRequest
+    """As the client asked; `route` is that of the phase."""
     _ticket: Ticket | None
     _erred_at: tuple[WorkerRank, ...]
 
@@ -46,7 +65,14 @@ class Served(Asking):
         self._ticket = None
         self._attempt: Attempt | None = None
         self._failed: Attempt | None = None
+        self._retried: Phase | None = None
         self._erred_at = ()
+        self._decided_s: float | None = None
+        self._aside: Collected | None = None
+        self._handoff = b""
+        self._domain: str | None = None
+        self._kept: Kept | None = None
+        self._progress: Progress | None = None
 
     def begin(self) -> None:
         """The request is on its way."""
@@ -54,6 +80,11 @@ class Served(Asking):
         self.read()
 
     def _asked(self) -> None:
+        self._asked_route = self.route
+        plan = self._plan = self.serving.plan(self.route, self.inbound)
+        self.serving.placed(self.route, plan, self.inbound)
+        if plan.phase != "whole":
+            self.route = self.serving.route_of(self._asked_route, plan, self.inbound, None)
         self._ticket = self.serving.admission.ask(self.route, self._admitted, self._turned_away)
 
     def _admitted(self) -> None:
@@ -74,24 +105,55 @@ class Served(Asking):
     # ------------------------------------------------------------------------------------------- decided, forwarded
 
     def _decide(self) -> None:
-        serving, route = self.serving, self.route
-        try:
-            verdict = serving.decide(route)
-        except Refused as refused:
-            self._refuse(refused.refusal if self._failed is None else _given_up(self._failed))
-            return
-        if self._failed is not None:
-            serving.metrics.retried(self._failed.phase)
+        serving, plan = self.serving, self._plan
+        while True:
+            try:
+                verdict = serving.decide(self.route)
+                break
+            except NoEligibleWorker as error:
+                if not plan.nobody():
+                    refusal = serving.nobody(self.route, error)
+                    self._refuse(refusal if self._failed is None else _given_up(self._failed))
+                    return
+                self._turned()
+            except Refused as refused:
+                self._refuse(refused.refusal if self._failed is None else _given_up(self._failed))
+                return
+        if self._decided_s is None:
+            self._decided_s = verdict.now_s
+        if self._retried is not None:
+            serving.metrics.retried(self._retried)
+            self._retried = None
         self._attempt = Attempt(verdict, serving.routing.take(verdict))
         serving.metrics.decided(verdict)
         self._forward(verdict)
 
+    def _turned(self) -> None:
+        """The plan has taken another way: a decision for it is next."""
+        self.serving.metrics.turned(self._plan.turns[-1])
+        self.route = self.serving.route_of(self._asked_route, self._plan, self.inbound, self._domain)
+
     def _forward(self, verdict: Verdict) -> None:
-        call = self.serving.call_for(verdict, self.inbound, self.exchange, self.prompt)
+        call = self._call(verdict)
         if call is None:
             self.on_failed("connect", "the worker left", begun=False)
+        elif self._is_aside:
+            aside = self._aside = Collected(self.exchange.end, _PREFILL_BYTES_MAX)
+            aside.ask(call, self)
         else:
             self.exchange.forward(call, self)
+
+    def _call(self, verdict: Verdict) -> OutboundCall | None:
+        is_kept = self._plan.may_migrate() and not self._is_aside
+        self._kept = self.serving.kept() if is_kept or self.exchange.is_begun else None
+        return self.serving.calls.call(
+            verdict, self.inbound, self.exchange, self.prompt, self._handoff, self._progress, self._kept
+        )
+
+    @property
+    def _is_aside(self) -> bool:
+        """Whether the answer is not the client's: a prefill worker's, that another one goes on with."""
+        return self._plan.phase == "prefill" and not self._plan.is_fixed
 
     def on_head(self, status: int, retry_after: bytes) -> bytes | None:
         """Return the header lines that say how it was routed; None where another rank is to be tried."""
@@ -99,7 +161,10 @@ class Served(Asking):
         assert attempt is not None
         if not attempt.heard(status, lambda: self.serving.busy_s(retry_after)):
             return None
-        return self.serving.answer_headers(attempt.verdict, self.inbound)
+        if self.exchange.is_begun and not attempt.is_answered:
+            attempt.reason = f"status {status} to an answer that was to go on"
+            return None
+        return b"" if self._is_aside else self.serving.answer_headers(attempt.verdict, self.inbound)
 
     def on_dropped(self) -> None:
         """The answer that was not wanted is out of the way."""
@@ -110,13 +175,14 @@ class Served(Asking):
         attempt = self._attempt
         assert attempt is not None
         attempt.lease.first_token()
-        self._begun(attempt)
+        if not self._is_aside:
+            self._begun(attempt)
         self.serving.admission.poke()
 
     def _begun(self, attempt: Attempt) -> None:
-        ttft_s = attempt.lease.ttft_s
-        if ttft_s is not None and attempt.is_answered:
-            self.serving.metrics.first_token(self._mode, ttft_s)
+        ttft_s, decided_s = attempt.lease.ttft_s, self._decided_s
+        if ttft_s is not None and decided_s is not None and attempt.is_answered and self._progress is None:
+            self.serving.metrics.first_token(self._mode, ttft_s + attempt.verdict.now_s - decided_s)
 
     def on_bytes(self) -> None:
         """The answer goes on."""
@@ -124,9 +190,12 @@ class Served(Asking):
         self._attempt.lease.on_bytes()
 
     def on_end(self, tail: bytes) -> None:
-        """The client has the whole answer."""
+        """The client, or for it we, have the whole answer."""
         attempt = self._attempt
         assert attempt is not None
+        if self._is_aside:
+            self._collected(attempt)
+            return
         is_ok = attempt.is_answered
         usage = usage_in(tail)
         came_whole = bool(tail) and attempt.lease.ttft_s is None
@@ -144,34 +213,120 @@ class Served(Asking):
         attempt.phase, attempt.reason = phase, reason
         if phase == "local":
             self._refuse(refusals.unavailable(reason, "overloaded"))
-        elif begun:
+        elif begun and not self._is_aside:
             self._end_attempt("failed")
             self._end("failed")
         else:
             self._again()
 
     def _again(self) -> None:
-        attempt, route, serving = self._attempt, self.route, self.serving
+        attempt, plan, serving = self._attempt, self._plan, self.serving
         assert attempt is not None
         rank = attempt.verdict.winner
         if attempt.outcome == "erred":
             self._erred_at = (*self._erred_at, rank)
-        self._failed = attempt
+        self._failed, self._retried = attempt, attempt.phase
         self._end_attempt("failed")
-        if len(route.tried) >= serving.retry_limit:
+        turns = len(plan.turns)
+        took_handoff = attempt.phase != "connect" and attempt.retry_after_s is None
+        if not plan.failed(rank, took_handoff=took_handoff):
             self._refuse(_given_up(attempt))
             return
-        self.route = replace(route, tried=(*route.tried, rank), decision_id=serving.new_id())
-        serving.after_back_off(len(route.tried), route.decision_id, self._retry)
+        if len(plan.turns) > turns:
+            serving.metrics.turned(plan.turns[-1])
+        self.route = serving.route_of(self._asked_route, plan, self.inbound, self._domain)
+        serving.after_back_off(max(1, plan.retries), self.route.decision_id, self._retry)
 
     def _retry(self) -> None:
         if not self._over:
             self._refusing(self._decide)
 
+    # ------------------------------------------------------------------------------------------- from worker to worker
+
+    def _collected(self, attempt: Attempt) -> None:
+        """The prefill worker has answered: with what the decode worker needs, or with all there is to say."""
+        aside, usage = self._aside, NOTHING_SAID
+        assert aside is not None
+        body = aside.body
+        limit_tokens = self.inbound.limit_tokens
+        if limit_tokens is not None and self._progress is not None:
+            limit_tokens -= self._progress.token_count
+        try:
+            answer = (
+                PrefillAnswer(body, b"", is_final=True)
+                if not attempt.is_answered
+                else prefill_answer(body, limit_tokens=limit_tokens)
+            )
+        except AnswerUnusable as error:
+            self.on_failed("body", str(error), begun=False)
+            return
+        usage = usage_in(body[-_USAGE_BYTES:])
+        self._end_attempt("ok" if attempt.is_answered else "refused", usage)
+        if answer.is_final:
+            self._answer(attempt, answer.body, usage)
+            return
+        worker = self.serving.routing.state.fleet.worker(attempt.verdict.winner.worker_id)
+        self._handoff = answer.params
+        self._domain = None if worker is None else worker.registration.transfer_domain
+        self._plan.prefilled()
+        self.route = self.serving.route_of(self._asked_route, self._plan, self.inbound, self._domain)
+        self._refusing(self._decide)
+
+    def _answer(self, attempt: Attempt, body: bytes, usage: Usage) -> None:
+        """The client gets a prefill worker's answer."""
+        self._begun(attempt)
+        if attempt.is_answered:
+            self.serving.settled(attempt, usage)
+        self._end("ok" if attempt.is_answered else "refused")
+        lines = self.serving.answer_headers(attempt.verdict, self.inbound)
+        named = [line.partition(b": ") for line in lines.split(b"\r\n") if line]
+        headers = [(name, value) for name, _, value in named]
+        if not (self.inbound.stream and attempt.is_answered):
+            self.exchange.answer(attempt.status, body, headers=headers)
+            return
+        events = as_events(body, include_usage=self.inbound.include_usage)
+        if self.exchange.is_begun:
+            self.exchange.end_stream(events)
+        else:
+            self.exchange.answer(200, events, content_type=b"text/event-stream", headers=headers)
+
+    def on_cut(self, phase: Phase, reason: str) -> bytes | None:
+        """Return how an event stream goes on whose worker failed: by another one, by its end, or not at all."""
+        attempt, kept, plan = self._attempt, self._kept, self._plan
+        if phase == "local" or attempt is None or kept is None or kept.is_overfull:
+            return None
+        had_begun = attempt.lease.ttft_s is not None
+        progress = progress_of(kept.events(), self._progress) if had_begun else self._progress
+        if progress is None:
+            return None
+        attempt.phase, attempt.reason = phase, reason
+        inbound, limit_tokens = self.inbound, self.inbound.limit_tokens
+        if progress.finish_reason is not None or progress.token_count == limit_tokens:  # it lacks but its end
+            self._end_attempt("failed")
+            self._end("ok")
+            prompt_tokens = self.route.isl_tokens if inbound.include_usage else None
+            return progress.ending(inbound.model, is_chat=inbound.path == CHAT, prompt_tokens=prompt_tokens)
+        if not had_begun:
+            self._again()
+            return b""
+        if not plan.may_migrate():
+            return None
+        self._progress = progress
+        rank = attempt.verdict.winner
+        self._failed = attempt
+        self._end_attempt("failed")
+        plan.migrated(rank)
+        self._turned()
+        self.serving.after_back_off(1, self.route.decision_id, self._retry)
+        return b""
+
     # ------------------------------------------------------------------------------------------- the end
 
     def on_gone(self) -> None:
-        """The client left, and the worker's connection was closed."""
+        """The client left, and the worker's connection was closed; or a prefill worker says more than is taken."""
+        if self._is_aside and not self._over:
+            self.on_failed("body", f"an answer of more than {_PREFILL_BYTES_MAX} bytes", begun=False)
+            return
         self._left()
 
     def _left(self) -> None:
@@ -179,8 +334,23 @@ class Served(Asking):
             return
         if self._ticket is not None:
             self._ticket.cancel()
+        is_waiting = self._attempt is None
         self._end_attempt("cancelled")
         self._end("cancelled")
+        if self._aside is not None:
+            self._aside.give_up()
+            if is_waiting and self._plan.phase == "decode":
+                self._let_fetch(self._aside.another())
+
+    def _let_fetch(self, aside: Collected) -> None:
+        """Some decode worker fetches the KV that waits for one, so that it waits no longer; its answer is not read."""
+        try:
+            call = self._call(self.serving.decide(self.route))
+        except (NoEligibleWorker, Refused):
+            return
+        if call is not None:
+            aside.ask(call, self)
+            aside.give_up()
 
     def _refuse(self, refusal: Refusal) -> None:
         self._end_attempt("failed")

@@ -3,32 +3,37 @@
 import asyncio
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
+from kv_protocol.images import ImageRule
 from kv_protocol.journal import AttemptEnded
-from kv_protocol.openai import Inbound
+from kv_protocol.openai import Inbound, is_given
 from kv_protocol.splitmix import unit_interval
 from router import refusals
 from router.admission import Admission
 from router.asked import Asked
 from router.attempt import Attempt
+from router.calls import Calls
 from router.config import RouterSettings
+from router.core.disaggregation import asked_phase, first_phase, placement
 from router.core.eligibility import reason_kind
 from router.core.errors import NoEligibleWorker, WorkerNotNamed
+from router.core.plan import Plan
 from router.core.tenants import TenantNames
 from router.core.verdict import Verdict
 from router.core.view import RouteRequest
-from router.http.exchange import Exchange, OutboundCall
 from router.http.heads import Headers
+from router.http.kept import Kept
 from router.metrics import RequestMetrics
 from router.refusals import Refusal, Refused
 from router.routing import Routing
-from router.tokens import Prompt, Prompts, with_prompt_ids
+from router.tokens import Prompt, Prompts
 from router.usage import Usage
 
 _BACK_OFF_S = 0.02
@@ -38,9 +43,6 @@ _BUSY_S = 1.0
 
 _THE_CLIENTS_WORD = frozenset({"pinned", "taint", "lora"})
 """Why nobody may take a request that asks for what nobody is: its own fault, and not worth coming again for."""
-_PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
-"""Headers of a client that workers get, too."""
-_PASSED_ON_NAMES = frozenset(_PASSED_ON)
 
 _RANKS_MAX = 4096
 """Ranks whose header lines are kept."""
@@ -53,6 +55,7 @@ class _Model(NamedTuple):
 
     hashing: Hashing
     lora: str
+    images: ImageRule | None
     fleet_changes: int
     valid_until_s: float
 
@@ -72,17 +75,14 @@ class Serving:
     ) -> None:
         self.routing, self.admission, self.metrics = routing, admission, metrics
         self.new_id = new_id
-        self.retry_limit = settings.failures.retry_limit
         self.inflight = 0
         self._inflight_max = settings.queue.inflight_requests_max
         self._prompts, self._tenants, self._settings = prompts, tenants, settings
         self._asked = Asked(new_id)
-        limits = settings.failures
-        self._limits = limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s
-        self._whole_limits = limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s
+        self.calls = Calls(routing.state.fleet, settings)
+        self._conditional = settings.disaggregation.limits()
         self._models: dict[str, _Model] = {}
         self._rank_lines: dict[WorkerRank, bytes] = {}
-        self._worker_headers = _worker_headers(settings.data.worker_token.get_secret_value())
 
     def begin(self) -> Refusal | None:
         """A request to be served came; return why there is no room for it, if there is none. Else `ended` follows."""
@@ -106,7 +106,7 @@ class Serving:
         model, state = self._model(inbound.model), self.routing.state
         if not (state.modes[state.policy.mode].reads_overlap or self._settings.tokens.always):
             return None
-        return self._prompts.prompt(inbound, model.hashing, model.lora)
+        return self._prompts.prompt(inbound, model.hashing, model.lora, model.images)
 
     def route_request(self, inbound: Inbound, headers: Headers, prompt: Prompt | None) -> RouteRequest:
         """Return what routing reads of the request; raise `RequestInvalid`, `Refused`."""
@@ -125,25 +125,90 @@ class Serving:
             self._models.pop(name, None)
             raise Refused(refusals.unknown_model(name, fleet.models()))
         valid_until_s = fleet.valid_until_s(fleet.serving(name), now_s)
-        known = self._models[name] = _Model(hashing, fleet.lora_of(name), fleet.changes, valid_until_s)
+        known = self._models[name] = _Model(
+            hashing, fleet.lora_of(name), fleet.images(name, now_s), fleet.changes, valid_until_s
+        )
         return known
 
     # ------------------------------------------------------------------------------------------- deciding
 
+    def plan(self, route: RouteRequest, inbound: Inbound) -> Plan:
+        """Return how the request is to be served, as the fleet stands; raise `RequestInvalid`."""
+        failures, disaggregation = self._settings.failures, self._settings.disaggregation
+        if is_given(params := inbound.disaggregated_params):
+            asked = asked_phase(bytes(params), accepted=disaggregation.accept_params)
+            return Plan(asked, retry_limit=failures.retry_limit, fixed=True)
+        roles = self.routing.state.standing(route.model, route.hashing, self.routing.clock.now()).roles
+        is_one = inbound.n in (None, 1)
+        is_long = route.isl_tokens > failures.migration_tokens_max
+        is_movable = inbound.stream and is_one and not is_long and not inbound.is_guided
+        return Plan(
+            first_phase(roles, may_split=disaggregation.enabled and is_one),
+            retry_limit=failures.retry_limit,
+            migration_limit=failures.migration_limit if is_movable else 0,
+        )
+
+    def kept(self) -> Kept:
+        """Return what keeps a stream that may go on elsewhere."""
+        return Kept(self._settings.failures.migration_bytes_max)
+
+    def route_of(self, route: RouteRequest, plan: Plan, inbound: Inbound, transfer_domain: str | None) -> RouteRequest:
+        """Return what routing reads for the plan's phase, under a new decision's name.
+
+        Who prefills is named apart from who decodes; a session is at home where its prompts are computed.
+        """
+        phase, extension, pins = plan.phase, inbound.extension, dict[str, Any]()
+        if phase == "prefill":
+            named = extension.prefill_worker_id
+            pins = {
+                "pinned_worker": named if named is None else str(named),
+                "pinned_dp_rank": extension.prefill_dp_rank,
+            }
+        elif phase == "decode":
+            pins = {"session_id": ""}
+        return replace(
+            route,
+            phase=phase,
+            tried=plan.tried,
+            decision_id=self.new_id(),
+            transfer_domain=transfer_domain if phase == "decode" else None,
+            **pins,
+        )
+
+    def placed(self, route: RouteRequest, plan: Plan, inbound: Inbound) -> None:
+        """The prompt is computed where it is decoded, if the configuration says so of it as the fleet stands."""
+        if self._conditional.policy == "off" or plan.phase != "prefill" or plan.is_fixed:
+            return
+        try:
+            alone = self.routing.decide(self.route_of(route, plan.beside("alone"), inbound, None))
+        except (NoEligibleWorker, WorkerNotNamed):
+            return
+        placed = placement(alone, self._conditional)
+        self.metrics.placed(placed.reason)
+        if placed.is_local:
+            plan.to_alone()
+
     def decide(self, route: RouteRequest) -> Verdict:
-        """Return who takes the request; raise `Refused` where nobody may."""
+        """Return who takes the request; raise `Refused`, or `NoEligibleWorker` where nobody may."""
         routing = self.routing
         try:
             verdict = routing.decide(route)
         except WorkerNotNamed as error:
             raise Refused(refusals.invalid(str(error), error.field)) from error
-        except NoEligibleWorker as error:
-            routing.refuse(route, error)
-            raise Refused(_nobody(error)) from error
         if not verdict.meets_targets:
             self._unmet(verdict)
         self.metrics.chosen(routing.match_s, routing.choose_s)
         return verdict
+
+    def nobody(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
+        """Nobody may take the request, in no way: that is recorded. Return what its client is told."""
+        self.routing.refuse(route, error)
+        kinds = {reason_kind(each.reason) for each in error.exclusions}
+        if kinds == {"max_seq_len"}:
+            return refusals.invalid(str(error), code="context_length_exceeded")
+        if kinds and kinds <= _THE_CLIENTS_WORD:
+            return refusals.invalid(str(error), code="no_such_worker")
+        return refusals.unavailable(str(error), "no_eligible_worker")
 
     def _unmet(self, verdict: Verdict) -> None:
         """Nobody is predicted to meet the request's targets: it goes on all the same, or is refused."""
@@ -155,24 +220,6 @@ class Serving:
         raise Refused(refusals.unavailable(message, "unmet_target", outcome="refused"))
 
     # ------------------------------------------------------------------------------------------- forwarding
-
-    def call_for(
-        self, verdict: Verdict, inbound: Inbound, exchange: Exchange, prompt: Prompt | None
-    ) -> OutboundCall | None:
-        """Return what is sent to the winner; None where it left meanwhile."""
-        worker = self.routing.state.fleet.worker(verdict.winner.worker_id)
-        if worker is None:
-            return None
-        told, body = worker.registration, exchange.body
-        limits = self._limits if inbound.stream else self._whole_limits
-        headers = b"%bx-request-id: %b\r\n" % (self._worker_headers, verdict.request.request_id.encode())
-        if not _PASSED_ON_NAMES.isdisjoint(exchange.headers):
-            headers += _passed_on(exchange.headers)
-        if not told.accepts_token_ids:
-            return OutboundCall(told.base_url, inbound.path, headers, body, *limits)
-        headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
-        parts = body if prompt is None else with_prompt_ids(body, prompt.ids, prompt.encoded)
-        return OutboundCall(told.base_url, inbound.path, headers, parts, *limits)
 
     def answer_headers(self, verdict: Verdict, inbound: Inbound) -> bytes:
         """Return the header lines by which the client learns how it was routed."""
@@ -243,24 +290,6 @@ class Serving:
         decode_s, tokens = attempt.lease.decode_s, usage.output_tokens or 0
         itl_s = decode_s / (tokens - 1) if decode_s is not None and tokens > 1 else None
         self.metrics.finished(verdict.policy, request.isl_tokens, usage.output_tokens, itl_s)
-        if usage.cached_tokens is not None and request.isl_tokens:
+        if usage.cached_tokens is not None and request.isl_tokens and request.phase != "decode":
             predicted_tokens = verdict.overlap_blocks * request.block_size
             self.metrics.settled(verdict.winner.worker_id, predicted_tokens, usage.cached_tokens)
-
-
-def _nobody(error: NoEligibleWorker) -> Refusal:
-    kinds = {reason_kind(each.reason) for each in error.exclusions}
-    if kinds == {"max_seq_len"}:
-        return refusals.invalid(str(error), code="context_length_exceeded")
-    if kinds and kinds <= _THE_CLIENTS_WORD:
-        return refusals.invalid(str(error), code="no_such_worker")
-    return refusals.unavailable(str(error), "no_eligible_worker")
-
-
-def _passed_on(headers: Headers) -> bytes:
-    return b"".join(b"%s: %s\r\n" % (name, headers[name]) for name in _PASSED_ON if name in headers)
-
-
-def _worker_headers(token: str) -> bytes:
-    lines = b"content-type: application/json\r\n"
-    return lines + f"authorization: Bearer {token}\r\n".encode() if token else lines

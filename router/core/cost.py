@@ -4,8 +4,8 @@
     decay          = 1 / (1 + overlap_credit_decay * excess),  excess = ((queued - least queued) / B) / N
     prefill        = max(0, (queued + ISL) / B - overlap_credit)
     decode         = |active blocks of the rank UNION blocks of this request|
-    cost           = (prefill_scale * prefill + decode + request_weight * active requests + history_weight * history)
-                     * constraint_multiplier
+    cost           = (prefill_scale * prefill + decode_scale * decode + request_weight * active requests
+                      + history_weight * history) * constraint_multiplier
 
 `queued`: uncached tokens promised to the rank and not yet past their first token. `device`, `host`, `disk`: blocks that
 each tier adds to the prefix; what is on its way to the rank counts as on the device. trust: EXACT 1, DEGRADED 0.5 of
@@ -39,7 +39,7 @@ class CostColumns(NamedTuple):
 
     overlap_credit_blocks: Floats
     prefill_blocks: Floats
-    decode_blocks: Ints
+    decode_blocks: Ints | Floats
     request_blocks: Floats | None
     history_blocks: Floats | None
     constraint_multiplier: Floats | None
@@ -71,8 +71,11 @@ def cost_columns(view: View, request: RouteRequest, policy: Policy, multiplier: 
     prefill = np.maximum((view.queued_tokens + tokens) / block_size - credit, 0.0)
     if parameters.prefill_scale != 1.0:
         prefill *= parameters.prefill_scale
-    decode = view.active_blocks - view.shared_blocks + -(-tokens // block_size)
-    cost: Floats = prefill + decode
+    decode: Ints | Floats = view.active_blocks - view.shared_blocks + -(-tokens // block_size)
+    if parameters.decode_scale != 1.0:
+        scaled: Floats = decode * np.float64(parameters.decode_scale)
+        decode = scaled
+    cost: Floats = np.add(prefill, decode)
     request_blocks = _weighted(view.active_requests, parameters.request_weight)
     if request_blocks is not None:
         cost += request_blocks

@@ -24,13 +24,14 @@ HAD_ITS_SHARE = "newcomer: it had its share of requests of which nobody holds an
 
 
 def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: Mapping[str, Mode] = MODES) -> Verdict:
-    """Return who takes the request, chosen by the mode of `modes` that the policy names.
+    """Return who takes the request, chosen by the mode of `modes` that the policy of its phase names.
 
     Raises:
         NoEligibleWorker: nobody may.
         WorkerNotNamed: the caller should have named a worker, and has not.
         LimitExceeded: a user's mode chose nobody that is there.
     """
+    policy = policy.of(request.phase)
     mode, why = modes[policy.mode], exclusions(view, request)
     places: Sequence[int] = range(len(why))
     if not (why is view.unfit and view.whole) and any(why):

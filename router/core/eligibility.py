@@ -3,7 +3,8 @@
 The first that holds says why a rank may not:
 
     unfit          draining, silent, its breaker is open, it asked to be left alone (`Fleet`, `Breakers`)
-    role           it serves one phase only; a request here is served whole
+    role           it serves other phases than the request's (`ROLES`)
+    domain         the prompt's KV lies where it cannot fetch it from: in another transfer domain
     lora           the request names an adapter that the worker has not loaded; the base model is everybody's
     taint          the request requires a taint that the worker does not carry: `required_taints` must be a subset of
                    its `taints`. A taint keeps nobody away who does not ask
@@ -35,6 +36,7 @@ ReasonKind = Literal[
     "breaker",
     "busy",
     "role",
+    "domain",
     "lora",
     "taint",
     "max_seq_len",
@@ -45,6 +47,14 @@ ReasonKind = Literal[
 ]
 REASON_KINDS: tuple[ReasonKind, ...] = get_args(ReasonKind)
 
+ROLES: dict[str, tuple[str, ...]] = {
+    "whole": ("aggregated",),
+    "prefill": ("prefill",),
+    "decode": ("decode",),
+    "alone": ("decode", "aggregated"),
+}
+"""Who may be asked for a phase."""
+
 _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
     ("draining", "draining"),
     ("silent", "silent"),
@@ -52,6 +62,7 @@ _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
     ("breaker", "breaker"),
     ("busy", "busy"),
     ("role", "role"),
+    ("transfer_domain", "domain"),
     ("lora", "lora"),
     ("taint", "taint"),
     ("max_seq_len", "max_seq_len"),
@@ -101,7 +112,8 @@ def constrains(request: RouteRequest, seq_len_min: int) -> bool:
     `seq_len_min` is the smallest `max_seq_len` that a worker states, in tokens; 0: none does.
     """
     return bool(
-        request.lora
+        request.phase != "whole"
+        or request.lora
         or request.required_taints
         or (seq_len_min and request.isl_tokens and _tokens(request) > seq_len_min)
         or request.pinned_worker is not None
@@ -115,8 +127,10 @@ def _tokens(request: RouteRequest) -> int:
 
 
 def _exclusion(told: WorkerRegistered, rank: WorkerRank, request: RouteRequest) -> str:
-    if told.role != "aggregated":
-        return f"role {told.role}: serves no whole requests"
+    if told.role not in ROLES[request.phase]:
+        return f"role {told.role}: {request.phase} is asked of workers that are {' or '.join(ROLES[request.phase])}"
+    if request.transfer_domain not in (None, told.transfer_domain):
+        return f"transfer_domain {told.transfer_domain!r}: the prompt's KV lies in {request.transfer_domain!r}"
     if request.lora and request.lora not in told.loras:
         return f"lora: found {request.lora!r}, allowed {', '.join(told.loras) or 'none'}"
     for taint in request.required_taints:

@@ -5,6 +5,14 @@ from collections.abc import Iterator
 from kv_protocol.decision import Candidate, CostTerms, Decision
 
 
+_SENT = {
+    "whole": "It went to",
+    "prefill": "Its prompt went to",
+    "decode": "What another worker prefilled went to",
+    "alone": "It went, prompt and all, to",
+}
+
+
 def explain(decision: Decision) -> str:
     """Return a few sentences that say who won, why, and by how much."""
     return "\n".join([_opening(decision), *map(_line, _by_cost(decision)), *_closing(decision)])
@@ -18,7 +26,7 @@ def _opening(decision: Decision) -> str:
     length = f"{decision.isl_tokens} tokens" if decision.isl_tokens else "a prompt that was not encoded,"
     return (
         f"Request {decision.request_id}: {length} for {decision.model}, policy {decision.policy}. "
-        f"It went to {_name(chosen)}{what}."
+        f"{_SENT[decision.phase]} {_name(chosen)}{what}."
     )
 
 

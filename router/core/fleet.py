@@ -5,9 +5,9 @@
     silent for `SILENT_S`        not eligible (unless the log itself cannot be heard: silence then says nothing)
     draining / left              takes no new work / forgotten
 
-A model's block size and hash scheme are those of its eldest fit worker (of the eldest, while none is fit), its
-tokenizer and template are this router's; of a worker that differs the events say nothing of our prompts (parity), and
-every field that differs is named.
+A model's block size, hash scheme and rule for images are those of its eldest fit worker (of the eldest, while none is
+fit), its tokenizer and template are this router's; of a worker that differs the events say nothing of our prompts
+(parity), and every field that differs is named.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +23,12 @@ from kv_protocol.fleet import (
     WorkerRegistered,
 )
 from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
+from kv_protocol.images import ImageRule, rule_text
 from router.core.trust import PARITY_FIELDS, Disparity
 
+_Rules = tuple[Hashing, ImageRule | None]
+"""How a model's prompts are hashed, and what images become in them."""
+_TELLS = "one that tells of its blocks"
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 WORKERS_MAX = 4096
 
@@ -127,12 +131,22 @@ class Fleet:
 
     def hashing(self, model: str, now_s: float) -> Hashing | None:
         """Return how prompts for a model are hashed; None without any worker."""
-        serving = self.serving(model)
-        eldest = next((worker for worker in serving if not self.unfit(worker, now_s)), next(iter(serving), None))
-        if eldest is None:
+        told = self._eldest(model, now_s)
+        if told is None:
             return None
-        told = eldest.registration
         return Hashing(told.block_size, told.hash_scheme if told.hash_scheme in HASH_SCHEMES else HASH_SCHEME)
+
+    def images(self, model: str, now_s: float) -> ImageRule | None:
+        """Return what images become in prompts for a model; None where nobody says."""
+        told = self._eldest(model, now_s)
+        return None if told is None else told.images
+
+    def _eldest(self, model: str, now_s: float) -> WorkerRegistered | None:
+        """Return who says how prompts are made; an encoder, which has no KV cache, only where there is nobody else."""
+        serving = self.serving(model)
+        serving = [worker for worker in serving if worker.registration.role != "encode"] or serving
+        eldest = next((worker for worker in serving if not self.unfit(worker, now_s)), next(iter(serving), None))
+        return None if eldest is None else eldest.registration
 
     def unfit(self, worker: Worker, now_s: float) -> str:
         """Return why the worker takes no new work now; empty when it may."""
@@ -149,29 +163,33 @@ class Fleet:
         heard_s = (worker.heard_at_s for worker in workers if worker.heard_at_s is not None)
         return min((each + SILENT_S for each in heard_s if each + SILENT_S > now_s), default=float("inf"))
 
-    def disparities(self, worker: Worker, hashing: Hashing) -> tuple[Disparity, ...]:
+    def disparities(self, worker: Worker, hashing: Hashing, images: ImageRule | None = None) -> tuple[Disparity, ...]:
         """Return in what the worker's registration differs from what prompts are hashed with; nothing: in nothing."""
-        told = worker.registration
+        told, text = worker.registration, self._text
+        tells = told.event_source != "none"
         found = (told.block_size, told.hash_scheme, told.canary, told.tokenizer_digest, told.template_digest)
-        allowed = (hashing.block_size, hashing.scheme, worker.canary, self._text.tokenizer, self._text.template)
-        return () if found == allowed else _differences(found, allowed)
+        allowed = (hashing.block_size, hashing.scheme, worker.canary, text.tokenizer, text.template)
+        if found == allowed and told.images == images and tells:
+            return ()
+        source = told.event_source if not tells else _TELLS
+        return _differences((*found, rule_text(told.images), source), (*allowed, rule_text(images), _TELLS))
 
     def parity(self, now_s: float) -> dict[str, tuple[Disparity, ...]]:
         """Return of every worker, in what it differs from how prompts are hashed for any model that it serves."""
-        hashings = self._hashings(self.models(), now_s)
-        return {each.registration.worker_id: self._parity(each, hashings) for each in self.workers()}
+        rules = self._rules(self.models(), now_s)
+        return {each.registration.worker_id: self._parity(each, rules) for each in self.workers()}
 
     def parity_of(self, worker: Worker, now_s: float) -> tuple[Disparity, ...]:
         """Return the same of one worker."""
-        return self._parity(worker, self._hashings(worker.registration.served_names, now_s))
+        return self._parity(worker, self._rules(worker.registration.served_names, now_s))
 
-    def _parity(self, worker: Worker, hashings: Mapping[str, Hashing]) -> tuple[Disparity, ...]:
+    def _parity(self, worker: Worker, rules: Mapping[str, _Rules]) -> tuple[Disparity, ...]:
         names = worker.registration.served_names
-        return tuple(dict.fromkeys(each for name in names for each in self.disparities(worker, hashings[name])))
+        return tuple(dict.fromkeys(each for name in names for each in self.disparities(worker, *rules[name])))
 
-    def _hashings(self, models: Iterable[str], now_s: float) -> dict[str, Hashing]:
-        found = ((model, self.hashing(model, now_s)) for model in models)
-        return {model: hashing for model, hashing in found if hashing is not None}
+    def _rules(self, models: Iterable[str], now_s: float) -> dict[str, _Rules]:
+        found = ((model, self.hashing(model, now_s), self.images(model, now_s)) for model in models)
+        return {model: (hashing, images) for model, hashing, images in found if hashing is not None}
 
 
 def _serves(told: WorkerRegistered, model: str) -> bool:

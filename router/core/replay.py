@@ -180,8 +180,9 @@ class Replay:
 
     def _otherwise(self, state: RouterState, policy: Policy, record: Decided) -> Otherwise:
         told = self._modes.get(record.policy)
-        if told is not None and self._modes[policy.mode].reads_overlap and not told.reads_overlap:
-            return Otherwise(None, f"mode {policy.mode} reads overlap, of which mode {record.policy} recorded nothing")
+        mode = policy.of(record.request.phase).mode
+        if told is not None and self._modes[mode].reads_overlap and not told.reads_overlap:
+            return Otherwise(None, f"mode {mode} reads overlap, of which mode {record.policy} recorded nothing")
         try:
             return Otherwise(self._decide_again(state, policy, record).winner)
         except _REFUSALS as error:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
+from kv_protocol.images import ImageRule
 from router.core.breakers import Breakers
 from router.core.cost import TRUST_FACTOR
 from router.core.fleet import Fleet, Worker
@@ -43,12 +44,13 @@ class Standing:
             fleet.unfit(worker, now_s) or breakers.unfit(rank, now_s) for rank, worker in rows
         )
         self.whole = not any(self.unfit) and all(told.role == "aggregated" for told in self.told)
+        self.roles = frozenset(told.role for told, unfit in zip(self.told, self.unfit, strict=True) if not unfit)
         self.seq_len_min = min((told.max_seq_len for told in self.told if told.max_seq_len), default=0)
         self.valid_until_s = min(
             fleet.valid_until_s((worker for _, worker in rows), now_s), breakers.valid_until_s(now_s)
         )
         self.place_of = {rank: place for place, rank in enumerate(self.ranks)}
-        self._disparities = _disparities(fleet, rows, hashing)
+        self._disparities = _disparities(fleet, rows, hashing, fleet.images(model, now_s))
         self._doubts: tuple[str, ...] | None = None
         self._trusted = Trusted((), None, ())
         self.no_ints: Ints = _frozen(np.zeros(len(rows), dtype=np.int64))
@@ -105,9 +107,9 @@ class Standing:
 
 
 def _disparities(
-    fleet: Fleet, rows: Sequence[tuple[WorkerRank, Worker]], hashing: Hashing
+    fleet: Fleet, rows: Sequence[tuple[WorkerRank, Worker]], hashing: Hashing, images: ImageRule | None
 ) -> list[tuple[Disparity, ...]]:
-    of_worker = {id(worker): fleet.disparities(worker, hashing) for _, worker in rows}
+    of_worker = {id(worker): fleet.disparities(worker, hashing, images) for _, worker in rows}
     return [of_worker[id(worker)] for _, worker in rows]
 
 

@@ -229,7 +229,8 @@ class RouterState:
 
         `ask` is asked for what a cache can give, of exactly those ranks, and only where the mode reads it.
         """
-        mode = self.modes[self.policy.mode]
+        policy = self.policy.of(request.phase)
+        mode = self.modes[policy.mode]
         standing = self._standing(request.model, request.block_size, request.hash_scheme, now_s)
         turn = self._turns[request.model]
         if mode.reads_overlap and standing.ranks:
@@ -240,7 +241,7 @@ class RouterState:
             view = standing.blank(now_s, turn)
             if mode.reads_load:
                 view = view._replace(**self.ledger.columns(standing.ranks)._asdict())
-        if self.policy.affinity != "off":
+        if policy.affinity != "off":
             view = view._replace(bound=self.affinity.bound(request.session_id, now_s))
         return view
 

@@ -7,7 +7,8 @@
     no stream was ever heard, or the index has no room  FALLBACK   what was routed to it      1
     parity is broken: its hashes say nothing to us      FALLBACK   what was routed to it      1
 
-Parity: the worker registered the block size, hash scheme, canary, tokenizer and template that prompts are hashed with.
+Parity: the worker registered the block size, hash scheme, canary, tokenizer, template and rule for images that prompts
+are hashed with, and a source of events.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from kv_protocol.decision import OverlapSource, TrustState
 
 TRUST_STATES: tuple[TrustState, ...] = ("EXACT", "DEGRADED", "FALLBACK")
-PARITY_FIELDS = ("block_size", "hash_scheme", "canary", "tokenizer_digest", "template_digest")
+PARITY_FIELDS = ("block_size", "hash_scheme", "canary", "tokenizer_digest", "template_digest", "images", "event_source")
 
 _NOTHING_KNOWN = {"never_heard": "no KV events heard", "refused": "no room in the index"}
 _DOUBTS = {"log_away": "event log away"}

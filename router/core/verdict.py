@@ -71,6 +71,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             decision_id=request.decision_id,
             request_id=request.request_id,
             model=request.model,
+            phase=request.phase,
             policy=self.policy,
             seed=self.seed,
             now_s=self.now_s,

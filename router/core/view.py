@@ -27,11 +27,14 @@ class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc
 
     decision_id         unique, a new one for every attempt; `request_id` is the client's word, and may repeat
     isl_tokens          of the prompt; 0: not known, it was not encoded, because the mode reads no overlap
-    sequence_hashes     of all full blocks of the prompt, packed (`chains.py`)
+                        With images that are not seen, the least that it has
+    sequence_hashes     of all full blocks of the prompt that are known, packed (`chains.py`)
     lora                the adapter that is asked for; empty: the base model
     session_id          whose requests would rather stay at one rank; empty: no session's
     pinned_*            None, or the only worker or rank allowed
-    tried               ranks that failed this request already
+    tried               ranks that failed this phase of the request already
+    phase               what its worker is asked for
+    transfer_domain     decode: where the prompt's KV lies; None: anywhere, or nowhere
     """
 
     @property

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from kv_runtime.http import error_body
-from router.http.exchange import Exchange, HeaderLines, OutboundCall, Watcher
+from router.http.exchange import ClientEnd, Exchange, HeaderLines, OutboundCall, Watcher
 from router.http.framing import BodyReader, ChunkReader, body_reader
 from router.http.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
 from router.http.own_answer import own_answer
@@ -272,9 +272,11 @@ class ClientConnection:
             self._keep_alive = False
         return b"" if self._keep_alive else b"connection: close\r\n"
 
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher) -> None:
-        """Send the call and splice its answer."""
-        self._plane.upstreams.forward(exchange, self, call, watcher, self._loop.time())
+    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher, end: ClientEnd | None = None) -> None:
+        """Send the call and splice its answer, for `end` where that is given."""
+        self._plane.upstreams.forward(exchange, end or self, call, watcher, self._loop.time())
+        if self._writing_paused and end is None and exchange.carried is not None:
+            exchange.carried.pause()
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a whole answer of our own."""
@@ -352,9 +354,8 @@ class ClientConnection:
         elif exchange.carried is not None:
             exchange.carried.expire()
         else:
-            exchange.leave()
             body = error_body("the router stops; try again", "server_error", code="shutting_down")
-            self.reply(503, body, b"application/json", [(b"retry-after", b"1")])
+            exchange.expire(503, body, ((b"retry-after", b"1"),))
 
     def abort(self) -> None:
         """The connection ends at once."""

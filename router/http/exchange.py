@@ -4,6 +4,7 @@
                        ->  exchange.forward(call, watcher)          a worker's answer, spliced
                                on_head -> None, on_dropped          not passed on: forward again, or answer
                                on_failed(begun=False)               nothing was passed on: forward again, or answer
+                               on_cut -> b"", then forward          the event stream goes on with another call's
                                on_failed(begun=True)                over: the client has been told, or was cut off
                                on_end                               over
                        ->  exchange.on_gone(callback)               for as long as nothing is forwarded
@@ -15,7 +16,9 @@ All of it happens in callbacks of one event loop, and none of them may block.
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from router.http.framing import LAST_CHUNK, chunk
 from router.http.heads import Headers, RequestHead
+from router.http.kept import Kept
 
 Phase = Literal["local", "connect", "first_byte", "body"]
 """Where a call failed: at a limit of our own, which says nothing of the worker; or at which of its steps."""
@@ -26,7 +29,7 @@ class OutboundCall(NamedTuple):
     """A POST to a worker: `base_url` + `path`, header lines ended by CRLF each (no host, no length), the body's parts.
 
     The limits are seconds: until the connection stands, until the answer's first byte (from `forward` on, connecting
-    included), between two reads of it, and for all of it.
+    included), between two reads of it, and for all of it. `kept` gets what is passed on of an event stream.
     """
 
     base_url: str
@@ -37,6 +40,10 @@ class OutboundCall(NamedTuple):
     first_byte_s: float
     between_bytes_s: float
     total_s: float
+    kept: Kept | None = None
+    is_once: bool = False
+    """What it asks for can be had once: it is never sent again, and, when the client leaves, its worker is left only
+    when the answer has begun."""
 
 
 class Watcher(Protocol):
@@ -59,6 +66,12 @@ class Watcher(Protocol):
 
     def on_end(self, tail: bytes) -> None:
         """The whole answer was passed on; `tail` is the last of its body, 4 KB at most, empty where it has none."""
+
+    def on_cut(self, phase: Phase, reason: str) -> bytes | None:
+        """The worker failed in the middle of a `kept` event stream; return what follows what the client has of it.
+
+        None: an error event, and `on_failed`. Nothing: another call, for `forward` is called. Else the stream's end.
+        """
 
     def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed. `begun`: the client had bytes of the answer, which was ended; else it waits for one."""
@@ -99,8 +112,10 @@ class ClientEnd(Protocol):
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a whole answer of our own, which ends the exchange."""
 
-    def forward(self, exchange: "Exchange", call: OutboundCall, watcher: Watcher) -> None:
-        """Send the call and splice its answer."""
+    def forward(
+        self, exchange: "Exchange", call: OutboundCall, watcher: Watcher, end: "ClientEnd | None" = None
+    ) -> None:
+        """Send the call and splice its answer, for `end` where that is given."""
 
     def write(self, data: bytes) -> None:
         """Send bytes of an answer."""
@@ -112,10 +127,15 @@ class ClientEnd(Protocol):
         """The answer cannot be completed: the connection ends, so that nobody takes it for a whole one."""
 
 
+def error_events(error: bytes, *, mid_event: bool = False) -> bytes:
+    """Return what ends an event stream that cannot go on: the error's body as an event, and the mark of the end."""
+    return b"%bdata: %b\n\ndata: [DONE]\n\n" % (b"\n\n" if mid_event else b"", error)
+
+
 class Exchange:
     """One request of a client, whole, and the means to answer it, exactly once."""
 
-    __slots__ = ("_client", "_on_gone", "began_s", "body", "carried", "headers", "method", "path", "query")
+    __slots__ = ("_client", "_on_gone", "began_s", "body", "carried", "headers", "is_begun", "method", "path", "query")
 
     def __init__(self, client: ClientEnd, head: RequestHead, body: bytes, began_s: float) -> None:
         self._client: ClientEnd | None = client
@@ -125,6 +145,8 @@ class Exchange:
         self.began_s = began_s
         """`perf_counter` when its first byte came."""
         self.carried: Carried | None = None
+        self.is_begun = False
+        """Whether the client has the beginning of an event stream, which is to go on."""
         self._on_gone: Callable[[], None] | None = None
 
     @property
@@ -140,12 +162,18 @@ class Exchange:
     def answer(
         self, status: int, body: bytes, *, content_type: bytes = b"application/json", headers: HeaderLines = ()
     ) -> None:
-        """The client gets this, whole; nothing happens where it left or was answered."""
+        """The client gets this, whole; nothing happens where it left or was answered.
+
+        Where an event stream has begun, it ends with `body` as its last event.
+        """
         client = self._client
         if client is not None:
             assert self.carried is None, "a call is being forwarded"
-            self.close()
-            client.reply(status, body, content_type, headers)
+            if self.is_begun:
+                self.end_stream(error_events(body))
+            else:
+                self.close()
+                client.reply(status, body, content_type, headers)
 
     def on_gone(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when the client leaves while nothing is forwarded; at once where it left."""
@@ -162,9 +190,31 @@ class Exchange:
             assert self.carried is None, "a call is being forwarded"
             self._client.forward(self, call, watcher)
 
+    def end_stream(self, events: bytes) -> None:
+        """The event stream that has begun ends with these; nothing happens where the client left."""
+        client = self._client
+        if client is not None:
+            assert self.carried is None, "a call is being forwarded"
+            self.close()
+            client.write(chunk(events) + LAST_CHUNK if client.http_1_1 else events)
+            client.finish()
+
+    @property
+    def end(self) -> ClientEnd:
+        """The client's connection, which is still there."""
+        assert self._client is not None
+        return self._client
+
     def close(self) -> None:
         """It is over; nobody hears of it any more."""
         self._client = self._on_gone = self.carried = None
+
+    def expire(self, status: int, body: bytes, headers: HeaderLines) -> None:
+        """The plane stops while nothing is forwarded: the client is told, and whoever works for it."""
+        callback = self._on_gone
+        self.answer(status, body, headers=headers)
+        if callback is not None:
+            callback()
 
     def leave(self) -> None:
         """The client left: whoever works for it is told."""

@@ -2,19 +2,20 @@
 
 | answer | what the client gets, and when | after the worker's death |
 |---|---|---|
-| event stream | chunks; whole events as they come | nothing was passed on: `on_failed`; else an error event, `[DONE]` |
+| event stream | chunks; whole events as they come | nothing was passed on: `on_failed`; else another worker's, where |
+| | | the call is `kept` and `on_cut` says so; else an error event, `[DONE]` |
 | up to 256 KiB | its length; once it is whole | `on_failed` |
 | longer | its length or chunks; as it comes | what was passed on is cut off |
 
 Reads that are whole chunks and end an event go through as they are. What is not is decoded, cut after the last whole
 event, and put into a chunk of its own. A client of HTTP/1.0 gets bytes until its connection ends. Of the body only the
-last 4 KB are kept.
+last 4 KB are kept, but of a call that says so. A `kept` stream that ends without `[DONE]` may go on, too.
 """
 
 from typing import Protocol
 
 from kv_runtime.http import error_body
-from router.http.exchange import ClientEnd, Exchange, OutboundCall, Phase, Watcher
+from router.http.exchange import ClientEnd, Exchange, HeaderLines, OutboundCall, Phase, Watcher, error_events
 from router.http.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, whole_chunks
 from router.http.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
 
@@ -28,6 +29,7 @@ _MARK_BYTES = 2
 """What may stand of a mark before new bytes."""
 _HEAD, _EVENTS, _GATHER, _PASS, _OVER = range(5)
 _CUT_SHORT = "the connection closed before the answer's end"
+_DONE = b"[DONE]"
 
 
 class WorkerEnd(Protocol):
@@ -73,7 +75,8 @@ class Splice:
         self._since_s = self._heard_s = now_s
         self.connection: WorkerEnd | None = None
         self.dial: Dial | None = None
-        self.heard = self.paused = self._begun = self._until_close = self._stream = self._mid_event = False
+        self.heard = self.paused = self._until_close = self._mid_event = False
+        self._begun = self._stream = exchange.is_begun
         self._silent = True
         self._state = _HEAD
         self._held: bytearray | None = None
@@ -123,7 +126,7 @@ class Splice:
             return
         client, body_bytes = self._client, head.body_bytes
         start = head.lines + lines + client.connection_line
-        if body_bytes == len(body):  # most answers
+        if body_bytes == len(body) and not self._begun:  # most answers
             if not body:
                 client.write(start + _no_body(head))
             else:
@@ -142,6 +145,9 @@ class Splice:
             if b"cache-control" not in head.headers:
                 start += b"cache-control: no-cache\r\n"
             self._head = start + (b"transfer-encoding: chunked\r\n\r\n" if client.http_1_1 else b"\r\n")
+        elif self._begun:
+            self.fail("first_byte", "the answer that was to go on is no event stream")
+            return
         elif body_bytes > WHOLE_BYTES_MAX:
             self._state = _PASS
             self._chunked_out = False
@@ -164,6 +170,8 @@ class Splice:
         recent.append(data[tail_at:] if tail_at else data)
         if len(recent) > _RECENT_MAX:
             del recent[0]
+        if self.call.kept is not None:
+            self.call.kept.add(data, framed=True)
         self._write(data)
         self._tell()
         return True
@@ -184,6 +192,8 @@ class Splice:
         elif ripe := self._ripe(held, max(0, before - _MARK_BYTES)):
             payload = bytes(held[:ripe])
             del held[:ripe]
+            if self.call.kept is not None:
+                self.call.kept.add(payload, framed=False)
             self._write(chunk(payload) if self._chunked_out else payload)
             self._remember(payload)
 
@@ -235,6 +245,11 @@ class Splice:
         if self._state == _EVENTS and self._silent:
             self.fail("first_byte", "no bytes")
             return
+        if self._state == _EVENTS and self.call.kept is not None and not self._is_done(held):
+            self._detach(reusable=False)
+            if self._goes_on("body", "the stream ended without [DONE]"):
+                return
+            self._state = _EVENTS  # it ends as its worker ended it
         if self._state == _GATHER:
             out = b"content-length: %d\r\n\r\n%b" % (len(held), held)
         elif self._chunked_out:
@@ -244,6 +259,10 @@ class Splice:
         self._write(out)
         self._remember(held)
         self._over(extra=extra, tail=self._tail)
+
+    def _is_done(self, held: bytes) -> bool:
+        self._remember(b"")
+        return _DONE in (self._tail + held)[-TAIL_BYTES:]
 
     def _over(self, *, extra: bool, tail: bytes) -> None:
         self._detach(reusable=self._reusable and not extra)
@@ -294,6 +313,8 @@ class Splice:
         """The attempt is over, as the worker failed."""
         self._detach(reusable=False)
         if self._begun:
+            if self.call.kept is not None and not self._mid_event and self._goes_on(phase, reason):
+                return
             self._exchange.close()
             self._watcher.on_failed(phase, reason, begun=True)
             self._finish_cut(f"the worker failed in its answer: {phase}: {reason}", "upstream_failed")
@@ -301,10 +322,25 @@ class Splice:
             self._exchange.carried = None
             self._watcher.on_failed(phase, reason, begun=False)
 
+    def _goes_on(self, phase: Phase, reason: str) -> bool:
+        """Return whether the stream goes on without this worker, or is whole without it."""
+        exchange = self._exchange
+        exchange.is_begun, exchange.carried = True, None
+        more = self._watcher.on_cut(phase, reason)
+        if more:
+            exchange.close()
+            self._client.write(chunk(more) + LAST_CHUNK if self._client.http_1_1 else more)
+            self._client.finish()
+        return more is not None
+
     def leave(self) -> None:
-        """The client left; the worker's connection is closed."""
-        self._detach(reusable=False)
-        self._watcher.on_gone()
+        """The client left; the worker's connection is closed, now or, where the call is one of a kind, soon."""
+        watcher = self._watcher
+        if self.call.is_once and self._silent and self._state != _OVER:
+            self._client = self._watcher = Nobody(self)
+        else:
+            self._detach(reusable=False)
+        watcher.on_gone()
 
     def expire(self) -> None:
         """The plane stops, and waits for this answer no longer; for the watcher it is as if the client left."""
@@ -323,10 +359,9 @@ class Splice:
         if not self._stream:
             self._client.cut()
             return
-        out = b"data: %b\n\ndata: [DONE]\n\n" % error_body(message, "server_error", code=code)
-        if self._mid_event:
-            out = b"\n\n" + out
-        self._client.write(chunk(out) + LAST_CHUNK if self._chunked_out else out)
+        body = error_body(message, "server_error", code=code)
+        out = error_events(body, mid_event=self._mid_event)
+        self._client.write(chunk(out) + LAST_CHUNK if self._client.http_1_1 else out)
         self._client.finish()
 
     def _detach(self, *, reusable: bool) -> None:
@@ -364,6 +399,68 @@ class Splice:
                 self.fail("first_byte", f"TimeoutError: no byte within {call.first_byte_s:g} s")
         elif not self.paused and now_s - self._heard_s > call.between_bytes_s:
             self.fail("body", f"TimeoutError: no byte for {call.between_bytes_s:g} s")
+
+
+class Nobody:
+    """Stands where the client stood that has left: the worker is left, too, as soon as its answer has begun."""
+
+    __slots__ = ("_splice", "http_1_1")
+
+    def __init__(self, splice: "Splice") -> None:
+        self._splice = splice
+        self.http_1_1 = True
+
+    @property
+    def connection_line(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    @property
+    def peer(self) -> str:
+        """Nobody."""
+        return ""
+
+    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher, end: ClientEnd | None = None) -> None:
+        """Nothing more is asked."""
+
+    def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
+        """Nobody is told."""
+
+    def write(self, data: bytes) -> None:
+        """Nobody reads."""
+
+    def finish(self) -> None:
+        """Nobody waits."""
+
+    def cut(self) -> None:
+        """Nobody is cut off."""
+
+    def on_head(self, status: int, retry_after: bytes) -> bytes | None:  # noqa: ARG002 - whatever it is
+        """Return no lines: any answer will do."""
+        return b""
+
+    def on_dropped(self) -> None:
+        """There is no other worker to ask."""
+
+    def on_first_byte(self) -> None:
+        """The answer has begun: it is not wanted."""
+        self._splice.leave()
+
+    def on_bytes(self) -> None:
+        """Not heard of: the worker was left."""
+
+    def on_end(self, tail: bytes) -> None:
+        """It was short."""
+
+    def on_cut(self, phase: Phase, reason: str) -> bytes | None:  # noqa: ARG002 - whatever it was
+        """Return that nothing follows."""
+        return None
+
+    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
+        """Nobody waits."""
+
+    def on_gone(self) -> None:
+        """The worker was left."""
 
 
 def _no_body(head: AnswerHead) -> bytes:

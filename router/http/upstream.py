@@ -5,7 +5,7 @@
     idle --worker_idle_s, bytes that nobody asked for, the worker's end--> closed
 
 The connection used last is lent first. Where one that was used before ends without a byte of an answer, the worker had
-closed it before the request came: the request is sent once more, over a new one.
+closed it before the request came: the request is sent once more, over a new one, unless its call `is_once`.
 """
 
 import asyncio
@@ -283,7 +283,7 @@ class WorkerConnection:
         splice, self._splice = self._splice, None
         if splice is None:
             return
-        if self._used and splice.unanswered:
+        if self._used and splice.unanswered and not splice.call.is_once:
             splice.connection = None
             self._upstreams.again(self._origin, splice)
             return

@@ -3,6 +3,8 @@
 margin     the runner-up's cost minus the winner's: small margins are decided by little
 regret     the longest overlap of a candidate minus the winner's: what was given up for the sake of load
 fallback   a decision or an answer that was not made as configured, and why
+turn       a request took another way through the fleet than it began, and why
+placement  where a prompt was computed, of those of which the configuration lets the fleet decide
 """
 
 from collections import Counter
@@ -11,6 +13,8 @@ from itertools import product
 from typing import get_args
 
 from kv_runtime.telemetry import Count, Distribution, Family, counter, histogram
+from router.core.disaggregation import PLACEMENT_REASONS, PlacementReason
+from router.core.plan import TURNS, Turn
 from router.core.verdict import Reason, Verdict
 from router.metrics.weighing import Weighing
 
@@ -36,6 +40,8 @@ class DecisionMetrics:
         self._regret = Distribution(_BLOCKS)
         self._on_their_way = 0
         self._fallbacks = Counter(dict.fromkeys(FALLBACKS, 0))
+        self._turns = Counter(dict.fromkeys(TURNS, 0))
+        self._placements = Counter(dict.fromkeys(PLACEMENT_REASONS, 0))
         self._weighing = Weighing()
         self._kept = self._weighing.kept
 
@@ -75,6 +81,14 @@ class DecisionMetrics:
         """Something was not done as configured; what approximates an overlap is counted by `decided`."""
         self._fallbacks[reason] += 1
 
+    def turned(self, why: Turn) -> None:
+        """A request takes another way than it began."""
+        self._turns[why] += 1
+
+    def placed(self, reason: PlacementReason) -> None:
+        """It was decided where a prompt is computed."""
+        self._placements[reason] += 1
+
     def families(self) -> Iterator[Family]:
         """Yield what was counted so far."""
         stages = [((stage,), seen) for stage, seen in self._stages.items()]
@@ -89,5 +103,10 @@ class DecisionMetrics:
         yield from self._weighing.families()
         meaning = "Blocks that the chosen rank was counted on to have because they were on their way there"
         yield counter("predicted_on_route_blocks", meaning, (), [((), float(self._on_their_way))])
+        turns = [((why,), float(count)) for why, count in self._turns.items()]
+        yield counter("request_turns", "Requests that took another way than they began, by cause", ("reason",), turns)
+        placements = [((reason,), float(count)) for reason, count in self._placements.items()]
+        meaning = "Prompts of which it was decided whether a decode worker computes them, by what decided"
+        yield counter("prefill_placements", meaning, ("reason",), placements)
         fallbacks = [((reason,), float(count)) for reason, count in self._fallbacks.items()]
         yield counter("fallback", "What was not done as configured, by cause", ("reason",), fallbacks)

@@ -17,6 +17,8 @@ def prompt_families(statistics: PromptStatistics) -> Iterator[Family]:
         (("new",), float(statistics.chat_bytes - statistics.known_bytes)),
     ]
     yield counter("chat_bytes", "Rendered chats, by whether they were encoded before", ("part",), by_knowledge)
+    by_sight = [(("yes",), float(statistics.images_seen)), (("no",), float(statistics.images_unseen))]
+    yield counter("prompt_images", "Images in prompts, by whether routing saw them", ("seen",), by_sight)
     for name, meaning, count in (
         (
             "encoder_failures",

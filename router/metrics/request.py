@@ -58,6 +58,8 @@ class RequestMetrics:
         self.chosen = self._decisions.chosen
         self.decided = self._decisions.decided
         self.fallback = self._decisions.fallback
+        self.turned = self._decisions.turned
+        self.placed = self._decisions.placed
         self.settled = self._workers.settled
         self.worker_failed = self._workers.worker_failed
         Projection(registry, self.families)

@@ -6,26 +6,31 @@
     prompt: [ids]              those
     prompt: text               the text's, with what the tokenizer puts around a prompt
     messages                   the rendered chat's; what was encoded up to a mark before is not encoded again
+    messages with images       the worker's alone; its hashes are known as far as its images are (`image_prompts.py`)
 
 Ready at once where little is new. Text of more than `off_loop_bytes` to be encoded, and prompts that are long to read
-or render, ids too, are worked on by a bounded set of threads (`encoding_pool.py`).
+or render, ids and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
 """
 
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
 from indexer.embedded import hash_blocks
-from kv_protocol.hashing import Hashing, hash_seed, pack_tokens
+from kv_protocol.hashing import Hashing, hash_seed, pack_tokens, unpack_tokens
+from kv_protocol.images import ImageRule
 from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
+from kv_runtime.chat_messages import HasImages, split_images
 from kv_runtime.encoders import CONFIGURED
 from kv_runtime.supervise import Part
 from kv_runtime.text import Text, TokenizerText
 from router.tokens.chat_encoding import encode_chat
 from router.tokens.encoding_pool import EncodingPool
+from router.tokens.image_prompts import KnownPrompt, before_images, names_embeddings, with_images
 from router.tokens.prefix_cache import Known, PrefixCache
 
 if TYPE_CHECKING:
@@ -56,7 +61,8 @@ DEFAULT_LIMITS = PromptLimits()
 class Prompt(NamedTuple):
     """Token ids as little-endian u32s, and the sequence hashes of their full blocks as little-endian u64s.
 
-    `encoded` are the ids in base64, where that is known already; else empty.
+    `encoded` are the ids in base64, where that is known already; else empty. With images there are no ids: the worker
+    makes its own. `token_count` then is the least that it has, and hashes there are of the blocks that are known.
     """
 
     ids: bytes
@@ -81,6 +87,8 @@ class PromptStatistics(NamedTuple):
     cache_bytes: int
     cache_chats: int
     cache_evicted: int
+    images_seen: int
+    images_unseen: int
 
 
 class Prompts:
@@ -98,21 +106,26 @@ class Prompts:
             _log.warning("encoder_not_fast", reason=text.encoder.reason)
         self._pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
         self._cache = PrefixCache(limits.cache_bytes_max)
+        self._images_lock = Lock()  # several threads read images
+        self._images_seen = self._images_unseen = 0
 
     def parts(self, stage: int) -> list[Part]:
         """Return the threads, as parts of the process: without them long prompts are never ready."""
         return self._pool.parts(stage)
 
-    def prompt(self, inbound: Inbound, hashing: Hashing, lora: str = "") -> "Prompt | asyncio.Future[Prompt]":
+    def prompt(
+        self, inbound: Inbound, hashing: Hashing, lora: str = "", images: ImageRule | None = None
+    ) -> "Prompt | asyncio.Future[Prompt]":
         """Return the prompt as the workers of the adapter `lora` (empty: of the base model) will see it, or its future.
 
-        A cancelled future ends its work, unless that has begun.
+        `images` is what those workers say that images become; None: they do not say. A cancelled future ends its work,
+        unless that has begun.
 
         Raises (also the future):
             RequestInvalid, TextError: there is none; both name the field.
             EncodersBusy: too much text waits to be encoded.
         """
-        finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed)
+        finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed, images)
         given = inbound.extension.token_data
         if is_given(given):
             work = partial(_of_token_data, inbound, finish)
@@ -143,6 +156,8 @@ class Prompts:
             cache_bytes=self._cache.size_bytes,
             cache_chats=len(self._cache),
             cache_evicted=self._cache.evicted,
+            images_seen=self._images_seen,
+            images_unseen=self._images_unseen,
         )
 
     def _chat(self, inbound: ChatInbound, finish: "_Finish") -> "Prompt | asyncio.Future[Prompt]":
@@ -155,25 +170,53 @@ class Prompts:
         messages = inbound.read_messages()
         if size_bytes + len(messages) * _MESSAGE_BYTES > _READ_BYTES_MAX:
             return self._pool.submit(lambda: self._read(inbound, messages, finish), size_bytes)
-        options = inbound.read_options()
         if not isinstance(self._text, TokenizerText):
-            return self._worked(lambda: finish(self._text.pack_chat(messages, **options), "messages"), size_bytes)
-        rendered = self._text.render_utf8(messages, **options)
+            return self._worked(lambda: self._read(inbound, messages, finish), size_bytes)
+        try:
+            rendered = self._text.render_utf8(messages, **inbound.read_options())
+        except HasImages:
+            return self._pool.submit(lambda: self._with_images(inbound, messages, finish), size_bytes)
         known = self._cache.known(rendered)
         encode = partial(self._encoded, self._text, rendered, known, finish)
         return self._worked(encode, len(rendered) - (known.cut.at if known else 0))
 
     def _read(self, inbound: ChatInbound, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
         """Do all that `_chat` does, at once."""
-        if not isinstance(self._text, TokenizerText):
-            return finish(self._text.pack_chat(messages, **inbound.read_options()), "messages")
-        rendered = self._text.render_utf8(messages, **inbound.read_options())
+        try:
+            if not isinstance(self._text, TokenizerText):
+                return finish(self._text.pack_chat(messages, **inbound.read_options()), "messages")
+            rendered = self._text.render_utf8(messages, **inbound.read_options())
+        except HasImages:
+            return self._with_images(inbound, messages, finish)
         return self._encoded(self._text, rendered, self._cache.known(rendered), finish)
 
     def _encoded(self, text: TokenizerText, rendered: bytes, known: Known | None, finish: "_Finish") -> Prompt:
         chat = encode_chat(text, rendered, known)
         self._cache.keep(chat)
         return finish(chat.ids, "messages", chat.encoded)
+
+    def _with_images(self, inbound: ChatInbound, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
+        rule, text, options = finish.images, self._text, inbound.read_options()
+        chat = split_images(messages, rule.placeholder if rule else "")
+        if rule is None:
+            known = before_images(text, chat.messages, options, self._ids)
+        else:
+            if isinstance(text, TokenizerText):
+                ids = self._ids(text, text.render_utf8(chat.messages, **options))
+            else:
+                ids = text.pack_chat(chat.messages, **options)
+            known = with_images(unpack_tokens(ids), chat.urls, rule)
+        if any(map(names_embeddings, chat.urls)):
+            known = known.unknown
+        with self._images_lock:
+            self._images_seen += known.images_seen
+            self._images_unseen += len(chat.urls) - known.images_seen
+        return finish.known(known)
+
+    def _ids(self, text: TokenizerText, rendered: bytes) -> bytes:
+        chat = encode_chat(text, rendered, self._cache.known(rendered))
+        self._cache.keep(chat)
+        return chat.ids
 
     def _of_prompt(self, prompt: str | list[int], inbound: CompletionInbound, finish: "_Finish") -> Prompt:
         if not isinstance(prompt, str):
@@ -195,6 +238,7 @@ class _Finish(NamedTuple):
     hashing: Hashing
     seed: int
     hashed: Callable[[float], None]
+    images: ImageRule | None
 
     def __call__(self, ids: bytes, key: str, encoded: bytes = b"") -> Prompt:
         if not ids:
@@ -204,3 +248,10 @@ class _Finish(NamedTuple):
         hashes = hash_blocks(ids, hashing.block_size, self.seed, is_eagle=hashing.is_eagle)
         self.hashed(perf_counter() - began_s)
         return Prompt(ids, len(ids) // _TOKEN_BYTES, hashing, hashes, encoded)
+
+    def known(self, known: KnownPrompt) -> Prompt:
+        """Return a prompt with images, as far as it is known."""
+        began_s = perf_counter()
+        hashes = known.sequence_hashes(self.hashing, self.seed)
+        self.hashed(perf_counter() - began_s)
+        return Prompt(b"", known.token_count, self.hashing, hashes)

@@ -1,4 +1,4 @@
-"""One of four workers is killed under load: what is lost, what is not, and what is believed of it when it is back."""
+"""One of four workers is killed under load: nothing is lost, and nothing is believed of it when it is back."""
 
 import asyncio
 import os
@@ -28,13 +28,14 @@ async def four_workers() -> AsyncIterator[Fleet]:
 
 
 class Seen(NamedTuple):
-    """One streamed request as its client saw it; `began_s` is the monotonic clock's."""
+    """One streamed request as its client saw it; `began_s` and `ended_s` are the monotonic clock's."""
 
     began_s: float
     status: int
     worker: str
     errors: tuple[str, ...]
     done: bool
+    ended_s: float
 
 
 async def stream(session: aiohttp.ClientSession, url: str, prompt: str) -> Seen:
@@ -44,14 +45,14 @@ async def stream(session: aiohttp.ClientSession, url: str, prompt: str) -> Seen:
         worker = response.headers.get("x-worker-instance-id", "")
         if response.status != 200:
             message = (await response.json())["error"]["message"]
-            return Seen(began_s, response.status, worker, (message,), done=False)
+            return Seen(began_s, response.status, worker, (message,), done=False, ended_s=time.monotonic())
         lines = [line async for line in response.content]
     errors = tuple(line.decode() for line in lines if line.startswith(b'data: {"error"'))
-    return Seen(began_s, response.status, worker, errors, done=b"data: [DONE]\n" in lines)
+    return Seen(began_s, response.status, worker, errors, done=b"data: [DONE]\n" in lines, ended_s=time.monotonic())
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_killed_worker_loses_only_its_running_requests_and_returns_empty(four_workers: Fleet) -> None:
+async def test_a_killed_workers_streams_go_on_elsewhere_and_it_returns_empty(four_workers: Fleet) -> None:
     fleet, seen, running = four_workers, list[Seen](), dict[str, int]()
     killed_at_s = float("inf")
 
@@ -71,13 +72,9 @@ async def test_a_killed_worker_loses_only_its_running_requests_and_returns_empty
                 running = await running_requests(client) if len(seen) < 2 * CLIENTS else await frozen(fleet, client)
             killed_at_s = time.monotonic()
             await fleet.kill(VICTIM)
-        failed = [one for one in seen if one.errors or one.status != 200 or not one.done]
-        assert failed, "the victim had running requests"
-        assert all(one.worker == VICTIM and one.began_s <= killed_at_s for one in failed), failed
-        assert len(failed) <= CLIENTS
-        assert all(
-            '"type":"server_error"' in one.errors[0] and "failed in its answer" in one.errors[0] for one in failed
-        )
+        assert [one for one in seen if one.errors or one.status != 200 or not one.done] == []
+        moved = [one for one in seen if one.worker == VICTIM and one.began_s <= killed_at_s <= one.ended_s]
+        assert 1 <= len(moved) <= CLIENTS, "the victim had running requests"
         late = [one for one in seen if one.began_s > killed_at_s]
         assert len(late) == CLIENTS * REQUESTS_AFTER_THE_KILL
         assert all(one.worker != VICTIM for one in late), "not chosen again, not even within the first two seconds"

@@ -37,16 +37,22 @@ class Recoveries:
 
     def __init__(self) -> None:
         self._all: list[Recovery] = []
+        self._told: list[str] = []
 
     def add(self, fault: str, recovered_s: float, bound_s: float, sent: Traffic) -> None:
         """`fault` was healed, as `recovered_s` says."""
         self._all.append(Recovery(fault, recovered_s, bound_s, sent.answered, sent.waited, len(sent.failed)))
 
+    def tell(self, line: str) -> None:
+        """A test found out something that is no recovery of an index."""
+        self._told.append(line)
+
     def lines(self) -> list[str]:
         """Return a line for each, for people who wait."""
-        return [each.line for each in self._all]
+        return [each.line for each in self._all] + self._told
 
     def write(self, file: Path) -> None:
         """The table is in `file`."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(_HEAD + "".join(each.row for each in self._all), encoding="utf-8")
+        told = "".join(f"\n{line}\n" for line in self._told)
+        file.write_text(_HEAD + "".join(each.row for each in self._all) + told, encoding="utf-8")

@@ -55,9 +55,16 @@ class Running(NamedTuple):
 
 @asynccontextmanager
 async def running(
-    directory: Path, workers: int, settings: tuple[str, ...], worker_settings: tuple[str, ...]
+    directory: Path,
+    workers: int | tuple[str, ...],
+    settings: tuple[str, ...],
+    worker_settings: tuple[str, ...],
 ) -> AsyncIterator[Running]:
-    """Everything runs and is fit; when it is over the router runs still, whatever it said."""
+    """Everything runs and is fit; when it is over the router runs still, whatever it said.
+
+    `workers` are so many that serve whole requests, or the role of each; they are called w0, w1, ...
+    """
+    roles = ("aggregated",) * workers if isinstance(workers, int) else workers
     timeout = aiohttp.ClientTimeout(total=SOON_S)
     async with Children() as children, aiohttp.ClientSession(timeout=timeout) as session:
         server = NatsServer(children, directory / "n0", free_ports(1)[0])
@@ -72,12 +79,12 @@ async def running(
                 worker,
                 *("worker_agent", "serve", "--worker-id", worker, "--model", MODEL, "--nats-url", server.url),
                 ready=f"worker {worker} on",
-                settings=(_QUIET, *worker_settings),
+                settings=(_QUIET, f"worker.role={role}", *worker_settings),
             )
-            for worker in (f"w{number}" for number in range(workers))
+            for worker, role in ((f"w{number}", role) for number, role in enumerate(roles))
         ]
         found = Running(server.url, f"http://127.0.0.1:{data}", f"http://127.0.0.1:{control}", session, fleet)
-        await found.until("rank_fit", workers)
+        await found.until("rank_fit", len(roles))
         yield found
         assert router.is_running
         router._lines.clear()  # a test may be about what it says with a traceback

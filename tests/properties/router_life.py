@@ -36,7 +36,7 @@ from router.core.affinity import AffinityLimits
 from router.core.approximate import ApproximateLimits
 from router.core.breakers import BreakerLimits
 from router.core.errors import NoEligibleWorker
-from router.core.policy import CostParameters, Policy
+from router.core.policy import CostParameters, PhaseOverrides, Policy
 from router.core.recording import Recordable, Shortener
 from router.core.replay import continuous
 from router.core.state_settings import StateSettings
@@ -68,6 +68,7 @@ POLICIES = {
     "random": Policy(mode="random"),
     "power-of-two": Policy(mode="power-of-two"),
     "least-loaded": Policy(mode="least-loaded", affinity="soft"),
+    "phased": Policy(prefill=PhaseOverrides(mode="round-robin"), decode=PhaseOverrides(decode_scale=2.0)),
 }
 LIFE = 77
 
@@ -186,7 +187,8 @@ class Life:
             "dp_ranks": self.draw.choice([(0,), (0, 1)]),
             "block_size": self.draw.choice([BLOCK_SIZE] * 5 + [32]),
             "tokenizer_digest": self.draw.choice([TEXT.tokenizer] * 5 + ["other"]),
-            "role": self.draw.choice(["aggregated"] * 5 + ["prefill"]),
+            "role": self.draw.choice(["aggregated"] * 5 + ["prefill", "decode"]),
+            "transfer_domain": self.draw.choice(["", "rack"]),
             "max_seq_len": self.draw.choice([0, 120, 300]),
             "total_kv_blocks": self.draw.choice([0, 7, 20, 400]),
             "loras": self.draw.choice([(), ("l",)]),
@@ -278,6 +280,8 @@ class Life:
                 itl_target_s=self.draw.choice([None, 0.02]),
                 pinned_worker=self.draw.choice([None] * 6 + [self._anyone()]),
                 pinned_dp_rank=self.draw.choice([None] * 6 + [1]),
+                phase=self.draw.choice([*["whole"] * 6, "prefill", "decode", "alone"]),
+                transfer_domain=self.draw.choice([None, None, "rack"]),
             )
         )
 

@@ -57,7 +57,7 @@ def test_the_first_reason_that_holds_is_told_in_a_fixed_order() -> None:
         reasons.append(raised.value.exclusions[0].reason)
     assert reasons == [
         "draining",
-        "role decode: serves no whole requests",
+        "role decode: whole is asked of workers that are aggregated",
         "max_seq_len: 40 + 20 tokens, at most 50",
         "pinned to w9",
         "pinned to dp_rank 3",
@@ -68,7 +68,7 @@ def test_the_first_reason_that_holds_is_told_in_a_fixed_order() -> None:
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "encode"])
 def test_only_an_aggregated_worker_serves_whole_requests(role: str) -> None:
-    assert why(row(role=role)) == f"role {role}: serves no whole requests"
+    assert why(row(role=role)) == f"role {role}: whole is asked of workers that are aggregated"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_when_nobody_may_every_rank_is_listed_with_its_reason() -> None:
     assert raised.value.model == "m"
     assert [(each.worker_id, each.dp_rank) for each in raised.value.exclusions] == [("w0", 0), ("w0", 1), ("w1", 0)]
     assert str(raised.value) == (
-        "no worker for model 'm': w0/0: draining; w0/1: role prefill: serves no whole requests; "
+        "no worker for model 'm': w0/0: draining; w0/1: role prefill: whole is asked of workers that are aggregated; "
         "w1/0: max_seq_len: 40 + 1 tokens, at most 9"
     )
 

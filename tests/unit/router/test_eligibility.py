@@ -22,7 +22,7 @@ def test_a_fit_rank_may_take_a_request_that_asks_for_nothing() -> None:
     ("request_", "standing", "expected"),
     [
         ({}, {"unfit": "draining"}, "draining"),
-        ({}, {"role": "prefill"}, "role prefill: serves no whole requests"),
+        ({}, {"role": "prefill"}, "role prefill: whole is asked of workers that are aggregated"),
         ({"lora": "x"}, {"loras": ("y", "z")}, "lora: found 'x', allowed y, z"),
         ({"lora": "x"}, {}, "lora: found 'x', allowed none"),
         ({"required_taints": ("a", "b")}, {"taints": ("a",)}, "taint 'b' is required, the worker has a"),
@@ -76,7 +76,7 @@ def test_each_rank_has_its_own_reason_in_the_order_of_the_view() -> None:
 
 def test_ranks_that_are_known_to_be_whole_are_looked_at_only_for_a_request_that_constrains() -> None:
     moment = view(row("w0/0", role="decode"), row("w1/0"))._replace(whole=True, seq_len_min=48)
-    seen = ("role decode: serves no whole requests", "")
+    seen = ("role decode: whole is asked of workers that are aggregated", "")
     assert exclusions(moment, route()) == ("", "")
     assert exclusions(moment, route(isl_tokens=64)) == seen
     assert exclusions(moment, route(pinned_worker="w1")) == seen

@@ -6,10 +6,13 @@ import pytest
 
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import EAGLE_HASH_SCHEME, Hashing, canary
+from kv_protocol.images import FixedTokens, ImageRule, rule_text
 from router.core import fleet as fleet_module
 from router.core.fleet import SILENT_S, Fleet, Worker
 from router.core.trust import PARITY_FIELDS
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
+
+IMAGES = ImageRule(placeholder="<image>", image_token_id=5, tokens=FixedTokens(576))
 
 
 def fleet(*registrations: WorkerRegistered, heard_at_s: float | None = 0.0) -> Fleet:
@@ -192,6 +195,7 @@ def test_a_worker_that_agrees_in_everything_differs_in_nothing() -> None:
         ({"canary": 1}, f"canary: found 1, allowed {canary(BLOCK_SIZE)}"),
         ({"tokenizer_digest": "x"}, "tokenizer_digest: found 'x', allowed 'tokenizer-1'"),
         ({"template_digest": "x"}, "template_digest: found 'x', allowed 'template-1'"),
+        ({"images": IMAGES}, f"images: found {rule_text(IMAGES)!r}, allowed 'none'"),
     ],
 )
 def test_the_field_that_differs_is_named(changed: dict[str, Any], difference: str) -> None:
@@ -207,11 +211,13 @@ def test_of_a_worker_that_differs_in_everything_every_field_is_named() -> None:
         "canary": 1,
         "tokenizer_digest": "x",
         "template_digest": "y",
+        "images": IMAGES,
+        "event_source": "none",
     }
     folded = fleet(registered(**every))
     found = folded.disparities(known(folded), Hashing(BLOCK_SIZE))
     assert tuple(each.field for each in found) == PARITY_FIELDS == tuple(every)
-    assert [each.found for each in found] == list(every.values())
+    assert [each.found for each in found] == [*list(every.values())[:-2], rule_text(IMAGES), "none"]
 
 
 def test_the_canary_must_be_that_of_the_hashing_that_the_worker_itself_states() -> None:
@@ -253,6 +259,29 @@ def test_parity_is_judged_by_how_the_eldest_fit_worker_has_prompts_hashed() -> N
     folded.heard("w1", "w1-1", 9.0)  # and w0 is silent
     fields = {worker_id: [each.field for each in found] for worker_id, found in folded.parity(9.0).items()}
     assert fields == {"w0": ["block_size"], "w1": []}
+
+
+def test_images_become_what_the_eldest_fit_worker_states_and_who_says_otherwise_differs() -> None:
+    others = ImageRule(placeholder="<image>", image_token_id=5, tokens=FixedTokens(577))
+    folded = fleet(registered("w0", images=IMAGES), registered("w1", images=others), registered("w2"))
+    assert folded.images("m", 0.0) == IMAGES
+    assert {name: [each.field for each in found] for name, found in folded.parity(0.0).items()} == {
+        "w0": [],
+        "w1": ["images"],
+        "w2": ["images"],
+    }
+    folded.heard("w1", "w1-1", 9.0)  # and the others are silent
+    assert folded.images("m", 9.0) == others
+    assert folded.parity(9.0)["w1"] == ()
+    assert folded.images("nobody's", 9.0) is None
+
+
+def test_an_encoder_however_old_does_not_say_how_prompts_are_hashed() -> None:
+    folded = fleet(registered("w0", role="encode", block_size=64), registered("w1", images=IMAGES))
+    assert (folded.hashing("m", 0.0), folded.images("m", 0.0)) == (Hashing(BLOCK_SIZE), IMAGES)
+    assert folded.parity(0.0)["w1"] == ()
+    alone = fleet(registered("w0", role="encode", block_size=64))
+    assert alone.hashing("m", 0.0) == Hashing(64)
 
 
 def test_a_worker_of_several_models_is_told_every_difference_once() -> None:

@@ -10,7 +10,7 @@ from kv_protocol.openai import CHAT, decode_inbound
 from kv_runtime.chat_template import ChatTemplate
 from kv_runtime.encoders import CONFIGURED, HfEncoder
 from kv_runtime.telemetry import Projection, new_registry
-from kv_runtime.text import TokenizerText, load_text
+from kv_runtime.text import ByteText, TokenizerText, load_text
 from router.metrics.prompts import prompt_families
 from router.tokens import Prompts
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
@@ -36,6 +36,16 @@ def test_known_and_new_text_of_a_growing_chat_is_counted(tmp_path: Path) -> None
     assert registry.get_sample_value("kvrouter_chat_bytes_total", {"part": "new"}) == new
     encoders = {name: registry.get_sample_value("kvrouter_encoder_info", {"encoder": name}) for name in ("hf", "fast")}
     assert encoders == {"hf": 0, "fast": 1}
+
+
+def test_images_are_told_by_whether_they_were_seen() -> None:
+    prompts, registry = Prompts(ByteText()), new_registry()
+    Projection(registry, lambda: prompt_families(prompts.statistics()))
+    image = {"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": [image, image]}]}).encode()
+    prompts.prompt(decode_inbound(CHAT, body), Hashing(4))
+    told = {seen: registry.get_sample_value("kvrouter_prompt_images_total", {"seen": seen}) for seen in ("yes", "no")}
+    assert told == {"yes": 0, "no": 2}
 
 
 def test_a_model_that_could_not_have_the_fast_encoder_is_told_in_the_log() -> None:

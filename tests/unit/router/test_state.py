@@ -9,6 +9,7 @@ from indexer.embedded import OverlapColumns
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
+from kv_protocol.images import FixedTokens, ImageRule
 from kv_protocol.journal import (
     AttemptEnded,
     FleetApplied,
@@ -183,6 +184,14 @@ def test_of_a_worker_that_differs_what_was_routed_there_says_what_it_holds(stale
 def test_a_worker_with_other_blocks_than_the_request_was_hashed_with_differs() -> None:
     folded = joined(registered(), registered("w1", block_size=32))
     assert [each.trust for each in rows(folded)] == ["EXACT", "FALLBACK"]
+
+
+def test_a_worker_that_makes_something_else_of_images_differs_until_it_is_the_eldest_that_is_fit() -> None:
+    images = ImageRule(placeholder="<image>", image_token_id=5, tokens=FixedTokens(576))
+    folded = joined(registered(images=images), registered("w1"))
+    assert [each.trust for each in rows(folded)] == ["EXACT", "FALLBACK"]
+    folded.apply(FleetApplied(now_s=1.0, event=WorkerDraining(worker_id="w0", instance="w0-1")))
+    assert [each.trust for each in rows(folded)] == ["FALLBACK", "EXACT"]
 
 
 # ---------------------------------------------------------------- what was routed, and what is on its way

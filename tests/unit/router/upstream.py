@@ -23,6 +23,11 @@ class Exchange:
         self._upstream = upstream
         self.open = True
 
+    @property
+    def received(self) -> Received:
+        """The request that is being served."""
+        return self._upstream.received[-1]
+
     async def send(self, data: bytes) -> None:
         """Send bytes as they are."""
         self.writer.write(data)

@@ -1,0 +1,86 @@
+"""The cells of the bench, every layout at every rate, and playing them side by side."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from typing import NamedTuple
+
+from bench.disagg_figures import Comparison, Figures, comparisons, figures
+from bench.disagg_fleet import DisaggFleet, Setting
+from bench.disagg_layouts import Layout, layout_of
+from bench.trace import TraceRequest, at_rate
+from bench.trace_figures import Slo
+
+SHORT_RATES, FULL_RATES = (1.0, 2.0, 4.0), (1.0, 2.0, 3.0, 4.0)
+_SHORT = ("8a", "2p6d", "4p4d", "5p3d", "5p3d+isl_bounding", "5p3d+isl_or_load")
+_FULL = ("8a", "2p6d", "3p5d", "4p4d", "5p3d", "6p2d", "4p4d+isl_or_load", "5p3d+isl_bounding", "5p3d+isl_or_load")
+
+
+class Cell(NamedTuple):
+    """One run: a layout at a speed of arrival."""
+
+    rate: float
+    layout: Layout
+
+
+class Grid(NamedTuple):
+    """What is varied, and what is not."""
+
+    layouts: tuple[Layout, ...]
+    rates: tuple[float, ...]
+    slos: tuple[Slo, ...]
+    setting: Setting
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of it."""
+        return [Cell(rate, layout) for rate, layout in product(self.rates, self.layouts)]
+
+
+def default_layouts(requests: Sequence[TraceRequest], *, full: bool) -> tuple[Layout, ...]:
+    """Return the layouts of eight GPUs that are played where none are named.
+
+    Two buffers are among them: the largest power of two that is too small for the trace's longest prompt, which is the
+    known deadlock, and the smallest that is not. Source: `dynamo_reference.md` section 4.2.
+    """
+    enough = 1 << max(1, (max(each.isl_tokens for each in requests) - 1).bit_length())
+    buffers = (f"5p3d@{enough}", f"5p3d@{enough // 2}")
+    return tuple(map(layout_of, (*(_FULL if full else _SHORT), *buffers)))
+
+
+def play(requests: Sequence[TraceRequest], grid: Grid, cell: Cell) -> Figures:
+    """Play the trace in one cell and return its figures."""
+    run = DisaggFleet(cell.layout, grid.setting, at_rate(requests, cell.rate)).run()
+    return figures(run, gpus=cell.layout.gpus, slos=grid.slos)
+
+
+def play_all(
+    grid: Grid, requests: Sequence[TraceRequest], *, jobs: int, on_cell: Callable[[], None] = lambda: None
+) -> dict[Cell, Figures]:
+    """Play every cell, `jobs` at a time in processes of their own (1: here); `on_cell` after each."""
+    found: dict[Cell, Figures] = {}
+    one = partial(play, requests, grid)
+    if jobs == 1:
+        for cell in grid.cells:
+            found[cell] = one(cell)
+            on_cell()
+        return found
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # the progress bar has a thread: no fork
+        for cell, cell_figures in zip(grid.cells, pool.map(one, grid.cells), strict=True):
+            found[cell] = cell_figures
+            on_cell()
+    return found
+
+
+def compared(grid: Grid, found: dict[Cell, Figures]) -> list[Comparison]:
+    """Return how the aggregated layout compares with the best of those in which nothing failed, at every rate."""
+    compared: list[Comparison] = []
+    for rate in grid.rates:
+        at_rate = [(each.name, found[Cell(rate, each)]) for each in grid.layouts if not each.aggregated]
+        others = [(name, each) for name, each in at_rate if not each.failed]
+        for each in grid.layouts:
+            if each.aggregated and others:
+                compared += comparisons(rate, (each.name, found[Cell(rate, each)]), others, grid.slos)
+    return compared

@@ -1,0 +1,94 @@
+"""What a worker is sent, by the phase of the request that it is asked for.
+
+| phase | body | limits |
+|---|---|---|
+| whole | the client's | as the client streams or not |
+| prefill | one token, not streamed, `context_only` (`core/handoff.py`) | of a whole answer |
+| decode | with what the prefill worker said | as the client streams or not; outlives a client that leaves too early |
+| alone | of a worker whose role is to decode: `context_and_generation` | as the client streams or not |
+
+Before them stand the prompt's token ids, for workers that take them, and how far the answer has come, where it goes on
+(`kv_protocol/continuation.py`). A client that leaves between prefill and decode is no reason to leave the prompt's KV
+where it is: the decode worker is told, fetches it, and is left.
+"""
+
+from kv_protocol.continuation import HEADER, KEY, Progress
+from kv_protocol.openai import Inbound, is_given
+from router.config import RouterSettings
+from router.core.fleet import Fleet
+from router.core.pools.handoff import decode_body, prefill_body
+from router.core.verdict import Verdict
+from router.http.exchange import Exchange, OutboundCall
+from router.http.heads import Headers
+from router.http.kept import Kept
+from router.tokens import Prompt, with_prompt_ids
+
+_PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
+"""Headers of a client that workers get, too."""
+_PASSED_ON_NAMES = frozenset(_PASSED_ON)
+_ALONE = b'{"request_type":"context_and_generation"}'
+_CONTINUABLE = f"{HEADER}: 1\r\n".encode()
+
+
+class Calls:
+    """Makes calls of workers of the fleet."""
+
+    def __init__(self, fleet: Fleet, settings: RouterSettings) -> None:
+        self._fleet = fleet
+        limits = settings.failures
+        self._limits = limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s
+        self._whole_limits = limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s
+        self._worker_headers = _worker_headers(settings.data.worker_token.get_secret_value())
+
+    def call(
+        self,
+        verdict: Verdict,
+        inbound: Inbound,
+        exchange: Exchange,
+        prompt: Prompt | None,
+        handoff: bytes = b"",
+        progress: Progress | None = None,
+        kept: Kept | None = None,
+    ) -> OutboundCall | None:
+        """Return what the winner is sent; None where it left meanwhile.
+
+        `handoff` is what the prefill worker said, `progress` how far the answer has come; `kept` gets the rest of it.
+        """
+        worker = self._fleet.worker(verdict.winner.worker_id)
+        if worker is None:
+            return None
+        told, phase = worker.registration, verdict.request.phase
+        body = exchange.body
+        if phase != "whole" and not is_given(inbound.disaggregated_params):
+            body = _of_phase(body, phase, handoff, told.role)
+        if progress is not None:
+            body = b'{"%b":%b,%b' % (KEY.encode(), progress.continuation(), body[body.index(b"{") + 1 :])
+        headers = b"%bx-request-id: %b\r\n" % (self._worker_headers, verdict.request.request_id.encode())
+        if not _PASSED_ON_NAMES.isdisjoint(exchange.headers):
+            headers += _passed_on(exchange.headers)
+        if kept is not None:
+            headers += _CONTINUABLE
+        limits = self._limits if inbound.stream and phase != "prefill" else self._whole_limits
+        is_decode = phase == "decode"
+        if not told.accepts_token_ids:
+            return OutboundCall(told.base_url, inbound.path, headers, body, *limits, kept, is_decode)
+        headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
+        parts = body if prompt is None else with_prompt_ids(body, prompt.ids, prompt.encoded)
+        return OutboundCall(told.base_url, inbound.path, headers, parts, *limits, kept, is_decode)
+
+
+def _of_phase(body: bytes, phase: str, handoff: bytes, role: str) -> bytes:
+    if phase == "prefill":
+        return prefill_body(body)
+    if phase == "decode":
+        return decode_body(body, handoff)
+    return decode_body(body, _ALONE) if role == "decode" else body
+
+
+def _passed_on(headers: Headers) -> bytes:
+    return b"".join(b"%s: %s\r\n" % (name, headers[name]) for name in _PASSED_ON if name in headers)
+
+
+def _worker_headers(token: str) -> bytes:
+    lines = b"content-type: application/json\r\n"
+    return lines + f"authorization: Bearer {token}\r\n".encode() if token else lines

@@ -1,0 +1,39 @@
+"""A finding: one thing that is wrong, of whom; what it means stands once, in `catalogue.py`.
+
+error      requests fail, or are placed by what is not true
+warning    it serves, worse than it could, or something is about to go wrong
+note       as it may be on purpose
+"""
+
+from typing import Literal, get_args
+
+import msgspec
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+"""The worst first."""
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`id` is one of the catalogue's, and never changes its meaning; `of` names whom it is about, the worst first."""
+
+    id: str
+    of: str
+    found: str
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """How bad it is, why it matters, and what mends it."""
+
+    severity: Severity
+    why: str
+    fix: str
+
+
+_NAMES_MAX = 8
+
+
+def names(every: list[str]) -> str:
+    """Return the names with commas between, the first eight of many."""
+    more = f" and {len(every) - _NAMES_MAX} more" if len(every) > _NAMES_MAX else ""
+    return ", ".join(every[:_NAMES_MAX]) + more

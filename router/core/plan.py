@@ -1,0 +1,126 @@
+"""One request's way through the fleet, as a pure machine: which phase comes next, and whose turn it is no more.
+
+    phase     its worker answered      nobody may take it    its worker failed before its answer began
+    whole     the answer               -                     whole elsewhere
+    prefill   decode; or the answer,   alone                 prefill elsewhere; alone, when the retries are used up
+              where its first token
+              was the last
+    decode    the answer               alone                 decode elsewhere, where the worker never took the handoff;
+                                                             else the prompt's KV is lost: prefill
+    alone     the answer               -                     alone elsewhere
+    -         nothing more is tried: an error, or, once the client has some of the answer, its end
+
+A plan whose phase is `fixed`, because whoever asks has made the others himself, is tried again in that phase alone.
+Each phase may fail `retry_limit` times and is tried once more. After a worker failed whose answer had begun, the
+request migrates: as a new one whose prompt has the tokens so far, `migration_limit` times, past the worker that failed.
+So a request is tried at most (migration_limit + 1) x (4 x retry_limit + 4) times, and a prompt is prefilled twice only
+where its KV was lost.
+
+Source: `routing.md`, "Prefill / decode disaggregation" and "Failures".
+"""
+
+from typing import Literal, get_args
+
+from kv_protocol.decided import Phase
+from kv_protocol.ids import WorkerRank
+
+Turn = Literal["no_prefill_worker", "prefill_failed", "no_decode_worker", "decode_failed", "migrated"]
+"""Why a request takes another way than it began."""
+TURNS: tuple[Turn, ...] = get_args(Turn)
+
+
+class Plan:
+    """Where one request is. Not for sharing: it changes with every event."""
+
+    __slots__ = (
+        "_failures", "_migration_limit", "_retry_limit", "_tried", "is_fixed", "migrations", "phase", "prefills",
+        "turns",
+    )  # fmt: skip
+
+    def __init__(self, phase: Phase, *, retry_limit: int, migration_limit: int = 0, fixed: bool = False) -> None:
+        self.phase = phase
+        self.is_fixed = fixed
+        self._retry_limit, self._migration_limit = retry_limit, migration_limit
+        self._tried: dict[Phase, tuple[WorkerRank, ...]] = {}
+        self._failures: dict[Phase, int] = {}
+        self.migrations = 0
+        self.prefills = 0
+        """How many prefill workers answered."""
+        self.turns: tuple[Turn, ...] = ()
+
+    @property
+    def tried(self) -> tuple[WorkerRank, ...]:
+        """Who failed the phase already."""
+        return self._tried.get(self.phase, ())
+
+    @property
+    def retries(self) -> int:
+        """How often the phase has failed."""
+        return self._failures.get(self.phase, 0)
+
+    def prefilled(self) -> None:
+        """The prompt's KV lies at a worker: somebody decodes it."""
+        assert self.phase == "prefill"
+        self.prefills += 1
+        self.phase = "decode"
+
+    def to_alone(self) -> None:
+        """Whoever decodes computes the prompt, too."""
+        assert not self.is_fixed
+        self.phase = "alone"
+
+    def beside(self, phase: Phase) -> "Plan":
+        """Return the same plan in another phase, to look at."""
+        plan = Plan(phase, retry_limit=self._retry_limit, migration_limit=self._migration_limit)
+        plan._tried = self._tried
+        return plan
+
+    def nobody(self) -> bool:
+        """Nobody may take the phase; return whether another one is to be tried."""
+        if self.is_fixed:
+            return False
+        if self.phase == "prefill":
+            self._turn("no_prefill_worker", "alone")
+        elif self.phase == "decode":
+            self._turn("no_decode_worker", "alone")
+        else:
+            return False
+        return True
+
+    def failed(self, rank: WorkerRank, *, took_handoff: bool) -> bool:
+        """A worker failed before its answer began; return whether the request is to be tried again.
+
+        `took_handoff`: what a prefill worker handed over may have been fetched, and cannot be fetched twice.
+        """
+        phase = self.phase
+        self._tried[phase] = (*self.tried, rank)
+        failures = self._failures[phase] = self.retries + 1
+        if failures <= self._retry_limit:
+            if phase == "decode" and took_handoff:
+                if self.is_fixed:
+                    return False
+                self._turn("decode_failed", "prefill")
+            return True
+        if phase != "prefill" or self.is_fixed:
+            return False
+        self._turn("prefill_failed", "alone")
+        return True
+
+    def may_migrate(self) -> bool:
+        """Return whether a request whose answer has begun may go on elsewhere."""
+        return self.migrations < self._migration_limit
+
+    def migrated(self, rank: WorkerRank) -> None:
+        """It goes on elsewhere than at `rank`, which failed in the middle of the answer."""
+        assert self.may_migrate()
+        phase = self.phase
+        self.migrations += 1
+        self._failures.clear()
+        self._tried = {phase: (rank,)}
+        self._turn("migrated", "prefill" if phase == "decode" else phase)
+
+    def _turn(self, why: Turn, phase: Phase) -> None:
+        self.turns = (*self.turns, why)
+        self.phase = phase
+        if phase == "alone":  # of the same workers
+            self._tried.setdefault("alone", self._tried.get("decode", ()))

@@ -1,0 +1,117 @@
+"""One request to two pools: what each is asked, and what the first says for the second.
+
+    client's body                        to the prefill pool            to the decode pool
+    ----------------------------------   ----------------------------   -------------------------------------------
+    stream, stream_options               stream false, no options       as they are
+    max_tokens, max_completion_tokens    max_tokens 1                   as they are
+    min_tokens                           1 at most                      as it is
+    disaggregated_params                 {"request_type":               those of the prefill answer's choice, with
+                                          "context_only"}               "request_type": "generation_only"
+    nvext: backend_instance_id,          prefill_worker_id and          as they are
+      decode_worker_id, dp_rank          prefill_dp_rank instead
+    nvext: prefill_worker_id,            under those names              left out
+      prefill_dp_rank
+    all else                             as it came, byte for byte      as it came, byte for byte
+
+The answer is whole after its first token where the prefill answer's `finish_reason` is neither `length` nor
+`not_finished`, or where the client asked for one token: then nobody decodes, and the client gets the prefill answer,
+as an event stream if it asked for one.
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py` (`_get_ctx_request`, `_get_gen_request`,
+`_need_gen`) and `tensorrt_llm/serve/openai_protocol.py` (`DisaggregatedParams`).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+CONTEXT_ONLY, GENERATION_ONLY = "context_only", "generation_only"
+_GOES_ON = frozenset({"length", "not_finished"})
+_PARAMS = "disaggregated_params"
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_PREFILL_PLACE = {"prefill_worker_id": "backend_instance_id", "prefill_dp_rank": "dp_rank"}
+_DECODE_PLACE = ("backend_instance_id", "decode_worker_id", "dp_rank")
+
+_Object = dict[str, msgspec.Raw]
+_objects = msgspec.json.Decoder(_Object)
+
+
+class AnswerUnusable(Exception):
+    """What a prefill pool answered cannot be continued; the message says why."""
+
+
+class PrefillAnswer(NamedTuple):
+    """What a prefill pool said. `params`: for the decode pool; empty where nobody decodes (`is_final`)."""
+
+    body: bytes
+    params: bytes
+    is_final: bool
+
+
+def prefill_body(body: bytes) -> bytes:
+    """Return what the prefill pool is asked; `body` is a request that was read before."""
+    request = _objects.decode(body)
+    for key in ("stream_options", *_LIMITS):
+        request.pop(key, None)
+    said: dict[str, Any] = {"stream": False, "max_tokens": 1, _PARAMS: {"request_type": CONTEXT_ONLY}}
+    if "min_tokens" in request:
+        said["min_tokens"] = min(1, msgspec.json.decode(request["min_tokens"]) or 0)
+    return msgspec.json.encode(_with_nvext(request, _prefill_nvext) | said)
+
+
+def decode_body(body: bytes, params: bytes) -> bytes:
+    """Return what the decode pool is asked; `params` are `PrefillAnswer.params`."""
+    request = _with_nvext(_objects.decode(body), _decode_nvext)
+    return msgspec.json.encode(request | {_PARAMS: msgspec.Raw(params)})
+
+
+def prefill_answer(body: bytes, *, limit_tokens: int | None) -> PrefillAnswer:
+    """Return what a prefill pool's whole answer says; `limit_tokens` is the most that the client wants.
+
+    Raises:
+        AnswerUnusable: it is no answer with one choice, or goes on and does not say how.
+    """
+    try:
+        answer = msgspec.json.decode(body)
+        (choice,) = answer["choices"]
+        params, reason = choice.pop(_PARAMS, None), choice["finish_reason"]
+    except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise AnswerUnusable(f"choices: found {_start(body)}, allowed one choice with its finish_reason") from error
+    if reason not in _GOES_ON or limit_tokens == 1:
+        return PrefillAnswer(msgspec.json.encode(answer), b"", is_final=True)
+    if not isinstance(params, dict):
+        raise AnswerUnusable(f"choices[0].{_PARAMS}: found {params!r}, allowed an object: is it a prefill worker?")
+    return PrefillAnswer(body, msgspec.json.encode(params | {"request_type": GENERATION_ONLY}), is_final=False)
+
+
+def as_events(body: bytes, *, include_usage: bool) -> bytes:
+    """Return a whole answer as the event stream that says the same."""
+    answer: dict[str, Any] = msgspec.json.decode(body)
+    usage = answer.pop("usage", None)
+    if answer.get("object") == "chat.completion":
+        answer["object"] = "chat.completion.chunk"
+        for choice in answer["choices"]:
+            choice["delta"] = choice.pop("message")
+    events = [answer] + ([answer | {"choices": [], "usage": usage}] if include_usage else [])
+    return b"".join(b"data: %b\n\n" % msgspec.json.encode(each) for each in events) + b"data: [DONE]\n\n"
+
+
+def _with_nvext(request: _Object, rewritten: Callable[[_Object], _Object]) -> dict[str, Any]:
+    if "nvext" not in request:
+        return dict(request)
+    extension = msgspec.json.decode(request["nvext"], type=_Object | None)
+    return dict(request) if extension is None else {**request, "nvext": rewritten(extension)}
+
+
+def _prefill_nvext(extension: _Object) -> _Object:
+    placed = {there: extension[key] for key, there in _PREFILL_PLACE.items() if key in extension}
+    return {key: value for key, value in extension.items() if key not in (*_DECODE_PLACE, *_PREFILL_PLACE)} | placed
+
+
+def _decode_nvext(extension: _Object) -> _Object:
+    return {key: value for key, value in extension.items() if key not in _PREFILL_PLACE}
+
+
+def _start(body: bytes) -> str:
+    return repr(body[:80].decode("utf-8", "replace"))

@@ -1,0 +1,164 @@
+"""Which pool a request is for: a cell of a grid, unless its priority says otherwise. Pure, and the same every time.
+
+    step  = (most - least) / resolution                        of an axis
+    index = clamp(int((x - least) / step), 0, resolution - 1)  `int` cuts toward 0: below `least` is 0, `most` the last
+    x     = the request's, else the process's default, else
+            of milliseconds  (least + most) / 2                an explicit 0 is a target, and no absent one
+            of tokens        (least + most) // 2
+    pool  = mapping[index of each axis, in their order]
+    pool  = the target of the first override with min_priority <= priority <= max_priority, if the request has one
+
+| phase | axes |
+|---|---|
+| prefill | isl, ttft_ms |
+| decode | context_length, itl_ms; the context is the prompt as it arrives |
+| agg | [isl,] ttft_ms, itl_ms |
+
+Source: `dynamo_reference.md` 5.2; ai-dynamo/dynamo, `components/src/dynamo/global_router/pool_selection.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+Phase = Literal["prefill", "decode", "agg"]
+AxisName = Literal["isl", "context_length", "ttft_ms", "itl_ms"]
+Origin = Literal["request", "default", "midpoint"]
+TOKEN_AXES: frozenset[AxisName] = frozenset({"isl", "context_length"})
+
+Mapping = Sequence["int | Mapping"]
+"""Pool indices, nested as deep as there are axes."""
+
+
+class Axis(msgspec.Struct, frozen=True):
+    """One dimension of a grid, in tokens or milliseconds: `least` < `most`, `resolution` cells."""
+
+    name: AxisName
+    least: float
+    most: float
+    resolution: int
+
+    @property
+    def step(self) -> float:
+        """The width of a cell."""
+        return (self.most - self.least) / self.resolution
+
+    @property
+    def midpoint(self) -> float:
+        """What stands for an absent value."""
+        total = self.least + self.most
+        return total // 2 if self.name in TOKEN_AXES else total / 2
+
+
+class Override(msgspec.Struct, frozen=True):
+    """Requests of these priorities, both ends included, go to `target_pool`, whatever the grid says."""
+
+    min_priority: int
+    max_priority: int
+    target_pool: int
+
+
+class PoolGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """The pools of one phase, by index: their namespaces, how fast each is (less is faster), and who goes where."""
+
+    phase: Phase
+    namespaces: tuple[str, ...]
+    priorities: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    mapping: Mapping
+    overrides: tuple[Override, ...] = ()
+
+    @property
+    def reads_isl(self) -> bool:
+        """Whether the prompt's length matters."""
+        return any(axis.name in TOKEN_AXES for axis in self.axes)
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """How fast an answer should come, in milliseconds; None: not said."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What selection reads of a request; None: not said, or not known."""
+
+    isl_tokens: int | None = None
+    targets: Targets = Targets()
+    priority: int | None = None
+
+
+class Coordinate(msgspec.Struct, frozen=True):
+    """Where a request lies on an axis. `clamped`: outside the axis, and counted into its first or last cell."""
+
+    axis: AxisName
+    value: float
+    origin: Origin
+    index: int
+    clamped: bool
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool of one phase, and why. `override`: the index of the rule that matched; None: the grid's word holds."""
+
+    phase: Phase
+    pool: int
+    namespace: str
+    coordinates: tuple[Coordinate, ...]
+    grid_pool: int
+    priority: int | None
+    override: int | None
+
+
+def select(group: PoolGroup, asked: Asked, defaults: Targets) -> Selection:
+    """Return the pool of `group` that the request is for."""
+    coordinates = tuple(_coordinate(axis, asked, defaults) for axis in group.axes)
+    grid_pool = _cell(group.mapping, coordinates)
+    override = _override(group.overrides, asked.priority)
+    pool = grid_pool if override is None else group.overrides[override].target_pool
+    return Selection(
+        phase=group.phase,
+        pool=pool,
+        namespace=group.namespaces[pool],
+        coordinates=coordinates,
+        grid_pool=grid_pool,
+        priority=asked.priority,
+        override=override,
+    )
+
+
+def _coordinate(axis: Axis, asked: Asked, defaults: Targets) -> Coordinate:
+    value, origin = _value(axis, asked, defaults)
+    last = axis.resolution - 1
+    raw = int((value - axis.least) / axis.step)
+    return Coordinate(axis.name, value, origin, max(0, min(raw, last)), value < axis.least or raw > last)
+
+
+def _value(axis: Axis, asked: Asked, defaults: Targets) -> tuple[float, Origin]:
+    default: float | None = None
+    if axis.name == "ttft_ms":
+        given, default = asked.targets.ttft_ms, defaults.ttft_ms
+    elif axis.name == "itl_ms":
+        given, default = asked.targets.itl_ms, defaults.itl_ms
+    else:
+        given = asked.isl_tokens
+    if given is not None:
+        return given, "request"
+    return (axis.midpoint, "midpoint") if default is None else (default, "default")
+
+
+def _cell(mapping: Mapping, coordinates: tuple[Coordinate, ...]) -> int:
+    at: int | Mapping = mapping
+    for each in coordinates:
+        assert not isinstance(at, int), "validated: as deep as there are axes"
+        at = at[each.index]
+    assert isinstance(at, int), "validated: as deep as there are axes"
+    return at
+
+
+def _override(overrides: tuple[Override, ...], priority: int | None) -> int | None:
+    if priority is None:
+        return None
+    return next((i for i, rule in enumerate(overrides) if rule.min_priority <= priority <= rule.max_priority), None)

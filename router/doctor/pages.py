@@ -1,0 +1,176 @@
+"""What routers and agents say of themselves, read: JSON and metrics to facts.
+
+| asked | of | read |
+|---|---|---|
+| `/ready` | a router's planes | `ready`, `reasons` |
+| `/version` | routers, agents | `version`; of an agent `agent`, where it says so: `version` is its engine's |
+| `/v1/workers` | a control plane | registrations, ranks (trust, unfit), `differs` |
+| `/v1/index` | a control plane | each rank's `counts`: gaps, repairs, resyncs |
+| `/v1/policy` | a control plane | `mode`, of the phases too |
+| `/health`, `/status` | an agent | `reason`; `log` |
+| `/metrics` | both | what checks read, and nothing else |
+
+Source: `router/control_plane.py`, `worker_agent/api.py`, `docs/OPERATIONS.md`. Unknown keys are ignored: another
+version may have more.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from kv_protocol.errors import UNDECODABLE
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.ids import WorkerRank
+from router.core.doctor.facts import Counts, ParityBroken, RankStanding
+
+_T = TypeVar("_T")
+
+
+class PageUnreadable(Exception):
+    """An answer is not what was asked for."""
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """`/ready`."""
+
+    ready: bool
+    reasons: list[str] = []
+
+
+class Version(msgspec.Struct, frozen=True):
+    """`/version`; an agent's `agent` is its own, `version` its engine's."""
+
+    version: str = ""
+    agent: str = ""
+
+
+class Health(msgspec.Struct, frozen=True):
+    """`/health` and `/status` of an agent; foreign engines say nothing, or something else."""
+
+    reason: str = ""
+    log: str = ""
+
+
+class _Phase(msgspec.Struct, frozen=True):
+    mode: str | None = None
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """`/v1/policy`; a phase without a mode has the policy's."""
+
+    mode: str
+    prefill: _Phase = _Phase()
+    decode: _Phase = _Phase()
+
+    def modes(self) -> tuple[str, ...]:
+        """Return every mode that chooses somewhere."""
+        return (self.mode, *(each.mode for each in (self.prefill, self.decode) if each.mode is not None))
+
+
+class _Rank(msgspec.Struct, frozen=True):
+    worker_id: str
+    dp_rank: int
+    trust: str = ""
+    trust_reason: str = ""
+    unfit: str = ""
+
+
+class _Differs(msgspec.Struct, frozen=True):
+    field: str
+    allowed: str | int
+
+
+class _Worker(msgspec.Struct, frozen=True):
+    registration: WorkerRegistered
+    ranks: list[_Rank] = []
+    differs: list[_Differs] = []
+
+
+class Workers(msgspec.Struct, frozen=True):
+    """`/v1/workers`."""
+
+    workers: list[_Worker]
+
+    def standings(self) -> tuple[RankStanding, ...]:
+        """Return how every rank stands."""
+        return tuple(
+            RankStanding(WorkerRank(each.worker_id, each.dp_rank), each.trust, each.trust_reason, each.unfit)
+            for worker in self.workers
+            for each in worker.ranks
+        )
+
+    def broken(self) -> tuple[ParityBroken, ...]:
+        """Return every field in which a worker is not what the router hashes prompts with."""
+        return tuple(
+            ParityBroken(worker.registration.worker_id, each.field, str(each.allowed))
+            for worker in self.workers
+            for each in worker.differs
+        )
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    gaps: int = 0
+    repairs: int = 0
+    resyncs: int = 0
+
+
+class _Stream(msgspec.Struct, frozen=True):
+    worker_id: str
+    dp_rank: int
+    counts: _Counts = _Counts()
+
+
+class Index(msgspec.Struct, frozen=True):
+    """`/v1/index`."""
+
+    ranks: list[_Stream] = []
+
+    def recoveries(self) -> dict[str, int]:
+        """Return how often each rank's stream was not whole."""
+        return {
+            str(WorkerRank(each.worker_id, each.dp_rank)): each.counts.gaps + each.counts.repairs + each.counts.resyncs
+            for each in self.ranks
+        }
+
+
+def decoded(body: bytes, kind: type[_T], what: str) -> _T:
+    """Return the page; raise `PageUnreadable`, which says of `what` and why not."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except UNDECODABLE as error:
+        raise PageUnreadable(f"{what}: {error}") from error
+
+
+def health(body: bytes) -> Health:
+    """Return what an agent's `/health` or `/status` says; nothing, where another engine says something else."""
+    try:
+        return msgspec.json.decode(body, type=Health)
+    except UNDECODABLE:
+        return Health()
+
+
+def versions(body: bytes) -> Version:
+    """Return what `/version` says; nothing, where it says something else."""
+    try:
+        return msgspec.json.decode(body, type=Version)
+    except UNDECODABLE:
+        return Version()
+
+
+def counts(page: bytes, wanted: Iterable[str]) -> Counts:
+    """Return the wanted metrics: sums by name, and each sample by `name{values}`; nothing of an unreadable page."""
+    openings = tuple(f"{name}{after}" for name in wanted for after in "{ ")
+    lines = [line for line in page.decode("utf-8", "replace").splitlines() if line.startswith(openings)]
+    found: defaultdict[str, float] = defaultdict(float)
+    try:
+        for family in text_string_to_metric_families("\n".join([*lines, ""])):
+            for sample in family.samples:
+                found[sample.name] += sample.value
+                if sample.labels:
+                    found[f"{sample.name}{{{','.join(sample.labels.values())}}}"] += sample.value
+    except (ValueError, LookupError):
+        return {}
+    return dict(found)

@@ -1,0 +1,93 @@
+"""How far a hand-over is, as people are told: `GET /v1/workers/{id}/drain`."""
+
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+from kv_protocol.fleet import WorkerRegistered
+
+SHOWN_MAX = 32
+"""Prefixes of a list that people are shown."""
+
+State = Literal["looking", "warming", "waiting", "over"]
+Outcome = Literal["warmed", "failed", "skipped"]
+OUTCOMES: tuple[Outcome, ...] = ("warmed", "failed", "skipped")
+
+
+class PrefixTold(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefix of the list, and what became of it. `outcome` is empty until that is known; `reason` says why not."""
+
+    model: str
+    tokens: int
+    blocks: int
+    new_blocks: int
+    heat: float
+    held_blocks: int
+    elsewhere_blocks: int
+    outcome: Outcome | Literal[""] = ""
+    worker: str = ""
+    reason: str = ""
+
+
+class HandoverTold(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a hand-over is. `prompts` were looked at, the last time; `reason`: why nothing is handed over."""
+
+    state: State
+    reason: str
+    prompts: int
+    listed: int
+    warmed: int
+    failed: int
+    skipped: int
+    budget_tokens: int
+    spent_tokens: int
+    within_s: float
+    seconds: float
+    prefixes: tuple[PrefixTold, ...]
+    """The first `SHOWN_MAX`."""
+
+
+class HandoverRun:
+    """One worker's hand-over on its way; who hands over writes it."""
+
+    __slots__ = (
+        "began_s", "budget_tokens", "counts", "ended_s", "listed", "prompts", "reason", "shown",
+        "spent_tokens", "state", "told", "within_s",
+    )  # fmt: skip
+
+    def __init__(self, told: WorkerRegistered, budget_tokens: int, within_s: float, now_s: float) -> None:
+        self.told, self.budget_tokens, self.within_s, self.began_s = told, budget_tokens, within_s, now_s
+        self.state: State = "looking"
+        self.reason = ""
+        self.prompts = self.listed = self.spent_tokens = 0
+        self.counts: Counter[Outcome] = Counter()
+        self.shown: list[PrefixTold] = []
+        self.ended_s: float | None = None
+
+    def left_s(self, now_s: float) -> float:
+        """Return how long it may take still."""
+        return self.began_s + self.within_s - now_s
+
+    def settle(self, at: int, outcome: Outcome, worker: str, reason: str) -> None:
+        """It is known what became of the prefix at a place of the list."""
+        self.counts[outcome] += 1
+        if at < SHOWN_MAX:
+            self.shown[at] = msgspec.structs.replace(self.shown[at], outcome=outcome, worker=worker, reason=reason)
+
+    def told_at(self, now_s: float) -> HandoverTold:
+        """Return how far it is."""
+        return HandoverTold(
+            state=self.state,
+            reason=self.reason,
+            prompts=self.prompts,
+            listed=self.listed,
+            warmed=self.counts["warmed"],
+            failed=self.counts["failed"],
+            skipped=self.counts["skipped"],
+            budget_tokens=self.budget_tokens,
+            spent_tokens=self.spent_tokens,
+            within_s=self.within_s,
+            seconds=(now_s if self.ended_s is None else self.ended_s) - self.began_s,
+            prefixes=tuple(self.shown),
+        )

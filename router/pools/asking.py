@@ -1,0 +1,149 @@
+"""The first half of a request's way: from the client's bytes to what the grids read of it.
+
+| read | from |
+|---|---|
+| TTFT and ITL targets, ms | `nvext.router.ttft_target`, `nvext.router.itl_target` |
+| priority | `x-request-priority`, `nvext.agent_hints.priority`, `priority`; none: no override applies |
+| ISL, where a grid reads it | token ids, counted; else the model's tokenizer; without one the bytes of `prompt` or |
+| | `messages` as they stand in the body, by `pools.characters_per_token` |
+
+Headers and body are read as the router reads them (`router/asked.py`), and refused as it refuses them.
+"""
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import structlog
+
+from kv_protocol.hashing import Hashing
+from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid, decode_inbound
+from kv_runtime.chat_template import TextError
+from router import refusals
+from router.core.pools.attempts import Plan
+from router.core.pools.selection import Asked, Targets
+from router.core.view import RouteRequest
+from router.http.exchange import Exchange
+from router.pools.service import PoolService
+from router.refusals import Refusal
+from router.tokens import EncodersBusy, Prompt
+
+_HASHING = Hashing(64)
+"""Of prompts whose hashes nobody reads."""
+_MS_PER_S = 1000
+
+IslOrigin = Literal["tokens", "estimate", "unread"]
+_log = structlog.get_logger("pools")
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as selection sees it."""
+
+    request_id: str
+    model: str
+    asked: Asked
+    isl_origin: IslOrigin
+
+
+class PoolAsking(ABC):
+    """One request as it is read; `inbound`, `question` and `plans` are there when `_asked` is called."""
+
+    __slots__ = ("_awaited", "_over", "exchange", "inbound", "plans", "question", "service")
+
+    inbound: Inbound
+    question: Question
+    plans: tuple[Plan, ...]
+
+    def __init__(self, exchange: Exchange, service: PoolService) -> None:
+        self.exchange, self.service = exchange, service
+        self._awaited: asyncio.Future[Prompt] | None = None
+        self._over = False
+
+    @abstractmethod
+    def _asked(self) -> None:
+        """Go on: what is asked is known."""
+
+    @abstractmethod
+    def _refuse(self, refusal: Refusal) -> None:
+        """It ends here."""
+
+    def read(self) -> None:
+        """The request is read; `_asked` or `_refuse` is called, now or later."""
+        self._refusing(self._read)
+
+    def stop_reading(self) -> None:
+        """Nobody waits for it any more; neither is called."""
+        self._over = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    def _read(self) -> None:
+        inbound = self.inbound = decode_inbound(self.exchange.path, self.exchange.body)
+        models = self.service.identity.models
+        if inbound.model not in models:
+            self._refuse(refusals.unknown_model(inbound.model, models))
+        elif not self.service.reads_isl:
+            self._go_on(None, "unread")
+        elif (count := _count_of_ids(inbound)) is not None:
+            self._go_on(count, "tokens")
+        elif self.service.prompts is None:
+            text_bytes = len(inbound.messages if isinstance(inbound, ChatInbound) else _prompt(inbound))
+            self._go_on(math.ceil(text_bytes / self.service.config.characters_per_token), "estimate")
+        else:
+            prompt = self.service.prompts.prompt(inbound, _HASHING)
+            if isinstance(prompt, asyncio.Future):
+                self._awaited = prompt
+                prompt.add_done_callback(self._prompted)
+            else:
+                self._go_on(prompt.token_count, "tokens")
+
+    def _prompted(self, awaited: "asyncio.Future[Prompt]") -> None:
+        self._awaited = None
+        if not self._over and not awaited.cancelled():
+            self._refusing(lambda: self._go_on(awaited.result().token_count, "tokens"))
+
+    def _go_on(self, isl_tokens: int | None, isl_origin: IslOrigin) -> None:
+        inbound, headers = self.inbound, self.exchange.headers
+        route = self.service.route_request(inbound, headers, _HASHING, None, lora="", tenant="")
+        is_prioritised = b"x-request-priority" in headers or inbound.priority is not None
+        has_priority = is_prioritised or inbound.extension.hints.priority is not None
+        asked = Asked(isl_tokens, _targets(route), route.priority if has_priority else None)
+        self.question = Question(request_id=route.request_id, model=inbound.model, asked=asked, isl_origin=isl_origin)
+        self.plans = self.service.plans(asked)
+        self._asked()
+
+    def _refusing(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (RequestInvalid, TextError) as error:
+            self._refuse(refusals.invalid(str(error), error.field))
+        except EncodersBusy as error:
+            self._refuse(refusals.unavailable(str(error), "overloaded"))
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            _log.exception("request_failed", path=self.exchange.path)
+            self._refuse(refusals.our_fault(error))
+
+
+def _count_of_ids(inbound: Inbound) -> int | None:
+    """Return how many token ids a request brings; None where it brings text."""
+    given = inbound.token_data()
+    if given is None and isinstance(inbound, CompletionInbound) and bytes(memoryview(inbound.prompt)[:1]) == b"[":
+        read = inbound.read_prompt()
+        given = read if isinstance(read, list) else None
+    return None if given is None else len(given)
+
+
+def _prompt(inbound: Inbound) -> msgspec.Raw:
+    assert isinstance(inbound, CompletionInbound), "a request is of one of two endpoints"
+    return inbound.prompt
+
+
+def _targets(route: RouteRequest) -> Targets:
+    ttft_s, itl_s = route.ttft_target_s, route.itl_target_s
+    return Targets(
+        None if ttft_s is None else ttft_s * _MS_PER_S,
+        None if itl_s is None else itl_s * _MS_PER_S,
+    )

@@ -1,0 +1,117 @@
+"""What clients of pools may ask.
+
+POST /v1/chat/completions, /v1/completions    served by pools (`served.py`)
+POST /v1/pools/select                         which pools such a request would be for now, and why: nothing is forwarded
+GET  /v1/models, /v1/models/{name}            the names that pools serve
+GET  /health, /live, /ready, /version         of this process; /ready is 503 while a phase has no pool that is up
+"""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from urllib.parse import unquote
+
+import msgspec
+
+from router import refusals
+from router.http.exchange import Exchange
+from router.pools.asking import PoolAsking
+from router.pools.served import PoolServed
+from router.pools.service import PoolService
+from router.refusals import Refusal
+
+Endpoint = Callable[[Exchange], None]
+_MODEL = "/v1/models/"
+
+
+class PoolEndpoints:
+    """Called with every exchange of the data plane."""
+
+    def __init__(self, service: PoolService) -> None:
+        self._service = service
+        self._endpoints: dict[str, tuple[str, Endpoint]] = {
+            "/v1/chat/completions": ("POST", self._serve),
+            "/v1/completions": ("POST", self._serve),
+            "/v1/pools/select": ("POST", self._select),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/live": ("GET", self._health),
+            "/ready": ("GET", self._ready),
+            "/version": ("GET", self._version),
+        }
+
+    def __call__(self, exchange: Exchange) -> None:
+        """Answer the exchange, now or later."""
+        path = exchange.path
+        of_a_name = ("GET", self._model) if path.startswith(_MODEL) else None
+        method, endpoint = self._endpoints.get(path) or of_a_name or ("", _unknown_path)
+        if method not in ("", exchange.method) and (method, exchange.method) != ("GET", "HEAD"):
+            refusal = refusals.invalid(f"method: found {exchange.method}, allowed {method}", status=405)
+            exchange.answer(405, refusal.body, headers=((b"allow", method.encode()),))
+        else:
+            endpoint(exchange)
+
+    def _serve(self, exchange: Exchange) -> None:
+        metrics, most = self._service.metrics, self._service.inflight_max
+        if metrics.inflight >= most:
+            message = f"queue.inflight_requests_max: {most} requests are being served; try again"
+            _refuse(exchange, refusals.unavailable(message, "overloaded"))
+        else:
+            metrics.began()
+            PoolServed(exchange, self._service).begin()
+
+    def _select(self, exchange: Exchange) -> None:
+        SelectionOnly(exchange, self._service).begin()
+
+    def _models(self, exchange: Exchange) -> None:
+        models = [_model(name) for name in self._service.identity.models]
+        _answer(exchange, {"object": "list", "data": models})
+
+    def _model(self, exchange: Exchange) -> None:
+        name, names = unquote(exchange.path.removeprefix(_MODEL)), self._service.identity.models
+        if name in names:
+            _answer(exchange, _model(name))
+        else:
+            _refuse(exchange, refusals.unknown_model(name, names))
+
+    def _health(self, exchange: Exchange) -> None:
+        _answer(exchange, {"status": "ok"})
+
+    def _ready(self, exchange: Exchange) -> None:
+        readiness = self._service.readiness()
+        _answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
+
+    def _version(self, exchange: Exchange) -> None:
+        _answer(exchange, {"version": version("kv-router")})
+
+
+class SelectionOnly(PoolAsking):
+    """`/v1/pools/select`: which pools a request would be for, and why."""
+
+    __slots__ = ()
+
+    def begin(self) -> None:
+        """It is on its way."""
+        self.exchange.on_gone(self.stop_reading)
+        self.read()
+
+    def _asked(self) -> None:
+        _answer(self.exchange, {"question": self.question, "phases": self.plans})
+
+    def _refuse(self, refusal: Refusal) -> None:
+        _refuse(self.exchange, refusal)
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "kv-router"}
+
+
+def _answer(exchange: Exchange, value: object, status: int = 200) -> None:
+    exchange.answer(status, msgspec.json.encode(value))
+
+
+def _refuse(exchange: Exchange, refusal: Refusal) -> None:
+    exchange.answer(refusal.status, refusal.body, headers=refusal.headers)
+
+
+def _unknown_path(exchange: Exchange) -> None:
+    _refuse(exchange, refusals.invalid(f"{exchange.method} {exchange.path}: Not Found", status=404))

@@ -1,0 +1,160 @@
+"""One phase of a request: its pools are asked in turn, until one answers.
+
+| a router | then |
+|---|---|
+| cannot be reached, is cut off or too slow before its answer; a status of 500 or more, a redirect | the next one |
+| the last one does that | its answer is the client's; without one, 502 that says why |
+| answers anything else, a 4xx too | that is the answer |
+| fails within its answer | it is over: nothing is asked again |
+| a limit of our own | 503: it says nothing of the router |
+
+In turn are the plan's pools, and of each pool its routers that are up. Source: `dynamo_reference.md` 5.3.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+
+from router import refusals
+from router.core.pools.attempts import Plan
+from router.http.exchange import OutboundCall, Phase, Watcher
+from router.pools.metrics import AttemptOutcome
+from router.pools.service import PoolService
+from router.refusals import Refusal
+
+_CLIENT_FAULT, _SERVER_FAULT = 400, 500
+_REDIRECTS = range(300, 400)
+
+_log = structlog.get_logger("pools")
+
+
+class Outbound(NamedTuple):
+    """What every pool of a phase is asked: path, header lines ended by CRLF each, body."""
+
+    path: str
+    headers: bytes
+    body: bytes
+    streamed: bool
+
+
+class Ended(NamedTuple):
+    """What became of a phase: the pool that was asked last, and the status of its answer, 0 where there was none.
+
+    `refusal`: nothing was passed on, and this is to be said.
+    """
+
+    outcome: AttemptOutcome
+    namespace: str
+    status: int
+    retry_after: bytes
+    refusal: Refusal | None = None
+
+
+def pool_failed(namespace: str, reason: str) -> Refusal:
+    """Return that the last pool that was asked failed."""
+    message = f"pool {namespace} failed: {reason}"
+    return Refusal(502, message, "server_error", code="upstream_failed", outcome="failed")
+
+
+class Leg:
+    """A phase on its way, the watcher of its own calls, which `ask` sends; `ended` is told once what became of it.
+
+    `lines`, given a pool, returns the header lines that its answer is passed on with.
+    """
+
+    __slots__ = ("_ask", "_at", "_ended", "_lines", "_outbound", "_phase", "_retry_after", "_service", "_status",
+                 "_targets")  # fmt: skip
+
+    def __init__(
+        self,
+        service: PoolService,
+        plan: Plan,
+        outbound: Outbound,
+        ask: Callable[[OutboundCall, Watcher], None],
+        lines: Callable[[str], bytes],
+        ended: Callable[[Ended], None],
+    ) -> None:
+        self._service, self._outbound, self._ask, self._lines = service, outbound, ask, lines
+        self._ended: Callable[[Ended], None] | None = ended
+        self._phase = plan.selection.phase
+        self._targets = [(each.namespace, url) for each in plan.order for url in service.routers(each.namespace)]
+        self._at = self._status = 0
+        self._retry_after = b""
+        service.metrics.planned(plan)
+
+    def begin(self) -> None:
+        """The next router is asked."""
+        self._status, self._retry_after = 0, b""
+        url, out = self._targets[self._at][1], self._outbound
+        limits = self._service.call_limits(streamed=out.streamed)
+        self._ask(OutboundCall(url, out.path, out.headers, out.body, *limits), self)
+
+    @property
+    def _is_last(self) -> bool:
+        return self._at + 1 == len(self._targets)
+
+    def on_head(self, status: int, retry_after: bytes) -> bytes | None:
+        """Return what the answer is passed on with; None where the next router is to be asked."""
+        self._status, self._retry_after = status, retry_after
+        is_failed = status >= _SERVER_FAULT or status in _REDIRECTS
+        return None if is_failed and not self._is_last else self._lines(self._targets[self._at][0])
+
+    def on_dropped(self) -> None:
+        """The answer that was not wanted is out of the way."""
+        self._next(f"status {self._status}")
+
+    def on_first_byte(self) -> None:
+        """The answer has begun."""
+
+    def on_bytes(self) -> None:
+        """It goes on."""
+
+    def on_end(self, tail: bytes) -> None:  # noqa: ARG002 - passed on, unread
+        """It was passed on, whole."""
+        if self._status < _REDIRECTS.start:
+            self._end("ok")
+        else:
+            self._end("refused" if _CLIENT_FAULT <= self._status < _SERVER_FAULT else "failed")
+
+    def on_cut(self, phase: Phase, reason: str) -> bytes | None:  # noqa: ARG002 - `on_failed` says it
+        """Return that nothing follows what the client has."""
+        return None
+
+    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
+        """The router failed; the next is asked, unless there are bytes of this one's answer already."""
+        namespace, url = self._targets[self._at]
+        if phase == "local":
+            self._end("cancelled", refusals.unavailable(reason, "overloaded"))
+            return
+        if phase == "connect":
+            self._service.attempt_failed(namespace, url, reason)
+        if begun:
+            self._tell(reason)
+            self._end("failed")
+        elif self._is_last:
+            self._tell(reason)
+            self._end("failed", pool_failed(namespace, f"{phase}: {reason}"))
+        else:
+            self._next(f"{phase}: {reason}")
+
+    def on_gone(self) -> None:
+        """Nobody waits for it any more."""
+        self._end("cancelled")
+
+    def _next(self, reason: str) -> None:
+        self._tell(reason)
+        self._service.metrics.attempted(self._phase, self._targets[self._at][0], "failed")
+        self._at += 1
+        self.begin()
+
+    def _tell(self, reason: str) -> None:
+        namespace, url = self._targets[self._at]
+        _log.warning("pool_failed", phase=self._phase, pool=namespace, url=url, reason=reason)
+
+    def _end(self, outcome: AttemptOutcome, refusal: Refusal | None = None) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            namespace = self._targets[self._at][0]
+            self._service.metrics.attempted(self._phase, namespace, outcome)
+            ended(Ended(outcome, namespace, self._status, self._retry_after, refusal))

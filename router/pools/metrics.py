@@ -1,0 +1,101 @@
+"""What is counted of pools, and how they stand, as metrics.
+
+Every label set is there at 0 before anything was counted: phases, pools and causes are those of the configuration.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Literal
+
+from kv_runtime.telemetry import Family, counter, gauge
+from router.core.pools.attempts import Plan
+from router.core.pools.live import PoolsLive
+from router.core.pools.looks import CAUSES, FITNESSES, TARGETS, Standing
+from router.core.pools.selection import Phase, PoolGroup
+
+AttemptOutcome = Literal["ok", "refused", "failed", "cancelled"]
+ATTEMPT_OUTCOMES: tuple[AttemptOutcome, ...] = ("ok", "refused", "failed", "cancelled")
+REQUEST_OUTCOMES = ATTEMPT_OUTCOMES
+LookOutcome = Literal["ready", "not_ready", "unreachable"]
+LOOK_OUTCOMES: tuple[LookOutcome, ...] = ("ready", "not_ready", "unreachable")
+_WHYS = ("grid", "override")
+
+
+class PoolMetrics:
+    """Counters, and projections of `live`."""
+
+    def __init__(self, groups: tuple[PoolGroup, ...], live: PoolsLive) -> None:
+        places = [(group.phase, name) for group in groups for name in dict.fromkeys(group.namespaces)]
+        names = dict.fromkeys(name for _, name in places)
+        self._live = live
+        self._selections = Counter({(*at, why): 0 for at in places for why in _WHYS})
+        self._attempts = Counter({(*at, outcome): 0 for at in places for outcome in ATTEMPT_OUTCOMES})
+        self._passed_over = Counter({(*at, cause): 0 for at in places for cause in CAUSES})
+        self._looks = Counter({(name, outcome): 0 for name in names for outcome in LOOK_OUTCOMES})
+        self._requests = Counter(dict.fromkeys(REQUEST_OUTCOMES, 0))
+        self.inflight = 0
+        """Requests being served."""
+
+    def planned(self, plan: Plan) -> None:
+        """A pool was chosen for one phase of a request; by each cause, those that it was not."""
+        selection = plan.selection
+        why = "grid" if selection.override is None else "override"
+        self._selections[selection.phase, selection.namespace, why] += 1
+        for candidate in plan.passed_over:
+            for cause in candidate.causes:
+                self._passed_over[selection.phase, candidate.namespace, cause] += 1
+
+    def attempted(self, phase: Phase, namespace: str, outcome: AttemptOutcome) -> None:
+        """A pool was asked, and this became of it."""
+        self._attempts[phase, namespace, outcome] += 1
+
+    def looked(self, namespace: str, outcome: LookOutcome) -> None:
+        """A router of a pool was looked at."""
+        self._looks[namespace, outcome] += 1
+
+    def began(self) -> None:
+        """A request came."""
+        self.inflight += 1
+
+    def ended(self, outcome: AttemptOutcome) -> None:
+        """A request that began is over."""
+        self.inflight -= 1
+        self._requests[outcome] += 1
+
+    def families(self) -> Iterator[Family]:
+        """Yield all that was counted so far, and how pools stand."""
+        at = ("phase", "pool")
+        for name, meaning, labels, counts in (
+            ("pool_selections", "Requests that a pool was chosen for", (*at, "by"), self._selections),
+            ("pool_attempts", "Requests that a pool was asked to serve", (*at, "outcome"), self._attempts),
+            ("pool_passed_over", "Requests that would have gone to a pool that was not fit", (*at, "cause"),
+             self._passed_over),
+            ("pool_looks", "Looks at the routers of a pool", ("pool", "outcome"), self._looks),
+        ):  # fmt: skip
+            yield counter(name, meaning, labels, [(values, float(count)) for values, count in counts.items()])
+        requests = [((outcome,), float(count)) for outcome, count in self._requests.items()]
+        yield counter("pools_requests", "Requests by outcome", ("outcome",), requests)
+        yield gauge("pools_inflight_requests", "Requests being served", (), [((), float(self.inflight))])
+        yield from _standing_families(self._live.standings())
+
+
+def _standing_families(standings: tuple[Standing, ...]) -> Iterator[Family]:
+    states = [((each.namespace, state), float(each.fitness == state)) for each in standings for state in FITNESSES]
+    yield gauge("pool_state", "1 for the present state of the pool", ("pool", "state"), states)
+    up = [((each.namespace,), float(len(each.routers_up))) for each in standings]
+    yield gauge("pool_routers_up", "Routers of the pool that are up", ("pool",), up)
+    told = [(each.namespace, each.queued_requests) for each in standings]
+    queued = [((name,), float(requests)) for name, requests in told if requests is not None]
+    yield gauge(
+        "pool_queued_requests",
+        "Requests that wait in the pool's routers and engines, where that is known",
+        ("pool",),
+        queued,
+    )
+    ratios = [
+        ((each.namespace, target), ratio)
+        for each in standings
+        for target, ratio in zip(TARGETS, (each.ttft_ratio, each.itl_ratio), strict=True)
+        if ratio is not None
+    ]
+    yield gauge("pool_attainment_ratio", "Share of the last window's answers in time", ("pool", "target"), ratios)

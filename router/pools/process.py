@@ -1,0 +1,141 @@
+"""The process of `router pools`: its parts, made and wired, and the routers that run in it.
+
+data plane -> control plane, looks at routers -> the routers of this process       the order in which it stops
+"""
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace as replace_part
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from kv_runtime.clock import SystemClock
+from kv_runtime.config import load_settings
+from kv_runtime.http import HttpServer
+from kv_runtime.supervise import Part
+from kv_runtime.telemetry import LoopLag, Projection, new_registry
+from kv_runtime.text import load_text
+from router.config import RouterSettings
+from router.core.pools.config import PoolsConfig
+from router.core.pools.live import PoolsLive
+from router.core.pools.places import RouterAddress
+from router.http.exchange import Exchange
+from router.http.plane import HttpPlane
+from router.metrics import http_families, prompt_families
+from router.names import Names
+from router.pools.control import PoolControl
+from router.pools.endpoints import PoolEndpoints
+from router.pools.metrics import PoolMetrics
+from router.pools.service import Identity, PoolService
+from router.pools.watch import PoolWatch
+from router.tokens import Prompts
+
+_ACCEPT_PARAMS = "disaggregation.accept_params"
+"""Without it a router takes no request of one phase from anybody."""
+_OWN_STAGES = 2
+"""Of the process itself."""
+
+
+class OpenedRouter(NamedTuple):
+    """A router of this process: its addresses, that of its event log, and its parts, which are to be run."""
+
+    data_url: str
+    control_url: str
+    log_url: str
+    parts: list[Part]
+    drain_s: float
+
+
+OpenRouter = Callable[[RouterSettings, asyncio.Event, AsyncExitStack], Awaitable[OpenedRouter]]
+"""Starts a router; what it leaves behind goes with the stack."""
+
+
+class Wanted(NamedTuple):
+    """What is to be run. `text` is the tokenizer; without one lengths are estimated."""
+
+    config: PoolsConfig
+    identity: Identity
+    settings: RouterSettings
+    text: str
+
+
+async def open_own_routers(
+    config: PoolsConfig, open_router: OpenRouter, stop: asyncio.Event, cleanup: AsyncExitStack
+) -> tuple[PoolsConfig, dict[str, OpenedRouter]]:
+    """Start the routers that files are named of, each once; return the configuration with their addresses, and them.
+
+    Those of a disagg configuration take requests of one phase.
+
+    Raises:
+        ConfigurationError: a file says what it may not. And what `open_router` raises.
+    """
+    opened: dict[str, OpenedRouter] = {}
+    places = dict(config.places)
+    flags = {_ACCEPT_PARAMS: True} if config.mode == "disagg" else {}
+    for name, place in config.places.items():
+        if not place.config:
+            continue
+        if place.config not in opened:
+            settings = load_settings(RouterSettings, file=Path(place.config), flags=flags)
+            opened[place.config] = await open_router(settings, stop, cleanup)
+        router = opened[place.config]
+        places[name] = replace(place, routers=(RouterAddress(router.data_url, router.control_url),))
+    return replace(config, places=places), opened
+
+
+def parts_after_ours(file: str, router: OpenedRouter) -> list[Part]:
+    """Return the parts of a router of this process, which stop after the process's own."""
+    return [replace_part(part, name=f"{part.name} of {file}", stage=part.stage + _OWN_STAGES) for part in router.parts]
+
+
+class PoolsProcess:
+    """The parts; `start` binds the addresses, and `parts` run."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        """Raises `TextError` where there is no such tokenizer."""
+        config, identity, settings, text = wanted
+        self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
+        urls = {name: tuple(each.url for each in place.routers) for name, place in config.places.items()}
+        self.live = PoolsLive(urls, {name: place.limits for name, place in config.places.items()})
+        metrics = PoolMetrics(config.groups, self.live)
+        watch = self._watch = PoolWatch(config, identity.models, self.live, metrics, self._clock)
+        loaded = load_text(text, settings.tokens.encoder) if text else None
+        prompts = self._prompts = None if loaded is None else Prompts(loaded, settings.tokens.limits())
+        self.data = HttpPlane(self._serve, settings.data.limits())
+        new_id = Names(uuid.uuid4().hex).new
+        service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
+        self._endpoints = PoolEndpoints(service)
+        app = PoolControl(service).app(self._registry, token=settings.control.token.get_secret_value())
+        self.control = HttpServer(app, settings.control.host, settings.control.port)
+        Projection(self._registry, metrics.families)
+        Projection(self._registry, lambda: http_families(self.data.statistics()))
+        if prompts is not None:
+            Projection(self._registry, lambda: prompt_families(prompts.statistics()))
+
+    def _serve(self, exchange: Exchange) -> None:
+        self._endpoints(exchange)
+
+    async def start(self) -> None:
+        """Both planes' addresses are bound; raises `PortUsed`."""
+        data = self._settings.data
+        await self.control.start()
+        await self.data.start(data.host, data.port, reuse_port=data.reuse_port)
+
+    def parts(self) -> list[Part]:
+        """Return what runs; what a later stage is needed for stops before it."""
+        return [
+            Part("pools-data-plane", self.data.run, 0),
+            Part("pools-control-plane", self.control.run, 1),
+            Part("pool-watch", self._watch.run, 1),
+            Part("loop-lag", LoopLag(self._registry, self._clock).run, 1),
+            *([] if self._prompts is None else self._prompts.parts(1)),
+        ]
+
+    @property
+    def drain_s(self) -> float:
+        """How long its parts may take to stop."""
+        return self._settings.data.drain_s + 2 * self.data.limits.linger_s + 1

@@ -1,0 +1,102 @@
+"""What a pool's router says of itself, as text and JSON.
+
+| asked | plane | read |
+|---|---|---|
+| `GET /ready` | data | `ready`, `reasons` |
+| `GET /v1/models` | data | whether it serves one of our models |
+| `GET /metrics` | control | `kvrouter_queued_requests`; `kvrouter_ledger_reported_waiting`, of all ranks; and of |
+| | | `kvrouter_time_to_first_token_seconds`, `kvrouter_inter_token_latency_seconds` the buckets, of all modes |
+
+Of a page's thousands of lines only those are parsed. Source: `router/control_plane.py`, `docs/OPERATIONS.md`.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from kv_protocol.errors import UNDECODABLE
+from router.core.pools.attainment import attained
+from router.core.pools.looks import Attained, LiveLimits, Queue, Target
+
+_QUEUED, _WAITING = "kvrouter_queued_requests", "kvrouter_ledger_reported_waiting"
+_LATENCIES: dict[str, Target] = {
+    "kvrouter_time_to_first_token_seconds_bucket": "ttft",
+    "kvrouter_inter_token_latency_seconds_bucket": "itl",
+}
+_OPENINGS = tuple(f"{name}{after}" for name in (_QUEUED, _WAITING, *_LATENCIES) for after in "{ ")
+_MS_PER_S = 1000
+_T = TypeVar("_T")
+
+
+class PageUnreadable(Exception):
+    """A router's answer is not what a router says."""
+
+
+class _Readiness(msgspec.Struct):
+    ready: bool
+    reasons: list[str] = []
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class Busyness(NamedTuple):
+    """What a router's metrics say of its load; None: nothing, or nothing is asked of it."""
+
+    queue: Queue | None = None
+    ttft: Attained | None = None
+    itl: Attained | None = None
+
+
+def not_ready(body: bytes) -> str:
+    """Return why a router is not ready, empty where it is; raise `PageUnreadable`."""
+    readiness = _decoded(body, _Readiness, "/ready")
+    return "" if readiness.ready else f"not ready: {'; '.join(readiness.reasons) or 'it does not say why'}"
+
+
+def not_serving(body: bytes, models: Collection[str]) -> str:
+    """Return why a router serves none of `models`, empty where it does; raise `PageUnreadable`."""
+    found = [each.id for each in _decoded(body, _Models, "/v1/models").data]
+    if not set(models).isdisjoint(found):
+        return ""
+    return f"serves {', '.join(found[:8]) or 'no model'}, wanted {', '.join(models)}"
+
+
+def busyness(page: bytes, limits: LiveLimits) -> Busyness:
+    """Return what the metrics say; latencies against the bounds of `limits`. Raise `PageUnreadable`."""
+    lines = [line for line in page.decode("utf-8", "replace").splitlines() if line.startswith(_OPENINGS)]
+    waiting: defaultdict[str, float] = defaultdict(float)
+    buckets: dict[Target, defaultdict[float, float]] = {"ttft": defaultdict(float), "itl": defaultdict(float)}
+    try:
+        for family in text_string_to_metric_families("\n".join([*lines, ""])):
+            for sample in family.samples:
+                if (target := _LATENCIES.get(sample.name)) is None:
+                    waiting[sample.name] += sample.value
+                else:
+                    buckets[target][float(sample.labels["le"])] += sample.value
+        return Busyness(
+            Queue(int(waiting[_QUEUED]), int(waiting[_WAITING])) if _QUEUED in waiting else None,
+            _attained(buckets["ttft"], limits.ttft_bound_ms),
+            _attained(buckets["itl"], limits.itl_bound_ms),
+        )
+    except (ValueError, LookupError, OverflowError) as error:
+        raise PageUnreadable(f"/metrics: {error}") from error
+
+
+def _attained(buckets: dict[float, float], bound_ms: float | None) -> Attained | None:
+    return None if bound_ms is None or not buckets else attained(buckets, bound_ms / _MS_PER_S)
+
+
+def _decoded(body: bytes, kind: type[_T], what: str) -> _T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except UNDECODABLE as error:
+        raise PageUnreadable(f"{what}: {error}") from error

@@ -1,0 +1,111 @@
+"""What all requests to pools share: the configuration, what is known of pools, limits, counters."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from router.asked import Asked as RouteAsked
+from router.config import RouterSettings
+from router.core.pools.attempts import Plan, plan
+from router.core.pools.config import PoolsConfig
+from router.core.pools.selection import Asked as SelectionAsked
+from router.core.pools.selection import PoolGroup, Targets, select
+from router.http.heads import HOP_BY_HOP, Headers
+from router.http.upstream import Upstreams
+from router.pools.watch import PoolWatch
+from router.routing import Readiness
+from router.tokens import Prompts
+
+_NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"x-request-id"}
+"""Of a connection, or said by us."""
+_OF_A_DECODE_WORKER = frozenset({b"x-worker-instance-id", b"x-dp-rank"})
+"""Headers that a prefill pool has no use for."""
+
+
+class CallLimits(NamedTuple):
+    """Seconds, as `OutboundCall` has them."""
+
+    connect_s: float
+    first_byte_s: float
+    between_bytes_s: float
+    total_s: float
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process calls itself, which models it serves, and the targets of requests that have none."""
+
+    models: tuple[str, ...]
+    namespace: str = "dynamo"
+    component_name: str = "global_router"
+    defaults: Targets = Targets()
+
+
+class PoolService:
+    """Chooses pools and routers; what a request needs besides itself."""
+
+    def __init__(
+        self,
+        config: PoolsConfig,
+        identity: Identity,
+        settings: RouterSettings,
+        watch: PoolWatch,
+        upstreams: Upstreams,
+        prompts: Prompts | None,
+        new_id: Callable[[], str],
+    ) -> None:
+        """`prompts`: None where there is no tokenizer, and lengths are estimated."""
+        self.config, self.identity, self.live, self.metrics = config, identity, watch.live, watch.metrics
+        self.upstreams, self.prompts = upstreams, prompts
+        self.route_request = RouteAsked(new_id).route_request
+        self.attempt_failed = watch.attempt_failed
+        self.inflight_max = settings.queue.inflight_requests_max
+        limits = settings.failures
+        self._streamed = CallLimits(limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
+        self._whole = CallLimits(limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s)
+        self._turns: Counter[str] = Counter()
+
+    @property
+    def reads_isl(self) -> bool:
+        """Whether any grid reads the prompt's length."""
+        return any(group.reads_isl for group in self.config.groups)
+
+    def call_limits(self, *, streamed: bool) -> CallLimits:
+        """Return how long a router's answer is awaited."""
+        return self._streamed if streamed else self._whole
+
+    def plans(self, asked: SelectionAsked) -> tuple[Plan, ...]:
+        """Return which pools are asked now, in which order, for each phase in turn."""
+        return tuple(self._plan(group, asked) for group in self.config.groups)
+
+    def _plan(self, group: PoolGroup, asked: SelectionAsked) -> Plan:
+        selection = select(group, asked, self.identity.defaults)
+        standings = [self.live.standing(name) for name in group.namespaces]
+        return plan(group, selection, standings, retry=self.config.retry)
+
+    def readiness(self) -> Readiness:
+        """Return whether requests can be served now; `reasons` say of which phases no pool is up, and why."""
+        reasons = []
+        for group in self.config.groups:
+            standings = [self.live.standing(name) for name in group.namespaces]
+            if all(each.fitness == "down" for each in standings):
+                told = (f"{each.namespace}: {'; '.join(each.reasons)}" for each in standings)
+                reasons.append(f"no {group.phase} pool is up: {' | '.join(told)}")
+        return Readiness(not reasons, reasons, [])
+
+    def routers(self, namespace: str) -> tuple[str, ...]:
+        """Return a pool's routers, those that are up, all where none is; each is the first in its turn."""
+        urls = self.live.standing(namespace).routers_up
+        if not urls:
+            urls = tuple(each.url for each in self.config.places[namespace].routers)
+        self._turns[namespace] += 1
+        first = self._turns[namespace] % len(urls)
+        return urls[first:] + urls[:first]
+
+
+def sent_on(headers: Headers, request_id: str, *, to_prefill: bool = False) -> bytes:
+    """Return the header lines of a call to a router: the client's, but for those of its connection."""
+    left_out = _NOT_SENT_ON | _OF_A_DECODE_WORKER if to_prefill else _NOT_SENT_ON
+    lines = b"".join(b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name not in left_out)
+    return b"content-type: application/json\r\nx-request-id: %b\r\n%b" % (request_id.encode(), lines)

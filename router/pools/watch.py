@@ -1,0 +1,129 @@
+"""Looks at every router of every pool, again and again; what is seen is folded (`router/core/pools/live.py`).
+
+A look is three questions, answered within `look_timeout_s` together, each answer within its size. What cannot be had
+of the control plane says nothing against a router: its queue and latencies are not known then.
+"""
+
+import asyncio
+
+import aiohttp
+import structlog
+
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import TaskSet, until
+from router.core.pools.config import PoolsConfig
+from router.core.pools.live import PoolsLive
+from router.core.pools.looks import AttemptFailed, Looked
+from router.core.pools.places import PoolPlace, RouterAddress
+from router.pools.metrics import LookOutcome, PoolMetrics
+from router.pools.router_page import Busyness, PageUnreadable, busyness, not_ready, not_serving
+
+_ANSWER_BYTES_MAX = 1 << 20
+_METRICS_BYTES_MAX = 16 << 20
+_CONNECTIONS_MAX = 64
+_UNREADY = 503
+_OK = 200
+
+_log = structlog.get_logger("pools")
+
+
+class _Unanswered(Exception):
+    """A router gave no answer that can be used."""
+
+
+class PoolWatch:
+    """Keeps `live` current while it runs; `seen` takes in what requests saw meanwhile."""
+
+    def __init__(
+        self, config: PoolsConfig, models: tuple[str, ...], live: PoolsLive, metrics: PoolMetrics, clock: Clock
+    ) -> None:
+        self.live, self.metrics = live, metrics
+        self._config, self._models, self._clock = config, models, clock
+        self._routers = [(name, place, each) for name, place in config.places.items() for each in place.routers]
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Look, now and every `look_period_s`, until `stop` is set."""
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=_CONNECTIONS_MAX)) as session:
+            await until(stop, self._keep_looking(session))
+
+    def attempt_failed(self, namespace: str, url: str, reason: str) -> None:
+        """No connection to a router could be made for a request."""
+        self.seen(AttemptFailed(now_s=self._clock.now(), namespace=namespace, url=url, reason=reason))
+
+    def seen(self, event: Looked | AttemptFailed) -> None:
+        """Take in what was seen; whose fitness changes by it, or by the time, is told in the log."""
+        for change in (*self.live.apply(event), *self.live.tick(event.now_s)):
+            say = _log.info if change.after == "fit" else _log.warning
+            say("pool_changed", pool=change.namespace, before=change.before, after=change.after, reasons=change.reasons)
+
+    async def _keep_looking(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            async with TaskSet(len(self._routers)) as looks:
+                for name, place, router in self._routers:
+                    looks.spawn(self._look_at(session, name, place, router))
+            await self._clock.sleep(self._config.look_period_s)
+
+    async def _look_at(
+        self, session: aiohttp.ClientSession, namespace: str, place: PoolPlace, router: RouterAddress
+    ) -> None:
+        outcome: LookOutcome = "unreachable"
+        busy = Busyness()
+        try:
+            async with asyncio.timeout(self._config.look_timeout_s):
+                reason = await self._unfit(session, router)
+                outcome = "not_ready" if reason else "ready"
+                busy = await self._busyness(session, router, place)
+        except TimeoutError:
+            if outcome == "unreachable":
+                reason = f"no answer within {self._config.look_timeout_s:g} s"
+        except (_Unanswered, PageUnreadable) as error:
+            reason = str(error)
+        self.metrics.looked(namespace, outcome)
+        self.seen(
+            Looked(
+                now_s=self._clock.now(),
+                namespace=namespace,
+                url=router.url,
+                ready=outcome == "ready",
+                reason=reason,
+                queue=busy.queue,
+                ttft=busy.ttft,
+                itl=busy.itl,
+            )
+        )
+
+    async def _unfit(self, session: aiohttp.ClientSession, router: RouterAddress) -> str:
+        """Return why requests should not be sent there, empty where they may."""
+        ready = await _get(session, f"{router.url}/ready", also=_UNREADY)
+        if reason := not_ready(ready):
+            return reason
+        return not_serving(await _get(session, f"{router.url}/v1/models"), self._models)
+
+    async def _busyness(self, session: aiohttp.ClientSession, router: RouterAddress, place: PoolPlace) -> Busyness:
+        if not router.control_url:
+            return Busyness()
+        try:
+            page = await _get(session, f"{router.control_url}/metrics", bytes_max=_METRICS_BYTES_MAX)
+            return busyness(page, place.limits)
+        except (_Unanswered, PageUnreadable) as error:
+            _log.debug("pool_metrics_unknown", url=router.control_url, reason=str(error))
+            return Busyness()
+
+
+async def _get(
+    session: aiohttp.ClientSession, url: str, *, also: int = _OK, bytes_max: int = _ANSWER_BYTES_MAX
+) -> bytes:
+    """Return the body of an answer of status 200, or `also`; raise `_Unanswered`."""
+    try:
+        async with session.get(url, allow_redirects=False) as response:
+            if response.status not in (_OK, also):
+                raise _Unanswered(f"{url}: status {response.status}")
+            parts, size = [], 0
+            async for part in response.content.iter_any():
+                size += len(part)
+                if size > bytes_max:
+                    raise _Unanswered(f"{url}: more than {bytes_max} bytes")
+                parts.append(part)
+            return b"".join(parts)
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise _Unanswered(f"{url}: {str(error) or type(error).__name__}") from error

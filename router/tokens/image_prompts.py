@@ -1,0 +1,141 @@
+"""A chat with images as far as a router can know it: its first tokens, and where images stand in them.
+
+    the workers state a rule for images           the prompt is known up to the first image that is not seen
+      the image is in a `data:` URL, and counted    seen: BLAKE3 of its bytes, and its size in its first ones
+      anything else (https, file, no size)          not seen, since fetching is the worker's
+    they state none                               known up to the last mark before the first message with an image
+    embeddings among the images (`.safetensors`)  nothing: workers salt the whole prompt with them
+
+What is known is what the worker computes on, so that routing sees a prefix and never something false; block hashes end
+with the last block that is known whole. Plain functions of their arguments, for a thread: an image may be megabytes.
+"""
+
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from blake3 import blake3
+
+from kv_protocol.codec import pack_u64
+from kv_protocol.hashing import Hashing, chain, pack_tokens, unpack_tokens
+from kv_protocol.image_headers import image_pixels, image_type
+from kv_protocol.images import ImageRule
+from kv_protocol.mm_keys import MmRun, expanded, mm_block_hashes
+from kv_protocol.openai import RequestInvalid
+from kv_runtime.chat_messages import UNKNOWN_FROM_HERE, Message
+from kv_runtime.text import Text, TokenizerText
+
+TOKENS_MAX = 1 << 18
+"""Of all images of a prompt that are looked at: some bytes may become 65,536 tokens each."""
+_HEAD_CHARACTERS_MAX = 128
+_DIGITS = 1 << 20
+"""Base64 that is decoded at once; the size of an image stands in the first so many, or is not known."""
+_DATA, _EMBEDDINGS = "data:", ".safetensors"
+_TOKEN_BYTES = 4
+_UNKNOWN = UNKNOWN_FROM_HERE.encode()
+_UNKNOWN_BYTE_IDS = pack_tokens(_UNKNOWN)
+
+
+class SeenImage(NamedTuple):
+    """An image's digest, and how many tokens it has."""
+
+    digest: str
+    tokens: int
+
+
+class KnownPrompt(NamedTuple):
+    """The first tokens of a prompt, where images stand in them, and how many tokens there are of it all.
+
+    An image that is not seen counts as what stands for it in the text, so `token_count` is the least that it has.
+    """
+
+    tokens: list[int]
+    runs: list[MmRun]
+    token_count: int
+    images_seen: int
+
+    @property
+    def unknown(self) -> "KnownPrompt":
+        """The same prompt, nothing of which is known but how long it is at least."""
+        return KnownPrompt([], [], self.token_count, 0)
+
+    def sequence_hashes(self, hashing: Hashing, seed: int) -> bytes:
+        """Return the hashes of the full blocks of the tokens, packed; `seed` is that of local hashes."""
+        block_size, is_eagle = hashing.block_size, hashing.is_eagle
+        return pack_u64(chain(mm_block_hashes(self.tokens, self.runs, block_size, seed=seed, is_eagle=is_eagle)))
+
+
+def seen_image(url: str, rule: ImageRule) -> SeenImage | None:
+    """Return the image in a `data:` URL; None where there is none in it, or none that can be counted."""
+    comma = url.find(",", 0, _HEAD_CHARACTERS_MAX)
+    head = url[: max(0, comma)].lower()
+    if not head.startswith(_DATA) or not head.endswith(";base64"):
+        return None
+    digest, first = blake3(), b""
+    for at in range(comma + 1, len(url), _DIGITS):
+        try:
+            data = binascii.a2b_base64(url[at : at + _DIGITS], strict_mode=True)
+        except ValueError:  # also of characters that are not ASCII
+            return None
+        digest.update(data)
+        first = first or data
+    kind = image_type(first)
+    pixels = None if kind is None else image_pixels(first, kind)
+    tokens = None if pixels is None else rule.tokens.count(*pixels)
+    return None if tokens is None else SeenImage(digest.hexdigest(), tokens)
+
+
+def names_embeddings(url: str) -> bool:
+    """Return whether a worker may take what is at the URL for embeddings: some more do than are."""
+    return url[: len(_DATA)].lower() != _DATA and _EMBEDDINGS in unquote(url).lower()
+
+
+def seen_images(urls: Sequence[str], rule: ImageRule) -> list[SeenImage]:
+    """Return the first images, up to one that is not seen, or that would be too many tokens."""
+    seen: list[SeenImage] = []
+    room = TOKENS_MAX
+    for url in urls:
+        image = seen_image(url, rule)
+        if image is None or image.tokens > room:
+            break
+        room -= image.tokens
+        seen.append(image)
+    return seen
+
+
+def with_images(ids: Sequence[int], urls: Sequence[str], rule: ImageRule) -> KnownPrompt:
+    """Return what is known of a prompt whose text, with a placeholder an image, has these `ids`.
+
+    Raises:
+        RequestInvalid: more or fewer image tokens than images: a text says them, or the template leaves some out.
+    """
+    places = [at for at, token in enumerate(ids) if token == rule.image_token_id]
+    if len(places) != len(urls):
+        raise RequestInvalid("messages", f"{len(places)} image tokens in the prompt", f"{len(urls)}, one an image")
+    seen = seen_images(urls, rule)
+    end = places[len(seen)] if len(seen) < len(places) else len(ids)
+    tokens, runs = expanded(
+        ids[:end],
+        rule.image_token_id,
+        [image.digest for image in seen],
+        [image.tokens for image in seen],
+        cached_token_id=rule.cached_token_id,
+    )
+    return KnownPrompt(tokens, runs, len(tokens) + len(ids) - end, len(seen))
+
+
+def before_images(
+    text: Text, messages: Sequence[Message], options: dict[str, Any], encode: Callable[[TokenizerText, bytes], bytes]
+) -> KnownPrompt:
+    """Return what is known of a chat in which `UNKNOWN_FROM_HERE` stands. `encode` packs the ids of rendered text."""
+    if not isinstance(text, TokenizerText):
+        ids = text.pack_chat(messages, **options)
+        return KnownPrompt(unpack_tokens(ids[: max(0, ids.find(_UNKNOWN_BYTE_IDS))]), [], len(ids) // _TOKEN_BYTES, 0)
+    rendered = text.render_utf8(messages, **options)
+    before = rendered[: max(0, rendered.find(_UNKNOWN))].decode()
+    marks = text.cut_places(before)
+    known = before[: marks[-1][0]].encode() if marks else b""
+    ids = encode(text, known) if known else b""
+    rest = text.pack_marked(rendered[len(known) :].decode())
+    return KnownPrompt(unpack_tokens(ids), [], (len(ids) + len(rest)) // _TOKEN_BYTES, 0)

@@ -1,0 +1,156 @@
+"""The kinds of workers, and how one is started, asked to stop, and deprived of its engine.
+
+    kind                    process      engine                           roles               ranks of an aggregated one
+    ---------------------   ----------   ------------------------------   -----------------   --------------------------
+    simulated               serve        simulated                        all                 2
+    trtllm                  serve        TensorRT-LLM, the fake package   all                 2, attention DP
+    attached-trtllm-serve   attach       the server's double over it      all but encode      1: no header chooses one
+    attached-vllm           attach       the server's double, simulated   aggregated: routers 2, forwarded to
+                                                                          speak no handoffs
+                                                                          of vLLM's
+
+`serve` and `attach` run whole, as they are composed, as tasks of this process; engines' servers beside them. That is
+where the fake lets decode engines take what prefill engines hold; TensorRT-LLM's engines as processes of their own are
+in `tests/e2e/test_trtllm_workers.py`. Real ones: `worker_kinds_real.py`.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from kv_protocol.fleet import Role
+from kv_runtime.config import load_settings
+from tests.contract.worker_kinds_attached import attached_trtllm_serve, attached_vllm
+from tests.contract.worker_runs import (
+    BATCHED,
+    BLOCK_SIZE,
+    BLOCKS,
+    LONGEST,
+    RANKS,
+    SEQUENCES,
+    SPEED,
+    Executors,
+    MortalEngine,
+    ran,
+    small_model,
+    trtllm_arguments,
+)
+from tests.contract.workers import Ground, Worker
+from worker_agent import engine_choice
+from worker_agent.config import AgentSettings
+from worker_agent.core.engine_rules import Circumstances
+from worker_agent.engine_args import EngineArgsSources
+from worker_agent.engine_choice import chosen_engine
+from worker_agent.serve import run_served
+
+PLACEHOLDER, IMAGE_TOKEN = "<image>", ord("<")
+EVERY: tuple[Role, ...] = ("aggregated", "prefill", "decode", "encode")
+
+Start = Callable[[Ground, Role, str], AbstractAsyncContextManager[Worker]]
+"""Starts a worker of a role, for a model of this name; it has joined the fleet."""
+
+
+class Kind(NamedTuple):
+    """What can be stated of a kind beforehand; nothing else may differ.
+
+    `ranks` are an aggregated worker's. `takes_prompt_ids`: its router sends it the prompt's ids beside the text.
+    `requires_handoff`: a decode worker refuses requests without; trtllm-serve's computes the prompt itself.
+    """
+
+    start: Start
+    roles: tuple[Role, ...]
+    ranks: int
+    takes_prompt_ids: bool = True
+    requires_handoff: bool = True
+
+
+@contextmanager
+def mortal() -> Iterator[list[MortalEngine]]:
+    """Be where simulated engines of served workers can be told to die; the list has them."""
+    made: list[MortalEngine] = []
+
+    def make(*arguments: Any, **named: Any) -> MortalEngine:
+        made.append(MortalEngine(*arguments, **named))
+        return made[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_choice, "SimulatedEngine", make)
+        yield made
+
+
+@asynccontextmanager
+async def simulated(ground: Ground, role: Role, model: str) -> AsyncIterator[Worker]:
+    worker_id, ranks = ground.name("simulated"), RANKS if role == "aggregated" else 1
+    assignments = [
+        *(f"engine.model={model}", f"engine.block_size={BLOCK_SIZE}", f"engine.total_kv_blocks={BLOCKS}"),
+        *(f"engine.max_seq_len={LONGEST}", f"engine.max_num_seqs={SEQUENCES}", f"engine.speed={SPEED}"),
+        *(f"engine.max_num_batched_tokens={BATCHED}", f"engine.dp_ranks={ranks}"),
+        "transfer.timeout_s=200",
+    ]
+    settings = served_settings(ground, worker_id, role, assignments)
+    with mortal() as made:
+
+        async def kill() -> None:
+            made[0].death.set()
+
+        async with served(ground, settings, EngineArgsSources(), Circumstances(), model, kill) as worker:
+            yield worker
+
+
+def served_settings(ground: Ground, worker_id: str, role: Role, assignments: list[str]) -> AgentSettings:
+    """Return the settings of a worker that is served quickly; an encode worker's model takes images."""
+    own = [f"worker.id={worker_id}", f"worker.role={role}", f"nats.url={ground.nats_url}", "engine.text=byte"]
+    images = [f"images.placeholder={PLACEHOLDER}", f"images.token_id={IMAGE_TOKEN}"] if role == "encode" else []
+    return load_settings(AgentSettings, assignments=[*own, "events.poll_s=0.01", *images, *assignments])
+
+
+@asynccontextmanager
+async def served(
+    ground: Ground,
+    settings: AgentSettings,
+    sources: EngineArgsSources,
+    circumstances: Circumstances,
+    model: str,
+    kill: Callable[[], Awaitable[None]],
+) -> AsyncIterator[Worker]:
+    chosen = chosen_engine(settings, sources, circumstances)
+    worker_id = settings.worker.id
+
+    async def run(stop: asyncio.Event, say: Callable[[str], None]) -> None:
+        await run_served(settings, chosen, stop, say)
+
+    async with ran(ground, worker_id, model, run, kill, f"worker {worker_id} on ") as worker:
+        yield worker
+
+
+@asynccontextmanager
+async def trtllm(ground: Ground, role: Role, model: str) -> AsyncIterator[Worker]:
+    settings = served_settings(
+        ground,
+        ground.name("trtllm"),
+        role,
+        [
+            *("engine.kind=trtllm", f"engine.served_names=[{model}]", "trtllm.watch_s=0.05", "trtllm.transfer_s=0.2"),
+            *(["trtllm.transfer_node=1"] if role == "prefill" else []),
+        ],
+    )
+    sources = EngineArgsSources(override=json.dumps({"model": "none", **trtllm_arguments(role)}))
+    around, executors = Circumstances(publishes_kv_events=role != "encode"), Executors(ground)
+    with small_model(ground):
+        async with served(ground, settings, sources, around, model, executors.kill) as worker:
+            executors.begun()
+            yield worker
+
+
+KINDS: dict[str, Kind] = {
+    "simulated": Kind(simulated, EVERY, ranks=RANKS),
+    "trtllm": Kind(trtllm, EVERY, ranks=RANKS),
+    "attached-trtllm-serve": Kind(
+        attached_trtllm_serve, EVERY[:3], ranks=1, requires_handoff=False, takes_prompt_ids=False
+    ),
+    "attached-vllm": Kind(attached_vllm, EVERY[:1], ranks=RANKS),
+}

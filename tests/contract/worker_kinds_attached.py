@@ -1,0 +1,115 @@
+"""Workers whose engines run elsewhere, behind servers of their own: `worker-agent attach`, and the server beside it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from kv_protocol.fleet import Role
+from kv_runtime.clock import SystemClock
+from kv_runtime.config import load_settings
+from tests.contract.engine_servers import ComputingTrtllmServe, ComputingVllm, completions, engine_running, publishing
+from tests.contract.engines import trtllm_engine
+from tests.contract.worker_runs import (
+    BATCHED,
+    BLOCK_SIZE,
+    BLOCKS,
+    LONGEST,
+    RANKS,
+    SEQUENCES,
+    SPEED,
+    Executors,
+    MortalEngine,
+    ran,
+    small_model,
+    trtllm_arguments,
+)
+from tests.contract.workers import Ground, Worker
+from tests.e2e.test_attached_engines import published
+from tests.integration.engine_doubles import Rank
+from tests.integration.event_path import zmq_context
+from worker_agent.attach import run_attached
+from worker_agent.core.engine import EngineDescription
+from worker_agent.core.simulator.scheduler import Simulator
+from worker_agent.engines.trtllm_settings import TrtllmSettings
+from worker_agent.foreign_config import AttachSettings
+
+
+@asynccontextmanager
+async def attached_trtllm_serve(ground: Ground, role: Role, model: str) -> AsyncIterator[Worker]:
+    arguments = trtllm_arguments(role) | {"tensor_parallel_size": 1, "enable_attention_dp": False}
+    server, executors = ComputingTrtllmServe(model=model, block_size=BLOCK_SIZE), Executors(ground)
+    with small_model(ground):
+        server.engine = trtllm_engine(arguments, TrtllmSettings(watch_s=0.05, transfer_s=0.2), role=role)
+        async with engine_running(server.engine), server.serving():
+            executors.begun()
+            server.answering = completions(server.engine, model, role)
+            at = ["engine.kind=trtllm-serve", f"engine.base_url={server.url}"]
+
+            async def kill() -> None:
+                await executors.kill()
+                server.is_healthy = False
+
+            async with attached(ground, attached_settings(ground, role, model, at), kill) as worker:
+                yield worker
+
+
+@asynccontextmanager
+async def attached_vllm(ground: Ground, role: Role, model: str) -> AsyncIterator[Worker]:
+    assert role == "aggregated"
+    server = ComputingVllm(model=model, ranks=[Rank()] * RANKS, total_blocks=BLOCKS, max_model_len=LONGEST)
+    server.engine = engine = MortalEngine(Simulator(described(RANKS)), SystemClock(), speed=SPEED)
+    server.answering = completions(server.engine, model, role)
+
+    async def kill() -> None:
+        server.is_healthy = False
+        engine.death.set()
+
+    async with engine_running(server.engine), server.serving(), zmq_context() as context:
+        sources, (publish, replay) = await published(context, RANKS)
+        at = [f"engine.publish_endpoint={publish}", f"engine.replay_endpoint={replay}", "engine.kind=vllm"]
+        settings = attached_settings(
+            ground, role, model, [*at, f"engine.base_url={server.url}", f"engine.dp_ranks={RANKS}"]
+        )
+        async with publishing(server.engine, sources), attached(ground, settings, kill) as worker:
+            yield worker
+
+
+def described(ranks: int) -> EngineDescription:
+    """Return a simulated engine as large as the others."""
+    return EngineDescription(
+        model="simulated",
+        version="0.24.0",
+        event_source="simulated",
+        block_size=BLOCK_SIZE,
+        total_kv_blocks=BLOCKS,
+        max_num_seqs=SEQUENCES,
+        max_num_batched_tokens=BATCHED,
+        max_seq_len=LONGEST,
+        dp_ranks=tuple(range(ranks)),
+    )
+
+
+def attached_settings(ground: Ground, role: Role, model: str, assignments: list[str]) -> AttachSettings:
+    """Return the settings of an attached engine whose sizes are told."""
+    return load_settings(
+        AttachSettings,
+        assignments=[
+            *(f"worker.id={ground.name('attached')}", f"worker.role={role}", f"nats.url={ground.nats_url}"),
+            *(f"engine.model={model}", f"engine.block_size={BLOCK_SIZE}", f"engine.total_kv_blocks={BLOCKS}"),
+            *(f"engine.max_seq_len={LONGEST}", f"engine.max_num_seqs={SEQUENCES}"),
+            *(f"engine.max_num_batched_tokens={BATCHED}", "engine.metrics_poll_s=0.05", "events.poll_s=0.01"),
+            *assignments,
+        ],
+    )
+
+
+@asynccontextmanager
+async def attached(
+    ground: Ground, settings: AttachSettings, kill: Callable[[], Awaitable[None]]
+) -> AsyncIterator[Worker]:
+    async def run(stop: asyncio.Event, say: Callable[[str], None]) -> None:
+        await run_attached(settings, stop, say)
+
+    worker_id, model = settings.worker.id, settings.engine.model
+    async with ran(ground, worker_id, model, run, kill, "status on ") as worker:
+        yield worker

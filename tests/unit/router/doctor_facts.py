@@ -1,0 +1,142 @@
+"""A fleet in which nothing is wrong, as the doctor sees it, of which a test changes what it is about."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.subjects import EVENTS_STREAM, FLEET_STREAM
+from router.core.doctor.clocks import ClockReading
+from router.core.doctor.facts import (
+    Answer,
+    Bounds,
+    Facts,
+    Head,
+    LoadSeen,
+    LogSeen,
+    RankStanding,
+    RouterLook,
+    RouterSeen,
+    StreamSeen,
+    WorkerSeen,
+)
+from router.core.doctor.log_checks import SNAPSHOT_STREAM
+from tests.unit.router.samples import rank, registered
+
+ROUTER, DATA = "http://127.0.0.1:8001", "http://127.0.0.1:8000"
+BOUNDS = Bounds(
+    queue_requests_max=100, queue_tokens_max=1000, inflight_requests_max=1000, index_memory_bytes_max=1 << 20
+)
+STREAM = StreamSeen(
+    bytes=1000, bytes_max=10_000, oldest_s=10.0, newest_s=1.0, age_max_s=3600.0, replicas=3, storage="file", messages=5
+)
+METRICS = {
+    "kvrouter_journal_records_total": 10.0,
+    "kvrouter_index_memory_bytes": 1000.0,
+    "kvrouter_index_overfull_ranks": 0.0,
+    "kvrouter_index_refused_ranks": 0.0,
+    "kvrouter_queued_requests": 0.0,
+    "kvrouter_rejected_total": 7.0,
+    "kvrouter_rejected_total{queue_full}": 7.0,
+}
+LOG = LogSeen(
+    streams={EVENTS_STREAM: STREAM, FLEET_STREAM: STREAM, SNAPSHOT_STREAM: STREAM},
+    pending_before={"reader": 20_000},
+    pending_after={"reader": 30},
+)
+
+
+def told(worker_id: str, **changed: Any) -> WorkerRegistered:
+    """Return a registration at an address of its own."""
+    at = f"http://10.0.0.{sum(worker_id.encode()) % 250}:9000"
+    fields: dict[str, Any] = {"base_url": at, "event_source": "simulated", "version": "1.0", "block_reuse": True}
+    return registered(worker_id, **fields | changed)
+
+
+def seen(worker: WorkerRegistered, **http: Any) -> WorkerSeen:
+    """Return the worker with HTTP that answers, but for what is said."""
+    counts = {"kvrouter_outbox_dropped_total": 3.0}
+    return WorkerSeen(told=worker, http=Answer(url=worker.base_url, **http), before=counts, after=counts)
+
+
+def head(name: str = "w0/0", **changed: Any) -> Head:
+    """Return a rank's heartbeats, three of them."""
+    fields: dict[str, Any] = {
+        "rank": rank(name), "instance": f"{rank(name).worker_id}-1", "epoch": 1, "count": 3, "first_s": 0.5,
+        "last_s": 2.5, "last_seq": 40,
+    }  # fmt: skip
+    return Head(**fields | changed)
+
+
+def standing(name: str = "w0/0", trust: str = "EXACT", reason: str = "", unfit: str = "") -> RankStanding:
+    """Return how a router has a rank."""
+    return RankStanding(rank(name), trust, reason, unfit)
+
+
+def router(**changed: Any) -> RouterSeen:
+    """Return a router in mode kv that knows w0 and w1."""
+    look = RouterLook(ranks=(standing("w0/0"), standing("w1/0")), recoveries={"w0/0": 5}, metrics=METRICS)
+    fields: dict[str, Any] = {
+        "control": Answer(url=ROUTER, version="0.1.0"), "mode": "kv", "workers": ("w0", "w1"), "before": look,
+        "after": look,
+    }  # fmt: skip
+    return RouterSeen(**fields | changed)
+
+
+def facts(*workers: WorkerRegistered, **changed: Any) -> Facts:
+    """Return a fleet of these workers (w0 and w1, where there are none) in which nothing is wrong."""
+    every = workers or (told("w0"), told("w1"))
+    fields: dict[str, Any] = {
+        "window_s": 3.0,
+        "bounds": BOUNDS,
+        "workers": tuple(seen(each) for each in every),
+        "heads": tuple(head(str(at), instance=each.instance) for each in every for at in each.ranks),
+        "loads": tuple(LoadSeen(at, 100) for each in every for at in each.ranks),
+        "routers": (router(workers=tuple(each.worker_id for each in every)),),
+        "planes": (Answer(url=DATA, version="0.1.0"),),
+        "log": LOG,
+        "clocks": (ClockReading("10.0.0.1", -0.5, 1.4), ClockReading("10.0.0.2", -0.9, 1.2)),
+    }
+    return Facts(**fields | changed)
+
+
+def with_http(**http: Any) -> Facts:
+    """Return the fleet, w0's HTTP as said."""
+    return facts(workers=(seen(told("w0"), **http), seen(told("w1"))))
+
+
+def with_heads(*heads: Head) -> Facts:
+    """Return the fleet, w0's heartbeats these."""
+    return facts(heads=(*heads, head("w1/0")))
+
+
+def with_router(**after: Any) -> Facts:
+    """Return the fleet, its router changed at the second look."""
+    return facts(routers=(router(after=replace(router().after, **after)),))
+
+
+def with_metric(name: str, value: float) -> Facts:
+    """Return the fleet, one of its router's metrics so at the second look."""
+    return with_router(metrics={**METRICS, name: value})
+
+
+def with_events_stream(**changed: Any) -> Facts:
+    """Return the fleet, its `KV_EVENTS` changed."""
+    return facts(log=replace(LOG, streams={**LOG.streams, EVENTS_STREAM: replace(STREAM, **changed)}))
+
+
+def lasting(trust: str, reason: str) -> Facts:
+    """Return the fleet, w0/0 so at both looks of the router."""
+    ranks = (standing("w0/0", trust, reason), standing("w1/0"))
+    both = router()
+    return facts(
+        routers=(replace(both, before=replace(both.before, ranks=ranks), after=replace(both.after, ranks=ranks)),)
+    )
+
+
+def pair(prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None, **both: Any) -> Facts:
+    """Return a fleet of a prefill and a decode worker."""
+    return facts(
+        told("w0", **{"role": "prefill", **both, **(prefill or {})}),
+        told("w1", **{"role": "decode", **both, **(decode or {})}),
+    )

@@ -1,0 +1,294 @@
+"""Prompts computed by one worker and decoded by another, over real sockets: which way requests take, and why."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from router.core.disaggregation import ConditionalLimits
+from tests.unit.router.plane import PROMPT, Plane, running_plane, until
+from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
+from tests.unit.router.upstream import Exchange, Script, Upstream, answers, says
+
+BODY: dict[str, Any] = {"max_tokens": 6, "stream": True, "stream_options": {"include_usage": True}}
+LOST = says(b"HTTP/1.1 200 OK\r\ncontent-")
+
+
+@dataclass
+class Fleet:
+    """The router, and its workers by name."""
+
+    plane: Plane
+    workers: dict[str, RoleWorker] = field(default_factory=dict)
+
+    def turns(self) -> dict[str, int]:
+        """Return which other ways requests took."""
+        names = ("no_prefill_worker", "prefill_failed", "no_decode_worker", "decode_failed", "migrated")
+        found = {name: int(self.plane.metric("request_turns_total", reason=name)) for name in names}
+        return {name: count for name, count in found.items() if count}
+
+    def fail_first(self, fault: Script, *names: str) -> None:
+        """Whichever of these workers is asked first does this instead of answering."""
+
+        async def once(exchange: Exchange) -> None:
+            for name in names:
+                self.workers[name].fault = None
+            await fault(exchange)
+
+        for name in names:
+            self.workers[name].fault = once
+
+    async def ask(self, **changed: Any) -> str:
+        """Return the text of a stream that is whole."""
+        answered = await self.plane.post(BODY | changed)
+        assert answered.status == 200, answered.body
+        return streamed_text(answered.body)
+
+
+@asynccontextmanager
+async def fleet(*roles: str, domains: dict[str, str] | None = None, **failures: float) -> AsyncIterator[Fleet]:
+    """Run a router with a worker for each role, named after it: p0, p1, d2, ..."""
+    async with AsyncExitStack() as stack:
+        plane = await stack.enter_async_context(running_plane(**failures))
+        found = Fleet(plane)
+        for number, role in enumerate(roles):
+            worker, name = RoleWorker(role), f"{role[0]}{number}"
+            upstream = await stack.enter_async_context(Upstream(worker))
+            plane.join(name, upstream.base_url, role=role, transfer_domain=(domains or {}).get(name, ""))
+            found.workers[name] = worker
+        yield found
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another() -> None:
+    async with fleet("prefill", "decode") as found:
+        answered = await found.plane.post(BODY)
+        assert streamed_text(answered.body) == text_of(PROMPT, 6)
+        assert answered.headers["x-worker-instance-id"] == "d1"
+        assert [len(worker.bodies) for worker in found.workers.values()] == [1, 1]
+        assert found.workers["d1"].fetched == [1]
+        assert found.turns() == {}
+        assert found.plane.outcomes() == {"ok": 1}
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_is_not_streamed_takes_the_same_way() -> None:
+    async with fleet("prefill", "decode") as found:
+        answered = await found.plane.post({"max_tokens": 6})
+        assert json.loads(answered.body)["choices"][0]["text"] == text_of(PROMPT, 6)
+        assert found.workers["d1"].fetched == [1]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_first_token_that_was_the_last_is_the_answer(stream: bool) -> None:
+    async with fleet("prefill", "decode") as found:
+        found.workers["p0"].is_final = True
+        answered = await found.plane.post(BODY if stream else {"max_tokens": 6})
+        text = streamed_text(answered.body) if stream else json.loads(answered.body)["choices"][0]["text"]
+        assert text == text_of(PROMPT, 1)
+        assert b"disaggregated_params" not in answered.body
+        assert found.workers["d1"].bodies == []
+        assert found.plane.outcomes() == {"ok": 1}
+
+
+@pytest.mark.asyncio
+async def test_whoever_wants_one_token_has_it_from_the_prefill_worker() -> None:
+    async with fleet("prefill", "decode") as found:
+        assert await found.ask(max_tokens=1) == text_of(PROMPT, 1)
+        assert found.workers["d1"].bodies == []
+
+
+@pytest.mark.asyncio
+async def test_without_a_prefill_worker_the_decode_worker_serves_alone() -> None:
+    async with fleet("decode") as found:
+        assert await found.ask() == text_of(PROMPT, 6)
+        assert found.workers["d0"].bodies[0]["disaggregated_params"] == {"request_type": "context_and_generation"}
+
+
+@pytest.mark.asyncio
+async def test_a_prefill_worker_that_fails_is_replaced_by_another_and_then_by_the_decode_worker() -> None:
+    async with fleet("prefill", "prefill", "decode", retry_limit=1) as found:
+        first, second = found.workers["p0"], found.workers["p1"]
+        first.fault = LOST
+        second.fault = LOST
+        assert await found.ask() == text_of(PROMPT, 6)
+        assert len(first.bodies) == len(second.bodies) == 1
+        assert found.turns() == {"prefill_failed": 1}
+
+
+@pytest.mark.asyncio
+async def test_a_busy_decode_worker_leaves_the_handoff_to_another() -> None:
+    async with fleet("prefill", "decode", "decode") as found:
+        found.fail_first(answers(503, b"{}", retry_after="1"), "d1", "d2")
+        texts = [await found.ask() for _ in range(4)]
+        assert texts == [text_of(PROMPT, 6)] * 4
+        assert len(found.workers["p0"].bodies) == 4
+        assert found.turns() == {}
+
+
+@pytest.mark.asyncio
+async def test_a_handoff_that_was_taken_and_lost_means_another_prefill() -> None:
+    async with fleet("prefill", "decode", "decode", breaker_failures=9) as found:
+        found.fail_first(LOST, "d1", "d2")
+        assert await found.ask() == text_of(PROMPT, 6)
+        assert len(found.workers["p0"].bodies) == 2
+        assert found.turns() == {"decode_failed": 1}
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_every_decode_worker_fails_is_told_of_the_last_failure() -> None:
+    async with fleet("prefill", "decode", "decode") as found:
+        found.workers["d1"].fault = found.workers["d2"].fault = LOST
+        answered = await found.plane.post(BODY)
+        assert (answered.status, answered.error["code"]) == (502, "upstream_failed")
+        assert found.turns() == {"decode_failed": 2, "no_decode_worker": 1}
+
+
+@pytest.mark.asyncio
+async def test_what_the_prefill_worker_refuses_is_refused() -> None:
+    async with fleet("prefill", "decode") as found:
+        found.workers["p0"].fault = answers(400, b'{"error":{"message":"no"}}')
+        answered = await found.plane.post(BODY)
+        assert (answered.status, answered.body) == (400, b'{"error":{"message":"no"}}')
+        assert found.plane.outcomes() == {"refused": 1}
+
+
+@pytest.mark.asyncio
+async def test_kv_is_decoded_only_where_it_can_be_fetched() -> None:
+    async with fleet("prefill", "decode", "decode", domains={"p0": "a", "d1": "b", "d2": "a"}) as found:
+        assert [await found.ask() for _ in range(3)] == [text_of(PROMPT, 6)] * 3
+        assert (len(found.workers["d1"].bodies), len(found.workers["d2"].bodies)) == (0, 3)
+
+
+@pytest.mark.asyncio
+async def test_several_choices_are_computed_in_one_place() -> None:
+    async with fleet("prefill", "decode") as found:
+        await found.plane.post({"max_tokens": 2, "n": 2})
+        assert found.workers["p0"].bodies == []
+        assert found.workers["d1"].bodies[0]["disaggregated_params"] == {"request_type": "context_and_generation"}
+
+
+@pytest.mark.asyncio
+async def test_a_short_prompt_is_computed_where_it_is_decoded_if_that_is_configured() -> None:
+    async with fleet("prefill", "decode") as found:
+        found.plane.serving._conditional = ConditionalLimits("isl_bounding", effective_isl_tokens=32)
+        found.plane.join("d1", found.plane.state.fleet.worker("d1").registration.base_url, role="decode", holds=3)  # type: ignore[union-attr]
+        assert await found.ask() == text_of(PROMPT, 6)
+        assert found.workers["p0"].bodies == []
+        assert found.plane.metric("prefill_placements_total", reason="short") == 1
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_leaves_before_decode_has_begun_leaves_no_kv_behind() -> None:
+    async with fleet("prefill", "decode") as found:
+        held, asked = asyncio.Event(), asyncio.Event()
+
+        async def wait() -> None:
+            asked.set()
+            await held.wait()
+
+        found.workers["d1"].waits = wait
+        _, writer = await found.plane.dial(BODY)
+        await asked.wait()
+        writer.close()
+        await until(lambda: found.plane.outcomes() == {"cancelled": 1})
+        held.set()
+        await until(lambda: found.workers["d1"].fetched == [1])
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_leaves_during_prefill_ends_it() -> None:
+    async with fleet("prefill", "decode") as found:
+        asked = asyncio.Event()
+
+        async def wait() -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        found.workers["p0"].waits = wait
+        _, writer = await found.plane.dial(BODY)
+        await asked.wait()
+        writer.close()
+        await until(lambda: found.plane.outcomes() == {"cancelled": 1})
+        assert found.workers["d1"].bodies == []
+
+
+@pytest.mark.asyncio
+async def test_a_clients_own_handoff_is_refused_unless_this_router_serves_a_pool() -> None:
+    async with fleet("prefill", "decode") as found:
+        answered = await found.plane.post(BODY | {"disaggregated_params": {"request_type": "context_only"}})
+        assert answered.status == 400
+        assert "disaggregation.accept_params" in answered.error["message"]
+
+
+@pytest.mark.asyncio
+async def test_both_decisions_can_be_asked_for_without_a_request() -> None:
+    async with fleet("prefill", "decode") as found:
+        told = json.loads((await found.plane.post(path="/v1/route")).body)
+        assert (told["decision"]["phase"], told["decode"]["decision"]["phase"]) == ("prefill", "decode")
+        assert (
+            told["explanation"]
+            .splitlines()[0]
+            .endswith("Its prompt went to p0/0, which holds 0 of 3 reusable blocks (0%).")
+        )
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("roles", [("aggregated", "aggregated"), ("prefill", "decode", "decode"), ("decode", "decode")])
+@pytest.mark.parametrize("cut_after", [1, 3, 5])
+async def test_a_stream_whose_worker_dies_goes_on_without_a_seam(roles: tuple[str, ...], cut_after: int) -> None:
+    async with fleet(*roles) as found:
+        for worker in found.workers.values():
+            worker.cut_after = cut_after
+            if worker.role != "prefill":
+                break
+        texts = [await found.ask() for _ in range(3)]
+        assert texts == [text_of(PROMPT, 6)] * 3
+        assert found.turns() == {"migrated": 1}
+        assert found.plane.outcomes() == {"ok": 3}
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_lost_only_its_end_is_whole() -> None:
+    async with fleet("aggregated", "aggregated") as found:
+        for worker in found.workers.values():
+            worker.cut_after = 6
+        answered = [await found.plane.post(BODY) for _ in range(2)]
+        assert [streamed_text(each.body) for each in answered] == [text_of(PROMPT, 6)] * 2
+        assert found.turns() == {}
+
+
+@pytest.mark.asyncio
+async def test_a_stream_migrates_no_more_often_than_is_allowed() -> None:
+    async with fleet("aggregated", "aggregated", migration_limit=1, retry_limit=0) as found:
+        for worker in found.workers.values():
+            worker.cut_after = 2
+        answered = await found.plane.post(BODY)
+        assert b'"code":"upstream_failed"' in answered.body.replace(b" ", b"")
+        assert found.turns() == {"migrated": 1}
+        assert found.plane.outcomes() == {"failed": 1}
+
+
+@pytest.mark.asyncio
+async def test_what_has_to_obey_a_form_does_not_migrate() -> None:
+    async with fleet("aggregated", "aggregated") as found:
+        for worker in found.workers.values():
+            worker.cut_after = 2
+        answered = await found.plane.post(BODY | {"response_format": {"type": "json_object"}})
+        assert b"upstream_failed" in answered.body
+        assert found.turns() == {}
+
+
+@pytest.mark.asyncio
+async def test_who_prefills_and_who_decodes_can_be_named() -> None:
+    async with fleet("prefill", "prefill", "decode", "decode") as found:
+        for prefill, decode in (("p0", "d3"), ("p1", "d2")):
+            named = {"nvext": {"prefill_worker_id": prefill, "decode_worker_id": decode}}
+            assert await found.ask(**named) == text_of(PROMPT, 6)
+        assert [len(worker.bodies) for worker in found.workers.values()] == [1, 1, 1, 1]
+        assert [worker.fetched for worker in found.workers.values()] == [[], [], [1], [1]]

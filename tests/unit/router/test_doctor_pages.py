@@ -1,0 +1,78 @@
+"""What routers and agents say, read; and what is no such page."""
+
+import msgspec
+import pytest
+
+from router.core.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStanding
+from router.doctor.pages import Index, PageUnreadable, Policy, Workers, counts, decoded, health, versions
+from router.doctor.router_looks import reads_overlap
+from tests.unit.router.samples import rank, registered
+
+PAGE = b"""# HELP kvrouter_rejected_total Requests refused for load
+# TYPE kvrouter_rejected_total counter
+kvrouter_rejected_total{reason="queue_full"} 3.0
+kvrouter_rejected_total{reason="timeout"} 4.0
+kvrouter_rejected_totally_other 9.0
+kvrouter_queued_requests 2.0
+kvrouter_workers 5.0
+"""
+
+
+def test_metrics_are_summed_and_kept_by_label() -> None:
+    assert counts(PAGE, WATCHED) == {
+        "kvrouter_rejected_total": 7.0,
+        "kvrouter_rejected_total{queue_full}": 3.0,
+        "kvrouter_rejected_total{timeout}": 4.0,
+        "kvrouter_queued_requests": 2.0,
+    }
+    assert counts(PAGE, LOSSES) == {}
+
+
+@pytest.mark.parametrize("page", [b"", b"\xff\xfe", b"kvrouter_queued_requests many\n", b'{"no": "page"}'])
+def test_an_unreadable_page_has_no_metrics(page: bytes) -> None:
+    assert counts(page, WATCHED) == {}
+
+
+def test_workers_are_read_with_their_ranks_and_differences() -> None:
+    body = msgspec.json.encode(
+        {
+            "workers": [
+                {
+                    "registration": registered("w0"),
+                    "ranks": [{"worker_id": "w0", "dp_rank": 0, "trust": "FALLBACK", "trust_reason": "r", "unfit": ""}],
+                    "differs": [{"field": "block_size", "found": 32, "allowed": 16}],
+                    "of_a_newer_version": 1,
+                }
+            ]
+        }
+    )
+    workers = decoded(body, Workers, "/v1/workers")
+    assert workers.standings() == (RankStanding(rank("w0/0"), "FALLBACK", "r", ""),)
+    assert workers.broken() == (ParityBroken("w0", "block_size", "16"),)
+
+
+def test_gaps_repairs_and_resyncs_of_a_rank_are_one_figure() -> None:
+    body = (
+        b'{"ranks": [{"worker_id": "w0", "dp_rank": 1, "counts": {"gaps": 1, "repairs": 2, "resyncs": 4, "heals": 9}}]}'
+    )
+    assert decoded(body, Index, "/v1/index").recoveries() == {"w0/1": 7}
+
+
+def test_a_page_that_is_another_says_of_what_and_why() -> None:
+    with pytest.raises(PageUnreadable, match=r"/v1/workers: .*workers"):
+        decoded(b'{"data": []}', Workers, "/v1/workers")
+
+
+def test_foreign_engines_may_say_anything() -> None:
+    assert health(b"<html>").reason == versions(b"[1]").version == ""
+    assert (health(b'{"status": "failed", "reason": "dead"}').reason, health(b'{"log": "away"}').log) == (
+        "dead",
+        "away",
+    )
+    assert versions(b'{"version": "1.2"}').agent == ""
+
+
+def test_a_mode_of_any_phase_counts_and_a_user_s_is_assumed_to_read_overlap() -> None:
+    policy = decoded(b'{"mode": "random", "prefill": {"mode": "kv"}, "decode": {"mode": null}}', Policy, "/v1/policy")
+    assert policy.modes() == ("random", "kv")
+    assert [reads_overlap(mode) for mode in ("kv", "round-robin", "direct", "mine:mode")] == [True, False, False, True]

@@ -1,0 +1,76 @@
+"""What prefill and decode workers have to agree in, as it is asked of registrations alone."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.fleet import WorkerRegistered
+from router.core.doctor.pairing import pairing_findings, partner_findings
+from tests.unit.router.doctor_facts import told
+
+LENGTHS = st.integers(0, 6)
+
+
+def prefill(worker_id: str = "p", **changed: object) -> WorkerRegistered:
+    return told(worker_id, role="prefill", **changed)
+
+
+def decode(worker_id: str = "d", **changed: object) -> WorkerRegistered:
+    return told(worker_id, role="decode", **changed)
+
+
+def found(*registrations: WorkerRegistered, reads_overlap: bool = True) -> list[tuple[str, str]]:
+    return [(each.id, each.of) for each in pairing_findings(registrations, reads_overlap=reads_overlap)]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["prefill", "decode"]), LENGTHS, LENGTHS), max_size=5))
+def test_a_buffer_is_found_exactly_where_some_prompt_that_is_admitted_does_not_fit(
+    shapes: list[tuple[str, int, int]],
+) -> None:
+    every = [
+        told(f"w{number}", role=role, max_seq_len=length, transfer_buffer_tokens=buffer)
+        for number, (role, length, buffer) in enumerate(shapes)
+    ]
+    blamed = {of for check, of in found(*every) if check == "pair.buffer"}
+    assert blamed == {worker.worker_id for worker in every if deadlocks(worker, every)}
+
+
+def deadlocks(worker: WorkerRegistered, every: list[WorkerRegistered]) -> bool:
+    """Whether a prompt of 1..20 tokens that it and a partner admit is longer than its buffer; 0 says nothing."""
+    if not worker.transfer_buffer_tokens:
+        return False
+    others = [each.max_seq_len for each in every if each.role != worker.role]
+    theirs = max(others, default=0) if all(others) else 0
+    if not worker.max_seq_len and not theirs:
+        return False
+    bounds = [length for length in (worker.max_seq_len, theirs) if length]
+    return any(
+        prompt > worker.transfer_buffer_tokens and all(prompt + 1 <= bound for bound in bounds)
+        for prompt in range(1, 20)
+    )
+
+
+def test_what_workers_do_not_say_is_nobody_s_fault() -> None:
+    assert found(prefill(block_reuse=None), decode(block_reuse=None)) == []
+    assert found() == []
+
+
+def test_an_aggregated_worker_transfers_nothing() -> None:
+    assert found(told("a", max_seq_len=100, transfer_buffer_tokens=1, kv_cache_dtype="fp8"), prefill()) == []
+
+
+def test_one_finding_names_all_whose_dtypes_are_apart() -> None:
+    every = prefill("p1", kv_cache_dtype="fp8"), prefill("p2", kv_cache_dtype="bf16"), decode(kv_cache_dtype="fp8")
+    (finding,) = pairing_findings(every, reads_overlap=True)
+    assert (finding.id, finding.found) == ("pair.dtype", "prefill fp8: p1; prefill bf16: p2; decode fp8: d")
+
+
+def test_reuse_matters_only_where_overlap_is_read_and_never_for_decode() -> None:
+    every = prefill(block_reuse=False), told("a", block_reuse=False), decode(block_reuse=False)
+    assert found(*every) == [("pair.reuse", "p"), ("pair.reuse", "a")]
+    assert found(*every, reads_overlap=False) == []
+
+
+def test_prefill_beside_aggregated_workers_still_lacks_its_other_half() -> None:
+    (finding,) = partner_findings([prefill(), told("a")])
+    assert (finding.id, finding.found) == ("pair.prefill_alone", "p prefill, nobody decodes: a serve whole requests")
+    assert list(partner_findings([])) == []

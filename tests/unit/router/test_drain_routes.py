@@ -1,0 +1,227 @@
+"""How a worker is drained over HTTP: what may be wished for, what is told of it, and what happens at once."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.fleet import FleetEvent, WorkerDraining, decode_fleet_event
+from kv_runtime.event_log import BrokerUnavailable
+from kv_runtime.http import HttpServer
+from router.control_plane import ControlPlane
+from router.core.errors import NoEligibleWorker
+from router.drain_routes import SECONDS_MAX, TOKENS_MAX, wish_of
+from router.routing import Lease
+from tests.unit.router.plane import Answered, until
+from tests.unit.router.samples import route
+from tests.unit.router.test_handover import Draining, asked, draining
+from tests.unit.router.upstream import answers, says_and_waits
+
+PATH = "/v1/workers/w0/drain"
+DEFAULTS = (200_000, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "wish"),
+    [
+        (b"", DEFAULTS),
+        (b"{}", DEFAULTS),
+        (b'{"handover_tokens": 0}', (0, 60.0)),
+        (b'{"handover_s": 5, "handover_tokens": 7}', (7, 5.0)),
+        (b'{"handover_s": 3600, "handover_tokens": 1073741824}', (TOKENS_MAX, SECONDS_MAX)),
+    ],
+)
+def test_what_is_not_wished_for_is_as_configured(body: bytes, wish: tuple[int, float]) -> None:
+    assert wish_of(body, *DEFAULTS) == wish
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"[]", "body: found '[]', allowed a JSON object"),
+        (b"\xff", "body: found "),
+        (b'{"handover": 1}', "handover: found 1, allowed handover_tokens and handover_s"),
+        (b'{"handover_tokens": -1}', "handover_tokens: found -1, allowed 0..1073741824"),
+        (b'{"handover_tokens": 1073741825}', "handover_tokens: found 1073741825, allowed 0..1073741824"),
+        (b'{"handover_tokens": true}', "handover_tokens: found True, allowed 0..1073741824"),
+        (b'{"handover_tokens": 1.5}', "handover_tokens: found 1.5, allowed 0..1073741824"),
+        (b'{"handover_s": 0}', "handover_s: found 0, allowed more than 0, 3600 at most"),
+        (b'{"handover_s": "soon"}', "handover_s: found 'soon', allowed more than 0, 3600 at most"),
+        (b'{"handover_s": 3601}', "handover_s: found 3601, allowed more than 0, 3600 at most"),
+    ],
+)
+def test_a_wish_that_may_not_be_is_named(body: bytes, words: str) -> None:
+    with pytest.raises(LimitExceeded) as refused:
+        wish_of(body, *DEFAULTS)
+    assert str(refused.value).startswith(words)
+
+
+class Log:
+    """A log that keeps what it is told; while it is away it refuses it."""
+
+    def __init__(self) -> None:
+        self.events: list[FleetEvent] = []
+        self.is_away = False
+
+    async def publish(self, _subject: str, data: bytes) -> None:
+        """Keep an event."""
+        if self.is_away:
+            raise BrokerUnavailable("the log is away")
+        self.events.append(decode_fleet_event(data))
+
+
+class Control:
+    """A control plane on a port that the system chose, of a router whose worker w0 is drained through it."""
+
+    def __init__(self, found: Draining) -> None:
+        self.found, self.log = found, Log()
+        index: Any = None  # nothing is asked of it here
+        log: Any = self.log
+        app = ControlPlane(found.plane.routing, index, log, found.handover).app(CollectorRegistry(), token="")
+        self.server = HttpServer(app, "127.0.0.1", 0)
+
+    async def post(self, body: bytes = b"", path: str = PATH) -> Answered:
+        """Drain."""
+        url = f"http://127.0.0.1:{self.server.port}{path}"
+        async with self.found.plane.session.post(url, data=body) as response:
+            return Answered(response.status, response.headers.copy(), await response.read())
+
+    async def get(self, path: str = PATH) -> Answered:
+        """Ask how it stands."""
+        async with self.found.plane.session.get(f"http://127.0.0.1:{self.server.port}{path}") as response:
+            return Answered(response.status, response.headers.copy(), await response.read())
+
+    async def state(self) -> str:
+        """Return the state alone."""
+        return str(json.loads((await self.get()).body)["state"])
+
+    def running(self) -> Lease:
+        """Return the lease of a request that runs at w0."""
+        routing = self.found.plane.routing
+        return routing.take(routing.decide(route(pinned_worker="w0")))
+
+
+@pytest_asyncio.fixture
+async def control() -> AsyncIterator[Control]:
+    stop = asyncio.Event()
+    stop.set()
+    async with draining(answers(500), answers(200)) as found:
+        running = Control(found)
+        await running.server.start()
+        yield running
+        await running.server.run(stop)
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_drains_gets_nothing_new_from_then_on(control: Control) -> None:
+    answered = await control.post(b'{"handover_tokens": 0}')
+    assert answered.status == 202
+    event = WorkerDraining(worker_id="w0", instance="w0-1")
+    assert control.log.events == [event]
+    assert json.loads(answered.body)["published"] == {"type": "draining", "worker_id": "w0", "instance": "w0-1"}
+    assert json.loads(answered.body)["drain"] == {
+        "worker_id": "w0",
+        "state": "drained",
+        "running_requests": 0,
+        "handover": None,
+    }
+    with pytest.raises(NoEligibleWorker):
+        control.found.plane.routing.decide(route(pinned_worker="w0"))
+
+
+@pytest.mark.asyncio
+async def test_a_drain_hands_over_by_the_configured_budget(control: Control) -> None:
+    control.found.recent.add(asked(1))
+    await control.post()
+    await until(lambda: control.found.told().state == "over")
+    told = json.loads((await control.get()).body)["handover"]
+    assert (told["budget_tokens"], told["within_s"]) == DEFAULTS
+    assert (told["warmed"], told["prefixes"][0]["outcome"]) == (1, "warmed")
+
+
+@pytest.mark.asyncio
+async def test_a_worker_is_drained_once_its_requests_are_over(control: Control) -> None:
+    assert await control.state() == "serving"
+    lease = control.running()
+    await control.post(b'{"handover_tokens": 0}')
+    assert json.loads((await control.get()).body)["running_requests"] == 1
+    assert await control.state() == "draining"
+    lease.end("ok")
+    assert await control.state() == "drained"
+
+
+@pytest.mark.asyncio
+async def test_whoever_waits_is_answered_when_it_is_drained(control: Control) -> None:
+    lease = control.running()
+    await control.post(b'{"handover_tokens": 0}')
+    waiting = asyncio.ensure_future(control.get(f"{PATH}?wait=60"))
+    await until(lambda: bool(control.found.plane.clock._sleepers))
+    lease.end("ok")
+    await control.found.plane.clock.advance(0.1)
+    assert json.loads((await waiting).body)["state"] == "drained"
+
+
+@pytest.mark.asyncio
+async def test_whoever_waits_in_vain_is_told_how_it_stands(control: Control) -> None:
+    lease = control.running()
+    await control.post(b'{"handover_tokens": 0}')
+    waiting = asyncio.ensure_future(control.get(f"{PATH}?wait=0.1"))
+    await until(lambda: bool(control.found.plane.clock._sleepers))
+    await control.found.plane.clock.advance(1.0)
+    assert json.loads((await waiting).body)["state"] == "draining"
+    lease.end("ok")
+
+
+@pytest.mark.asyncio
+async def test_a_worker_is_not_drained_while_it_is_handed_over(control: Control) -> None:
+    control.found.upstreams["w1"].script = says_and_waits(b"")
+    control.found.recent.add(asked(1))
+    answered = await control.post()
+    assert json.loads(answered.body)["drain"]["state"] == "draining"
+    assert await control.state() == "draining"
+
+
+@pytest.mark.asyncio
+async def test_what_was_handed_over_is_told_after_the_worker_left_and_not_of_its_next_life(control: Control) -> None:
+    control.found.recent.add(asked(1))
+    await control.post()
+    await until(lambda: control.found.told().state == "over")
+    control.found.plane.leave("w0")
+    told = json.loads((await control.get()).body)
+    assert (told["state"], told["handover"]["warmed"]) == ("left", 1)
+    control.found.plane.join("w0", "http://127.0.0.1:1", instance="w0-2")
+    told = json.loads((await control.get()).body)
+    assert (told["state"], told["handover"]) == ("serving", None)
+
+
+@pytest.mark.asyncio
+async def test_while_the_log_is_away_nobody_is_drained(control: Control) -> None:
+    control.log.is_away = True
+    answered = await control.post()
+    assert (answered.status, answered.error["code"]) == (503, "log_unavailable")
+    assert await control.state() == "serving"
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_nobody_knows_cannot_be_drained(control: Control) -> None:
+    for answered in (await control.post(path="/v1/workers/w9/drain"), await control.get("/v1/workers/w9/drain")):
+        assert (answered.status, answered.error["param"]) == (404, "id")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("wait", ["-1", "61", "nan", "inf", "soon", ""])
+async def test_a_wait_that_may_not_be_is_named(control: Control, wait: str) -> None:
+    answered = await control.get(f"{PATH}?wait={wait}")
+    assert (answered.status, answered.error["param"]) == (400, "wait")
+
+
+@pytest.mark.asyncio
+async def test_a_bad_wish_drains_nobody(control: Control) -> None:
+    answered = await control.post(b'{"handover_tokens": "many"}')
+    assert (answered.status, answered.error["param"]) == (400, "handover_tokens")
+    assert (await control.state(), control.log.events) == ("serving", [])

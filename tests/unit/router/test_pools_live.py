@@ -1,0 +1,311 @@
+"""What is known of pools: who is passed over, since when and until when; and in which order the others are asked."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.core.pools.attainment import attained
+from router.core.pools.attempts import plan, preference
+from router.core.pools.live import PoolsLive
+from router.core.pools.looks import Attained, AttemptFailed, Change, LiveLimits, Looked, Queue, Standing
+from router.core.pools.selection import Asked, Axis, Override, PoolGroup, Targets, select
+
+LIMITS = LiveLimits(
+    failures_max=2, successes_min=2, queue_requests_max=10, ttft_bound_ms=100.0, window_requests_min=10, hold_s=30.0
+)
+
+
+@dataclass
+class World:
+    """One pool, and its two routers, as looks see them."""
+
+    limits: LiveLimits = LIMITS
+    urls: tuple[str, ...] = ("http://a", "http://b")
+    now_s: float = 0.0
+    live: PoolsLive = field(init=False)
+    changes: list[Change] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.live = PoolsLive({"p": self.urls}, {"p": self.limits})
+
+    def look(
+        self,
+        url: str,
+        *,
+        ready: bool = True,
+        queued: int | None = None,
+        waiting: int = 0,
+        ttft: tuple[float, float] | None = None,
+    ) -> None:
+        seen = None if ttft is None else Attained(*ttft)
+        reason = "" if ready else "refused"
+        queue = None if queued is None else Queue(queued, waiting)
+        event = Looked(now_s=self.now_s, namespace="p", url=url, ready=ready, reason=reason, queue=queue, ttft=seen)
+        self.changes.extend(self.live.apply(event))
+
+    def fail(self, url: str) -> None:
+        event = AttemptFailed(now_s=self.now_s, namespace="p", url=url, reason="no connection")
+        self.changes.extend(self.live.apply(event))
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.changes.extend(self.live.tick(self.now_s))
+
+    def now(self) -> Standing:
+        return self.live.standing("p")
+
+
+def test_a_pool_that_nobody_has_looked_at_is_fit() -> None:
+    world = World()
+    assert (world.now().fitness, world.now().routers_up) == ("fit", ("http://a", "http://b"))
+
+
+def test_the_first_look_decides_alone_and_later_ones_take_two_in_a_row() -> None:
+    world = World(urls=("http://a",))
+    world.look("http://a", ready=False)
+    assert (world.now().fitness, world.now().causes, world.now().reasons) == (
+        "down", ("unhealthy",), ("http://a: refused",),
+    )  # fmt: skip
+    world.look("http://a")
+    assert world.now().fitness == "down"
+    world.look("http://a", ready=False)
+    world.look("http://a")
+    assert world.now().fitness == "down"
+    world.look("http://a")
+    assert world.now().fitness == "fit"
+    world.look("http://a", ready=False)
+    assert world.now().fitness == "fit"
+    world.look("http://a", ready=False)
+    assert world.now().fitness == "down"
+    assert [(change.before, change.after) for change in world.changes] == [
+        ("fit", "down"), ("down", "fit"), ("fit", "down"),
+    ]  # fmt: skip
+
+
+def test_a_pool_is_down_only_when_none_of_its_routers_is_up() -> None:
+    world = World()
+    for url in world.urls:
+        world.look(url)
+    for _ in range(2):
+        world.look("http://a", ready=False)
+    assert (world.now().fitness, world.now().routers_up) == ("fit", ("http://b",))
+    for _ in range(2):
+        world.look("http://b", ready=False)
+    assert world.now().fitness == "down"
+
+
+def test_attempts_that_find_no_connection_count_like_looks_that_fail() -> None:
+    world = World(urls=("http://a",))
+    world.look("http://a")
+    world.fail("http://a")
+    assert world.now().fitness == "fit"
+    world.fail("http://a")
+    assert (world.now().fitness, world.now().reasons) == ("down", ("http://a: no connection",))
+
+
+def test_a_long_queue_strains_a_pool_until_it_is_half_as_long_as_it_may_be() -> None:
+    world = World()
+    world.look("http://a", queued=6)
+    world.look("http://b", queued=4)
+    assert (world.now().fitness, world.now().queued_requests) == ("fit", 10)
+    world.look("http://b", queued=5)
+    assert (world.now().fitness, world.now().causes) == ("strained", ("queue",))
+    assert world.now().reasons == ("queue: 11 requests wait, allowed 10 at most, then 0.5 of that",)
+    world.look("http://a", queued=1)
+    assert world.now().fitness == "strained"
+    world.look("http://b", queued=4)
+    assert world.now().fitness == "fit"
+    world.look("http://b", queued=9)
+    assert world.now().fitness == "fit", "the bound is the bound again"
+
+
+def test_routers_of_a_pool_share_its_engines_and_each_has_a_queue_of_its_own() -> None:
+    world = World()
+    world.look("http://a", queued=2, waiting=7)
+    world.look("http://b", queued=1, waiting=6)
+    assert world.now().queued_requests == 2 + 1 + 7
+
+
+def test_a_queue_of_which_nothing_is_said_any_more_is_forgotten_after_a_while() -> None:
+    world = World(urls=("http://a",))
+    world.look("http://a", queued=11)
+    world.look("http://a", queued=None)
+    assert world.now().fitness == "strained"
+    world.wait(29.0)
+    assert world.now().fitness == "strained"
+    world.wait(1.0)
+    assert (world.now().fitness, world.now().queued_requests) == ("fit", None)
+
+
+def test_too_few_answers_in_time_strain_a_pool_until_a_window_has_enough() -> None:
+    world = World(urls=("http://a",))
+    world.look("http://a", ttft=(1000.0, 5000.0))
+    assert world.now().ttft_ratio is None, "what was before the first look is not judged"
+    world.look("http://a", ttft=(1009.0, 5010.0))
+    assert (world.now().fitness, world.now().ttft_ratio) == ("fit", 0.9)
+    world.look("http://a", ttft=(1017.0, 5020.0))
+    assert (world.now().fitness, world.now().causes) == ("strained", ("ttft",))
+    assert world.now().reasons == ("ttft: 80% within 100 ms, allowed 90%",)
+    world.look("http://a", ttft=(1026.0, 5030.0))
+    assert world.now().fitness == "strained", "0.9 is enough to be fit, and not to become it"
+    world.look("http://a", ttft=(1036.0, 5040.0))
+    assert world.now().fitness == "fit"
+
+
+def test_windows_wait_for_their_answers_and_add_those_of_all_routers() -> None:
+    world = World()
+    for url in world.urls:
+        world.look(url, ttft=(0.0, 0.0))
+    world.look("http://a", ttft=(0.0, 5.0))
+    assert world.now().ttft_ratio is None
+    world.look("http://b", ttft=(5.0, 5.0))
+    assert world.now().ttft_ratio == 0.5
+
+
+def test_a_router_that_began_anew_counts_from_there() -> None:
+    world = World(urls=("http://a",))
+    world.look("http://a", ttft=(100.0, 100.0))
+    world.look("http://a", ttft=(0.0, 10.0))
+    assert world.now().ttft_ratio == 0.0
+
+
+def test_a_slow_pool_to_which_nothing_is_sent_is_tried_again_after_a_while() -> None:
+    world = World(urls=("http://a",))
+    world.look("http://a", ttft=(0.0, 0.0))
+    world.look("http://a", ttft=(0.0, 10.0))
+    world.wait(29.9)
+    world.look("http://a", ttft=(0.0, 10.0))
+    assert world.now().fitness == "strained"
+    world.wait(0.1)
+    assert (world.now().fitness, world.now().ttft_ratio) == ("fit", None)
+
+
+def test_without_a_bound_nothing_is_judged() -> None:
+    world = World(LiveLimits(queue_requests_max=None), urls=("http://a",))
+    world.look("http://a", queued=10**6, ttft=(0.0, 0.0))
+    world.look("http://a", queued=10**6, ttft=(0.0, 1000.0))
+    assert (world.now().fitness, world.now().ttft_ratio) == ("fit", None)
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["a", "b"]), st.booleans(), st.integers(0, 20), st.floats(0, 60)), max_size=60
+)
+
+
+@given(EVENTS)
+def test_changes_are_the_differences_between_one_standing_and_the_next(
+    events: list[tuple[str, bool, int, float]],
+) -> None:
+    world = World()
+    seen = ["fit"]
+    for name, ready, queued, seconds in events:
+        world.look(f"http://{name}", ready=ready, queued=queued)
+        seen.append(world.now().fitness)
+        world.wait(seconds)
+        seen.append(world.now().fitness)
+        standing = world.now()
+        assert (standing.fitness == "down") == (not standing.routers_up)
+        assert (standing.fitness == "fit") == (not standing.causes)
+        assert len(standing.causes) == len(standing.reasons)
+    turns = [(before, after) for before, after in pairwise(seen) if before != after]
+    assert [(each.before, each.after) for each in world.changes] == turns
+
+
+# ------------------------------------------------------------------------------------------- attainment
+
+
+def test_answers_in_time_are_a_linear_part_of_the_bucket_that_the_bound_lies_in() -> None:
+    buckets = {0.1: 10.0, 0.5: 30.0, float("inf"): 40.0}
+    assert attained(buckets, 0.1) == Attained(10.0, 40.0)
+    assert attained(buckets, 0.3) == Attained(20.0, 40.0)
+    assert attained(buckets, 0.05) == Attained(5.0, 40.0)
+    assert attained(buckets, 9.0) == Attained(30.0, 40.0)
+    assert attained({}, 1.0) == Attained(0.0, 0.0)
+
+
+# ------------------------------------------------------------------------------------------- order
+
+
+def group(priorities: tuple[int, ...], overrides: tuple[Override, ...] = ()) -> PoolGroup:
+    names = tuple(f"p{each}" for each in range(len(priorities)))
+    axis = Axis("ttft_ms", 0.0, float(len(priorities)), len(priorities))
+    return PoolGroup(
+        phase="agg", namespaces=names, priorities=priorities, axes=(axis,), mapping=tuple(range(len(priorities))),
+        overrides=overrides,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("selected", "priorities", "expected"),
+    [
+        (2, (0, 1, 2), (2, 1, 0)),
+        (0, (0, 1, 2), (0, 1, 2)),
+        (1, (0, 1, 2), (1, 0, 2)),
+        (3, (0, 2, 2, 5, 1, 5, 7), (3, 1, 2, 4, 0, 5, 6)),
+        (0, (-1, -5), (0, 1)),
+    ],
+)
+def test_the_selected_pool_then_faster_ones_from_slow_to_fast_then_the_others(
+    selected: int, priorities: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    assert preference(selected, priorities) == expected
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=8), st.data())
+def test_all_pools_are_in_the_order_and_the_peers_retries_are_its_beginning(
+    numbers: list[int], data: st.DataObject
+) -> None:
+    selected = data.draw(st.integers(0, len(numbers) - 1))
+    found = preference(selected, numbers)
+    assert sorted(found) == list(range(len(numbers)))
+    faster = sorted({each for each in numbers if each < numbers[selected]}, reverse=True)
+    peers = [selected] + [pool for number in faster for pool, own in enumerate(numbers) if own == number]
+    assert list(found[: len(peers)]) == peers
+
+
+def standing(name: str, fitness: str) -> Standing:
+    live = PoolsLive({name: ("u",)}, {name: LiveLimits(queue_requests_max=1)})
+    queued, ready = (2 if fitness == "strained" else 0), fitness != "down"
+    live.apply(Looked(now_s=0.0, namespace=name, url="u", ready=ready, reason="x", queue=Queue(queued)))
+    found = live.standing(name)
+    assert found.fitness == fitness
+    return found
+
+
+def order(fitnesses: str, *, retry: bool, target: float = 2.0) -> tuple[list[int], list[int]]:
+    words = {"f": "fit", "s": "strained", "d": "down"}
+    pools = group(tuple(range(len(fitnesses))))
+    standings = [standing(name, words[letter]) for name, letter in zip(pools.namespaces, fitnesses, strict=True)]
+    found = plan(pools, select(pools, Asked(targets=Targets(target)), Targets()), standings, retry=retry)
+    return [each.pool for each in found.order], [each.pool for each in found.passed_over]
+
+
+@pytest.mark.parametrize(
+    ("fitnesses", "expected", "passed_over"),
+    [
+        ("ffff", [2, 1, 0, 3], []),
+        ("ffsf", [1, 0, 3, 2], [2]),
+        ("fddf", [0, 3, 2, 1], [2, 1]),
+        ("sdsf", [3, 2, 0, 1], [2, 1, 0]),
+        ("dsds", [1, 3, 2, 0], [2]),
+        ("dddd", [2, 1, 0, 3], []),
+    ],
+)
+def test_fit_pools_come_first_and_those_that_are_down_last(
+    fitnesses: str, expected: list[int], passed_over: list[int]
+) -> None:
+    assert order(fitnesses, retry=True) == (expected, passed_over)
+    assert order(fitnesses, retry=False) == (expected[:1], passed_over)
+
+
+def test_a_candidate_says_why_it_is_there_and_why_not() -> None:
+    pools = group((0, 1, 2))
+    standings = [standing("p0", "fit"), standing("p1", "strained"), standing("p2", "fit")]
+    found = plan(pools, select(pools, Asked(targets=Targets(1.0)), Targets()), standings, retry=True)
+    assert [(each.namespace, each.place, each.fitness, each.causes) for each in found.order] == [
+        ("p0", "faster", "fit", ()), ("p2", "other", "fit", ()), ("p1", "selected", "strained", ("queue",)),
+    ]  # fmt: skip
+    assert found.selection.namespace == "p1"
