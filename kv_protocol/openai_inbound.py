@@ -137,7 +137,7 @@ class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True
     thinking: msgspec.Raw = ABSENT
     prediction: msgspec.Raw = ABSENT
     prompt_cache_key: msgspec.Raw = ABSENT
-    prompt_token_ids: None = None
+    prompt_token_ids: msgspec.Raw = ABSENT
 
     @property
     def limit_tokens(self) -> int | None:

@@ -16,7 +16,7 @@ from kv_protocol.continuation import HEADER, KEY, Progress
 from kv_protocol.openai import Inbound, is_given
 from router.config import RouterSettings
 from router.core.fleet import Fleet
-from router.core.pools.handoff import decode_body, prefill_body
+from router.core.handoff import PrefillAnswer, decode_body, prefill_body
 from router.core.verdict import Verdict
 from router.http.exchange import Exchange, OutboundCall
 from router.http.heads import Headers
@@ -26,7 +26,8 @@ from router.tokens import Prompt, with_prompt_ids
 _PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
 """Headers of a client that workers get, too."""
 _PASSED_ON_NAMES = frozenset(_PASSED_ON)
-_ALONE = b'{"request_type":"context_and_generation"}'
+_ALONE = PrefillAnswer(b"", b'{"request_type":"context_and_generation"}', is_final=False)
+"""What a decode worker is told that serves alone."""
 _CONTINUABLE = f"{HEADER}: 1\r\n".encode()
 
 
@@ -46,7 +47,7 @@ class Calls:
         inbound: Inbound,
         exchange: Exchange,
         prompt: Prompt | None,
-        handoff: bytes = b"",
+        handoff: PrefillAnswer | None = None,
         progress: Progress | None = None,
         kept: Kept | None = None,
     ) -> OutboundCall | None:
@@ -60,7 +61,7 @@ class Calls:
         told, phase = worker.registration, verdict.request.phase
         body = exchange.body
         if phase != "whole" and not is_given(inbound.disaggregated_params):
-            body = _of_phase(body, phase, handoff, told.role)
+            body = _of_phase(body, phase, handoff or _ALONE, told.role)
         if progress is not None:
             body = b'{"%b":%b,%b' % (KEY.encode(), progress.continuation(), body[body.index(b"{") + 1 :])
         headers = b"%bx-request-id: %b\r\n" % (self._worker_headers, verdict.request.request_id.encode())
@@ -77,12 +78,12 @@ class Calls:
         return OutboundCall(told.base_url, inbound.path, headers, parts, *limits, kept, is_decode)
 
 
-def _of_phase(body: bytes, phase: str, handoff: bytes, role: str) -> bytes:
+def _of_phase(body: bytes, phase: str, handoff: PrefillAnswer, role: str) -> bytes:
     if phase == "prefill":
         return prefill_body(body)
     if phase == "decode":
-        return decode_body(body, handoff)
-    return decode_body(body, _ALONE) if role == "decode" else body
+        return decode_body(body, handoff.params, handoff.prompt_ids)
+    return decode_body(body, _ALONE.params) if role == "decode" else body
 
 
 def _passed_on(headers: Headers) -> bytes:

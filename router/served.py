@@ -26,8 +26,8 @@ from router.admission import Ticket
 from router.asking import Asking
 from router.attempt import Attempt
 from router.core.errors import NoEligibleWorker
+from router.core.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
 from router.core.plan import Plan
-from router.core.pools.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
 from router.core.verdict import Verdict
 from router.core.view import RouteRequest
 from router.http.collected import Collected
@@ -50,7 +50,7 @@ class Served(Asking):
 
     __slots__ = (
         "_aside", "_asked_route", "_attempt", "_decided_s", "_domain", "_erred_at", "_failed", "_handoff", "_kept",
-        "_mode", "_plan", "_progress", "_retried", "_ticket",
+        "_mode", "_plan", "_prefiller", "_progress", "_retried", "_ticket",
     )  # fmt: skip
 
     _plan: Plan
@@ -69,7 +69,8 @@ class Served(Asking):
         self._erred_at = ()
         self._decided_s: float | None = None
         self._aside: Collected | None = None
-        self._handoff = b""
+        self._handoff: PrefillAnswer | None = None
+        self._prefiller = b""
         self._domain: str | None = None
         self._kept: Kept | None = None
         self._progress: Progress | None = None
@@ -164,7 +165,7 @@ class Served(Asking):
         if self.exchange.is_begun and not attempt.is_answered:
             attempt.reason = f"status {status} to an answer that was to go on"
             return None
-        return b"" if self._is_aside else self.serving.answer_headers(attempt.verdict, self.inbound)
+        return b"" if self._is_aside else self.serving.answer_headers(attempt.verdict, self.inbound) + self._prefiller
 
     def on_dropped(self) -> None:
         """The answer that was not wanted is out of the way."""
@@ -266,7 +267,8 @@ class Served(Asking):
             self._answer(attempt, answer.body, usage)
             return
         worker = self.serving.routing.state.fleet.worker(attempt.verdict.winner.worker_id)
-        self._handoff = answer.params
+        self._handoff = answer
+        self._prefiller = b"x-prefill-instance-id: %b\r\n" % attempt.verdict.winner.worker_id.encode()
         self._domain = None if worker is None else worker.registration.transfer_domain
         self._plan.prefilled()
         self.route = self.serving.route_of(self._asked_route, self._plan, self.inbound, self._domain)

@@ -13,7 +13,7 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.images import ImageRule
 from kv_protocol.journal import AttemptEnded
-from kv_protocol.openai import Inbound, is_given
+from kv_protocol.openai import ChatInbound, Inbound, is_given
 from kv_protocol.splitmix import unit_interval
 from router import refusals
 from router.admission import Admission
@@ -135,7 +135,8 @@ class Serving:
     def plan(self, route: RouteRequest, inbound: Inbound) -> Plan:
         """Return how the request is to be served, as the fleet stands; raise `RequestInvalid`."""
         failures, disaggregation = self._settings.failures, self._settings.disaggregation
-        if is_given(params := inbound.disaggregated_params):
+        is_told = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
+        if is_given(params := inbound.disaggregated_params) or is_told:
             asked = asked_phase(bytes(params), accepted=disaggregation.accept_params)
             return Plan(asked, retry_limit=failures.retry_limit, fixed=True)
         roles = self.routing.state.standing(route.model, route.hashing, self.routing.clock.now()).roles

@@ -21,7 +21,7 @@ from kv_protocol.openai import Inbound, decode_inbound
 from kv_protocol.openai_inbound import COMPLETIONS
 from router.attempt import Attempt
 from router.core.errors import NoEligibleWorker, WorkerNotNamed
-from router.core.pools.handoff import AnswerUnusable, prefill_answer
+from router.core.handoff import AnswerUnusable, PrefillAnswer, prefill_answer
 from router.core.recent_prompts import TOKEN_BYTES, RecentPrompt
 from router.core.verdict import Verdict
 from router.core.view import RouteRequest
@@ -82,7 +82,7 @@ class Warming:
 
     async def compute(self, wish: Wish, verdict: Verdict, within_s: float) -> str:
         """The winner was asked for the prompt, and has answered; return why it has not computed it, if it has not."""
-        asked = await self._ask(wish, verdict, b"", within_s)
+        asked = await self._ask(wish, verdict, None, within_s)
         if not asked.fault and verdict.request.phase == "prefill":
             await self._let_fetch(wish, verdict, asked.body, within_s)
         return asked.fault
@@ -104,9 +104,9 @@ class Warming:
         )
         decoder = self.decide(route)
         if decoder is not None:
-            await self._ask(wish, decoder, answer.params, within_s)
+            await self._ask(wish, decoder, answer, within_s)
 
-    async def _ask(self, wish: Wish, verdict: Verdict, handoff: bytes, within_s: float) -> "_Asked":
+    async def _ask(self, wish: Wish, verdict: Verdict, handoff: PrefillAnswer | None, within_s: float) -> "_Asked":
         serving = self._serving
         answer = _Answer(self._upstreams)
         asked = _Asked(Attempt(verdict, serving.routing.take(verdict)), answer, serving)

@@ -19,7 +19,7 @@ from router.http.exchange import Exchange
 from router.http.heads import HeadReader
 from router.http.limits import HttpLimits
 from router.http.sweep import Sweep, Watched
-from router.http.upstream import DIALS_MAX, Upstreams, UpstreamStatistics
+from router.http.upstream import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
 
 _BACKLOG = 4096
 
@@ -41,11 +41,18 @@ class HttpStatistics(NamedTuple):
 class HttpPlane:
     """Gives every complete request to `service`, which answers it or forwards it, now or later."""
 
-    def __init__(self, service: Callable[[Exchange], None], limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self,
+        service: Callable[[Exchange], None],
+        limits: HttpLimits | None = None,
+        *,
+        not_passed_on: frozenset[bytes] = OURS,
+    ) -> None:
+        """`not_passed_on` are headers of workers that clients do not get."""
         self._service = service
         self.limits = limits or HttpLimits()
         self.sweep = Sweep(self.limits.sweep_s)
-        self.upstreams = Upstreams(self.limits, self.sweep)
+        self.upstreams = Upstreams(self.limits, self.sweep, not_passed_on)
         self.heads = HeadReader()
         self.draining = False
         self.loop: asyncio.AbstractEventLoop

@@ -28,9 +28,9 @@ DIALS_MAX = 4096
 _JOINED_BYTES_MAX = 16 << 10
 """Longer bodies are not copied behind their head."""
 _REQUEST_LINES_MAX = 64
-_OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+_SYSTEMS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """What the system refuses us, whoever the worker is."""
-_NOT_PASSED_ON = HOP_BY_HOP | {
+OURS = HOP_BY_HOP | {
     b"x-request-id", b"x-worker-instance-id", b"x-prefill-instance-id", b"x-dp-rank", b"x-decision-id",
     b"x-overlap-blocks", b"x-ignored-parameters",
 }  # fmt: skip
@@ -83,12 +83,13 @@ class Origin:
 class Upstreams:
     """All connections to workers; new ones are opened by `dials`, while there are any."""
 
-    def __init__(self, limits: HttpLimits, sweep: Sweep) -> None:
+    def __init__(self, limits: HttpLimits, sweep: Sweep, not_passed_on: frozenset[bytes] = OURS) -> None:
+        """`not_passed_on` are names, in lower case, of workers' headers that clients do not get."""
         self._limits, self.sweep = limits, sweep
         self._loop: asyncio.AbstractEventLoop | None = None
         self._origins: dict[str, Origin] = {}
         self._tls: ssl.SSLContext | None = None
-        self._heads = HeadReader(_NOT_PASSED_ON)
+        self._heads = HeadReader(not_passed_on)
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
         self._opened = self._lent = self._stale = 0
@@ -175,7 +176,7 @@ class Upstreams:
             reason = f"TimeoutError: not connected within {splice.call.connect_s:g} s"
         except (OSError, UnicodeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            if isinstance(error, OSError) and error.errno in _OURS:
+            if isinstance(error, OSError) and error.errno in _SYSTEMS:
                 phase = "local"
         splice.dial = None
         try:

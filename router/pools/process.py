@@ -24,6 +24,7 @@ from router.core.pools.config import PoolsConfig
 from router.core.pools.live import PoolsLive
 from router.core.pools.places import RouterAddress
 from router.http.exchange import Exchange
+from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
 from router.metrics import http_families, prompt_families
 from router.names import Names
@@ -105,7 +106,7 @@ class PoolsProcess:
         watch = self._watch = PoolWatch(config, identity.models, self.live, metrics, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None
         prompts = self._prompts = None if loaded is None else Prompts(loaded, settings.tokens.limits())
-        self.data = HttpPlane(self._serve, settings.data.limits())
+        self.data = HttpPlane(self._serve, settings.data.limits(), not_passed_on=HOP_BY_HOP | {b"x-request-id"})
         new_id = Names(uuid.uuid4().hex).new
         service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
         self._endpoints = PoolEndpoints(service)

@@ -5,7 +5,7 @@
                                      `- whole after its first token: answered with that
 
 Each phase asks its own pools in turn (`leg.py`). What a prefill pool refuses, the client gets. The prefill answer goes
-on to the decode pool as TensorRT-LLM's servers pass it on (`router/core/pools/handoff.py`).
+on to the decode pool as TensorRT-LLM's servers pass it on (`router.core.handoff.py`).
 
 | header of the answer | says |
 |---|---|
@@ -17,7 +17,7 @@ import asyncio
 
 import structlog
 
-from router.core.pools.handoff import AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
+from router.core.handoff import AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
 from router.http.collected import Collected
 from router.http.exchange import ClientEnd, Exchange, HeaderLines, OutboundCall, Watcher
 from router.http.upstream import Upstreams
@@ -103,7 +103,7 @@ class PoolServed(PoolAsking):
                 self._answer_final(answer.body, pool)
             else:
                 lines = b"x-prefill-pool: %b\r\n" % pool.encode()
-                self._forward(decode_body(self.exchange.body, answer.params), lines)
+                self._forward(decode_body(self.exchange.body, answer.params, answer.prompt_ids), lines)
 
     def _refuse_as(self, ended: Ended, body: bytes) -> None:
         """The client gets what the prefill pool said; of an answer that was not whole, that there is none."""

@@ -84,7 +84,11 @@ async def test_a_stream_passes_chunk_for_chunk() -> None:
         assert (status, named["content-type"], body) == (200, "text/event-stream", b"".join(EVENTS))
 
 
-@pytest.mark.parametrize("failing", [error(500), error(503), answers(302), says(b""), None], ids=str)
+@pytest.mark.parametrize(
+    "failing",
+    [error(500), error(503), answers(302), says(b""), None],
+    ids=["500", "503", "302", "cut", "nobody"],
+)
 async def test_a_pool_that_fails_before_its_answer_is_followed_by_faster_ones_and_then_by_slower_ones(
     failing: Script | None,
 ) -> None:

@@ -94,7 +94,7 @@ def test_options_for_the_worker_pass_through_of_completions_too(fields: dict[str
     [
         ({"typo": 1}, "typo"),
         ({"kv_prompt_ids": "AAAA"}, "kv_prompt_ids"),
-        ({"prompt_token_ids": [1]}, "prompt_token_ids"),
+        ({"kv_continue": {}}, "kv_continue"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
@@ -119,7 +119,7 @@ def test_what_may_not_be_is_named_by_its_path(fields: dict[str, Any], path: str)
     assert refused.value.field == path
 
 
-@pytest.mark.parametrize("fields", [{"kv_prompt_ids": "AAAA"}, {"prompt_token_ids": [1]}])
+@pytest.mark.parametrize("fields", [{"kv_prompt_ids": "AAAA"}, {"kv_continue": {}}])
 def test_what_routers_tell_agents_is_refused_from_clients(fields: dict[str, Any]) -> None:
     with pytest.raises(RequestInvalid, match="allowed none: the router sets it"):
         chat(**fields)

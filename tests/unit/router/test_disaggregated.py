@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.core.disaggregation import ConditionalLimits
-from tests.unit.router.plane import PROMPT, Plane, running_plane, until
+from tests.unit.router.plane import CHAT, PROMPT, Plane, running_plane, until
 from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
 from tests.unit.router.upstream import Exchange, Script, Upstream, answers, says
 
@@ -220,10 +220,13 @@ async def test_a_client_that_leaves_during_prefill_ends_it() -> None:
 
 @pytest.mark.asyncio
 async def test_a_clients_own_handoff_is_refused_unless_this_router_serves_a_pool() -> None:
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt_token_ids": [1]}
     async with fleet("prefill", "decode") as found:
         answered = await found.plane.post(BODY | {"disaggregated_params": {"request_type": "context_only"}})
-        assert answered.status == 400
+        assert (answered.status, answered.error["param"]) == (400, "disaggregated_params")
         assert "disaggregation.accept_params" in answered.error["message"]
+        answered = await found.plane.post(json.dumps(chat).encode(), CHAT)
+        assert (answered.status, answered.error["param"]) == (400, "disaggregated_params")
 
 
 @pytest.mark.asyncio

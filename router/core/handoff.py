@@ -1,10 +1,12 @@
-"""One request to two pools: what each is asked, and what the first says for the second.
+"""One request to two workers, or pools of them: what each is asked, and what the first says for the second.
 
-    client's body                        to the prefill pool            to the decode pool
+    client's body                        to who prefills                to who decodes
     ----------------------------------   ----------------------------   -------------------------------------------
     stream, stream_options               stream false, no options       as they are
     max_tokens, max_completion_tokens    max_tokens 1                   as they are
     min_tokens                           1 at most                      as it is
+    n, best_of                           1                              as they are
+    prompt_token_ids                     -                              the prefill answer's, where it has some
     disaggregated_params                 {"request_type":               those of the prefill answer's choice, with
                                           "context_only"}               "request_type": "generation_only"
     nvext: backend_instance_id,          prefill_worker_id and          as they are
@@ -28,7 +30,7 @@ import msgspec
 
 CONTEXT_ONLY, GENERATION_ONLY = "context_only", "generation_only"
 _GOES_ON = frozenset({"length", "not_finished"})
-_PARAMS = "disaggregated_params"
+_PARAMS, _PROMPT_IDS = "disaggregated_params", "prompt_token_ids"
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _PREFILL_PLACE = {"prefill_worker_id": "backend_instance_id", "prefill_dp_rank": "dp_rank"}
 _DECODE_PLACE = ("backend_instance_id", "decode_worker_id", "dp_rank")
@@ -42,17 +44,21 @@ class AnswerUnusable(Exception):
 
 
 class PrefillAnswer(NamedTuple):
-    """What a prefill pool said. `params`: for the decode pool; empty where nobody decodes (`is_final`)."""
+    """What who prefilled said; empty for who decodes where nobody does (`is_final`).
+
+    `prompt_ids` is JSON: the prompt as it was computed, where that is not what was asked; else empty.
+    """
 
     body: bytes
     params: bytes
     is_final: bool
+    prompt_ids: bytes = b""
 
 
 def prefill_body(body: bytes) -> bytes:
     """Return what the prefill pool is asked; `body` is a request that was read before."""
     request = _objects.decode(body)
-    for key in ("stream_options", *_LIMITS):
+    for key in ("stream_options", "best_of", "n", *_LIMITS):
         request.pop(key, None)
     said: dict[str, Any] = {"stream": False, "max_tokens": 1, _PARAMS: {"request_type": CONTEXT_ONLY}}
     if "min_tokens" in request:
@@ -60,10 +66,12 @@ def prefill_body(body: bytes) -> bytes:
     return msgspec.json.encode(_with_nvext(request, _prefill_nvext) | said)
 
 
-def decode_body(body: bytes, params: bytes) -> bytes:
-    """Return what the decode pool is asked; `params` are `PrefillAnswer.params`."""
-    request = _with_nvext(_objects.decode(body), _decode_nvext)
-    return msgspec.json.encode(request | {_PARAMS: msgspec.Raw(params)})
+def decode_body(body: bytes, params: bytes, prompt_ids: bytes = b"") -> bytes:
+    """Return what who decodes is asked; `params` and `prompt_ids` are those of a `PrefillAnswer`."""
+    request = _with_nvext(_objects.decode(body), _decode_nvext) | {_PARAMS: msgspec.Raw(params)}
+    if prompt_ids:
+        request[_PROMPT_IDS] = msgspec.Raw(prompt_ids)
+    return msgspec.json.encode(request)
 
 
 def prefill_answer(body: bytes, *, limit_tokens: int | None) -> PrefillAnswer:
@@ -76,13 +84,15 @@ def prefill_answer(body: bytes, *, limit_tokens: int | None) -> PrefillAnswer:
         answer = msgspec.json.decode(body)
         (choice,) = answer["choices"]
         params, reason = choice.pop(_PARAMS, None), choice["finish_reason"]
+        prompt_ids = answer.pop(_PROMPT_IDS, None)
     except (msgspec.DecodeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise AnswerUnusable(f"choices: found {_start(body)}, allowed one choice with its finish_reason") from error
     if reason not in _GOES_ON or limit_tokens == 1:
         return PrefillAnswer(msgspec.json.encode(answer), b"", is_final=True)
     if not isinstance(params, dict):
         raise AnswerUnusable(f"choices[0].{_PARAMS}: found {params!r}, allowed an object: is it a prefill worker?")
-    return PrefillAnswer(body, msgspec.json.encode(params | {"request_type": GENERATION_ONLY}), is_final=False)
+    told = msgspec.json.encode(params | {"request_type": GENERATION_ONLY})
+    return PrefillAnswer(body, told, is_final=False, prompt_ids=msgspec.json.encode(prompt_ids) if prompt_ids else b"")
 
 
 def as_events(body: bytes, *, include_usage: bool) -> bytes:
