@@ -1,6 +1,7 @@
 """Fleet events, heartbeats, load reports, the log's connection and time, applied as they come: see `Routing.apply`."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -13,7 +14,12 @@ from kv_protocol.ledger import Expired
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage, Reading
 from kv_runtime.supervise import until
+from router.core.doctor.catalogue import CATALOGUE
+from router.core.doctor.pairing import pairing_findings
 from router.routing import Routing
+
+if TYPE_CHECKING:
+    from router.core.doctor.findings import Finding
 
 TICK_S = 0.25
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
@@ -30,6 +36,7 @@ class RouterFeeds:
         self._fleet = routing.state.fleet
         self._was_connected = True
         self._fleet_log: Reading | None = None
+        self._pairings_told: dict[str, set[Finding]] = {}
         self.refused_messages_total = 0
 
     async def start(self) -> None:
@@ -76,6 +83,17 @@ class RouterFeeds:
         if isinstance(event, WorkerRegistered) and worker is not None:
             for each in self._fleet.parity_of(worker, now_s):
                 _log.error("worker_differs", worker=event.worker_id, **each._asdict())
+            self._tell_pairings(event.model)
+
+    def _tell_pairings(self, model: str) -> None:
+        """What does not go together among the model's workers is told, once for as long as it is so."""
+        told = [worker.registration for worker in self._fleet.workers() if worker.registration.model == model]
+        state = self._routing.state
+        found = set(pairing_findings(told, reads_overlap=state.modes[state.policy.mode].reads_overlap))
+        for each in sorted(found - self._pairings_told.get(model, set()), key=str):
+            meaning = CATALOGUE[each.id]
+            _log.warning("workers_do_not_go_together", of=each.of, found=each.found, why=meaning.why, fix=meaning.fix)
+        self._pairings_told[model] = found
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:

@@ -139,7 +139,7 @@ class Served(Asking):
         if call is None:
             self.on_failed("connect", "the worker left", begun=False)
         elif self._is_aside:
-            aside = self._aside = Collected(self.exchange.end, _PREFILL_BYTES_MAX)
+            aside = self._aside = Collected(self.exchange.outward, _PREFILL_BYTES_MAX)
             aside.ask(call, self)
         else:
             self.exchange.forward(call, self)

@@ -26,7 +26,7 @@ from router.core.recent_prompts import TOKEN_BYTES, RecentPrompt
 from router.core.verdict import Verdict
 from router.core.view import RouteRequest
 from router.http.collected import Collected
-from router.http.exchange import ClientEnd, Exchange, OutboundCall, Phase, Watcher
+from router.http.exchange import Exchange, Phase
 from router.http.heads import RequestHead
 from router.http.upstream import Upstreams
 from router.serving import Serving
@@ -108,7 +108,7 @@ class Warming:
 
     async def _ask(self, wish: Wish, verdict: Verdict, handoff: PrefillAnswer | None, within_s: float) -> "_Asked":
         serving = self._serving
-        answer = _Answer(self._upstreams)
+        answer = Collected(self._upstreams, _ANSWER_BYTES_MAX)
         asked = _Asked(Attempt(verdict, serving.routing.take(verdict)), answer, serving)
         exchange = Exchange(answer, _HEAD, wish.body, 0.0)
         call = serving.calls.call(verdict, wish.inbound, exchange, wish.prompt, handoff)
@@ -127,26 +127,12 @@ class Warming:
         return asked
 
 
-class _Answer(Collected):
-    """An answer that is gathered for nobody's connection."""
-
-    __slots__ = ("_upstreams",)
-
-    def __init__(self, upstreams: Upstreams) -> None:
-        super().__init__(self, _ANSWER_BYTES_MAX)
-        self._upstreams = upstreams
-
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher, end: ClientEnd | None = None) -> None:
-        """Send the call and gather its answer."""
-        self._upstreams.forward(exchange, end or self, call, watcher, asyncio.get_running_loop().time())
-
-
 class _Asked:
     """A call as it goes; `over` is set when nothing more comes of it, and then it is to be settled."""
 
     __slots__ = ("_answer", "_attempt", "_serving", "over")
 
-    def __init__(self, attempt: Attempt, answer: _Answer, serving: Serving) -> None:
+    def __init__(self, attempt: Attempt, answer: Collected, serving: Serving) -> None:
         self._attempt, self._answer, self._serving = attempt, answer, serving
         self.over = asyncio.Event()
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from kv_runtime.http import error_body
-from router.http.exchange import ClientEnd, Exchange, HeaderLines, OutboundCall, Watcher
+from router.http.exchange import Exchange, HeaderLines, OutboundCall, Outward, Watcher
 from router.http.framing import BodyReader, ChunkReader, body_reader
 from router.http.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
 from router.http.own_answer import own_answer
@@ -272,10 +272,15 @@ class ClientConnection:
             self._keep_alive = False
         return b"" if self._keep_alive else b"connection: close\r\n"
 
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher, end: ClientEnd | None = None) -> None:
-        """Send the call and splice its answer, for `end` where that is given."""
-        self._plane.upstreams.forward(exchange, end or self, call, watcher, self._loop.time())
-        if self._writing_paused and end is None and exchange.carried is not None:
+    @property
+    def outward(self) -> Outward:
+        """Who sends its calls to workers."""
+        return self._plane.upstreams
+
+    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher) -> None:
+        """Send the call and splice its answer."""
+        self._plane.upstreams.forward(exchange, self, call, watcher, self._loop.time())
+        if self._writing_paused and exchange.carried is not None:
             exchange.carried.pause()
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:

@@ -1,10 +1,12 @@
 """A worker's answer that no client gets: gathered whole for whoever asked, or read to nobody until it has begun.
 
-`Collected` stands where a client's connection stands, between a worker's answer and whoever follows the call. It can
-be asked with although the client has left: what was promised to a worker is kept.
+`Collected` stands where a client's connection stands, between a worker's answer and whoever follows the call: there
+need be no client, or it may have left.
 """
 
-from router.http.exchange import ClientEnd, Exchange, HeaderLines, OutboundCall, Watcher
+import asyncio
+
+from router.http.exchange import Exchange, HeaderLines, OutboundCall, Outward, Watcher
 from router.http.heads import RequestHead
 
 _HEAD_END = b"\r\n\r\n"
@@ -13,10 +15,10 @@ _HEAD_END = b"\r\n\r\n"
 class Collected:
     """At most `bytes_max` bytes of an answer, head included: of more, the call is given up. A `ClientEnd`."""
 
-    __slots__ = ("_bytes_max", "_client", "_exchange", "_size", "_written", "http_1_1")
+    __slots__ = ("_bytes_max", "_exchange", "_outward", "_size", "_written", "http_1_1")
 
-    def __init__(self, client: ClientEnd, bytes_max: int) -> None:
-        self._client, self._bytes_max = client, bytes_max
+    def __init__(self, outward: Outward, bytes_max: int) -> None:
+        self._outward, self._bytes_max = outward, bytes_max
         self.http_1_1 = False
         """Bodies come as they are, not in chunks."""
         self._exchange: Exchange | None = None
@@ -34,7 +36,7 @@ class Collected:
 
     def another(self) -> "Collected":
         """Return a place for another answer."""
-        return Collected(self._client, self._bytes_max)
+        return Collected(self._outward, self._bytes_max)
 
     def give_up(self) -> None:
         """Nobody waits for the answer any more: the worker's connection is closed, if there is one."""
@@ -59,9 +61,14 @@ class Collected:
         """Nobody."""
         return ""
 
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher, end: ClientEnd | None = None) -> None:
-        """Send the call by the way that the client's own calls take."""
-        self._client.forward(exchange, call, watcher, end or self)
+    @property
+    def outward(self) -> Outward:
+        """Who sends the call."""
+        return self._outward
+
+    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher) -> None:
+        """Send the call and gather its answer."""
+        self._outward.forward(exchange, self, call, watcher, asyncio.get_running_loop().time())
 
     def write(self, data: bytes) -> None:
         """Keep bytes of the answer."""

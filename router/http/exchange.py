@@ -96,8 +96,8 @@ class Carried(Protocol):
         """The plane stops: the answer is ended now."""
 
 
-class ClientEnd(Protocol):
-    """The client's connection, as an answer on its way sees it."""
+class AnswerEnd(Protocol):
+    """Where an answer on its way goes: a client's connection, or whoever stands in its place."""
 
     http_1_1: bool
 
@@ -105,17 +105,8 @@ class ClientEnd(Protocol):
     def connection_line(self) -> bytes:
         """The header line that says what becomes of the connection, if one is needed."""
 
-    @property
-    def peer(self) -> str:
-        """Host and port."""
-
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a whole answer of our own, which ends the exchange."""
-
-    def forward(
-        self, exchange: "Exchange", call: OutboundCall, watcher: Watcher, end: "ClientEnd | None" = None
-    ) -> None:
-        """Send the call and splice its answer, for `end` where that is given."""
 
     def write(self, data: bytes) -> None:
         """Send bytes of an answer."""
@@ -125,6 +116,30 @@ class ClientEnd(Protocol):
 
     def cut(self) -> None:
         """The answer cannot be completed: the connection ends, so that nobody takes it for a whole one."""
+
+
+class Outward(Protocol):
+    """Whoever sends calls to workers."""
+
+    def forward(
+        self, exchange: "Exchange", client: AnswerEnd, call: OutboundCall, watcher: Watcher, now_s: float
+    ) -> None:
+        """Send the call, and splice its answer to `client`; `now_s` is the loop's time."""
+
+
+class ClientEnd(AnswerEnd, Protocol):
+    """The client's connection, as a request sees it."""
+
+    @property
+    def peer(self) -> str:
+        """Host and port."""
+
+    @property
+    def outward(self) -> Outward:
+        """Who sends its calls to workers."""
+
+    def forward(self, exchange: "Exchange", call: OutboundCall, watcher: Watcher) -> None:
+        """Send the call and splice its answer."""
 
 
 def error_events(error: bytes, *, mid_event: bool = False) -> bytes:
@@ -200,10 +215,10 @@ class Exchange:
             client.finish()
 
     @property
-    def end(self) -> ClientEnd:
-        """The client's connection, which is still there."""
+    def outward(self) -> Outward:
+        """Who sends calls to workers. The client is still there."""
         assert self._client is not None
-        return self._client
+        return self._client.outward
 
     def close(self) -> None:
         """It is over; nobody hears of it any more."""

@@ -15,7 +15,7 @@ last 4 KB are kept, but of a call that says so. A `kept` stream that ends withou
 from typing import Protocol
 
 from kv_runtime.http import error_body
-from router.http.exchange import ClientEnd, Exchange, HeaderLines, OutboundCall, Phase, Watcher, error_events
+from router.http.exchange import AnswerEnd, Exchange, HeaderLines, OutboundCall, Phase, Watcher, error_events
 from router.http.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, whole_chunks
 from router.http.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
 
@@ -64,7 +64,7 @@ class Splice:
     def __init__(
         self,
         exchange: Exchange,
-        client: ClientEnd,
+        client: AnswerEnd,
         call: OutboundCall,
         watcher: Watcher,
         heads: HeadReader,
@@ -414,14 +414,6 @@ class Nobody:
     def connection_line(self) -> bytes:
         """Nothing."""
         return b""
-
-    @property
-    def peer(self) -> str:
-        """Nobody."""
-        return ""
-
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher, end: ClientEnd | None = None) -> None:
-        """Nothing more is asked."""
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Nobody is told."""

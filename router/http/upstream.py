@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from kv_runtime.supervise import TaskSet, TaskSetFull
-from router.http.exchange import ClientEnd, Exchange, OutboundCall, Phase, Watcher
+from router.http.exchange import AnswerEnd, Exchange, OutboundCall, Phase, Watcher
 from router.http.heads import HOP_BY_HOP, HeadReader
 from router.http.limits import HttpLimits
 from router.http.splice import Splice
@@ -100,7 +100,7 @@ class Upstreams:
         return self._limits.worker_idle_s
 
     def forward(
-        self, exchange: Exchange, client: ClientEnd, call: OutboundCall, watcher: Watcher, now_s: float
+        self, exchange: Exchange, client: AnswerEnd, call: OutboundCall, watcher: Watcher, now_s: float
     ) -> None:
         """Send `call` to its worker; `watcher` hears of it."""
         splice = exchange.carried = Splice(exchange, client, call, watcher, self._heads, now_s)

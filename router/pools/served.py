@@ -13,14 +13,11 @@ on to the decode pool as TensorRT-LLM's servers pass it on (`router.core.handoff
 | `x-pool`, `x-prefill-pool` | the namespaces of the pools that served it; of a final prefill answer the latter alone |
 """
 
-import asyncio
-
 import structlog
 
 from router.core.handoff import AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
 from router.http.collected import Collected
-from router.http.exchange import ClientEnd, Exchange, HeaderLines, OutboundCall, Watcher
-from router.http.upstream import Upstreams
+from router.http.exchange import Exchange, HeaderLines
 from router.pools.asking import PoolAsking
 from router.pools.leg import Ended, Leg, Outbound, pool_failed
 from router.pools.metrics import AttemptOutcome
@@ -40,7 +37,7 @@ class PoolServed(PoolAsking):
 
     def __init__(self, exchange: Exchange, service: PoolService) -> None:
         super().__init__(exchange, service)
-        self._prefill: PrefillCall | None = None
+        self._prefill: Collected | None = None
 
     def begin(self) -> None:
         """The request is on its way."""
@@ -76,7 +73,7 @@ class PoolServed(PoolAsking):
     # ------------------------------------------------------------------------------------------- prefill before it
 
     def _ask_prefill(self) -> None:
-        prefill = self._prefill = PrefillCall(self.service.upstreams)
+        prefill = self._prefill = Collected(self.service.upstreams, ANSWER_BYTES_MAX)
         headers = sent_on(self.exchange.headers, self.question.request_id, to_prefill=True)
         outbound = Outbound(self.inbound.path, headers, prefill_body(self.exchange.body), streamed=False)
         Leg(self.service, self.plans[0], outbound, prefill.ask, lambda _: b"", self._prefilled).begin()
@@ -143,17 +140,3 @@ class PoolServed(PoolAsking):
         if not self._over:
             self.stop_reading()
             self.service.metrics.ended(outcome)
-
-
-class PrefillCall(Collected):
-    """A prefill pool's answer, collected. It is asked for over the plane's connections to routers, by nobody's own."""
-
-    __slots__ = ("_upstreams",)
-
-    def __init__(self, upstreams: Upstreams) -> None:
-        super().__init__(self, ANSWER_BYTES_MAX)
-        self._upstreams = upstreams
-
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher, end: ClientEnd | None = None) -> None:
-        """Send the call and collect its answer."""
-        self._upstreams.forward(exchange, end or self, call, watcher, asyncio.get_running_loop().time())

@@ -50,7 +50,7 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(*roles: str, domains: dict[str, str] | None = None, **failures: float) -> AsyncIterator[Fleet]:
+async def fleet(*roles: str, domains: dict[str, str] | None = None, **failures: Any) -> AsyncIterator[Fleet]:
     """Run a router with a worker for each role, named after it: p0, p1, d2, ..."""
     async with AsyncExitStack() as stack:
         plane = await stack.enter_async_context(running_plane(**failures))

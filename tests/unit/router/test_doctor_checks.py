@@ -9,6 +9,7 @@ from kv_protocol.images import FixedTokens, ImageRule
 from kv_protocol.subjects import EVENTS_STREAM
 from router.core.doctor.catalogue import CATALOGUE
 from router.core.doctor.clocks import ClockReading
+from router.core.doctor.event_checks import SILENT_BLOCKS
 from router.core.doctor.examination import examine, exit_code
 from router.core.doctor.facts import Answer, Facts, LoadSeen, LogSeen, ParityBroken
 from router.core.doctor.findings import Finding
@@ -17,6 +18,7 @@ from router.core.trust import PARITY_FIELDS
 from tests.unit.router.doctor_facts import (
     DATA,
     LOG,
+    METRICS,
     ROUTER,
     STREAM,
     facts,
@@ -41,13 +43,12 @@ OTHER = {"worker_id": "w0", "instance": "w0-2"}
 
 
 class Case(NamedTuple):
-    """What provokes a finding, of whom, what is found; a near miss; and what else the fault shows in."""
+    """What provokes a finding, of whom, what is found; and a near miss."""
 
     fault: Facts
     of: str
     found: str
     near_miss: Facts = facts()
-    also: tuple[str, ...] = ()
 
 
 def differing(field: str, *values: object) -> Facts:
@@ -75,9 +76,11 @@ def lagging(before: int, after: int) -> Facts:
 
 
 def old_log(snapshot_s: float, messages: int = 1) -> Facts:
-    events = replace(STREAM, oldest_s=3500.0)
     snapshots = replace(STREAM, newest_s=snapshot_s, messages=messages)
-    return facts(log=replace(LOG, streams={EVENTS_STREAM: events, "OBJ_KV_SNAPSHOTS": snapshots}))
+    return facts(log=replace(LOG, streams={EVENTS_STREAM: OLD, "OBJ_KV_SNAPSHOTS": snapshots}))
+
+
+OLD = replace(STREAM, oldest_s=3500.0)
 
 
 def engines(*versions: str) -> Facts:
@@ -291,6 +294,48 @@ def test_a_fault_is_found_and_nothing_else(check: str) -> None:
 @pytest.mark.parametrize("check", CASES)
 def test_what_comes_near_a_fault_is_not_found(check: str) -> None:
     assert check not in ids(examine(CASES[check].near_miss))
+
+
+def test_the_reasons_of_refusals_while_we_looked_are_named_and_no_older_ones() -> None:
+    metrics = {**METRICS, "kvrouter_rejected_total": 9.0, "kvrouter_rejected_total{timeout}": 2.0}
+    before = replace(router().before, metrics={**METRICS, "kvrouter_rejected_total{timeout}": 0.0})
+    (found,) = examine(facts(routers=(router(before=before, after=replace(before, metrics=metrics)),)))
+    assert (found.id, found.found) == ("queue.full", "2 requests refused in 3.0 s (timeout)")
+
+
+@pytest.mark.parametrize(
+    "no_snapshot", [old_log(0.0, messages=0), facts(log=replace(LOG, streams={EVENTS_STREAM: OLD}))]
+)
+def test_an_old_log_without_any_snapshot_is_uncovered(no_snapshot: Facts) -> None:
+    (found,) = examine(no_snapshot)
+    assert (found.id, found.found.rpartition(", ")[2]) == ("log.uncovered", "and there is no snapshot")
+
+
+@pytest.mark.parametrize("unbounded", [{"bytes_max": 0}, {"age_max_s": 0.0, "oldest_s": 1e9}])
+def test_a_stream_without_a_bound_never_nears_it(unbounded: dict[str, float]) -> None:
+    assert examine(with_events_stream(**unbounded)) == []
+
+
+def test_versions_that_are_not_said_or_of_engines_without_events_are_not_compared() -> None:
+    assert examine(engines("1.0", "")) == []
+    assert "version.engine" not in ids(examine(facts(*(told(f"w{v}", version=v, event_source="none") for v in "12"))))
+
+
+def test_without_a_mode_that_reads_overlap_parity_matters_where_prompts_are_computed_apart() -> None:
+    workers = told("w0", role="prefill"), told("w1", role="decode", block_size=32), told("w2")
+    assert ids(examine(of_mode("random", facts(*workers)))) == {"parity.block_size"}
+    assert examine(of_mode("random", facts(told("w0"), told("w1", block_size=32)))) == []
+
+
+def test_where_no_router_answers_the_configuration_says_whether_overlap_is_read() -> None:
+    fault = replace(differing("block_size", 16, 32), routers=())
+    assert ids(examine(fault)) == {"parity.block_size"}
+    assert examine(replace(fault, reads_overlap=False)) == []
+
+
+def test_as_many_blocks_as_one_cannot_overlook_are_enough() -> None:
+    fault = facts(heads=(head(last_seq=0), head("w1/0")), loads=(LoadSeen(rank("w0/0"), SILENT_BLOCKS),))
+    assert ids(examine(fault)) == {"events.silent"}
 
 
 def test_the_worst_comes_first_and_decides_the_exit_code() -> None:

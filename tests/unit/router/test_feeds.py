@@ -64,6 +64,34 @@ async def test_a_worker_that_agrees_in_everything_is_no_news() -> None:
     assert await differences(registered(), registered("w1")) == []
 
 
+async def pairings(*registrations: WorkerRegistered) -> list[tuple[str, str]]:
+    """Return what was told of workers that do not go together, as they joined one after the other."""
+    log: Any = None  # nothing is read from it here
+    clock = ManualClock()
+    feeds = RouterFeeds(routing(clock), log, clock)
+    with capture_logs() as logs:
+        for each in registrations:
+            await feeds._on_fleet_event(LogMessage(subjects.fleet(MODEL, each.worker_id), fleet.encode(each)))
+    told = [entry for entry in logs if entry["event"] == "workers_do_not_go_together"]
+    assert all(entry["why"] and entry["fix"] for entry in told)
+    return [(entry["of"], entry["found"]) for entry in told]
+
+
+@pytest.mark.asyncio
+async def test_what_does_not_go_together_is_told_once() -> None:
+    prefill = registered("p", role="prefill", max_seq_len=9001, transfer_buffer_tokens=8192, kv_cache_dtype="fp8")
+    decode = registered("d", role="decode", max_seq_len=9001, transfer_buffer_tokens=9216, kv_cache_dtype="fp8")
+    assert await pairings(prefill, decode, decode) == [("p", "transfer_buffer_tokens 8192, the longest input has 9000")]
+    other = registered("d", role="decode", kv_cache_dtype="bfloat16")
+    assert await pairings(registered("p", role="prefill", kv_cache_dtype="fp8"), other) == [
+        (MODEL, "prefill fp8: p; decode bfloat16: d")
+    ]
+    assert await pairings(registered(block_reuse=False)) == [
+        ("w0", "block_reuse false, and the mode chooses by what workers hold")
+    ]
+    assert await pairings(registered(block_reuse=True), registered("w1")) == []
+
+
 class OldLog:
     """A log whose fleet stream has something to tell; it is told at once."""
 
