@@ -171,7 +171,7 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
 async def _opened(settings: RouterSettings, stop: asyncio.Event, cleanup: AsyncExitStack) -> OpenedRouter:
     """Return a router that has started, and is to be run; raises what `_EXPECTED` names."""
     _allow_many_sockets()
-    text = load_text(settings.tokens.text, settings.tokens.encoder)
+    text = load_text(settings.tokens.text, settings.tokens.encoder, chat_template=settings.tokens.chat_template)
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
     embedded = await _embedded_nats(settings, cleanup)
     url = embedded.url if embedded else settings.nats.url

@@ -192,6 +192,7 @@ class HandoverSection(Section):
 class TokensSection(Section):
     """Text to tokens."""
 
+    chat_template: str = Field("", description="a Jinja file in place of the directory's; as the workers have it")
     text: str = Field("byte", description="tokenizer and template: `byte`, or a local model directory")
     encoder: Wanted = Field(
         "auto", description="hf: tokenizers; fast: fastokens, refused where not equal; auto: fast where it is equal"

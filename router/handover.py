@@ -26,7 +26,6 @@ import structlog
 from kv_protocol.decided import Phase
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import Hashing
-from kv_protocol.ids import WorkerRank
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import Family, counter, gauge
 from router.config import HandoverSection
@@ -161,7 +160,7 @@ class Handover:
             verdict = self._warming.decide(self._route(run, recent))
             if verdict is not None:
                 recents.append(recent)
-                held.append(_held(recent, verdict, run.told.ranks))
+                held.append(_held(recent, verdict, run))
         budget_tokens = run.budget_tokens - run.spent_tokens
         found = hot_prefixes(held, self._clock.now(), block_size=run.told.block_size, budget_tokens=budget_tokens)
         run.prompts = len(held)
@@ -211,7 +210,10 @@ class Handover:
         run.spent_tokens += tokens
         self._spent_tokens += tokens
         fault = await self._warming.compute(wish, verdict, left_s)
-        return ("failed" if fault else "warmed"), worker, fault
+        if fault:
+            return "failed", worker, fault
+        run.warmed.update(memoryview(recent.hashes_of(prefix.blocks)).cast("Q")[-1:])
+        return "warmed", worker, ""
 
     # ------------------------------------------------------------------------------------------- figures
 
@@ -234,11 +236,12 @@ def promised_requests(ledger: Ledger, told: WorkerRegistered) -> int:
     return sum(ledger.load_of(rank).active_requests for rank in told.ranks)
 
 
-def _held(recent: RecentPrompt, verdict: Verdict, ranks: tuple[WorkerRank, ...]) -> HeldPrompt:
-    view = verdict.view
+def _held(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> HeldPrompt:
+    view, ranks = verdict.view, run.told.ranks
     own = [depth for rank, depth in zip(view.ranks, view.overlap[0].tolist(), strict=True) if rank in ranks]
     others = [depth for why, depth in zip(verdict.exclusions, view.expected.tolist(), strict=True) if not why]
-    return HeldPrompt(recent.sequence_hashes, recent.asked_s, max(own, default=0), max(others, default=0))
+    elsewhere = max((run.warmed_blocks(recent.sequence_hashes), *others))
+    return HeldPrompt(recent.sequence_hashes, recent.asked_s, max(own, default=0), elsewhere)
 
 
 def _shown(prefix: HotPrefix, recent: RecentPrompt) -> PrefixTold:

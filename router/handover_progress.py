@@ -53,7 +53,7 @@ class HandoverRun:
 
     __slots__ = (
         "began_s", "budget_tokens", "counts", "ended_s", "listed", "prompts", "reason", "shown",
-        "spent_tokens", "state", "told", "within_s",
+        "spent_tokens", "state", "told", "warmed", "within_s",
     )  # fmt: skip
 
     def __init__(self, told: WorkerRegistered, budget_tokens: int, within_s: float, now_s: float) -> None:
@@ -63,11 +63,18 @@ class HandoverRun:
         self.prompts = self.listed = self.spent_tokens = 0
         self.counts: Counter[Outcome] = Counter()
         self.shown: list[PrefixTold] = []
+        self.warmed: set[int] = set()
+        """The hashes of the last blocks of prefixes that were warmed."""
         self.ended_s: float | None = None
 
     def left_s(self, now_s: float) -> float:
         """Return how long it may take still."""
         return self.began_s + self.within_s - now_s
+
+    def warmed_blocks(self, chain: bytes) -> int:
+        """Return how many leading blocks of a chain were warmed: who computed them may not have said so yet."""
+        blocks = enumerate(memoryview(chain).cast("Q"), 1) if self.warmed else ()
+        return max((count for count, block in blocks if block in self.warmed), default=0)
 
     def settle(self, at: int, outcome: Outcome, worker: str, reason: str) -> None:
         """It is known what became of the prefix at a place of the list."""

@@ -160,11 +160,9 @@ class Serving:
         """
         phase, extension, pins = plan.phase, inbound.extension, dict[str, Any]()
         if phase == "prefill":
-            named = extension.prefill_worker_id
-            pins = {
-                "pinned_worker": named if named is None else str(named),
-                "pinned_dp_rank": extension.prefill_dp_rank,
-            }
+            worker: str | int | None = extension.prefill_worker_id
+            pins = {"pinned_worker": None if worker is None else str(worker)}
+            pins["pinned_dp_rank"] = extension.prefill_dp_rank
         elif phase == "decode":
             pins = {"session_id": ""}
         return replace(

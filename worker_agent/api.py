@@ -9,6 +9,7 @@ GET  /status            whether the log is there, and where each rank's stream i
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
@@ -113,4 +114,7 @@ class AgentApi:
         return json_response({"status": "ok", "running_requests": self.running, **self._status()})
 
     async def _version(self, _: web.Request) -> web.Response:
-        return json_response({"engine": self._description.event_source, "version": self._description.version})
+        described = self._description
+        return json_response(
+            {"agent": version("kv-router"), "engine": described.event_source, "version": described.version}
+        )

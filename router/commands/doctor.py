@@ -36,15 +36,50 @@ _URLS_MAX = 64
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is asked at instead
 
 
-@click.command()
+class _FlagRefused(click.UsageError):
+    exit_code = NOT_LOOKED
+
+
+class _Doctor(click.Command):
+    """A command of which a flag that may not be is no finding: it ends with `NOT_LOOKED`."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401
+    ) -> click.Context:
+        """Return the context that the flags make; raise `_FlagRefused`."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            raise _FlagRefused(error.format_message(), error.ctx) from error
+
+
+@click.command(cls=_Doctor)
 @click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
 @click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
 @click.option("--router", "control_urls", multiple=True, help="a router's control plane, http://host:port; repeatable")
 @click.option("--data", "data_urls", multiple=True, help="a router's data plane, http://host:port; repeatable")
 @click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
 @click.option("--token", help="the control planes' bearer token; better by KVROUTER_CONTROL__TOKEN")
-@click.option("--listen", "listen_s", type=click.FloatRange(1.5, 600), default=_LISTEN_S, show_default=True)
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0.1, 60), default=_TIMEOUT_S, show_default=True)
+@click.option(
+    "--listen",
+    "listen_s",
+    type=click.FloatRange(1.5, 600),
+    default=_LISTEN_S,
+    show_default=True,
+    help="seconds that heartbeats are heard",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1, 60),
+    default=_TIMEOUT_S,
+    show_default=True,
+    help="seconds that each answer may take",
+)
 @click.option("--json", "as_json", is_flag=True, help="print all of it as one JSON object")
 def doctor(*, file: Path | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:  # noqa: ANN401
     """Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix, the worst first.

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from kv_protocol.decision import Candidate, CostTerms, Decision
 
-
 _SENT = {
     "whole": "It went to",
     "prefill": "Its prompt went to",

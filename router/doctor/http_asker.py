@@ -63,7 +63,7 @@ class HttpAsker:
     def _note(self, url: str, date: str, asked_s: float) -> None:
         try:
             date_s = parsedate_to_datetime(date).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             return  # none, or nothing that is a date
         self.clocks.append(reading(urlsplit(url).hostname or "", date_s, asked_s, self._wall_s()))
 

@@ -75,7 +75,6 @@ class LogWatch:
             rank=rank,
             instance=beat.instance,
             epoch=beat.epoch,
-            count=1 if known is None else known.count + 1,
             first_s=now_s if known is None else known.first_s,
             last_s=now_s,
             last_seq=beat.last_seq,

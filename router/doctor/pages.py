@@ -2,7 +2,7 @@
 
 | asked | of | read |
 |---|---|---|
-| `/ready` | a router's planes | `ready`, `reasons` |
+| `/ready` | a router's planes | as `router/pools/router_page.py` has it |
 | `/version` | routers, agents | `version`; of an agent `agent`, where it says so: `version` is its engine's |
 | `/v1/workers` | a control plane | registrations, ranks (trust, unfit), `differs` |
 | `/v1/index` | a control plane | each rank's `counts`: gaps, repairs, resyncs |
@@ -25,19 +25,9 @@ from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from router.core.doctor.facts import Counts, ParityBroken, RankStanding
+from router.pools.router_page import PageUnreadable
 
 _T = TypeVar("_T")
-
-
-class PageUnreadable(Exception):
-    """An answer is not what was asked for."""
-
-
-class Readiness(msgspec.Struct, frozen=True):
-    """`/ready`."""
-
-    ready: bool
-    reasons: list[str] = []
 
 
 class Version(msgspec.Struct, frozen=True):

@@ -6,7 +6,8 @@ from kv_protocol.fleet import WorkerRegistered
 from router.core.doctor.facts import WATCHED, Answer, RouterLook, RouterSeen
 from router.core.policies import MODES
 from router.doctor.http_asker import OK, HttpAsker, Reply, is_beyond_loopback
-from router.doctor.pages import Index, PageUnreadable, Policy, Readiness, Workers, counts, decoded, versions
+from router.doctor.pages import Index, Policy, Workers, counts, decoded, versions
+from router.pools.router_page import PageUnreadable, not_ready
 
 _UNREADY, _UNAUTHORIZED = 503, 401
 _ALLOWED = "allowed a router's control plane"
@@ -30,12 +31,11 @@ async def ready_answer(asker: HttpAsker, url: str, *, is_open: bool = False) -> 
     if reply.problem or reply.status not in (OK, _UNREADY):
         return Answer(url=url, problem=reply.problem or f"status {reply.status} at /ready")
     try:
-        told = decoded(reply.body, Readiness, "/ready")
+        reason = not_ready(reply.body)
     except PageUnreadable as error:
         return Answer(url=url, problem=str(error))
     version = versions((await asker.get(f"{url}/version")).body).version
-    reason = "; ".join(told.reasons)
-    return Answer(url=url, is_well=told.ready, reason=reason, version=version, is_open=is_open)
+    return Answer(url=url, is_well=not reason, reason=reason, version=version, is_open=is_open)
 
 
 class RouterLooks:

@@ -190,12 +190,16 @@ class Splice:
         if end >= 0:
             self._end(extra=end < len(data))
         elif ripe := self._ripe(held, max(0, before - _MARK_BYTES)):
-            payload = bytes(held[:ripe])
-            del held[:ripe]
-            if self.call.kept is not None:
-                self.call.kept.add(payload, framed=False)
-            self._write(chunk(payload) if self._chunked_out else payload)
-            self._remember(payload)
+            self._pass_on(held, ripe)
+
+    def _pass_on(self, held: bytearray, ripe: int) -> None:
+        """Pass on the first `ripe` bytes of what is held."""
+        payload = bytes(held[:ripe])
+        del held[:ripe]
+        if self.call.kept is not None:
+            self.call.kept.add(payload, framed=False)
+        self._write(chunk(payload) if self._chunked_out else payload)
+        self._remember(payload)
 
     def _ripe(self, held: bytearray, searched_from: int) -> int:
         """Return how many of the held bytes may be passed on."""
@@ -241,15 +245,12 @@ class Splice:
 
     def _end(self, *, extra: bool) -> None:
         """The body is whole; `extra`: bytes came that belong to no answer."""
-        held = bytes(self._held or b"")
         if self._state == _EVENTS and self._silent:
             self.fail("first_byte", "no bytes")
             return
-        if self._state == _EVENTS and self.call.kept is not None and not self._is_done(held):
-            self._detach(reusable=False)
-            if self._goes_on("body", "the stream ended without [DONE]"):
-                return
-            self._state = _EVENTS  # it ends as its worker ended it
+        if self._state == _EVENTS and self.call.kept is not None and self._went_on():
+            return
+        held = bytes(self._held or b"")
         if self._state == _GATHER:
             out = b"content-length: %d\r\n\r\n%b" % (len(held), held)
         elif self._chunked_out:
@@ -260,9 +261,21 @@ class Splice:
         self._remember(held)
         self._over(extra=extra, tail=self._tail)
 
-    def _is_done(self, held: bytes) -> bool:
+    def _went_on(self) -> bool:
+        """Return whether a stream that ended without its mark goes on; else it ends as its worker ended it."""
+        held = self._held
+        assert held is not None
         self._remember(b"")
-        return _DONE in (self._tail + held)[-TAIL_BYTES:]
+        if _DONE in (self._tail + held)[-TAIL_BYTES:]:
+            return False
+        if ripe := self._ripe(held, 0):
+            self._pass_on(held, ripe)
+        if not self._begun:
+            return False
+        self._detach(reusable=False)
+        goes_on = self._goes_on("body", "the stream ended without [DONE]")
+        self._state = _OVER if goes_on else _EVENTS
+        return goes_on
 
     def _over(self, *, extra: bool, tail: bytes) -> None:
         self._detach(reusable=self._reusable and not extra)

@@ -89,15 +89,17 @@ async def test_what_cannot_be_reached_is_an_error_while_the_other_half_answers(f
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_where_nothing_can_be_seen_it_says_so_and_why(fleet: Fleet) -> None:
-    nothing, no_url, with_user, no_token = await asyncio.gather(
+    nothing, no_time, no_url, with_user, no_token = await asyncio.gather(
         doctor("--nats-url", "nats://127.0.0.1:1", "--router", NOBODY),
+        doctor("--listen", "0"),
         doctor("--router", "127.0.0.1:8001"),
         doctor("--data", "http://me:secret@127.0.0.1:8000"),
         doctor(*at(fleet), "--token", "two\nlines"),
     )
-    assert [each.code for each in (nothing, no_url, with_user, no_token)] == [3, 3, 3, 3]
+    assert [each.code for each in (nothing, no_time, no_url, with_user, no_token)] == [3] * 5
     assert "nats.url nats://127.0.0.1:1" in nothing.err
     assert f"--router {NOBODY}: " in nothing.err
+    assert "'--listen': 0.0 is not in the range 1.5<=x<=600." in no_time.err
     assert "--router: found '127.0.0.1:8001', allowed http(s)://host:port" in no_url.err
     assert "--data: found an address with a user, allowed http(s)://host:port" in with_user.err
     assert "secret" not in with_user.err

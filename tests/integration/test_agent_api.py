@@ -6,6 +6,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import aiohttp
@@ -418,4 +419,5 @@ async def test_the_worker_says_what_it_serves_and_how_it_is() -> None:
         assert [model["id"] for model in (await running.get("/v1/models"))[1]["data"]] == ["m"]
         assert await running.get("/health") == (200, {"status": "ok", "running_requests": 0})
         assert await running.get("/status") == (200, {"status": "ok", "running_requests": 0, "log": "connected"})
-        assert await running.get("/version") == (200, {"engine": "simulated", "version": "1"})
+        told = {"agent": version("kv-router"), "engine": "simulated", "version": "1"}
+        assert await running.get("/version") == (200, told)

@@ -95,7 +95,7 @@ async def test_a_control_plane_that_wants_its_token_is_read_with_it_and_is_not_o
         await in_lanes([with_token.first, without.first])
     told = with_token.seen()
     assert told.control == Answer(
-        url=url, is_well=False, reason="no worker is fit; w0/0: behind", version="0.1.0", is_open=False
+        url=url, is_well=False, reason="not ready: no worker is fit; w0/0: behind", version="0.1.0", is_open=False
     )
     assert (told.mode, told.reads_overlap) == ("round-robin", False)
     assert (with_token.is_token_refused, without.is_token_refused) == (False, True)

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -114,7 +115,7 @@ class FaultyWorker(RoleWorker):
 async def live(world: World) -> None:
     """Live through a world; raise AssertionError where something was not as it may be."""
     async with AsyncExitStack() as stack:
-        limits = {"retry_limit": world.retry_limit, "migration_limit": world.migration_limit, "breaker_failures": 100}
+        limits: dict[str, Any] = {"retry_limit": world.retry_limit, "migration_limit": world.migration_limit, "breaker_failures": 100}
         plane = await stack.enter_async_context(running_plane(**limits))
         workers = []
         for number, (role, faults) in enumerate(zip(world.roles, world.faults, strict=True)):

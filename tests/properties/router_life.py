@@ -14,6 +14,7 @@ import numpy as np
 
 from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.codec import pack_u64
+from kv_protocol.decided import Phase
 from kv_protocol.fleet import WorkerDraining, WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
@@ -71,6 +72,7 @@ POLICIES = {
     "phased": Policy(prefill=PhaseOverrides(mode="round-robin"), decode=PhaseOverrides(decode_scale=2.0)),
 }
 LIFE = 77
+PHASES: tuple[Phase, ...] = ("whole", "whole", "whole", "whole", "whole", "whole", "prefill", "decode", "alone")
 
 
 class RandomIndex:
@@ -280,7 +282,7 @@ class Life:
                 itl_target_s=self.draw.choice([None, 0.02]),
                 pinned_worker=self.draw.choice([None] * 6 + [self._anyone()]),
                 pinned_dp_rank=self.draw.choice([None] * 6 + [1]),
-                phase=self.draw.choice([*["whole"] * 6, "prefill", "decode", "alone"]),
+                phase=self.draw.choice(PHASES),
                 transfer_domain=self.draw.choice([None, None, "rack"]),
             )
         )

@@ -62,7 +62,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     rank: WorkerRank
     instance: str
     epoch: int
-    count: int
     first_s: float
     last_s: float
     last_seq: int
@@ -138,7 +137,6 @@ class StreamSeen(msgspec.Struct, frozen=True, kw_only=True):
 class LogSeen(msgspec.Struct, frozen=True, kw_only=True):
     """The log, and what it said of its streams; those that are not there are missing by name."""
 
-    url: str = ""
     problem: str = ""
     streams: Mapping[str, StreamSeen] = {}
     missing: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ def planes(facts: Facts) -> Iterator[Finding]:
         if answer.problem:
             yield Finding("router.unreachable", answer.url, answer.problem)
         elif not answer.is_well:
-            yield Finding("router.not_ready", answer.url, answer.reason or "/ready does not say why")
+            yield Finding("router.not_ready", answer.url, answer.reason)
     workers = [worker.http for worker in facts.workers if worker.http is not None]
     for check, answers in (("router.open", [router.control for router in facts.routers]), ("worker.open", workers)):
         for answer in answers:

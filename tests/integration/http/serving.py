@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from router.http.exchange import Exchange, OutboundCall, Phase
+from router.http.kept import Kept
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
 
@@ -52,6 +53,13 @@ class Recorded:
         self.heard.append("end")
         self.tail = tail
 
+    def on_cut(self, phase: Phase, reason: str) -> bytes | None:
+        self.heard.append(f"cut {phase}: {reason}")
+        answer = self.http.at_cut.pop(0) if self.http.at_cut else None
+        if answer == b"":
+            self.http.forward(self.exchange, self.tries)
+        return answer
+
     def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:
         self.heard.append(f"failed {phase}{' begun' if begun else ''}: {reason}")
         if begun:
@@ -75,6 +83,12 @@ class Http:
         self.timeouts = Timeouts()
         self.tries = 0
         self.unwanted: set[int] = set()
+        self.kept_bytes: int | None = None
+        """How much is kept of each stream; None: streams are not kept."""
+        self.kept: list[Kept] = []
+        self.is_once = False
+        self.at_cut: list[bytes | None] = []
+        """What follows each stream in turn that is cut; nothing: the call is sent again."""
         self.watchers: list[Recorded] = []
         self.exchanges: list[Exchange] = []
         self.gone: list[Exchange] = []
@@ -98,7 +112,11 @@ class Http:
         watcher = Recorded(self, exchange, tries)
         self.watchers.append(watcher)
         headers = b"content-type: application/json\r\n"
-        exchange.forward(OutboundCall(self.worker, exchange.path, headers, exchange.body, *self.timeouts), watcher)
+        kept = None if self.kept_bytes is None else Kept(self.kept_bytes)
+        if kept is not None:
+            self.kept.append(kept)
+        call = OutboundCall(self.worker, exchange.path, headers, exchange.body, *self.timeouts, kept, self.is_once)
+        exchange.forward(call, watcher)
 
     @property
     def watcher(self) -> Recorded:

@@ -62,7 +62,7 @@ def seen(worker: WorkerRegistered, **http: Any) -> WorkerSeen:
 def head(name: str = "w0/0", **changed: Any) -> Head:
     """Return a rank's heartbeats, three of them."""
     fields: dict[str, Any] = {
-        "rank": rank(name), "instance": f"{rank(name).worker_id}-1", "epoch": 1, "count": 3, "first_s": 0.5,
+        "rank": rank(name), "instance": f"{rank(name).worker_id}-1", "epoch": 1, "first_s": 0.5,
         "last_s": 2.5, "last_seq": 40,
     }  # fmt: skip
     return Head(**fields | changed)

@@ -1,8 +1,8 @@
 """The settings of a policy are those that decisions are taken with."""
 
-from router.config import PolicySection
 from router.core.approximate import ApproximateLimits
 from router.core.policy import CostParameters, Policy
+from router.policy_config import PolicySection
 
 
 def test_the_defaults_are_the_cores() -> None:

@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from router.core.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStanding
-from router.doctor.pages import Index, PageUnreadable, Policy, Workers, counts, decoded, health, versions
+from router.doctor.pages import Index, Policy, Workers, counts, decoded, health, versions
 from router.doctor.router_looks import reads_overlap
+from router.pools.router_page import PageUnreadable
 from tests.unit.router.samples import rank, registered
 
 PAGE = b"""# HELP kvrouter_rejected_total Requests refused for load

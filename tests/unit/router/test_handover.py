@@ -314,6 +314,27 @@ async def test_what_a_running_request_had_asked_is_handed_over_once_it_is_over()
 
 
 @pytest.mark.asyncio
+async def test_a_second_look_asks_for_what_failed_and_not_for_what_was_computed_and_has_no_events_yet() -> None:
+    async with draining(answers(500), RoleWorker()) as found:
+        found.recent.add(asked(1, blocks=3))
+        found.recent.add(asked(1))
+        found.recent.add(asked(2, blocks=2))
+        lease = found.plane.routing.take(found.plane.routing.decide(route(pinned_worker="w0")))
+        worker = RoleWorker()
+        worker.fault = answers(500)  # the first one
+        found.upstreams["w1"].script = worker
+        draining_it = asyncio.ensure_future(found.drain())
+        await until(lambda: bool(found.plane.clock._sleepers))
+        assert (found.told().listed, found.told().failed, found.told().warmed) == (2, 1, 1)
+        lease.end("ok")
+        await found.plane.clock.advance(0.1)
+        told = await draining_it
+        assert (told.listed, told.failed, told.warmed) == (3, 1, 2)
+        starts = [body["prompt"][0] for body in found.bodies("w1")]
+        assert sorted(starts) in ([1000, 1000, 2000], [1000, 2000, 2000]), "what failed, and nothing else, comes twice"
+
+
+@pytest.mark.asyncio
 async def test_a_request_that_runs_on_is_waited_for_as_long_as_the_hand_over_may_take() -> None:
     async with draining(answers(500), RoleWorker()) as found:
         lease = found.plane.routing.take(found.plane.routing.decide(route(pinned_worker="w0")))

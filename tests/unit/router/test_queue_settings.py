@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.config import FailuresSection, PolicySection, QueueSection
+from router.config import FailuresSection, QueueSection
 from router.core.affinity import AffinityLimits
 from router.core.breakers import BreakerLimits
 from router.core.fair_share import FairShareLimits
 from router.core.waiting import QueueLimits
+from router.policy_config import PolicySection
 
 
 def test_the_defaults_are_the_cores_and_nobody_waits() -> None:

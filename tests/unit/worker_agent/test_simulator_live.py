@@ -2,6 +2,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,7 +53,7 @@ def request(name: str = "a", max_tokens: int = 4) -> EngineRequest:
 
 
 @asynccontextmanager
-async def running(clock: LeapingClock, speed: float = 1.0, **limits: int) -> AsyncIterator[SimulatedEngine]:
+async def running(clock: LeapingClock, speed: float = 1.0, **limits: Any) -> AsyncIterator[SimulatedEngine]:
     async with driven(SimulatedEngine(Simulator(ENGINE), clock, speed=speed, **limits)) as engine:
         yield engine
 

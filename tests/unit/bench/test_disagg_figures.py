@@ -1,0 +1,126 @@
+"""Figures of runs that are written down, who is better, what is drawn, and the words for layouts."""
+
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+
+from bench.disagg_figures import Figures, comparisons, figures
+from bench.disagg_fleet import Run
+from bench.disagg_journey import Answer
+from bench.disagg_layouts import Layout, layout_of, layouts_of
+from bench.disagg_plot import Point, frontier, pareto_svg
+from bench.trace import TraceInvalid
+from bench.trace_figures import Slo
+from bench.virtual_fleet import Outcome
+from worker_agent.core.simulator.transfer import TransferCounts, TransferRules
+
+SLOS = (Slo(1.0, 0.050), Slo(1.0, 0.010))
+NO_TRANSFERS = TransferCounts().statistics(TransferRules(), 0, 0, 0)
+TRANSFERS = msgspec.structs.replace(
+    NO_TRANSFERS, fetches_total={"done": 4, "stalled": 1, "timeout": 2, "gone": 0, "lost": 0}, fetch_seconds_total=2.0
+)
+
+
+def outcome(ttft_s: float, itl_s: float, cached_tokens: int = 0) -> Outcome:
+    """Return what became of a request for 100 tokens that was answered with 11."""
+    return Outcome(0.0, 0, 100, 11, cached_tokens, 0, ttft_s, ttft_s + 10 * itl_s)
+
+
+RUN = Run(
+    [
+        Answer(outcome(0.5, 0.005, 60), "decode", 0.25, 0),
+        Answer(outcome(0.6, 0.020), "decode", 0.5, 2),
+        Answer(outcome(2.0, 0.005, 30), "alone", None, 0),
+    ],
+    failed=1,
+    span_s=10.0,
+    transfers=[NO_TRANSFERS, TRANSFERS],
+)
+
+
+def test_figures_of_a_run() -> None:
+    found = figures(RUN, gpus=2, slos=SLOS)
+    assert (found.requests, found.failed, found.retries, found.transfers_failed) == (4, 1, 2, 3)
+    assert found.ttft_s == (0.6, 2.0)
+    assert found.itl_s == pytest.approx((0.005, 0.020))
+    assert found.slo_rate == (0.5, 0.25)
+    assert found.goodput_rps_gpu == pytest.approx((0.1, 0.05))
+    assert found.tokens_s_gpu == pytest.approx(33 / 10 / 2)
+    assert found.tokens_s_user == pytest.approx(200.0)
+    assert found.hit_rate == pytest.approx(0.3)
+    assert found.local_rate == pytest.approx(1 / 3)
+    assert found.handover_s == (0.5, 0.5)
+    assert found.transfer_s == 0.5
+
+
+def test_a_run_in_which_all_requests_failed_has_figures() -> None:
+    found = figures(RUN._replace(answers=[], failed=3), gpus=2, slos=SLOS)
+    assert (found.requests, found.failed, found.tokens_s_gpu, found.tokens_s_user, found.hit_rate) == (3, 3, 0, 0, 0)
+    assert found.slo_rate == (0.0, 0.0)
+
+
+def test_the_aggregated_layout_is_held_against_the_best_of_the_others_by_each_figure() -> None:
+    mine = figures(RUN, gpus=2, slos=SLOS)
+    faster = mine._replace(ttft_s=(0.3, 2.0), tokens_s_gpu=mine.tokens_s_gpu * 0.995, goodput_rps_gpu=(0.05, 0.05))
+    worse: Figures = mine._replace(ttft_s=(0.9, 3.0), tokens_s_gpu=0.1, goodput_rps_gpu=(0.01, 0.06))
+    found = {each.figure: each for each in comparisons(2.0, ("2a", mine), [("p", worse), ("q", faster)], SLOS)}
+    assert {name: (each.best, each.winner) for name, each in found.items()} == {
+        "TTFT p50, ms": ("q", "q"),
+        "TTFT p90, ms": ("q", ""),
+        "ITL p50, ms": ("p", ""),
+        "ITL p90, ms": ("p", ""),
+        "tokens/s/GPU": ("q", ""),
+        "goodput 1000/50": ("q", "2a"),
+        "goodput 1000/10": ("p", "p"),
+    }
+    assert found["TTFT p50, ms"].value == pytest.approx(300.0)
+
+
+def point(user: float, gpu: float) -> Point:
+    return Point(user, gpu, "x1", is_served=True)
+
+
+def test_the_frontier_has_what_nothing_beats_in_both_ways() -> None:
+    points = [point(1, 9), point(5, 5), point(4, 5), point(9, 1), point(5, 4), point(2, 2)]
+    assert frontier(points) == [point(1, 9), point(5, 5), point(9, 1)]
+
+
+def test_a_plot_has_a_line_for_every_layout_and_a_point_for_every_load() -> None:
+    lines = {"8a": [point(10, 1), point(5, 7)], "<b>": [point(8, 3), point(0, 0)._replace(is_served=False)]}
+    drawn = pareto_svg(lines, "title & more")
+    root = ET.fromstring(drawn)  # noqa: S314 - our own
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(root.findall(f"{space}polyline")) == 3  # with the frontier
+    assert [each.get("fill") for each in root.findall(f"{space}circle")] == ["#000000", "#000000", "#e69f00", "#ffffff"]
+    texts = [each.text for each in root.findall(f"{space}text")]
+    assert {"title & more", "8a", "<b>", "x1", "10"} <= set(texts)
+    assert drawn == pareto_svg(lines, "title & more")
+
+
+def test_a_plot_of_nothing_that_was_answered_is_a_plot() -> None:
+    drawn = pareto_svg({"1p1d": [point(0, 0)._replace(is_served=False)]}, "t")
+    assert ET.fromstring(drawn).tag.endswith("svg")  # noqa: S314 - our own
+
+
+@pytest.mark.parametrize("words", ["8a", "3p5d", "3p5d+isl_bounding", "3p5d@65536", "12p4d+isl_or_load@2048"])
+def test_a_layout_is_called_what_it_was_named(words: str) -> None:
+    assert layout_of(words).name == words
+
+
+def test_the_words_of_a_layout() -> None:
+    assert layout_of("2p3d+isl_or_load@9") == Layout(0, 2, 3, "isl_or_load", 9)
+    assert layout_of("2p3d").roles == ("prefill",) * 2 + ("decode",) * 3
+    assert layout_of("3a").roles == ("aggregated",) * 3
+    assert [each.gpus for each in layouts_of("5a,2p3d,5a")] == [5, 5]
+
+
+@pytest.mark.parametrize("words", ["", "8", "0a", "3p", "3p0d", "8a+isl_bounding", "8a@9", "3p5d+off", "3p5d@0"])
+def test_other_words_are_named(words: str) -> None:
+    with pytest.raises(TraceInvalid, match="layouts: layout: found"):
+        layout_of(words)
+
+
+def test_layouts_of_different_sizes_are_not_compared() -> None:
+    with pytest.raises(TraceInvalid, match="found '7 of 3p4d', allowed 8, as 8a has"):
+        layouts_of("8a,3p4d")
