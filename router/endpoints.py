@@ -8,9 +8,6 @@ GET  /health, /live, /ready, /version         of this process; /ready is 503 wit
 
 from collections.abc import Callable
 from importlib.metadata import version
-from urllib.parse import unquote
-
-import msgspec
 
 from router import refusals
 from router.asking import Asking
@@ -21,11 +18,11 @@ from router.core.plan import Plan
 from router.core.verdict import Verdict
 from router.http.exchange import Exchange
 from router.refusals import Refusal, Refused
+from router.replies import MODELS_PATH, answer, answer_model, answer_models, refuse, unknown_path
 from router.served import Served
 from router.serving import Serving
 
 Endpoint = Callable[[Exchange], None]
-_MODEL = "/v1/models/"
 
 
 class Endpoints:
@@ -60,34 +57,29 @@ class Endpoints:
         if refusal is None:
             Served(exchange, self._serving).begin()
         else:
-            _refuse(exchange, refusal)
+            refuse(exchange, refusal)
 
     def _decide_only(self, exchange: Exchange) -> None:
         DecisionOnly(exchange, self._serving).begin()
 
     def _of_a_name(self, path: str) -> tuple[str, Endpoint]:
-        return ("GET", self._model) if path.startswith(_MODEL) else ("", _unknown_path)
+        return ("GET", self._model) if path.startswith(MODELS_PATH) else ("", unknown_path)
 
     def _models(self, exchange: Exchange) -> None:
-        names = self._serving.routing.state.fleet.models()
-        _answer(exchange, {"object": "list", "data": [_model(name) for name in names]})
+        answer_models(exchange, self._serving.routing.state.fleet.models())
 
     def _model(self, exchange: Exchange) -> None:
-        name, names = unquote(exchange.path.removeprefix(_MODEL)), self._serving.routing.state.fleet.models()
-        if name in names:
-            _answer(exchange, _model(name))
-        else:
-            _refuse(exchange, refusals.unknown_model(name, names))
+        answer_model(exchange, self._serving.routing.state.fleet.models())
 
     def _health(self, exchange: Exchange) -> None:
-        _answer(exchange, {"status": "ok"})
+        answer(exchange, {"status": "ok"})
 
     def _ready(self, exchange: Exchange) -> None:
         readiness = self._serving.routing.readiness()
-        _answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
+        answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
 
     def _version(self, exchange: Exchange) -> None:
-        _answer(exchange, {"version": version("kv-router"), "index": self._index_name, "hot_path": hot_path()})
+        answer(exchange, {"version": version("kv-router"), "index": self._index_name, "hot_path": hot_path()})
 
 
 class DecisionOnly(Asking):
@@ -109,7 +101,7 @@ class DecisionOnly(Asking):
             plan.prefilled()
             worker = serving.routing.state.fleet.worker(verdict.winner.worker_id)
             told["decode"] = _told(self._decided(plan, None if worker is None else worker.registration.transfer_domain))
-        _answer(self.exchange, told)
+        answer(self.exchange, told)
 
     def _decided(self, plan: Plan, transfer_domain: str | None = None) -> Verdict:
         serving = self.serving
@@ -122,25 +114,9 @@ class DecisionOnly(Asking):
                     raise Refused(serving.nobody(route, error)) from error
 
     def _refuse(self, refusal: Refusal) -> None:
-        _refuse(self.exchange, refusal)
+        refuse(self.exchange, refusal)
 
 
 def _told(verdict: Verdict) -> dict[str, object]:
     decision = verdict.decision()
     return {"decision": decision, "explanation": explain(decision)}
-
-
-def _model(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "kv-router"}
-
-
-def _answer(exchange: Exchange, value: object, status: int = 200) -> None:
-    exchange.answer(status, msgspec.json.encode(value))
-
-
-def _refuse(exchange: Exchange, refusal: Refusal) -> None:
-    exchange.answer(refusal.status, refusal.body, headers=refusal.headers)
-
-
-def _unknown_path(exchange: Exchange) -> None:
-    _refuse(exchange, refusals.invalid(f"{exchange.method} {exchange.path}: Not Found", status=404))

@@ -63,6 +63,7 @@ MODULES = (
     "router.metrics.weighing",
     "router.names",
     "router.replicas",
+    "router.replies",
     "router.routing",
     "router.served",
     "router.serving",

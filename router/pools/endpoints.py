@@ -8,9 +8,6 @@ GET  /health, /live, /ready, /version         of this process; /ready is 503 whi
 
 from collections.abc import Callable
 from importlib.metadata import version
-from urllib.parse import unquote
-
-import msgspec
 
 from router import refusals
 from router.http.exchange import Exchange
@@ -18,9 +15,9 @@ from router.pools.asking import PoolAsking
 from router.pools.served import PoolServed
 from router.pools.service import PoolService
 from router.refusals import Refusal
+from router.replies import MODELS_PATH, answer, answer_model, answer_models, refuse, unknown_path
 
 Endpoint = Callable[[Exchange], None]
-_MODEL = "/v1/models/"
 
 
 class PoolEndpoints:
@@ -42,8 +39,8 @@ class PoolEndpoints:
     def __call__(self, exchange: Exchange) -> None:
         """Answer the exchange, now or later."""
         path = exchange.path
-        of_a_name = ("GET", self._model) if path.startswith(_MODEL) else None
-        method, endpoint = self._endpoints.get(path) or of_a_name or ("", _unknown_path)
+        of_a_name = ("GET", self._model) if path.startswith(MODELS_PATH) else None
+        method, endpoint = self._endpoints.get(path) or of_a_name or ("", unknown_path)
         if method not in ("", exchange.method) and (method, exchange.method) != ("GET", "HEAD"):
             refusal = refusals.invalid(f"method: found {exchange.method}, allowed {method}", status=405)
             exchange.answer(405, refusal.body, headers=((b"allow", method.encode()),))
@@ -54,7 +51,7 @@ class PoolEndpoints:
         metrics, most = self._service.metrics, self._service.inflight_max
         if metrics.inflight >= most:
             message = f"queue.inflight_requests_max: {most} requests are being served; try again"
-            _refuse(exchange, refusals.unavailable(message, "overloaded"))
+            refuse(exchange, refusals.unavailable(message, "overloaded"))
         else:
             metrics.began()
             PoolServed(exchange, self._service).begin()
@@ -63,25 +60,20 @@ class PoolEndpoints:
         SelectionOnly(exchange, self._service).begin()
 
     def _models(self, exchange: Exchange) -> None:
-        models = [_model(name) for name in self._service.identity.models]
-        _answer(exchange, {"object": "list", "data": models})
+        answer_models(exchange, self._service.identity.models)
 
     def _model(self, exchange: Exchange) -> None:
-        name, names = unquote(exchange.path.removeprefix(_MODEL)), self._service.identity.models
-        if name in names:
-            _answer(exchange, _model(name))
-        else:
-            _refuse(exchange, refusals.unknown_model(name, names))
+        answer_model(exchange, self._service.identity.models)
 
     def _health(self, exchange: Exchange) -> None:
-        _answer(exchange, {"status": "ok"})
+        answer(exchange, {"status": "ok"})
 
     def _ready(self, exchange: Exchange) -> None:
         readiness = self._service.readiness()
-        _answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
+        answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
 
     def _version(self, exchange: Exchange) -> None:
-        _answer(exchange, {"version": version("kv-router")})
+        answer(exchange, {"version": version("kv-router")})
 
 
 class SelectionOnly(PoolAsking):
@@ -95,23 +87,7 @@ class SelectionOnly(PoolAsking):
         self.read()
 
     def _asked(self) -> None:
-        _answer(self.exchange, {"question": self.question, "phases": self.plans})
+        answer(self.exchange, {"question": self.question, "phases": self.plans})
 
     def _refuse(self, refusal: Refusal) -> None:
-        _refuse(self.exchange, refusal)
-
-
-def _model(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "kv-router"}
-
-
-def _answer(exchange: Exchange, value: object, status: int = 200) -> None:
-    exchange.answer(status, msgspec.json.encode(value))
-
-
-def _refuse(exchange: Exchange, refusal: Refusal) -> None:
-    exchange.answer(refusal.status, refusal.body, headers=refusal.headers)
-
-
-def _unknown_path(exchange: Exchange) -> None:
-    _refuse(exchange, refusals.invalid(f"{exchange.method} {exchange.path}: Not Found", status=404))
+        refuse(self.exchange, refusal)
