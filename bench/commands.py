@@ -5,6 +5,7 @@ import click
 from bench.dataplane import dataplane
 from bench.decision import decision
 from bench.disagg import disagg
+from bench.drain import drain
 from bench.events import events
 from bench.hot_spots_command import hot_spots
 from bench.index import index
@@ -15,6 +16,7 @@ COMMANDS: dict[str, click.Command] = {
     "dataplane": dataplane,
     "decision": decision,
     "disagg": disagg,
+    "drain": drain,
     "oracle": oracle,
     "events": events,
     "hot-spots": hot_spots,

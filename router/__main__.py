@@ -33,12 +33,14 @@ from router.config import RouterSettings
 from router.control_plane import ControlPlane
 from router.core.fleet import TextDigests
 from router.core.policies import Mode
+from router.core.recent_prompts import RecentPrompts
 from router.core.recording import Recorders
 from router.core.state import RouterState
 from router.core.state_settings import StateSettings
 from router.core.tenants import SECRET_BYTES, TenantNames
 from router.endpoints import Endpoints
 from router.feeds import RouterFeeds
+from router.handover import Handover
 from router.http.plane import HttpPlane
 from router.journal import JournalWriter, ensure_journal, journal_families, router_name
 from router.metrics import (
@@ -58,6 +60,7 @@ from router.routing import Routing
 from router.serving import Serving
 from router.tokens import Prompts
 from router.trust_watch import TrustWatch
+from router.warming import Warming
 
 _OTHER_STREAMS_BYTES = 256 << 20
 """Room in the embedded server's store for all streams but those of events, snapshots and the journal."""
@@ -208,10 +211,12 @@ class _Router:
         self._prompts = Prompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
         tenants = TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, os.urandom(SECRET_BYTES))
         new_id = Names(instance).new
-        serving = Serving(self._routing, self._prompts, self._admission, metrics, tenants, settings, new_id)
+        recent = RecentPrompts(settings.handover.prompts_bytes_max)
+        serving = Serving(self._routing, self._prompts, self._admission, metrics, tenants, settings, new_id, recent)
         endpoints = Endpoints(serving, index_name=self._index.implementation)
         self.data = HttpPlane(endpoints, settings.data.limits())
-        control = ControlPlane(self._routing, self._index, log)
+        self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
+        control = ControlPlane(self._routing, self._index, log, self._handover)
         app = control.app(self._registry, token=settings.control.token.get_secret_value())
         self.control = HttpServer(app, settings.control.host, settings.control.port)
         self._project()
@@ -251,6 +256,7 @@ class _Router:
             lambda: queue_families(self._admission.statistics()),
             lambda: http_families(self.data.statistics()),
             lambda: prompt_families(self._prompts.statistics()),
+            self._handover.families,
             self._index.families,
         ]
         if (journal := self._journal) is not None:
@@ -278,6 +284,7 @@ class _Router:
         """Return what runs; what a later stage is needed for stops before it."""
         return [
             Part("data-plane", self.data.run, 0),
+            Part("handover", self._handover.run, 0),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),
             *self._prompts.parts(1),

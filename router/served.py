@@ -82,6 +82,7 @@ class Served(Asking):
 
     def _asked(self) -> None:
         self._asked_route = self.route
+        self.serving.asked(self.route, self.inbound, self.prompt)
         plan = self._plan = self.serving.plan(self.route, self.inbound)
         self.serving.placed(self.route, plan, self.inbound)
         if plan.phase != "whole":

@@ -25,6 +25,7 @@ from router.core.disaggregation import asked_phase, first_phase, placement
 from router.core.eligibility import reason_kind
 from router.core.errors import NoEligibleWorker, WorkerNotNamed
 from router.core.plan import Plan
+from router.core.recent_prompts import RecentPrompt, RecentPrompts
 from router.core.tenants import TenantNames
 from router.core.verdict import Verdict
 from router.core.view import RouteRequest
@@ -72,7 +73,9 @@ class Serving:
         tenants: TenantNames,
         settings: RouterSettings,
         new_id: Callable[[], str],
+        recent: RecentPrompts | None = None,
     ) -> None:
+        """`recent` gets the prompts of requests; None: they are not kept."""
         self.routing, self.admission, self.metrics = routing, admission, metrics
         self.new_id = new_id
         self.inflight = 0
@@ -82,6 +85,7 @@ class Serving:
         self.calls = Calls(routing.state.fleet, settings)
         self._conditional = settings.disaggregation.limits()
         self._models: dict[str, _Model] = {}
+        self._recent = recent
         self._rank_lines: dict[WorkerRank, bytes] = {}
 
     def begin(self) -> Refusal | None:
@@ -129,6 +133,21 @@ class Serving:
             hashing, fleet.lora_of(name), fleet.images(name, now_s), fleet.changes, valid_until_s
         )
         return known
+
+    def asked(self, route: RouteRequest, inbound: Inbound, prompt: Prompt | None) -> None:
+        """A client asks for this to be computed: it is one of the newest prompts."""
+        if self._recent is not None and prompt is not None:
+            self._recent.add(
+                RecentPrompt(
+                    route.model,
+                    route.lora,
+                    inbound.salt,
+                    prompt.ids,
+                    prompt.hashing,
+                    prompt.sequence_hashes,
+                    self.routing.clock.now(),
+                )
+            )
 
     # ------------------------------------------------------------------------------------------- deciding
 

@@ -1,15 +1,14 @@
 """Engines behind servers of their own, for `worker-agent attach`: the doubles' HTTP, over an engine that computes.
 
-    server         engine                                 answers                      events
-    ------------   ------------------------------------   --------------------------   ----------------------------
-    trtllm-serve   `TensorRTLLMEngine`, the fake package  our OpenAI answers, which    the engine's, polled
-                                                          have that server's shapes
-    vLLM           simulated                              likewise                     the engine's, as vLLM's
-                                                                                       frames, from memory of none
-                                                                                       of our encoders
+    server         engine                                  answers                    events
+    ------------   -------------------------------------   ------------------------   -----------------------------
+    trtllm-serve   `TensorRTLLMEngine`, the fake package   our agent's, which speak   the engine's, polled
+                                                           that server's handoffs
+    vLLM           simulated                               our agent's                the engine's, in vLLM's frames,
+                                                                                      encoded here
 
-What the doubles refuse (`tests/integration/engine_doubles.py`) is refused here, too. What only the real servers do with
-a request stays unknown: the answers' text, and how they end when the engine dies.
+What the doubles refuse (`tests/integration/engine_doubles.py`) is refused here, too. What only the real servers know
+stays unknown: the text of their errors, and how streams end when an engine dies.
 """
 
 import asyncio

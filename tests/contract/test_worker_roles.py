@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kv_protocol.fleet import Role, WorkerDraining, WorkerLeft, WorkerRegistered
-from tests.contract.worker_kinds import KINDS, PLACEHOLDER
-from tests.contract.workers import LONG, PROMPT_BLOCKS, Ground, Worker, comes, ground, post
+from tests.contract.worker_kinds import KINDS, PLACEHOLDER, kinds_with
+from tests.contract.workers import PROMPT_BLOCKS, Ground, Worker, comes, ground, post
 from tests.integration.agent_http import CHAT, COMPLETIONS
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url
 from worker_agent.core.disaggregated import handoff_of_json
@@ -26,12 +26,8 @@ PICTURES = [data_url(PNG), data_url(GIF, "image/gif")]
 COMPONENTS: dict[Role, str] = {"aggregated": "backend", "prefill": "prefill", "decode": "backend", "encode": "encode"}
 ALONE = {"disaggregated_params": {"request_type": "context_and_generation"}}
 CONTEXT = {"disaggregated_params": {"request_type": "context_only"}, "max_tokens": 1, "stream": False}
-SAME = [(kind, kind) for kind in sorted(KINDS) if "decode" in KINDS[kind].roles]
+SAME = [(kind, kind) for kind in kinds_with("aggregated", "prefill", "decode")]
 ACROSS = [("trtllm", "attached-trtllm-serve"), ("attached-trtllm-serve", "trtllm")]
-
-
-def kinds_with(role: Role) -> list[str]:
-    return sorted(name for name, kind in KINDS.items() if role in kind.roles)
 
 
 async def handed_over(prefill: Worker, path: str, asked: dict[str, Any]) -> dict[str, Any]:
@@ -55,6 +51,18 @@ async def test_it_joins_by_its_role_and_takes_its_leave(ground: Ground, kind: st
         assert await worker.ending == ""
         await comes(lambda: isinstance(worker.told[-1], WorkerLeft), "that it left")
     assert [type(event) for event in worker.told] == [WorkerRegistered, WorkerDraining, WorkerLeft]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(
+    ("kind", "role"),
+    [(name, role) for name in sorted(KINDS) if KINDS[name].can_be_killed for role in KINDS[name].roles[1:]],
+)
+async def test_when_an_idle_engine_dies_the_fleet_hears_of_it(ground: Ground, kind: str, role: Role) -> None:
+    async with KINDS[kind].start(ground, role, f"idle-{kind}") as worker:
+        await worker.kill()
+        await comes(lambda: isinstance(worker.told[-1], WorkerLeft), "that it is gone")
+    assert [type(event) for event in worker.told] == [WorkerRegistered, WorkerLeft]
 
 
 # ---------------------------------------------------------------------------------------------- prefill and decode
@@ -92,7 +100,7 @@ async def test_a_client_that_goes_leaves_nothing_held_at_either(ground: Ground, 
         KINDS[first].start(ground, "prefill", f"gone-{first}") as prefill,
         KINDS[second].start(ground, "decode", f"gone-{first}") as decode,
     ):
-        asked = {"prompt": prefill.fresh_prompt(), "max_tokens": LONG}
+        asked = {"prompt": prefill.fresh_prompt(), "max_tokens": prefill.long}
         handoff = await handed_over(prefill, COMPLETIONS, asked)
         await comes(
             lambda: any(each.used_blocks >= PROMPT_BLOCKS for each in prefill.loads()[-1:]),
@@ -105,7 +113,7 @@ async def test_a_client_that_goes_leaves_nothing_held_at_either(ground: Ground, 
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("kind", kinds_with("decode"))
+@pytest.mark.parametrize("kind", kinds_with("aggregated", "decode"))
 async def test_a_decode_worker_serves_alone_where_it_is_told_to(ground: Ground, kind: str) -> None:
     async with (
         KINDS[kind].start(ground, "decode", f"alone-{kind}") as decode,
@@ -116,9 +124,14 @@ async def test_a_decode_worker_serves_alone_where_it_is_told_to(ground: Ground, 
         told, expected = await decode.ask(COMPLETIONS, asked | ALONE), await one.ask(COMPLETIONS, asked)
         assert (told.status, told.said()["text"]) == (200, expected.said()["text"]), told.data
         await decode.until_indexed(prompt)
-        refused = await decode.ask(COMPLETIONS, asked)
-        if KINDS[kind].requires_handoff:
-            assert (refused.status, refused.body["error"]["param"]) == (400, "disaggregated_params")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("kind", [name for name in kinds_with("decode") if KINDS[name].requires_handoff])
+async def test_a_decode_worker_refuses_what_nobody_prefilled(ground: Ground, kind: str) -> None:
+    async with KINDS[kind].start(ground, "decode", f"strict-{kind}") as decode:
+        refused = await decode.ask(COMPLETIONS, {"prompt": decode.fresh_prompt(), "max_tokens": TOKENS})
+    assert (refused.status, refused.body["error"]["param"]) == (400, "disaggregated_params")
 
 
 # ---------------------------------------------------------------------------------------------------------- encode

@@ -1,109 +1,50 @@
 """Whole workers of every kind behind a real router in mode kv, which knows of them what the log says."""
 
-import asyncio
-import re
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from bench.processes import Process
-from kv_runtime.clock import SystemClock
-from tests.contract import workers
-from tests.contract.worker_kinds import KINDS
-from tests.contract.workers import PROMPT_BLOCKS, Ground, Worker, comes, ground, post
-from tests.integration.agent_http import CHAT, COMPLETIONS, Answered
+from tests.contract.worker_kinds import KINDS, kinds_with
+from tests.contract.worker_kinds_real import TEXT
+from tests.contract.worker_router import Router, routing
+from tests.contract.workers import PROMPT_BLOCKS, Ground, Worker, comes, ground
+from tests.integration.agent_http import CHAT, COMPLETIONS
 
 __all__ = ["ground"]
 
 TOKENS = 12
-PAIRED = sorted(name for name, kind in KINDS.items() if "decode" in kind.roles)
-
-
-class Router(NamedTuple):
-    """A router on the ground's log."""
-
-    ground: Ground
-    data_url: str
-    control_url: str
-
-    async def ask(self, worker: Worker, path: str, asked: dict[str, Any]) -> Answered:
-        """Return what clients of the router get of the worker's model; who reads an event stream reads no comments."""
-        answered = await post(self.ground.session, self.data_url + path, worker.greedy(asked))
-        return replace(answered, data=re.sub(rb"(?m)^:.*\n", b"", answered.data))
-
-    async def until_fit(self, *awaited: Worker) -> None:
-        """Return once the router counts on these workers."""
-        names = {worker.worker_id for worker in awaited}
-
-        async def are_fit() -> bool:
-            return names <= {name for name, unfit in (await self._known()).items() if not unfit}
-
-        await until(are_fit, f"{names} fit")
-
-    async def until_gone(self, worker: Worker) -> None:
-        """Return once the router knows the worker no more."""
-
-        async def is_gone() -> bool:
-            return worker.worker_id not in await self._known()
-
-        await until(is_gone, f"{worker.worker_id} gone")
-
-    async def until_overlap(self, worker: Worker, prompt: list[int]) -> None:
-        """Return once the prompt would be found at the worker."""
-
-        async def is_found() -> bool:
-            asked = {"prompt": prompt, "max_tokens": 2}
-            decision = (await self.ask(worker, "/v1/route", asked)).body["decision"]
-            chosen = decision["candidates"][decision["winner"]]
-            return bool((chosen["worker_id"], chosen["overlap_blocks"][0]) == (worker.worker_id, PROMPT_BLOCKS))
-
-        await until(is_found, f"{worker.worker_id} chosen")
-
-    async def _known(self) -> dict[str, Any]:
-        async with self.ground.session.get(f"{self.control_url}/v1/workers") as response:
-            known = (await response.json())["workers"]
-        return {each["registration"]["worker_id"]: each["unfit"] for each in known}
-
-
-async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Return once what another process is asked is so: there is nothing to wait on."""
-    try:
-        async with asyncio.timeout(workers.WAIT_S):
-            while not await holds():
-                await SystemClock().sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"not within {workers.WAIT_S} s: {what}") from None
+PAIRED = kinds_with("aggregated", "prefill", "decode")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def router(ground: Ground) -> AsyncIterator[Router]:
-    command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0"]
-    process = Process("router", [*command, "--nats-url", ground.nats_url, "--set", "telemetry.log_level=warning"])
-    async with asyncio.TaskGroup() as group:
-        await process.start(group)
-        try:
-            data_url = (await process.line_with("router on")).split()[2]
-            yield Router(ground, data_url, (await process.line_with("control plane")).split()[2])
-        finally:
-            await process.end()
-    assert "Traceback" not in process.output
+    async with routing(ground, TEXT) as running:
+        yield running
+
+
+@asynccontextmanager
+async def several(ground: Ground, kind: str) -> AsyncIterator[list[Worker]]:
+    """Be where as many aggregated workers of one model run as there can be."""
+    async with AsyncExitStack() as stack:
+        model = ground.name(f"routed-{kind}")
+        starts = [KINDS[kind].start(ground, "aggregated", model) for _ in range(KINDS[kind].engines)]
+        yield [await stack.enter_async_context(start) for start in starts]
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", kinds_with("aggregated"))
 async def test_the_holder_of_a_prompt_is_found_and_reuses_what_was_promised(router: Router, kind: str) -> None:
-    model, start = f"routed-{kind}", KINDS[kind].start
-    async with start(router.ground, "aggregated", model) as one, start(router.ground, "aggregated", model) as two:
-        await router.until_fit(one, two)
+    async with several(router.ground, kind) as workers:
+        await router.until_fit(*workers)
+        one = workers[0]
         prompt = one.fresh_prompt()
         asked = {"prompt": prompt, "max_tokens": TOKENS}
         first = await router.ask(one, COMPLETIONS, asked)
         assert (first.status, first.headers["x-overlap-blocks"]) == (200, "0"), first.data
-        holder = one if first.headers["x-worker-instance-id"] == one.worker_id else two
+        holder = next(each for each in workers if each.worker_id == first.headers["x-worker-instance-id"])
         await router.until_overlap(holder, prompt)
         second = await router.ask(one, COMPLETIONS, asked)
         assert second.headers["x-worker-instance-id"] == holder.worker_id
@@ -134,10 +75,11 @@ async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another(router:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", kinds_with("aggregated"))
 async def test_when_an_engine_dies_the_other_worker_serves(router: Router, kind: str) -> None:
-    model, start = f"left-{kind}", KINDS[kind].start
-    async with start(router.ground, "aggregated", model) as one, start(router.ground, "aggregated", model) as two:
+    if not KINDS[kind].can_be_killed:
+        pytest.skip("whoever started the engine ends it")
+    async with several(router.ground, kind) as (one, two):
         await router.until_fit(one, two)
         await one.kill()
         await router.until_gone(one)

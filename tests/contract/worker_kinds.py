@@ -1,14 +1,14 @@
 """The kinds of workers, and how one is started, asked to stop, and deprived of its engine.
 
-    kind                    process      engine                           roles               ranks of an aggregated one
-    ---------------------   ----------   ------------------------------   -----------------   --------------------------
-    simulated               serve        simulated                        all                 2
-    trtllm                  serve        TensorRT-LLM, the fake package   all                 2, attention DP
-    attached-trtllm-serve   attach       the server's double over it      all but encode      1: no header chooses one
-    attached-vllm           attach       the server's double, simulated   aggregated: routers 2, forwarded to
-                                                                          speak no handoffs
-                                                                          of vLLM's
+    kind                    process   engine                                roles        ranks
+    ---------------------   -------   -----------------------------------   ----------   ---------------------------
+    simulated               serve     simulated                             all          2
+    trtllm                  serve     TensorRT-LLM's, by the fake package   all          2, attention DP
+    attached-trtllm-serve   attach    likewise, behind the server's double  not encode   1: no header chooses one
+    attached-vllm           attach    simulated, behind the server's        aggregated   2; requests are forwarded
+                                      double
 
+Ranks are those of aggregated workers, all others have one. Routers speak no handoffs of vLLM's: it has one role here.
 `serve` and `attach` run whole, as they are composed, as tasks of this process; engines' servers beside them. That is
 where the fake lets decode engines take what prefill engines hold; TensorRT-LLM's engines as processes of their own are
 in `tests/e2e/test_trtllm_workers.py`. Real ones: `worker_kinds_real.py`.
@@ -25,6 +25,7 @@ import pytest
 from kv_protocol.fleet import Role
 from kv_runtime.config import load_settings
 from tests.contract.worker_kinds_attached import attached_trtllm_serve, attached_vllm
+from tests.contract.worker_kinds_real import TEXT, real_trtllm, real_trtllm_serve, real_vllm, roles_there
 from tests.contract.worker_runs import (
     BATCHED,
     BLOCK_SIZE,
@@ -48,6 +49,7 @@ from worker_agent.engine_choice import chosen_engine
 from worker_agent.serve import run_served
 
 PLACEHOLDER, IMAGE_TOKEN = "<image>", ord("<")
+"""What stands for an image in an encode worker's prompts, and the one of its tokens that is the image."""
 EVERY: tuple[Role, ...] = ("aggregated", "prefill", "decode", "encode")
 
 Start = Callable[[Ground, Role, str], AbstractAsyncContextManager[Worker]]
@@ -57,15 +59,20 @@ Start = Callable[[Ground, Role, str], AbstractAsyncContextManager[Worker]]
 class Kind(NamedTuple):
     """What can be stated of a kind beforehand; nothing else may differ.
 
-    `ranks` are an aggregated worker's. `takes_prompt_ids`: its router sends it the prompt's ids beside the text.
-    `requires_handoff`: a decode worker refuses requests without; trtllm-serve's computes the prompt itself.
+    `ranks` are an aggregated worker's; `sizes`: blocks, longest, sequences, tokens of a batch; None: the engine's own.
+    `takes_prompt_ids`: its router sends it the prompt's ids beside the text. `requires_handoff`: a decode worker
+    refuses requests without; trtllm-serve's computes the prompt itself. `engines`: how many of a role there can be.
     """
 
     start: Start
     roles: tuple[Role, ...]
-    ranks: int
+    ranks: int = 1
+    sizes: tuple[int, ...] | None = (BLOCKS, LONGEST, SEQUENCES, BATCHED)
+    text: str = "byte"
     takes_prompt_ids: bool = True
     requires_handoff: bool = True
+    engines: int = 2
+    can_be_killed: bool = True
 
 
 @contextmanager
@@ -89,7 +96,7 @@ async def simulated(ground: Ground, role: Role, model: str) -> AsyncIterator[Wor
         *(f"engine.model={model}", f"engine.block_size={BLOCK_SIZE}", f"engine.total_kv_blocks={BLOCKS}"),
         *(f"engine.max_seq_len={LONGEST}", f"engine.max_num_seqs={SEQUENCES}", f"engine.speed={SPEED}"),
         *(f"engine.max_num_batched_tokens={BATCHED}", f"engine.dp_ranks={ranks}"),
-        "transfer.timeout_s=200",
+        *("transfer.timeout_s=50", *image_settings(role)),
     ]
     settings = served_settings(ground, worker_id, role, assignments)
     with mortal() as made:
@@ -101,11 +108,15 @@ async def simulated(ground: Ground, role: Role, model: str) -> AsyncIterator[Wor
             yield worker
 
 
+def image_settings(role: Role) -> list[str]:
+    """Return what an encode worker is told of a model that takes images, which it needs."""
+    return [f"images.placeholder={PLACEHOLDER}", f"images.token_id={IMAGE_TOKEN}"] if role == "encode" else []
+
+
 def served_settings(ground: Ground, worker_id: str, role: Role, assignments: list[str]) -> AgentSettings:
-    """Return the settings of a worker that is served quickly; an encode worker's model takes images."""
+    """Return the settings of a worker that is served quickly."""
     own = [f"worker.id={worker_id}", f"worker.role={role}", f"nats.url={ground.nats_url}", "engine.text=byte"]
-    images = [f"images.placeholder={PLACEHOLDER}", f"images.token_id={IMAGE_TOKEN}"] if role == "encode" else []
-    return load_settings(AgentSettings, assignments=[*own, "events.poll_s=0.01", *images, *assignments])
+    return load_settings(AgentSettings, assignments=[*own, "events.poll_s=0.01", *assignments])
 
 
 @asynccontextmanager
@@ -136,6 +147,7 @@ async def trtllm(ground: Ground, role: Role, model: str) -> AsyncIterator[Worker
         [
             *("engine.kind=trtllm", f"engine.served_names=[{model}]", "trtllm.watch_s=0.05", "trtllm.transfer_s=0.2"),
             *(["trtllm.transfer_node=1"] if role == "prefill" else []),
+            *image_settings(role),
         ],
     )
     sources = EngineArgsSources(override=json.dumps({"model": "none", **trtllm_arguments(role)}))
@@ -149,8 +161,34 @@ async def trtllm(ground: Ground, role: Role, model: str) -> AsyncIterator[Worker
 KINDS: dict[str, Kind] = {
     "simulated": Kind(simulated, EVERY, ranks=RANKS),
     "trtllm": Kind(trtllm, EVERY, ranks=RANKS),
-    "attached-trtllm-serve": Kind(
-        attached_trtllm_serve, EVERY[:3], ranks=1, requires_handoff=False, takes_prompt_ids=False
-    ),
+    "attached-trtllm-serve": Kind(attached_trtllm_serve, EVERY[:3], takes_prompt_ids=False, requires_handoff=False),
     "attached-vllm": Kind(attached_vllm, EVERY[:1], ranks=RANKS),
 }
+_REAL = {
+    "real-trtllm": Kind(real_trtllm, sizes=None, text=TEXT, roles=roles_there("real-trtllm")),
+    "real-trtllm-serve": Kind(
+        real_trtllm_serve,
+        sizes=None,
+        text=TEXT,
+        roles=roles_there("real-trtllm-serve"),
+        takes_prompt_ids=False,
+        requires_handoff=False,
+        engines=1,
+        can_be_killed=False,
+    ),
+    "real-vllm": Kind(
+        real_vllm,
+        sizes=None,
+        text=TEXT,
+        roles=roles_there("real-vllm"),
+        takes_prompt_ids=False,
+        engines=1,
+        can_be_killed=False,
+    ),
+}
+KINDS |= {name: kind for name, kind in _REAL.items() if kind.roles}
+
+
+def kinds_with(*roles: Role) -> list[str]:
+    """Return the kinds that have workers of all these roles."""
+    return sorted(name for name, kind in KINDS.items() if {*roles} <= {*kind.roles})

@@ -18,7 +18,7 @@ LONGEST = 8192
 SEQUENCES = 8
 BATCHED = LONGEST
 RANKS = 2
-SPEED = 20.0
+SPEED = 10.0
 TRANSCEIVER = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": LONGEST}}
 
 
@@ -55,6 +55,7 @@ async def ran(
         worker = Worker(ground, worker_id, model, "", stop.set, kill, ending)
         try:
             await comes(lambda: ending.done() or (worker.told and lines.word_after(said)), f"{worker_id} in the fleet")
+            assert worker.told, f"{worker_id} ended before it was in the fleet: {ending.result()}"
             worker.status_url = lines.word_after(said)
             yield worker
         finally:

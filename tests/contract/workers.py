@@ -13,6 +13,7 @@ Kinds of workers: `worker_kinds.py`.
 
 import asyncio
 import json
+import os
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -38,11 +39,12 @@ from tests.integration.broker import eventually, running_broker
 from tests.integration.event_path import connected, running_index
 from tests.support.trtllm import Fake, installed
 
-WAIT_S = 30.0
+WAIT_S = float(os.environ.get("KV_CONTRACT_WAIT_S", "30"))
 """How long what must come is waited for; planted bugs wait less."""
 PROMPT_BLOCKS = 5
-LONG = 8000
-"""Tokens of an answer that goes on until it is ended from outside."""
+JSON = {"Content-Type": "application/json"}
+_LEFT = 200
+"""Tokens of the longest request that are left to its prompt."""
 _seeds = count(1)
 
 
@@ -167,6 +169,11 @@ class Worker:
         return [(seed * 31 + at * at * seed + at) % 96 + 32 for at in range(PROMPT_BLOCKS * self.block_size + 1)]
 
     @property
+    def long(self) -> int:
+        """How many tokens an answer has that goes on until it is ended from outside."""
+        return self.registration.max_seq_len - _LEFT
+
+    @property
     def block_size(self) -> int:
         return self.registration.block_size
 
@@ -222,15 +229,12 @@ class Worker:
         busy = [each for each in self.loads() if each.running_requests or each.waiting_requests or each.used_blocks]
         return bool(self.loads()) and not busy
 
-    async def metrics(self) -> dict[str, float]:
-        """Return each of its samples that is told, by name and labels."""
+    async def figures(self) -> dict[str, float]:
+        """Return what its `/metrics` says, by name and labels."""
         async with self.ground.session.get(f"{self.status_url}/metrics") as response:
             lines = (await response.text()).splitlines()
         samples = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name: float(value) for name, _, value in samples}
-
-
-JSON = {"Content-Type": "application/json"}
 
 
 async def post(session: aiohttp.ClientSession, url: str, data: bytes, **headers: str) -> Answered:

@@ -115,7 +115,11 @@ class FaultyWorker(RoleWorker):
 async def live(world: World) -> None:
     """Live through a world; raise AssertionError where something was not as it may be."""
     async with AsyncExitStack() as stack:
-        limits: dict[str, Any] = {"retry_limit": world.retry_limit, "migration_limit": world.migration_limit, "breaker_failures": 100}
+        limits: dict[str, Any] = {
+            "retry_limit": world.retry_limit,
+            "migration_limit": world.migration_limit,
+            "breaker_failures": 100,
+        }
         plane = await stack.enter_async_context(running_plane(**limits))
         workers = []
         for number, (role, faults) in enumerate(zip(world.roles, world.faults, strict=True)):

@@ -1,0 +1,86 @@
+"""A real router on the ground's log, as a process, and what is asked of it."""
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from bench.processes import Process
+from kv_runtime.clock import SystemClock
+from tests.contract.workers import PROMPT_BLOCKS, WAIT_S, Ground, Worker, post
+from tests.integration.agent_http import Answered
+
+
+class Router(NamedTuple):
+    """A router on the ground's log."""
+
+    ground: Ground
+    data_url: str
+    control_url: str
+
+    async def ask(self, worker: Worker, path: str, asked: dict[str, Any]) -> Answered:
+        """Return what clients of the router get of the worker's model; who reads an event stream reads no comments."""
+        answered = await post(self.ground.session, self.data_url + path, worker.greedy(asked))
+        return replace(answered, data=re.sub(rb"(?m)^:.*\n", b"", answered.data))
+
+    async def until_fit(self, *awaited: Worker) -> None:
+        """Return once the router counts on these workers."""
+        names = {worker.worker_id for worker in awaited}
+
+        async def are_fit() -> bool:
+            return names <= {name for name, unfit in (await self._known()).items() if not unfit}
+
+        await until(are_fit, f"{names} fit")
+
+    async def until_gone(self, worker: Worker) -> None:
+        """Return once the router knows the worker no more."""
+
+        async def is_gone() -> bool:
+            return worker.worker_id not in await self._known()
+
+        await until(is_gone, f"{worker.worker_id} gone")
+
+    async def until_overlap(self, worker: Worker, prompt: list[int]) -> None:
+        """Return once the prompt would be found at the worker."""
+
+        async def is_found() -> bool:
+            asked = {"prompt": prompt, "max_tokens": 2}
+            decision = (await self.ask(worker, "/v1/route", asked)).body["decision"]
+            chosen = decision["candidates"][decision["winner"]]
+            return bool((chosen["worker_id"], chosen["overlap_blocks"][0]) == (worker.worker_id, PROMPT_BLOCKS))
+
+        await until(is_found, f"{worker.worker_id} chosen")
+
+    async def _known(self) -> dict[str, Any]:
+        async with self.ground.session.get(f"{self.control_url}/v1/workers") as response:
+            known = (await response.json())["workers"]
+        return {each["registration"]["worker_id"]: each["unfit"] for each in known}
+
+
+async def until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
+    """Return once what another process is asked is so: there is nothing to wait on."""
+    try:
+        async with asyncio.timeout(WAIT_S):
+            while not await holds():
+                await SystemClock().sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not within {WAIT_S} s: {what}") from None
+
+
+@asynccontextmanager
+async def routing(ground: Ground, text: str) -> AsyncIterator[Router]:
+    """Be where a router in mode kv runs."""
+    command = [sys.executable, "-m", "router", "--mode", "kv", "--port", "0", "--control-port", "0"]
+    place = ("--nats-url", ground.nats_url, "--text", text, "--set", "telemetry.log_level=warning")
+    process = Process("router", [*command, *place])
+    async with asyncio.TaskGroup() as group:
+        await process.start(group)
+        try:
+            data_url = (await process.line_with("router on")).split()[2]
+            yield Router(ground, data_url, (await process.line_with("control plane")).split()[2])
+        finally:
+            await process.end()
+    assert "Traceback" not in process.output
