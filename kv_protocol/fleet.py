@@ -40,7 +40,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     `endpoint` is its name as `namespace.component.endpoint`, by which pools are told apart; empty: it has none.
     `images` says what images become in its prompts; None: it takes none, or nobody else can know.
 
-    What prefill and decode workers have to agree in, and what routing by prefix needs: `kv_cache_dtype` (auto, fp8, ...;
+    What prefill and decode workers have to agree in, and what routing by prefix needs: `kv_cache_dtype` (auto, fp8;
     empty: not said), whether the engine reuses blocks at all (None: not said), and `transfer_buffer_tokens`, how many
     tokens its buffer for KV transfers holds (0: not said, or it has none).
     """

@@ -51,4 +51,4 @@ def _handoff_rules(request: EngineRequest) -> Iterator[Rule]:
     yield f"{field}.ctx_request_id", name, "the prefill engine's name of the context", name is not None
     yield f"{field}.ctx_info_endpoint", endpoint, "where the prefill engine is asked for it", endpoint is not None
     is_ours = name is not None and handoff.opaque_state == state_of(request.prompt, name)
-    yield f"{field}.encoded_opaque_state", "another", "what a simulated prefill engine said of this very prompt", is_ours
+    yield f"{field}.encoded_opaque_state", "another", "what a simulated prefill engine said of this prompt", is_ours

@@ -1,0 +1,145 @@
+"""Where a prompt is computed, which phase is asked first, and by which policy the worker of a phase is chosen."""
+
+from typing import Any
+
+import pytest
+
+from kv_protocol.decided import Phase
+from kv_protocol.openai import RequestInvalid
+from kv_protocol.splitmix import splitmix64
+from router.core.decide import decide
+from router.core.disaggregation import (
+    ConditionalLimits,
+    ConditionalPolicy,
+    Placement,
+    asked_phase,
+    first_phase,
+    placement,
+)
+from router.core.policy import CostParameters, PhaseOverrides, Policy
+from router.core.verdict import taken
+from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route, row, view
+
+ISL = 4096
+BATCHED = 8192
+
+
+def placed(limits: ConditionalLimits, *, held: int = 0, queued: int = 0, active: int = 0, isl: int = ISL) -> Placement:
+    """Return where a prompt is computed, of which the decode worker holds so many blocks."""
+    prefill = row("p/0", role="prefill", prefill_tokens_queued=queued)
+    decode = row("d/0", role="decode", overlap_blocks=(held,) * 4, active_blocks=active)
+    moment = view(prefill, decode)
+    moment = moment._replace(told=(moment.told[0], registered("d", role="decode", total_kv_blocks=100)))
+    return placement(decide(moment, route(isl, phase="alone"), Policy(), splitmix64(1)), limits)
+
+
+def limits(policy: ConditionalPolicy, **changed: Any) -> ConditionalLimits:
+    return ConditionalLimits(policy=policy, **changed)
+
+
+@pytest.mark.parametrize(
+    ("held", "is_local"),
+    [(0, False), (77, False), (78, False), (128, False), (129, True), (255, True)],
+)
+def test_isl_bounding_wants_few_tokens_and_a_small_share_to_be_new(held: int, is_local: bool) -> None:
+    found = placed(limits("isl_bounding"), held=held)
+    assert (found.is_local, found.reason) == (is_local, "short" if is_local else "long")
+    assert (found.effective_tokens, found.isl_tokens) == (ISL - held * BLOCK_SIZE, ISL)
+
+
+def test_a_short_prompt_of_which_nothing_is_held_is_not_short_by_its_share() -> None:
+    assert placed(limits("isl_bounding"), isl=100).reason == "long"
+    assert placed(limits("isl_bounding"), isl=100, held=2).reason == "short"
+
+
+def test_a_prompt_that_was_not_encoded_is_not_short() -> None:
+    assert placed(limits("isl_bounding"), isl=0).reason == "long"
+
+
+@pytest.mark.parametrize(("queued", "is_local"), [(0, False), (BATCHED // 2, False), (BATCHED // 2 + 1, True)])
+def test_prefill_load_computes_at_the_decode_worker_when_prefill_is_busy(queued: int, is_local: bool) -> None:
+    found = placed(limits("prefill_load", prefill_busy=0.5), queued=queued, held=255)
+    assert (found.is_local, found.prefill_load) == (is_local, queued / BATCHED)
+
+
+@pytest.mark.parametrize(
+    ("held", "queued", "reason"), [(0, 0, "long"), (200, 0, "short"), (0, BATCHED, "prefill_busy")]
+)
+def test_isl_or_load_wants_either(held: int, queued: int, reason: str) -> None:
+    assert placed(limits("isl_or_load", prefill_busy=0.5), held=held, queued=queued).reason == reason
+
+
+@pytest.mark.parametrize("policy", ["isl_bounding", "prefill_load", "isl_or_load"])
+def test_a_busy_decode_worker_computes_no_prompts(policy: ConditionalPolicy) -> None:
+    bounds = limits(policy, prefill_busy=0.0, decode_busy=0.5)
+    assert placed(bounds, held=255, queued=1, active=50).is_local
+    assert placed(bounds, held=255, queued=1, active=51).reason == "decode_busy"
+
+
+@pytest.mark.parametrize(
+    ("roles", "may_split", "phase"),
+    [
+        ("aggregated", True, "whole"),
+        ("aggregated prefill decode", True, "prefill"),
+        ("aggregated prefill decode", False, "whole"),
+        ("prefill decode", False, "alone"),
+        ("decode", True, "alone"),
+        ("prefill", True, "whole"),
+        ("aggregated decode", True, "whole"),
+        ("", True, "whole"),
+    ],
+)
+def test_what_is_asked_first_follows_from_the_roles_that_are_fit(roles: str, may_split: bool, phase: str) -> None:
+    assert first_phase(frozenset(roles.split()), may_split=may_split) == phase
+
+
+def test_a_phase_that_is_asked_for_is_read_from_its_params() -> None:
+    assert asked_phase(b'{"request_type":"context_only","more":1}', accepted=True) == "prefill"
+    assert asked_phase(b'{"request_type":"generation_only"}', accepted=True) == "decode"
+    for params in (b"{}", b'{"request_type":"all"}', b"[]", b"1"):
+        with pytest.raises(RequestInvalid, match=r"disaggregated_params"):
+            asked_phase(params, accepted=True)
+    with pytest.raises(RequestInvalid, match=r"accept_params"):
+        asked_phase(b'{"request_type":"context_only"}', accepted=False)
+
+
+# ---------------------------------------------------------------- policies of the phases
+
+PREFILL = [row("p0/0", role="prefill", overlap_blocks=(2, 2, 2, 2), active_blocks=90), row("p1/0", role="prefill")]
+DECODE = [row("d0/0", role="decode", overlap_blocks=(2, 2, 2, 2), active_blocks=3), row("d1/0", role="decode")]
+
+
+def winner(phase: Phase, policy: Policy) -> str:
+    return decide(view(*PREFILL, *DECODE), route(phase=phase), policy, 1).winner.worker_id
+
+
+def test_who_prefills_is_chosen_by_overlap_whatever_it_decodes_and_who_decodes_by_load_whatever_it_holds() -> None:
+    assert winner("prefill", Policy()) == "p0"
+    assert winner("decode", Policy()) == "d1"
+    assert winner("alone", Policy(parameters=CostParameters(prefill_scale=10.0))) == "d0"
+
+
+def test_phases_have_policies_of_their_own() -> None:
+    by_load = Policy(
+        prefill=PhaseOverrides(decode_scale=1.0), decode=PhaseOverrides(overlap_credit=1.0, prefill_scale=9.0)
+    )
+    assert winner("prefill", by_load) == "p1"
+    assert winner("decode", by_load) == "d0"
+    assert Policy(prefill=PhaseOverrides(mode="round-robin")).of("prefill").mode == "round-robin"
+    assert Policy(mode="random").of("decode").mode == "random"
+
+
+def test_a_decode_worker_is_promised_blocks_and_nothing_to_compute() -> None:
+    promises: tuple[tuple[Phase, int], ...] = (("decode", 0), ("prefill", 40), ("alone", 40))
+    for phase, uncached in promises:
+        rows = PREFILL[1:] if phase == "prefill" else DECODE[1:]
+        promised = taken(decide(view(*rows), route(phase=phase), Policy(), 1)).promise
+        assert (promised.uncached_tokens, len(promised.blocks) // 8, promised.extra_blocks) == (uncached, 2, 1)
+
+
+def test_kv_is_fetched_within_a_domain_alone() -> None:
+    moment = view(*DECODE)
+    told = (registered("d0", role="decode", transfer_domain="a"), registered("d1", role="decode", transfer_domain="b"))
+    found = decide(moment._replace(told=told), route(phase="decode", transfer_domain="a"), Policy(), 1)
+    assert found.winner == rank("d0/0")
+    assert found.exclusions[1] == "transfer_domain 'b': the prompt's KV lies in 'a'"
