@@ -20,7 +20,7 @@ from bench.trace_synthetic import SyntheticShape, synthetic_trace
 from router.core.disaggregation import ConditionalLimits
 from worker_agent.core.simulator.transfer import TransferRules
 
-_SHORT_REQUESTS, _FULL_REQUESTS = 400, 2000
+_SHORT_REQUESTS, _FULL_REQUESTS = 400, 1500
 _MADE_UP = SyntheticShape(
     turns=2.0,
     systems=32,
@@ -69,7 +69,7 @@ def _slos(_context: click.Context, _parameter: click.Parameter, value: tuple[str
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="JSON lines with timestamp (ms), input_length, output_length, hash_ids; without it a trace is made up",
 )
-@click.option("--full", is_flag=True, help="2,000 requests, more layouts, more rates: some ten minutes of CPU")
+@click.option("--full", is_flag=True, help="1,500 requests, more layouts, more rates: some ten minutes of CPU")
 @click.option("--requests", "requests_max", type=click.IntRange(min=1), help="only the first so many")
 @click.option("--layouts", help="between commas, as 8a,3p5d,3p5d+isl_bounding,3p5d@65536; all of as many GPUs")
 @click.option("--rates", callback=_rates, help="speeds of arrival between commas; 1: as recorded")

@@ -79,17 +79,11 @@ class DisaggFleet:
         self._clock, self._hashes = VirtualClock(), TraceHashes(setting.block_size)
         self._index = VirtualIndex(ReferenceIndex())
         self.state = RouterState(Fleet(TEXT), Ledger(LEASE_S))
-        routing = self._routing = Routing(
-            self.state,
-            self._index,
-            self._clock,
-            setting.policy,
-            seed=setting.seed,
-            lease_s=LEASE_S,
-            decisions_max=1,
+        self._routing = Routing(
+            self.state, self._index, self._clock, setting.policy, seed=setting.seed, lease_s=LEASE_S, decisions_max=1
         )
-        names = count()
-        self._router = Router(routing, setting.limits._replace(policy=layout.conditional), lambda: f"d{next(names)}")
+        limits, names = setting.limits._replace(policy=layout.conditional), count()
+        self._router = Router(self._routing, limits, lambda: f"d{next(names)}")
         self.exchange = Exchange()
         self.engines = self._joined(layout)
         self._number_of = {engine.rank.worker_id: number for number, engine in enumerate(self.engines)}

@@ -42,12 +42,12 @@ class Grid(NamedTuple):
 def default_layouts(requests: Sequence[TraceRequest], *, full: bool) -> tuple[Layout, ...]:
     """Return the layouts of eight GPUs that are played where none are named.
 
-    Two buffers are among them: the largest power of two that is too small for the trace's longest prompt, which is the
-    known deadlock, and the smallest that is not. Source: `dynamo_reference.md` section 4.2.
+    Among them are buffers that are too small for the trace's longest prompts, which is the known deadlock: half and a
+    quarter of the power of two that is not. Source: `dynamo_reference.md` section 4.2.
     """
-    enough = 1 << max(1, (max(each.isl_tokens for each in requests) - 1).bit_length())
-    buffers = (f"5p3d@{enough}", f"5p3d@{enough // 2}")
-    return tuple(map(layout_of, (*(_FULL if full else _SHORT), *buffers)))
+    enough = max(4, 1 << (max(each.isl_tokens for each in requests) - 1).bit_length())
+    buffers = (enough, enough // 2, enough // 4) if full else (enough // 4,)
+    return tuple(map(layout_of, (*(_FULL if full else _SHORT), *(f"5p3d@{tokens}" for tokens in buffers))))
 
 
 def play(requests: Sequence[TraceRequest], grid: Grid, cell: Cell) -> Figures:
@@ -76,11 +76,11 @@ def play_all(
 
 def compared(grid: Grid, found: dict[Cell, Figures]) -> list[Comparison]:
     """Return how the aggregated layout compares with the best of those in which nothing failed, at every rate."""
-    compared: list[Comparison] = []
+    rows: list[Comparison] = []
     for rate in grid.rates:
-        at_rate = [(each.name, found[Cell(rate, each)]) for each in grid.layouts if not each.aggregated]
-        others = [(name, each) for name, each in at_rate if not each.failed]
+        apart = [(each.name, found[Cell(rate, each)]) for each in grid.layouts if not each.aggregated]
+        others = [(name, each) for name, each in apart if not each.failed]
         for each in grid.layouts:
             if each.aggregated and others:
-                compared += comparisons(rate, (each.name, found[Cell(rate, each)]), others, grid.slos)
-    return compared
+                rows += comparisons(rate, (each.name, found[Cell(rate, each)]), others, grid.slos)
+    return rows

@@ -1,9 +1,11 @@
 """One request on the router's side in virtual time: as `router/served.py` serves it, without bytes.
 
-planned    `Plan`, of the roles that are fit; `placement` where the layout is conditional
-decided    `Routing.decide` for the phase, and a lease at the winner; nobody: as the plan has it
-heard      prefill: the handoff, and a decision for the decode worker; or all there is, where one token was wanted
-an error: the plan again, after a pause; or the end
+    planned    `Plan`, of the roles that are fit; `placement` where the layout is conditional
+    decided    `Routing.decide` for the phase, and a lease at the winner; nobody: as the plan has it
+    heard      prefill: the handoff, and a decision for the decode worker; or all there is, where one token was wanted
+               an error: the plan again, after a pause; or the end
+
+The queue is off, as it is by default, and nothing migrates: engines here fail requests, but never die.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,11 @@
 """How a number of simulated GPUs is divided into workers, one a GPU, and the words for it.
 
-8a              8 aggregated workers
-3p5d            3 that prefill, 5 that decode what was prefilled
-3p5d+POLICY     the same, and decode workers compute prompts themselves by this conditional policy
-3p5d@65536      the same, with a transfer buffer of so many tokens in every worker; without: never too small
+    8a              8 aggregated workers
+    3p5d            3 that prefill, 5 that decode what was prefilled
+    3p5d+POLICY     the same, and decode workers compute prompts themselves by this conditional policy
+    3p5d@65536      the same, with a transfer buffer of so many tokens in every worker; without: never too small
+
+Policy and buffer may stand together, in this order.
 """
 
 import re

@@ -3,7 +3,9 @@
     x   output tokens a second and user, 1 / ITL p50
     y   output tokens a second and GPU, of all users
 
-To the right and above is better. The dashed line joins the points that no other beats in both. Hollow: requests failed.
+To the right and above is better. Filled points are those of runs that served their users: neither axis shows who waited
+long for a first token. The dashed line joins the filled points that no other one beats in both ways; their loads stand
+beside them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +26,8 @@ class Point(NamedTuple):
     tokens_s_user: float
     tokens_s_gpu: float
     load: str
-    is_whole: bool
-    """Whether all requests were answered."""
+    is_served: bool
+    """Whether it is to count: who plots says what that takes."""
 
 
 class _Scale(NamedTuple):
@@ -59,16 +61,17 @@ def pareto_svg(lines: Mapping[str, Sequence[Point]], title: str) -> str:
     x = _scale(_LEFT, _RIGHT, max(each.tokens_s_user for each in points))
     y = _scale(_BOTTOM, _TOP, max(each.tokens_s_gpu for each in points))
     size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
-    whole = frontier([each for each in points if each.is_whole])
+    best = frontier([each for each in points if each.is_served])
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         _text(_LEFT, 22, title, size=14),
         *_axes(x, y),
-        _path(whole, x, y, 'stroke="#999999" stroke-width="6" stroke-opacity="0.35" stroke-dasharray="10 6"'),
+        _path(best, x, y, 'stroke="#999999" stroke-width="6" stroke-opacity="0.35" stroke-dasharray="10 6"'),
     ]
     for number, (name, line) in enumerate(lines.items()):
         drawn += _line(name, line, number, x, y)
+    drawn += [_load(each, x, y) for each in best]
     return "\n".join([*drawn, "</svg>"]) + "\n"
 
 
@@ -100,14 +103,15 @@ def _line(name: str, line: Sequence[Point], number: int, x: _Scale, y: _Scale) -
     yield _path(line, x, y, f'stroke="{color}" stroke-width="1.8"{dashes}')
     for each in line:
         where = f'cx="{x.at(each.tokens_s_user)}" cy="{y.at(each.tokens_s_gpu)}" r="4"'
-        yield f'<circle {where} fill="{color if each.is_whole else "#ffffff"}" stroke="{color}"/>'
-    if line:
-        last = line[-1]
-        left, top = float(x.at(last.tokens_s_user)) + 6, float(y.at(last.tokens_s_gpu)) - 6
-        yield _text(f"{left:.1f}", f"{top:.1f}", last.load, size=10)
+        yield f'<circle {where} fill="{color if each.is_served else "#ffffff"}" stroke="{color}"/>'
     top = _TOP + 10 + 20 * number
     yield f'<path d="M{_RIGHT + 16} {top}h22" stroke="{color}" stroke-width="3"{dashes}/>'
     yield _text(_RIGHT + 44, top + 4, name)
+
+
+def _load(point: Point, x: _Scale, y: _Scale) -> str:
+    left, top = float(x.at(point.tokens_s_user)) + 7, float(y.at(point.tokens_s_gpu)) - 7
+    return _text(f"{left:.1f}", f"{top:.1f}", point.load, size=10)
 
 
 def _path(line: Sequence[Point], x: _Scale, y: _Scale, style: str) -> str:

@@ -14,6 +14,8 @@ from bench.trace import TraceRequest, totals
 
 Found = dict[Cell, Figures]
 TITLE = "Prefill and decode apart: what a GPU gives, what a user gets"
+SERVED_RATE = 0.9
+"""A run served its users where no request failed and so many met the first SLO."""
 
 
 def as_json(grid: Grid, found: Found, requests: Sequence[TraceRequest]) -> bytes:
@@ -41,14 +43,15 @@ def plot(grid: Grid, found: Found) -> str:
 
 
 def _point(rate: float, each: Figures) -> Point:
-    return Point(each.tokens_s_user, each.tokens_s_gpu, f"x{rate:g}", is_whole=not each.failed)
+    is_served = not each.failed and each.slo_rate[0] >= SERVED_RATE
+    return Point(each.tokens_s_user, each.tokens_s_gpu, f"x{rate:g}", is_served=is_served)
 
 
 def setting_lines(grid: Grid, requests: Sequence[TraceRequest]) -> tuple[str, ...]:
     """Return what was played, and on what."""
     told, setting = totals(requests), grid.setting
     transfers, limits = setting.transfers, setting.limits
-    rates = ", ".join(f"x{rate:g} = {len(requests) * rate / told.span_s:.2f}/s" for rate in grid.rates)
+    rates = ", ".join(f"x{rate:g} = {len(requests) * rate / (told.span_s or 1):.2f}/s" for rate in grid.rates)
     longest, latency = max(each.isl_tokens for each in requests), f"{transfers.latency_s * 1e3:g} ms a transfer"
     return (
         f"{told.requests:,} requests in {told.span_s:,.0f} s at x1 ({rates}); seed {setting.seed}",
@@ -75,7 +78,8 @@ def show(console: Console, grid: Grid, found: Found, requests: Sequence[TraceReq
             table.add_row(f"x{rate:g}", layout.name, *_row(found[Cell(rate, layout)], is_apart=bool(layout.prefill)))
         table.add_section()
     console.print(table)
-    console.print(_compared(compared(grid, found)))
+    if rows := compared(grid, found):
+        console.print(_compared(rows))
 
 
 def _row(each: Figures, *, is_apart: bool) -> list[str]:
@@ -96,13 +100,13 @@ def _row(each: Figures, *, is_apart: bool) -> list[str]:
 
 def _compared(rows: Sequence[Comparison]) -> Table:
     table = _new_table(
-        "aggregated against the best of the others by each figure (of those in which nothing failed)",
+        "aggregated against the best of the others in which nothing failed",
         ("rate", "figure"),
         ("aggregated", "best of the others", "", "better"),
     )
     for each in rows:
-        values = (f"{value:,.3f}" if value < 1 else f"{value:,.1f}" for value in (each.aggregated, each.value))
-        own, other = values
+        digits = 3 if "goodput" in each.figure else 1
+        own, other = (f"{value:,.{digits}f}" for value in (each.aggregated, each.value))
         table.add_row(f"x{each.rate:g}", each.figure, own, other, each.best, each.winner or "neither")
     return table
 

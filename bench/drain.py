@@ -7,10 +7,10 @@ A run is the same conversations on a fleet of its own, real processes all but th
     without          the same, and it hands nothing over
     killed           it is killed
 
-Everybody talks about a text of his own, but for a few who draw the same. *Moved* are the sessions whose newest request
-before went to that worker; of them is told what their first request afterwards found in a cache, and what all of theirs
-did. `policy.history_weight` is 0, as the peer has it: else the burst of beginnings, which a run this short never gets
-over, moves sessions about before anybody leaves.
+Everybody talks about a text of his own. *Moved* are the sessions whose newest request before went to that worker; of
+them is told what their first request afterwards found in a cache, and what all of theirs did. Unless `--set` says
+otherwise, the router's policy is one that leaves sessions where they are while that goes: what is lost is then lost by
+the drain. The default policy moves them about for a little load (`undisturbed` shows how much).
 """
 
 import asyncio
@@ -34,8 +34,9 @@ Way = Literal["undisturbed", "hand-over", "without", "killed"]
 WAYS: tuple[Way, ...] = get_args(Way)
 MODEL, LEAVES = "sim-8b", "w1"
 _WORKER_SETTINGS = ("engine.block_size=32", "engine.total_kv_blocks=8192", "telemetry.log_level=error")
-_ROUTER_SETTINGS = ("telemetry.log_level=error", "policy.history_weight=0")
-_SHAPE = WorkloadShape(system_bytes=4000, question_bytes=300, think_s=2.5, arrival_s=0.08)
+_ROUTER_SETTINGS = ("telemetry.log_level=error",)
+_STAYING = ("policy.history_weight=0", "policy.prefill_scale=4")
+_SHAPE = WorkloadShape(system_bytes=4000, question_bytes=300, think_s=2.5, arrival_s=0.08, answer_tokens=16)
 _WAIT_S = 60
 _WIDTH = 140
 
@@ -118,11 +119,12 @@ def verdicts(found: Sequence[Lost]) -> list[str]:
 @click.command("drain", context_settings={"show_default": True})
 @click.option("--workers", type=click.IntRange(2, 16), default=4)
 @click.option("--sessions", type=click.IntRange(4, 512), default=64)
-@click.option("--turns", type=click.IntRange(2, 50), default=5)
+@click.option("--turns", type=click.IntRange(2, 50), default=4)
 @click.option(
-    "--drain-at", "drain_at_s", type=click.FloatRange(1, 600), default=6.0, help="seconds after the beginning"
+    "--drain-at", "drain_at_s", type=click.FloatRange(1, 600), default=7.0, help="seconds after the beginning"
 )
 @click.option("--tokens", type=click.IntRange(1, 1 << 30), default=200_000, help="that the hand-over may cost")
+@click.option("--set", "assignments", multiple=True, default=_STAYING, help="the router's settings")
 @click.option("--ways", default=",".join(WAYS), help="runs, between commas")
 @click.option("--seed", type=int, default=1, help="of the conversations and of the router's draws")
 @click.option("--json", "is_json", is_flag=True, help="print JSON and nothing else")
@@ -134,9 +136,10 @@ def drain(
     turns: int,
     drain_at_s: float,
     tokens: int,
+    assignments: tuple[str, ...],
+    *,
     ways: str,
     seed: int,
-    *,
     is_json: bool,
 ) -> None:
     """Let one of several workers leave while people talk with it, in several ways, and print what they lost.
@@ -146,12 +149,12 @@ def drain(
     named = tuple(each for each in WAYS if each in ways.split(","))
     if unknown := set(ways.split(",")) - set(WAYS):
         context.fail(f"--ways: found {min(unknown)!r}, allowed {', '.join(WAYS)}")
-    shape = _SHAPE._replace(conversations=sessions, turns=turns, assistants=sessions)
+    shape = _SHAPE._replace(conversations=sessions, turns=turns, assistants=16 * sessions)
     people, found = list(conversations(shape, seed)), list[Lost]()
 
     async def play(_: asyncio.Event) -> None:
         for way in named:
-            settings = (*_ROUTER_SETTINGS, f"policy.seed={seed}")
+            settings = (*_ROUTER_SETTINGS, *assignments, f"policy.seed={seed}")
             async with Fleet(FleetShape(workers, "kv", MODEL, _WORKER_SETTINGS, settings)) as fleet:
                 found.append(await _run(fleet, way, people, shape.answer_tokens, drain_at_s, tokens))
 

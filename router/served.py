@@ -319,6 +319,8 @@ class Served(Asking):
         self._failed = attempt
         self._end_attempt("failed")
         plan.migrated(rank)
+        if plan.phase == "prefill" and limit_tokens == progress.token_count + 1:
+            plan.to_alone()  # as for whoever asks for one token
         self._turned()
         self.serving.after_back_off(1, self.route.decision_id, self._retry)
         return b""

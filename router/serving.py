@@ -160,10 +160,11 @@ class Serving:
             return Plan(asked, retry_limit=failures.retry_limit, fixed=True)
         roles = self.routing.state.standing(route.model, route.hashing, self.routing.clock.now()).roles
         is_one = inbound.n in (None, 1)
+        goes_on = inbound.limit_tokens != 1  # of one token nobody would fetch what the prefill worker holds
         is_long = route.isl_tokens > failures.migration_tokens_max
         is_movable = inbound.stream and is_one and not is_long and not inbound.is_guided
         return Plan(
-            first_phase(roles, may_split=disaggregation.enabled and is_one),
+            first_phase(roles, may_split=disaggregation.enabled and is_one and goes_on),
             retry_limit=failures.retry_limit,
             migration_limit=failures.migration_limit if is_movable else 0,
         )

@@ -1,7 +1,7 @@
 """What every whole worker does, whatever its kind: the same assertions for all, on a real event log.
 
-Role by role: `test_worker_roles.py`; behind a router: `test_worker_routed.py`; bugs that all of this must find:
-`test_worker_planted.py`.
+Role by role: `test_worker_roles.py`; with images: `test_worker_images.py`; behind a router: `test_worker_routed.py`;
+bugs that all of this must find: `test_worker_planted.py`.
 """
 
 from collections.abc import AsyncIterator

@@ -97,10 +97,10 @@ async def test_a_first_token_that_was_the_last_is_the_answer(stream: bool) -> No
 
 
 @pytest.mark.asyncio
-async def test_whoever_wants_one_token_has_it_from_the_prefill_worker() -> None:
+async def test_whoever_wants_one_token_leaves_no_kv_at_a_prefill_worker() -> None:
     async with fleet("prefill", "decode") as found:
         assert await found.ask(max_tokens=1) == text_of(PROMPT, 1)
-        assert found.workers["d1"].bodies == []
+        assert found.workers["p0"].bodies == []
 
 
 @pytest.mark.asyncio
