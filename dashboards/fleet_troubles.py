@@ -23,6 +23,21 @@ FAILURES = Row(
             unit="reqps",
         ),
         Panel(
+            title="Requests that took another way than they began",
+            description="kvrouter_request_turns_total, by cause. migrated: a stream went on where its worker died. "
+            "prefill_failed, no_prefill_worker: decode workers compute prompts, too. decode_failed: a prompt is "
+            "prefilled again. Clients saw nothing of it but time; a steady rate is a worker that fails.",
+            queries=(Query(rate("request_turns_total", by="reason"), "{{reason}}"),),
+            unit="reqps",
+        ),
+        Panel(
+            title="Where prompts are computed",
+            description="kvrouter_prefill_placements_total, with disaggregation.conditional. short, prefill_busy: at "
+            "the decode worker; long, decode_busy: at a prefill worker. All of one kind: thresholds decide nothing.",
+            queries=(Query(rate("prefill_placements_total", by="reason"), "{{reason}}"),),
+            unit="reqps",
+        ),
+        Panel(
             title="Breakers that are not closed",
             description="kvrouter_breaker_state, ranks by state. open: the rank is left alone; half_open: one request "
             "tries whether it is over. Open for long: the worker's log says why.",
