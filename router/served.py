@@ -211,7 +211,8 @@ class Served(Asking):
     def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed; another is tried, unless the client has bytes of this one's answer."""
         attempt = self._attempt
-        assert attempt is not None
+        if attempt is None:  # of a call for whose answer nobody waits
+            return
         attempt.phase, attempt.reason = phase, reason
         if phase == "local":
             self._refuse(refusals.unavailable(reason, "overloaded"))
@@ -247,7 +248,7 @@ class Served(Asking):
 
     def _collected(self, attempt: Attempt) -> None:
         """The prefill worker has answered: with what the decode worker needs, or with all there is to say."""
-        aside, usage = self._aside, NOTHING_SAID
+        aside = self._aside
         assert aside is not None
         body = aside.body
         limit_tokens = self.inbound.limit_tokens

@@ -202,6 +202,27 @@ async def test_a_client_that_leaves_before_decode_has_begun_leaves_no_kv_behind(
 
 
 @pytest.mark.asyncio
+async def test_a_client_that_leaves_while_a_decode_worker_is_sought_leaves_no_kv_behind() -> None:
+    async with fleet("prefill", "decode", "decode") as found:
+        found.fail_first(answers(503, b"{}", retry_after="1"), "d1", "d2")
+        _, writer = await found.plane.dial(BODY)
+        await until(lambda: any(worker.bodies for name, worker in found.workers.items() if name != "p0"))
+        writer.close()
+        await until(lambda: [worker.fetched for worker in found.workers.values()].count([1]) == 1)
+        await until(lambda: found.plane.outcomes() == {"cancelled": 1})
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_leaves_when_nobody_else_can_fetch_is_no_fault() -> None:
+    async with fleet("prefill", "decode", "decode") as found:
+        found.workers["d1"].fault = found.workers["d2"].fault = answers(503, b"{}", retry_after="1")
+        _, writer = await found.plane.dial(BODY)
+        await until(lambda: any(worker.bodies for name, worker in found.workers.items() if name != "p0"))
+        writer.close()
+        await until(lambda: sum(found.plane.outcomes().values()) == 1)
+
+
+@pytest.mark.asyncio
 async def test_a_client_that_leaves_during_prefill_ends_it() -> None:
     async with fleet("prefill", "decode") as found:
         asked = asyncio.Event()
