@@ -26,6 +26,8 @@ from worker_agent.load_reports import LoadReports
 from worker_agent.membership import Membership
 from worker_agent.polled_events import PolledEvents
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["ground"]
 
 KIND = "simulated"

@@ -20,6 +20,8 @@ from tests.e2e.client import Client
 from tests.e2e.conftest import FAST_WORKER, QUIET_ROUTER
 from tests.e2e.planted import NOBODY, Planted, beating, http_of_a_worker, in_the_fleet, told
 
+pytestmark = pytest.mark.slow
+
 TOKEN, WORKER_TOKEN = "a-secret-of-the-control-plane", "a-secret-of-the-workers"
 LONG_AGO = "Sun, 01 Nov 2020 10:00:00 GMT"
 

@@ -18,7 +18,7 @@ from tests.e2e.test_pools import CONFIG as AGG_CONFIG
 from tests.e2e.test_pools import PoolsProcess, pools_process
 from tests.support.processes import ENGINE, agent_process, start_with_fake
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 NOBODY = "http://127.0.0.1:1"
 ENGINES = ("simulated", "trtllm")
 TRANSFER = (

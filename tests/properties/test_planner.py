@@ -14,7 +14,7 @@ from tests.properties.planned_requests import World, live, worlds
 
 
 @given(world=worlds())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_request_ends_in_one_answer_or_one_error(world: World) -> None:
     asyncio.run(live(world))
 
@@ -64,6 +64,7 @@ def _forgets_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Served, "_end_attempt", forgetful)
 
 
+@pytest.mark.slow
 @pytest.mark.interpreted
 @pytest.mark.parametrize(
     "plant",
