@@ -31,12 +31,12 @@ types: $(READY)
 imports: $(READY)
 	$(BIN)/lint-imports --no-cache
 
-unit: $(READY)
-	$(BIN)/python -m pytest -m 'not slow and not faults' -n 2 --dist loadfile
+unit: $(READY)  # twice as many processes as cores of a small machine: tests wait more than they compute
+	$(BIN)/python -m pytest -m 'not slow and not faults' -n 4 --dist loadfile
 
 compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is machine code; `build/wheel/env/bin/router`
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
-	cd $(WHEEL)/tests && ../env/bin/python -m router.compiled compiled && ../env/bin/python -m pytest -m 'not slow and not faults and not interpreted' -n 2 --dist loadfile \
+	cd $(WHEEL)/tests && ../env/bin/python -m router.compiled compiled && ../env/bin/python -m pytest -m 'not slow and not faults and not interpreted' -n 4 --dist loadfile \
 	  tests/unit/router tests/properties tests/e2e
 
 simulation: $(READY) prometheus  ## 2,000 more seeds of the simulation; every dashboard query on a real Prometheus
