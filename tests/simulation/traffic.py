@@ -14,7 +14,8 @@ learn what each life of a rank holds, however little was published before.
 from kv_protocol.recovery import Answer, ReplayChunk
 
 RATIO = 3
-PER_EPOCH = 8
+PER_EPOCH = 16
+"""A rank of these worlds holds up to some 80 blocks."""
 _COUNT_BYTES, _HEAD_BYTES, _BLOCK_BYTES = 2, 52, 8
 
 
