@@ -16,7 +16,7 @@ from kv_protocol.continuation import HEADER, KEY, Progress
 from kv_protocol.openai import Inbound, is_given
 from router.config import RouterSettings
 from router.core.fleet import Fleet
-from router.core.handoff import PrefillAnswer, decode_body, prefill_body
+from router.core.handoff import ALONE, PrefillAnswer, decode_body, prefill_body
 from router.core.verdict import Verdict
 from router.http.exchange import Exchange, OutboundCall
 from router.http.heads import Headers
@@ -26,7 +26,7 @@ from router.tokens import Prompt, with_prompt_ids
 _PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
 """Headers of a client that workers get, too."""
 _PASSED_ON_NAMES = frozenset(_PASSED_ON)
-_ALONE = PrefillAnswer(b"", b'{"request_type":"context_and_generation"}', is_final=False)
+_ALONE = PrefillAnswer(b"", ALONE, is_final=False)
 """What a decode worker is told that serves alone."""
 _CONTINUABLE = f"{HEADER}: 1\r\n".encode()
 

@@ -53,6 +53,7 @@ MODULES = (
     "router.http.framing",
     "router.http.heads",
     "router.http.kept",
+    "router.http.nobody",
     "router.http.splice",
     "router.http.sweep",
     "router.http.upstream",

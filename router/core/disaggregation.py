@@ -28,12 +28,13 @@ ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"
 
 _SPLITS = frozenset({"prefill", "decode"})
 _FIELD = "disaggregated_params"
+_ASKED: dict[str, Phase] = {"context_only": "prefill", "generation_only": "decode", "context_and_generation": "alone"}
 PlacementReason = Literal["short", "prefill_busy", "decode_busy", "long"]
 PLACEMENT_REASONS: tuple[PlacementReason, ...] = get_args(PlacementReason)
 
 
 class _Asked(msgspec.Struct, frozen=True):
-    request_type: Literal["context_only", "generation_only"]
+    request_type: Literal["context_only", "generation_only", "context_and_generation"]
 
 
 class ConditionalLimits(NamedTuple):
@@ -116,7 +117,7 @@ def asked_phase(params: bytes, *, accepted: bool) -> Phase:
         asked = _asked.decode(params).request_type
     except msgspec.DecodeError as error:
         raise RequestInvalid(_FIELD, "another value", f"an object with request_type ({error})") from error
-    return "prefill" if asked == "context_only" else "decode"
+    return _ASKED[asked]
 
 
 _asked = msgspec.json.Decoder(_Asked)

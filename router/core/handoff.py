@@ -15,6 +15,9 @@
       prefill_dp_rank
     all else                             as it came, byte for byte      as it came, byte for byte
 
+A request for one token is none for two: nobody would fetch what is computed. Who decodes is asked for all of it
+(`ALONE`).
+
 The answer is whole after its first token where the prefill answer's `finish_reason` is neither `length` nor
 `not_finished`, or where the client asked for one token: then nobody decodes, and the client gets the prefill answer,
 as an event stream if it asked for one.
@@ -34,6 +37,9 @@ _PARAMS, _PROMPT_IDS = "disaggregated_params", "prompt_token_ids"
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _PREFILL_PLACE = {"prefill_worker_id": "backend_instance_id", "prefill_dp_rank": "dp_rank"}
 _DECODE_PLACE = ("backend_instance_id", "decode_worker_id", "dp_rank")
+
+ALONE = b'{"request_type":"context_and_generation"}'
+"""`disaggregated_params` of a request that is computed and decoded in one place."""
 
 _Object = dict[str, msgspec.Raw]
 _objects = msgspec.json.Decoder(_Object)

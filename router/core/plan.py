@@ -33,8 +33,7 @@ class Plan:
     """Where one request is. Not for sharing: it changes with every event."""
 
     __slots__ = (
-        "_failures", "_migration_limit", "_retry_limit", "_tried", "is_fixed", "migrations", "phase", "prefills",
-        "turns",
+        "_failures", "_migration_limit", "_retry_limit", "_tried", "is_fixed", "migrations", "phase", "turns",
     )  # fmt: skip
 
     def __init__(self, phase: Phase, *, retry_limit: int, migration_limit: int = 0, fixed: bool = False) -> None:
@@ -44,8 +43,6 @@ class Plan:
         self._tried: dict[Phase, tuple[WorkerRank, ...]] = {}
         self._failures: dict[Phase, int] = {}
         self.migrations = 0
-        self.prefills = 0
-        """How many prefill workers answered."""
         self.turns: tuple[Turn, ...] = ()
 
     @property
@@ -61,7 +58,6 @@ class Plan:
     def prefilled(self) -> None:
         """The prompt's KV lies at a worker: somebody decodes it."""
         assert self.phase == "prefill"
-        self.prefills += 1
         self.phase = "decode"
 
     def to_alone(self) -> None:

@@ -15,9 +15,10 @@ last 4 KB are kept, but of a call that says so. A `kept` stream that ends withou
 from typing import Protocol
 
 from kv_runtime.http import error_body
-from router.http.exchange import AnswerEnd, Exchange, HeaderLines, OutboundCall, Phase, Watcher, error_events
+from router.http.exchange import AnswerEnd, Exchange, OutboundCall, Phase, Watcher, error_events
 from router.http.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, whole_chunks
 from router.http.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
+from router.http.nobody import Nobody
 
 WHOLE_BYTES_MAX = 256 << 10
 """Longer answers are passed on before they are whole; so is an event that is longer."""
@@ -350,7 +351,7 @@ class Splice:
         """The client left; the worker's connection is closed, now or, where the call is one of a kind, soon."""
         watcher = self._watcher
         if self.call.is_once and self._silent and self._state != _OVER:
-            self._client = self._watcher = Nobody(self)
+            self._client = self._watcher = Nobody(self.leave)
         else:
             self._detach(reusable=False)
         watcher.on_gone()
@@ -412,60 +413,6 @@ class Splice:
                 self.fail("first_byte", f"TimeoutError: no byte within {call.first_byte_s:g} s")
         elif not self.paused and now_s - self._heard_s > call.between_bytes_s:
             self.fail("body", f"TimeoutError: no byte for {call.between_bytes_s:g} s")
-
-
-class Nobody:
-    """Stands where the client stood that has left: the worker is left, too, as soon as its answer has begun."""
-
-    __slots__ = ("_splice", "http_1_1")
-
-    def __init__(self, splice: "Splice") -> None:
-        self._splice = splice
-        self.http_1_1 = True
-
-    @property
-    def connection_line(self) -> bytes:
-        """Nothing."""
-        return b""
-
-    def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
-        """Nobody is told."""
-
-    def write(self, data: bytes) -> None:
-        """Nobody reads."""
-
-    def finish(self) -> None:
-        """Nobody waits."""
-
-    def cut(self) -> None:
-        """Nobody is cut off."""
-
-    def on_head(self, status: int, retry_after: bytes) -> bytes | None:  # noqa: ARG002 - whatever it is
-        """Return no lines: any answer will do."""
-        return b""
-
-    def on_dropped(self) -> None:
-        """There is no other worker to ask."""
-
-    def on_first_byte(self) -> None:
-        """The answer has begun: it is not wanted."""
-        self._splice.leave()
-
-    def on_bytes(self) -> None:
-        """Not heard of: the worker was left."""
-
-    def on_end(self, tail: bytes) -> None:
-        """It was short."""
-
-    def on_cut(self, phase: Phase, reason: str) -> bytes | None:  # noqa: ARG002 - whatever it was
-        """Return that nothing follows."""
-        return None
-
-    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
-        """Nobody waits."""
-
-    def on_gone(self) -> None:
-        """The worker was left."""
 
 
 def _no_body(head: AnswerHead) -> bytes:

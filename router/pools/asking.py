@@ -112,7 +112,7 @@ class PoolAsking(ABC):
         has_priority = is_prioritised or inbound.extension.hints.priority is not None
         asked = Asked(isl_tokens, _targets(route), route.priority if has_priority else None)
         self.question = Question(request_id=route.request_id, model=inbound.model, asked=asked, isl_origin=isl_origin)
-        self.plans = self.service.plans(asked)
+        self.plans = self.service.plans(asked, one_token=inbound.limit_tokens == 1)
         self._asked()
 
     def _refusing(self, step: Callable[[], None]) -> None:

@@ -1,6 +1,7 @@
 """One request on its way through pools.
 
     agg      read -> planned -> forwarded
+             likewise in disagg where one token is all: to the decode pool
     disagg   read -> planned -> prefill, collected -> decode, forwarded
                                      `- whole after its first token: answered with that
 
@@ -15,7 +16,7 @@ on to the decode pool as TensorRT-LLM's servers pass it on (`router.core.handoff
 
 import structlog
 
-from router.core.handoff import AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
+from router.core.handoff import ALONE, AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
 from router.http.collected import Collected
 from router.http.exchange import Exchange, HeaderLines
 from router.pools.asking import PoolAsking
@@ -45,10 +46,12 @@ class PoolServed(PoolAsking):
         self.read()
 
     def _asked(self) -> None:
-        if self.service.config.mode == "agg":
+        if len(self.plans) > 1:
+            self._ask_prefill()
+        elif self.service.config.mode == "agg":
             self._forward(self.exchange.body, b"")
         else:
-            self._ask_prefill()
+            self._forward(decode_body(self.exchange.body, ALONE), b"")
 
     @property
     def _request_id(self) -> bytes:

@@ -75,9 +75,10 @@ class PoolService:
         """Return how long a router's answer is awaited."""
         return self._streamed if streamed else self._whole
 
-    def plans(self, asked: SelectionAsked) -> tuple[Plan, ...]:
-        """Return which pools are asked now, in which order, for each phase in turn."""
-        return tuple(self._plan(group, asked) for group in self.config.groups)
+    def plans(self, asked: SelectionAsked, *, one_token: bool) -> tuple[Plan, ...]:
+        """Return which pools are asked now, in which order, for each phase in turn; for `one_token` the last alone."""
+        groups = self.config.groups[-1:] if one_token else self.config.groups
+        return tuple(self._plan(group, asked) for group in groups)
 
     def _plan(self, group: PoolGroup, asked: SelectionAsked) -> Plan:
         selection = select(group, asked, self.identity.defaults)

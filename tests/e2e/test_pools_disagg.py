@@ -134,4 +134,5 @@ async def test_so_it_is_in_a_streamed_chat_and_where_one_token_is_all(running: R
         _, expected = await running.ask(running.whole.data_url, "/v1/chat/completions", body)
         assert headers["content-type"].startswith("text/event-stream")
         assert text_of(events) == text_of(expected)
-        assert ("x-pool" in headers) == (limit > 1), "nobody decodes what is whole"
+        assert "x-pool" in headers
+        assert ("x-prefill-pool" in headers) == (limit > 1), "nobody would fetch what is computed for one token"

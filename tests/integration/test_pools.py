@@ -294,6 +294,20 @@ async def test_an_answer_that_is_whole_after_its_first_token_needs_no_decode_poo
         assert await running.metric('kvrouter_pools_requests_total{outcome="ok"}') == 1
 
 
+async def test_a_request_for_one_token_is_whole_at_a_decode_pool() -> None:
+    async with pools(disagg(), pre0=OK, dec0=streams(*EVENTS)) as (running, routers):
+        sent = request(stream=True, max_tokens=1, nvext={"prefill_worker_id": "p1"})
+        status, named, body = await running.post(sent)
+        assert (status, body, named["x-pool"]) == (200, b"".join(EVENTS), "dec0")
+        assert "x-prefill-pool" not in named
+        assert not routers["pre0"].asked
+        alone = {"disaggregated_params": {"request_type": "context_and_generation"}, "nvext": {}}
+        assert routers["dec0"].bodies == [sent | alone]
+        _, _, dry = await running.post(sent, "/v1/pools/select")
+        (decode,) = msgspec.json.decode(dry)["phases"]
+        assert decode["selection"]["namespace"] == "dec0"
+
+
 async def test_each_phase_asks_its_own_pools_again_and_nothing_is_prefilled_twice() -> None:
     scripts: dict[str, Script | None] = {
         "pre0": error(500), "pre1": prefilled(), "dec0": None, "dec1": answers(body=b'{"whole":1}'),

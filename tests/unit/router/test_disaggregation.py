@@ -96,6 +96,7 @@ def test_what_is_asked_first_follows_from_the_roles_that_are_fit(roles: str, may
 def test_a_phase_that_is_asked_for_is_read_from_its_params() -> None:
     assert asked_phase(b'{"request_type":"context_only","more":1}', accepted=True) == "prefill"
     assert asked_phase(b'{"request_type":"generation_only"}', accepted=True) == "decode"
+    assert asked_phase(b'{"request_type":"context_and_generation"}', accepted=True) == "alone"
     for params in (b"{}", b'{"request_type":"all"}', b"[]", b"1"):
         with pytest.raises(RequestInvalid, match=r"disaggregated_params"):
             asked_phase(params, accepted=True)
