@@ -8,8 +8,9 @@ import asyncio
 import logging
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, Literal
 
 import structlog
 from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
@@ -28,6 +29,8 @@ from kv_runtime.supervise import until
 
 PREFIX = "kvrouter_"
 LAG_PERIOD_S = 0.1
+LOG_PERIOD_S = 10.0
+LOG_KEYS_MAX = 256
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.5)
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily | SummaryMetricFamily
 Sample = tuple[tuple[str, ...], float]
@@ -66,6 +69,74 @@ def _renderer(*, for_people: bool) -> Processor:
     if for_people:
         return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     return structlog.processors.JSONRenderer()
+
+
+class RateLimitedLog:
+    """A log that writes an event of one key at most once in `period_s` seconds.
+
+    The next line of that key has a field `suppressed`: how many events were left out since the last one. Two events
+    have the same key if they have the same name and an equal `key`, such as a reason. Memory is bounded: once
+    `keys_max` keys were logged within the period, the events of all further keys share one line a period.
+    For one thread.
+    """
+
+    def __init__(
+        self,
+        log: structlog.typing.FilteringBoundLogger,
+        clock: Clock,
+        *,
+        period_s: float = LOG_PERIOD_S,
+        keys_max: int = LOG_KEYS_MAX,
+    ) -> None:
+        self._log, self._clock = log, clock
+        self._period_s, self._keys_max = period_s, keys_max
+        self._lines: OrderedDict[Hashable, _Line] = OrderedDict()  # the line written longest ago comes first
+        self._shared = _Line()
+
+    def info(self, event: str, *, key: Hashable = None, **fields: Any) -> None:  # noqa: ANN401 - a log takes anything
+        """Log the event at level info, unless its key was logged within the period."""
+        self._write("info", event, key, fields)
+
+    def warning(self, event: str, *, key: Hashable = None, **fields: Any) -> None:  # noqa: ANN401
+        """Log the event at level warning, unless its key was logged within the period."""
+        self._write("warning", event, key, fields)
+
+    def error(self, event: str, *, key: Hashable = None, **fields: Any) -> None:  # noqa: ANN401
+        """Log the event at level error, unless its key was logged within the period."""
+        self._write("error", event, key, fields)
+
+    def _write(self, level: str, event: str, key: Hashable, fields: dict[str, Any]) -> None:
+        now_s = self._clock.now()
+        line = self._line_of((event, key), now_s)
+        if now_s - line.written_s < self._period_s:
+            line.suppressed += 1
+            return
+        if line.suppressed:
+            fields["suppressed"] = line.suppressed
+        line.written_s, line.suppressed = now_s, 0
+        if line is not self._shared:
+            self._lines.move_to_end((event, key))
+        getattr(self._log, level)(event, **fields)
+
+    def _line_of(self, key: Hashable, now_s: float) -> "_Line":
+        if (line := self._lines.get(key)) is not None:
+            return line
+        if len(self._lines) >= self._keys_max:
+            oldest = next(iter(self._lines))
+            if now_s - self._lines[oldest].written_s < self._period_s:
+                return self._shared
+            self._shared.suppressed += self._lines.pop(oldest).suppressed
+        return self._lines.setdefault(key, _Line())
+
+
+class _Line:
+    """When a key was logged last, on the clock, and how many of its events were left out since."""
+
+    __slots__ = ("suppressed", "written_s")
+
+    def __init__(self) -> None:
+        self.written_s = float("-inf")
+        self.suppressed = 0
 
 
 def new_registry() -> CollectorRegistry:

@@ -17,6 +17,7 @@ from kv_runtime.telemetry import (
     LoopLag,
     Mean,
     Projection,
+    RateLimitedLog,
     configure_logs,
     counter,
     gauge,
@@ -309,3 +310,56 @@ async def test_measuring_ends_at_once_when_it_is_asked_to() -> None:
         stop.set()
         await settle()
         assert measuring.done()
+
+
+@pytest.mark.asyncio
+async def test_a_rate_limited_event_is_logged_once_a_period_and_then_says_how_many_were_left_out() -> None:
+    clock = ManualClock()
+    with structlog.testing.capture_logs() as logged:
+        log = RateLimitedLog(structlog.get_logger(), clock, period_s=10.0)
+        for _ in range(4):
+            log.warning("message_refused", key="size", reason="size")
+        log.warning("message_refused", key="undecodable", reason="undecodable")
+        await clock.advance(10.0)
+        log.warning("message_refused", key="size", reason="size")
+        await clock.advance(10.0)
+        log.warning("message_refused", key="size", reason="size")
+    refused = {"event": "message_refused", "log_level": "warning"}
+    assert logged == [
+        {**refused, "reason": "size"},
+        {**refused, "reason": "undecodable"},
+        {**refused, "reason": "size", "suppressed": 3},
+        {**refused, "reason": "size"},
+    ]
+
+
+@pytest.mark.asyncio
+async def test_events_of_more_keys_than_are_kept_share_one_line_a_period() -> None:
+    clock = ManualClock()
+    with structlog.testing.capture_logs() as logged:
+        log = RateLimitedLog(structlog.get_logger(), clock, period_s=10.0, keys_max=2)
+        for number in range(6):
+            log.error("refused", key=number, number=number)
+        await clock.advance(10.0)
+        log.info("refused", key=6, number=6)  # the line of key 0 is older than the period: it makes room
+        log.info("refused", key=7, number=7)
+        log.info("refused", key=8, number=8)
+    assert [(line["number"], line.get("suppressed")) for line in logged] == [
+        (0, None), (1, None), (2, None), (6, None), (7, None), (8, 3),
+    ]  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_no_event_of_a_rate_limited_log_goes_uncounted() -> None:
+    clock, events = ManualClock(), 500
+    with structlog.testing.capture_logs() as logged:
+        log = RateLimitedLog(structlog.get_logger(), clock, period_s=10.0, keys_max=3)
+        for number in range(events):
+            log.warning("refused", key=number % 7)
+            await clock.advance(1.0)
+        for _ in range(4):  # three keys that make room, and the shared line
+            await clock.advance(10.0)
+            for key in range(7, 11):
+                log.warning("refused", key=key)
+    counted = sum(1 + line.get("suppressed", 0) for line in logged)
+    assert counted == events + 4 * 4
