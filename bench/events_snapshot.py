@@ -9,6 +9,7 @@ from indexer.feed import IndexFeed
 from indexer.implementations import make_index
 from indexer.snapshots import SnapshotStore, extent_of
 from kv_protocol import subjects
+from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog
@@ -35,7 +36,7 @@ class SnapshotRole:
         self._log = await EventLog.connect(self._url, name="keeper")
         self._fold = IndexFold(make_index(IndexSection())[1])
         self._snapshots = SnapshotStore(self._log, NatsSection().snapshots_bytes_max)
-        self._feed = IndexFeed(self._fold, self._log, self._clock, self._snapshots)
+        self._feed = IndexFeed(self._fold, self._log, self._clock, self._snapshots, FleetGate())
         await self._feed.start()
         return {}
 

@@ -8,7 +8,7 @@ Times are in nanoseconds since 1970.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kv_runtime.clock import SystemClock
@@ -38,10 +38,18 @@ class WatchedLog(EventLog):
         """Hears the id of a message that is published, and when."""
         self.on_announced: Callable[[str, bytes], None] = lambda *_: None
 
-    async def send(self, subject: str, data: bytes, message_id: str = "") -> asyncio.Future[int]:
+    async def send(
+        self,
+        subject: str,
+        data: bytes,
+        message_id: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        after_seq: int | None = None,
+    ) -> asyncio.Future[int]:
         """Do as the log does, and tell when."""
         self.on_handed(message_id, self._wall_ns())
-        return await super().send(subject, data, message_id)
+        return await super().send(subject, data, message_id, headers=headers, after_seq=after_seq)
 
     async def announce(self, subject: str, data: bytes, reply: str = "") -> None:
         """Do as the log does, and tell of it."""

@@ -99,7 +99,8 @@ for command in (verify, tail, at, dump):
 
 
 async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
-    log = await EventLog.connect(settings.nats.url, name="indexer", token=settings.nats.credentials.get_secret_value())
+    token = settings.nats.credentials.get_secret_value()
+    log = await EventLog.connect(settings.nats.url, name="indexer", user=settings.nats.user, token=token)
     try:
         await ensure_streams(log, settings.nats)
         index = EmbeddedIndex(settings.index, log, SystemClock(), settings.nats)

@@ -25,6 +25,7 @@ from indexer.native import hash_blocks
 from indexer.rank_routes import rank_routes
 from indexer.snapshots import SnapshotStore
 from kv_protocol import subjects
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock
 from kv_runtime.clock import Clock
@@ -108,7 +109,7 @@ class EmbeddedIndex:
         )
         self._event_log, self._clock = log, clock
         snapshots = SnapshotStore(log, nats.snapshots_bytes_max)
-        self._feed = IndexFeed(self._fold, log, clock, snapshots)
+        self._feed = IndexFeed(self._fold, log, clock, snapshots, FleetGate(nats.fleet_secrets))
         limits = KeepingLimits(
             period_s=min(nats.snapshot_period_s, nats.events_max_age_s / _SNAPSHOTS_IN_LOG),
             log_bytes_max=nats.events_max_bytes,

@@ -31,10 +31,12 @@ from indexer.snapshots import SnapshotStore
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading
 from kv_runtime.supervise import until
+from kv_runtime.telemetry import RateLimitedLog
 
 TICK_S = 0.25
 _NOT_APPLIED = ("never_heard", "refused", "resyncing", "behind")
@@ -52,8 +54,10 @@ class Place(NamedTuple):
 class IndexFeed:
     """Keeps one fold true to one log."""
 
-    def __init__(self, fold: IndexFold, log: EventLog, clock: Clock, snapshots: SnapshotStore) -> None:
+    def __init__(self, fold: IndexFold, log: EventLog, clock: Clock, snapshots: SnapshotStore, gate: FleetGate) -> None:
         self._fold, self._event_log, self._clock, self._snapshots = fold, log, clock, snapshots
+        self.gate = gate
+        self._refusals = RateLimitedLog(_log, clock)
         self._inbox = log.new_inbox()
         self._slug_of: dict[WorkerRank, str] = {}
         self._moved = asyncio.Condition()
@@ -194,9 +198,12 @@ class IndexFeed:
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:
-            event = fleet.decode_fleet_event(message.data)
-        except MalformedMessage as error:
-            self._refuse(message, error)
+            event = self.gate.admit(message.subject, message.data, message.headers)
+        except FleetEventRefused as error:
+            self.refused_messages_total += 1
+            self._refusals.warning(
+                "fleet_event_refused", key=error.reason, subject=message.subject, cause=error.reason, reason=str(error)
+            )
             return
         if isinstance(event, WorkerRegistered):
             await self._apply(WorkerCame(event.worker_id, event.total_kv_blocks))

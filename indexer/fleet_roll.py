@@ -4,9 +4,10 @@ A rank is known with its model's slug, by which its mirror is asked. One that re
 died without a word still stands registered: only its mirror's silence tells.
 """
 
-from kv_protocol import fleet, subjects
+from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
@@ -19,8 +20,10 @@ _LOOK_S = 0.05
 class FleetRoll:
     """The ranks of a fleet."""
 
-    def __init__(self, log: EventLog, clock: Clock) -> None:
+    def __init__(self, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
+        """`gate` checks fleet events; None: one without keys."""
         self._event_log, self._clock = log, clock
+        self._gate = FleetGate() if gate is None else gate
         self._registered: dict[str, dict[WorkerRank, str]] = {}
         self._beating: dict[WorkerRank, str] = {}
 
@@ -44,9 +47,9 @@ class FleetRoll:
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:
-            event = fleet.decode_fleet_event(message.data)
-        except MalformedMessage:
-            return  # whoever it was beats, or is not there
+            event = self._gate.admit(message.subject, message.data, message.headers)
+        except FleetEventRefused:
+            return  # a worker that is there has a heartbeat
         if isinstance(event, WorkerRegistered):
             self._registered[event.worker_id] = dict.fromkeys(event.ranks, subjects.slug_of(message.subject))
         elif isinstance(event, WorkerLeft):

@@ -103,3 +103,5 @@ def _count_families(statistics: FoldStatistics, feed: IndexFeed) -> Iterator[Fam
         ("index_refused_rank_facts", "Facts of ranks without room", statistics.refused_rank_facts_total),
     ):
         yield counter(name, meaning, (), [((), float(count))])
+    by_reason = [((reason,), float(count)) for reason, count in feed.gate.refused_total.items()]
+    yield counter("index_fleet_refused", "Fleet events that the index refused", ("reason",), by_reason)

@@ -17,6 +17,8 @@ from kv_protocol.images import ImageRule
 
 HEARTBEAT_PERIOD_S = 1.0
 MISSED_HEARTBEATS_MAX = 5
+REMOVED_BY_HAND = "removed by hand"
+"""The reason in `left` when an operator removes a worker: its agent does not register that instance again."""
 
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 EventSource = Literal["trtllm", "simulated", "vllm", "sglang", "none"]

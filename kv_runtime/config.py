@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 import yaml
@@ -18,6 +18,7 @@ from kv_runtime.http import is_loopback
 
 ENV_PREFIX = "KVROUTER_"
 _NESTED = "__"
+_FLEET_KEY_CHARACTERS_MIN = 16
 _INDEX_BYTES_MIN = 1 << 20
 """With less an index has room for hardly any rank."""
 
@@ -61,7 +62,16 @@ class NatsSection(Section):
     store_dir: str = Field(
         "", description="where the embedded server keeps the log; empty: a directory removed at stop"
     )
-    credentials: SecretStr = Field(SecretStr(""), description="token for the server, where it wants one")
+    user: str = Field("", max_length=256, description="user name for the server; empty: it wants a token, or nothing")
+    credentials: SecretStr = Field(
+        SecretStr(""), description="the user's password, or without nats.user a token, where the server wants one"
+    )
+    fleet_keys: tuple[SecretStr, ...] = Field(
+        (),
+        max_length=8,
+        description="secrets of 16 characters and more that the fleet shares; the first signs fleet events, each"
+        " verifies; empty: events are not signed, and not refused for it",
+    )
     events_max_age_s: float = Field(3600.0, ge=1, le=30 * 86400, description="how long KV_EVENTS keeps; costs disk")
     events_max_bytes: int = Field(
         1 << 30, ge=1 << 20, le=1 << 40, description="what KV_EVENTS keeps, bytes of disk; time travel needs it"
@@ -75,6 +85,19 @@ class NatsSection(Section):
     snapshots_bytes_max: int = Field(
         1 << 30, ge=1 << 20, le=1 << 40, description="what KV_SNAPSHOTS keeps, bytes of disk; room for two is needed"
     )
+
+    @field_validator("fleet_keys")
+    @classmethod
+    def _long_enough(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        for at, key in enumerate(keys):
+            if len(key.get_secret_value()) < _FLEET_KEY_CHARACTERS_MIN:
+                raise ValueError(f"key {at} has fewer than {_FLEET_KEY_CHARACTERS_MIN} characters")
+        return keys
+
+    @property
+    def fleet_secrets(self) -> tuple[bytes, ...]:
+        """The bytes of `fleet_keys`."""
+        return tuple(key.get_secret_value().encode() for key in self.fleet_keys)
 
 
 class ControlSection(Section):
@@ -264,9 +287,13 @@ def _masks(settings: BaseModel, above: str = "") -> Iterator[str]:
             yield f"{above}{name}: found the mask of a shown secret, allowed the secret itself"
 
 
+def _is_secret(kind: object) -> bool:
+    return kind is SecretStr or SecretStr in get_args(kind)
+
+
 def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
     """Return one line; what was found stands in it unless it is a secret, or a section, which may hold one."""
     kind_there = _kind_at(kind, error["loc"])
-    is_shown = kind_there not in (None, SecretStr) and not _is_section(kind_there)
+    is_shown = kind_there is not None and not _is_secret(kind_there) and not _is_section(kind_there)
     found = f"found {error['input']!r}, " if is_shown else ""
     return f"{'.'.join(map(str, error['loc']))}: {found}{error['msg']}"

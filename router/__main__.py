@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from indexer.embedded import EmbeddedIndex, ensure_streams
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import LeaseEvent
 from kv_runtime.chat_template import TextError
@@ -178,7 +179,8 @@ async def _opened(settings: RouterSettings, stop: asyncio.Event, cleanup: AsyncE
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
     embedded = await _embedded_nats(settings, cleanup)
     url = embedded.url if embedded else settings.nats.url
-    log = await EventLog.connect(url, name="router", token=settings.nats.credentials.get_secret_value())
+    token = settings.nats.credentials.get_secret_value()
+    log = await EventLog.connect(url, name="router", user=settings.nats.user, token=token)
     cleanup.push_async_callback(log.close)
     router = _Router(settings, text, modes, log)
     await router.start(stop)
@@ -204,7 +206,8 @@ class _Router:
         self._journal = self._writer(name, folds) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
         self._routing = self._router(folds.state(modes))
-        self._feeds = RouterFeeds(self._routing, log, self._clock)
+        gate = FleetGate(settings.nats.fleet_secrets)
+        self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
         room = FleetRoom(self._routing, settings.queue.threshold)
         self._admission = Admission(self._clock, room, settings.queue.limits())
         metrics = RequestMetrics(self._registry, self._routing.state, tuple(modes))
@@ -216,7 +219,7 @@ class _Router:
         endpoints = Endpoints(serving, index_name=self._index.implementation)
         self.data = HttpPlane(endpoints, settings.data.limits())
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
-        control = ControlPlane(self._routing, self._index, log, self._handover)
+        control = ControlPlane(self._routing, self._index, log, self._handover, gate)
         app = control.app(self._registry, token=settings.control.token.get_secret_value())
         self.control = HttpServer(app, settings.control.host, settings.control.port)
         self._project()

@@ -26,7 +26,8 @@ from indexer.embedded import EmbeddedIndex, rank_routes
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.events import TIERS
-from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_runtime.config import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
@@ -52,9 +53,17 @@ _NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
 class ControlPlane:
     """The endpoints for those who run the router."""
 
-    def __init__(self, routing: Routing, index: EmbeddedIndex, log: EventLog, handover: Handover | None = None) -> None:
-        """Without `handover` a worker that drains hands nothing over."""
+    def __init__(
+        self,
+        routing: Routing,
+        index: EmbeddedIndex,
+        log: EventLog,
+        handover: Handover | None = None,
+        gate: FleetGate | None = None,
+    ) -> None:
+        """Without `handover` a worker that drains hands nothing over; `gate` is that of this router's feeds."""
         self._routing, self._index, self._event_log = routing, index, log
+        self._gate = FleetGate() if gate is None else gate
         self._drains = DrainRoutes(routing, handover, self._publish)
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
@@ -125,7 +134,7 @@ class ControlPlane:
             return unknown_worker(worker_id)
         told = worker.registration
         return await self._say(
-            told.model, WorkerLeft(worker_id=told.worker_id, instance=told.instance, reason="removed by hand")
+            told.model, WorkerLeft(worker_id=told.worker_id, instance=told.instance, reason=REMOVED_BY_HAND)
         )
 
     async def _say(self, model: str, event: FleetEvent) -> web.Response:
@@ -133,9 +142,14 @@ class ControlPlane:
         return json_response({"published": event}, status=202) if refused is None else refused
 
     async def _publish(self, model: str, event: FleetEvent) -> web.Response | None:
-        """The fleet is told; return what is answered where it cannot be."""
+        """The event is published, signed if the fleet has keys; return the error response if it is not."""
+        subject, data = subjects.fleet(model, event.worker_id), fleet.encode(event)
         try:
-            await self._event_log.publish(subjects.fleet(model, event.worker_id), fleet.encode(event))
+            self._gate.check(subject, event)
+            headers = self._gate.signed(subject, event.worker_id, data, self._routing.clock.wall_ns())
+            await self._event_log.publish(subject, data, headers=headers)
+        except FleetEventRefused as error:
+            return error_response(409, str(error), "invalid_request_error", param=error.reason)
         except BrokerUnavailable as error:
             return error_response(503, str(error), "server_error", code="log_unavailable")
         return None

@@ -8,12 +8,14 @@ import structlog
 from kv_protocol import fleet, load, subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, WorkerRegistered
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, LoadApplied, LogConnection, WorkerHeard
 from kv_protocol.ledger import Expired
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage, Reading
 from kv_runtime.supervise import until
+from kv_runtime.telemetry import RateLimitedLog
 from router.core.doctor.catalogue import CATALOGUE
 from router.core.doctor.pairing import pairing_findings
 from router.routing import Routing
@@ -31,8 +33,11 @@ _log = structlog.get_logger("router")
 class RouterFeeds:
     """Keeps one router's state true to one log; parts of a process: `run` lets time pass."""
 
-    def __init__(self, routing: Routing, log: EventLog, clock: Clock) -> None:
+    def __init__(self, routing: Routing, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
+        """`gate` checks fleet events; None: one without keys."""
         self._routing, self._event_log, self._clock = routing, log, clock
+        self.gate = FleetGate() if gate is None else gate
+        self._refusals = RateLimitedLog(_log, clock)
         self._fleet = routing.state.fleet
         self._was_connected = True
         self._fleet_log: Reading | None = None
@@ -72,9 +77,12 @@ class RouterFeeds:
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:
-            event = fleet.decode_fleet_event(message.data)
-        except MalformedMessage as error:
-            self._refuse(message, error)
+            event = self.gate.admit(message.subject, message.data, message.headers)
+        except FleetEventRefused as error:
+            self.refused_messages_total += 1
+            self._refusals.warning(
+                "fleet_event_refused", key=error.reason, subject=message.subject, cause=error.reason, reason=str(error)
+            )
             return
         now_s = self._clock.now()
         self._routing.apply(FleetApplied(now_s=now_s, event=event))

@@ -24,6 +24,7 @@ import structlog
 import zmq.asyncio
 
 from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.config import ConfigurationError
 from kv_runtime.event_log import EventLog, log_families
@@ -177,6 +178,7 @@ async def _connected(
     log = await EventLog.connect(
         settings.nats.url,
         name=f"worker-agent {worker.id}",
+        user=settings.nats.user,
         token=settings.nats.credentials.get_secret_value(),
         on_found=found.set,
     )
@@ -207,7 +209,7 @@ def _health_watch(attached: _Attached, asked: _Asked, base_url: str) -> HealthWa
     registration = foreign_registration(settings, attached.facts, asked.text, worker.instance, base_url)
     return HealthWatch(
         asked.client,
-        Membership(registration, attached.log, attached.clock, attached.found),
+        Membership(registration, attached.log, attached.clock, attached.found, FleetGate(settings.nats.fleet_secrets)),
         attached.clock,
         attached.found,
         describe=_describe(settings, asked.survey, worker, asked.text, base_url),

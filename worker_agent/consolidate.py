@@ -31,10 +31,10 @@ async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, s
     """
     if not settings.workers:
         raise ConfigurationError(["workers: found none, allowed at least one"])
-    names = " ".join(worker.id for worker in settings.workers)
-    token = settings.nats.credentials.get_secret_value()
+    names, nats = " ".join(worker.id for worker in settings.workers), settings.nats
+    token = nats.credentials.get_secret_value()
     async with AsyncExitStack() as cleanup:
-        log = await EventLog.connect(settings.nats.url, name=f"worker-agent {names}", token=token)
+        log = await EventLog.connect(nats.url, name=f"worker-agent {names}", user=nats.user, token=token)
         cleanup.push_async_callback(log.close)
         context = zmq.asyncio.Context()
         cleanup.callback(context.destroy, linger=0)

@@ -12,6 +12,7 @@ import structlog
 
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import until
@@ -25,8 +26,17 @@ _log = structlog.get_logger("membership")
 class Membership:
     """One worker's fleet events. `news` is set by whoever finds the log again, and here."""
 
-    def __init__(self, registration: WorkerRegistered, log: EventLog, clock: Clock, news: asyncio.Event) -> None:
+    def __init__(
+        self,
+        registration: WorkerRegistered,
+        log: EventLog,
+        clock: Clock,
+        news: asyncio.Event,
+        gate: FleetGate | None = None,
+    ) -> None:
+        """`gate` signs, if it has keys; None: nothing is signed."""
         self._registration = registration
+        self._gate = FleetGate() if gate is None else gate
         self._event_log = log
         self._clock = clock
         self._news = news
@@ -87,9 +97,10 @@ class Membership:
             retry_s = min(2 * retry_s, _RETRY_MAX_S)
 
     async def _say(self, event: FleetEvent) -> bool:
-        subject = subjects.fleet(self._registration.model, event.worker_id)
+        subject, data = subjects.fleet(self._registration.model, event.worker_id), fleet.encode(event)
+        headers = self._gate.signed(subject, event.worker_id, data, self._clock.wall_ns())
         try:
-            await self._event_log.publish(subject, fleet.encode(event))
+            await self._event_log.publish(subject, data, headers=headers)
         except BrokerUnavailable as error:
             _log.warning("fleet_event_not_published", kind=type(event).__name__, reason=str(error))
             return False

@@ -25,6 +25,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, log_families
@@ -102,6 +103,7 @@ async def _connected(settings: AgentSettings, found: asyncio.Event, cleanup: Asy
     log = await EventLog.connect(
         settings.nats.url,
         name=f"worker-agent {settings.worker.id}",
+        user=settings.nats.user,
         token=settings.nats.credentials.get_secret_value(),
         on_found=found.set,
     )
@@ -119,7 +121,9 @@ async def _parts(
     await worker.media.start()
     await http.start()
     registration = _registration(worker, http.port)
-    membership = Membership(registration, worker.log, worker.clock, found)
+    membership = Membership(
+        registration, worker.log, worker.clock, found, FleetGate(worker.settings.nats.fleet_secrets)
+    )
     watch = None if idle is None else _canary_watch(worker, idle, membership)
     worker_id = worker.settings.worker.id
     Projection(registry, AgentMetrics(worker_id, events.rules, events.path, loads, api).families)

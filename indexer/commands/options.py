@@ -127,7 +127,7 @@ def run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 async def connected(settings: IndexerSettings) -> EventLog:
     """Return a connection to the configured log; raise `BrokerUnavailable` where there is none."""
     token = settings.nats.credentials.get_secret_value()
-    return await EventLog.connect(settings.nats.url, name="indexer", token=token)
+    return await EventLog.connect(settings.nats.url, name="indexer", user=settings.nats.user, token=token)
 
 
 def read_rank(text: str) -> WorkerRank:

@@ -21,6 +21,7 @@ from indexer.fleet_roll import FleetRoll
 from indexer.index_client import IndexClient
 from indexer.mirrors import Mirrors
 from indexer.verification import Verification
+from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 
 _EXAMPLES = 10
@@ -69,7 +70,7 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
             await mirrors.start()
             async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
                 await index.ranks()  # whoever is not there is found out before anybody waits
-                slugs = await FleetRoll(log, clock).call(timeout_s)
+                slugs = await FleetRoll(log, clock, FleetGate(settings.nats.fleet_secrets)).call(timeout_s)
                 looking = Verification(index, mirrors, clock, timeout_s=timeout_s, examples_max=examples)
                 async for verdict in looking.verdicts(slugs):
                     show(verdict)

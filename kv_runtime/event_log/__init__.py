@@ -1,7 +1,14 @@
 """The event log's client. `connection` is the door; the rest is what it is made of."""
 
 from kv_runtime.event_log.connection import CONFIRM_S, WINDOW_MESSAGES, EventLog
-from kv_runtime.event_log.errors import BrokerSilent, BrokerUnavailable, NoSuchObject, ObjectDamaged, StreamUnfit
+from kv_runtime.event_log.errors import (
+    BrokerSilent,
+    BrokerUnavailable,
+    LastSequenceDiffers,
+    NoSuchObject,
+    ObjectDamaged,
+    StreamUnfit,
+)
 from kv_runtime.event_log.metrics import LogStatistics, log_families
 from kv_runtime.event_log.objects import ObjectBucket
 from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading
@@ -13,6 +20,7 @@ __all__ = [
     "BrokerSilent",
     "BrokerUnavailable",
     "EventLog",
+    "LastSequenceDiffers",
     "LogMessage",
     "LogStatistics",
     "NoSuchObject",

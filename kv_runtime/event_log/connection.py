@@ -8,7 +8,7 @@ that what is followed goes on (`reading.py`). An `on_message` that raises is our
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Self
 
@@ -68,6 +68,7 @@ class EventLog:
         url: str,
         *,
         name: str,
+        user: str = "",
         token: str = "",
         on_lost: Callable[[], None] = lambda: None,
         on_found: Callable[[], None] = lambda: None,
@@ -78,7 +79,8 @@ class EventLog:
         Args:
             url: `nats://host:port`; of a cluster, any of its servers, or several separated by commas.
             name: how the server is told of us.
-            token: where the server wants one.
+            user: where the server knows users by name.
+            token: the user's password; without `user`, what the server wants of everyone.
             on_lost: called when the connection is gone.
             on_found: called when it is back.
             confirm_s: how long the server may take to confirm a publication, or to answer.
@@ -87,15 +89,17 @@ class EventLog:
             BrokerUnavailable: there is no server at `url`, or it refuses us.
         """
         log = cls(url, on_lost, on_found, confirm_s=confirm_s)
-        await log._connect(name, token)
+        await log._connect(name, user, token)
         return log
 
-    async def _connect(self, name: str, token: str) -> None:
+    async def _connect(self, name: str, user: str, token: str) -> None:
         with mapped(f"nats.url {self._shown_url}"):
             await self._client.connect(
                 servers=self._url.split(","),
                 name=name,
-                token=token or None,
+                user=user or None,
+                password=token if user else None,
+                token=None if user else token or None,
                 connect_timeout=_CONNECT_S,
                 reconnect_time_wait=_RECONNECT_WAIT_S,
                 max_reconnect_attempts=1,
@@ -180,6 +184,7 @@ class EventLog:
                 if reading.is_broken or reading.is_silent:
                     await reading.begin()
         except BrokerUnavailable as error:
+            self._streams_doubtful = True  # the stream may be gone: it is made again before the next attempt
             _log.warning("log_not_followed", reason=str(error))
 
     async def _ensure_again(self, config: StreamConfig) -> None:
@@ -212,10 +217,10 @@ class EventLog:
         with self._reachable(f"stream {name}"):
             return await streams.state_of(self._client, name, self._timeout_s)
 
-    async def message_from(self, stream: str, seq: int) -> LogMessage | None:
-        """Return the message at `seq`, or the first behind it; None where there is none."""
+    async def message_from(self, stream: str, seq: int, subject: str = ">") -> LogMessage | None:
+        """Return the message of `subject` at `seq`, or the first behind it; None where there is none."""
         with self._reachable(f"message {seq} of {stream}"):
-            return await lookup.message_from(self._client, stream, seq, self._timeout_s)
+            return await lookup.message_from(self._client, stream, seq, self._timeout_s, subject)
 
     async def seq_at(self, stream: str, time_ns: int) -> int:
         """Return the place of the stream's last message of that time or earlier (`lookup.py`)."""
@@ -231,11 +236,39 @@ class EventLog:
         """Return the objects of a bucket, whether or not it is there."""
         return ObjectBucket(self._client, self._context, bucket)
 
-    async def publish(self, subject: str, data: bytes, message_id: str = "") -> int:
-        """Return the message's place in its stream, where it now is, once for each `message_id`."""
-        return await (await self.send(subject, data, message_id))
+    async def publish(
+        self,
+        subject: str,
+        data: bytes,
+        message_id: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        after_seq: int | None = None,
+    ) -> int:
+        """Return the message's place in its stream, where it now is, once for each `message_id`.
 
-    async def send(self, subject: str, data: bytes, message_id: str = "") -> asyncio.Future[int]:
+        Args:
+            subject: where it is published.
+            data: its bytes.
+            message_id: by which the server drops repetitions; empty: it does not.
+            headers: what readers get beside the bytes.
+            after_seq: the place that the newest message of the subject must have; 0: the subject has none.
+
+        Raises:
+            LastSequenceDiffers: the newest message of the subject is not at `after_seq`; nothing was stored.
+            BrokerUnavailable: as `send` has it.
+        """
+        return await (await self.send(subject, data, message_id, headers=headers, after_seq=after_seq))
+
+    async def send(
+        self,
+        subject: str,
+        data: bytes,
+        message_id: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        after_seq: int | None = None,
+    ) -> asyncio.Future[int]:
         """Hand the message over; return the future of its place in its stream (`window.py`).
 
         Messages of one caller are handed over in the order of its calls. At most `WINDOW_MESSAGES` of a connection are
@@ -246,7 +279,7 @@ class EventLog:
             BrokerUnavailable: the server is away now, or the message is larger than it takes.
         """
         with mapped(f"publish {subject}"):
-            return await self._window.send(subject, data, message_id)
+            return await self._window.send(subject, data, message_id, headers=headers, after_seq=after_seq)
 
     async def announce(self, subject: str, data: bytes, reply: str = "") -> None:
         """The message was handed to core NATS: whoever listens now hears it, nobody else ever does."""
@@ -295,7 +328,7 @@ class EventLog:
         tell = self._teller(on_message)
 
         async def received(message: Msg) -> None:
-            await tell(LogMessage(message.subject, message.data, reply=message.reply))
+            await tell(LogMessage(message.subject, message.data, reply=message.reply, headers=message.headers))
 
         with mapped(f"listen {subject}"):
             self._unsubscribes.append((await self._client.subscribe(subject, cb=received)).unsubscribe)

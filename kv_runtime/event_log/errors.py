@@ -14,6 +14,10 @@ class BrokerUnavailable(Exception):
     """The server cannot be reached, or did not do as asked; what was meant to be done may be tried again."""
 
 
+class LastSequenceDiffers(BrokerUnavailable):
+    """The newest message of a subject has another place than the publication requires; nothing was stored."""
+
+
 class BrokerSilent(BrokerUnavailable):
     """The server did not answer in time, or says that it cannot yet: a cluster without leaders does so."""
 

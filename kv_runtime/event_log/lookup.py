@@ -5,6 +5,7 @@ messages later times, unless its clock is set back or another server of a cluste
 """
 
 import base64
+from collections.abc import Mapping
 
 import msgspec
 from nats.aio.client import Client
@@ -22,6 +23,7 @@ class _Message(msgspec.Struct, frozen=True):
     seq: int
     time: str
     data: str = ""
+    hdrs: str = ""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -29,20 +31,31 @@ class _Answer(msgspec.Struct, frozen=True):
     error: dict[str, object] | None = None
 
 
-async def message_from(client: Client, stream: str, seq: int, timeout_s: float) -> LogMessage | None:
-    """Return the message at `seq`, or the first behind it; None where there is none.
+async def message_from(
+    client: Client, stream: str, seq: int, timeout_s: float, subject: str = ">"
+) -> LogMessage | None:
+    """Return the message of `subject`, which may have wildcards, at `seq` or the first behind it; None: there is none.
 
     Raises:
         NatsError: there is no such stream, or no answer.
     """
-    question = msgspec.json.encode({"seq": max(seq, 1), "next_by_subj": ">"})
+    question = msgspec.json.encode({"seq": max(seq, 1), "next_by_subj": subject})
     raw = await client.request(f"{DEFAULT_PREFIX}.STREAM.MSG.GET.{stream}", question, timeout=timeout_s)
     answer = msgspec.json.decode(raw.data, type=_Answer)
     if (found := answer.message) is not None:
-        return LogMessage(found.subject, base64.b64decode(found.data), found.seq, time_ns=ns_of(found.time))
+        headers = _headers(base64.b64decode(found.hdrs))
+        data = base64.b64decode(found.data)
+        return LogMessage(found.subject, data, found.seq, time_ns=ns_of(found.time), headers=headers)
     if (answer.error or {}).get("err_code") != _NO_MESSAGE:
         APIError.from_error(answer.error or {"code": 500, "description": "an answer without a message"})
     return None
+
+
+def _headers(block: bytes) -> Mapping[str, str] | None:
+    """Return the fields of a block of headers: a line with the version, then `name: value`, each line ended by CRLF."""
+    lines = block.decode(errors="replace").split("\r\n")[1:]
+    fields = (line.partition(":") for line in lines if line)
+    return {name: value.strip() for name, _, value in fields} or None
 
 
 async def seq_at(client: Client, stream: str, time_ns: int, timeout_s: float) -> int:

@@ -10,7 +10,7 @@ The server sends no faster than messages are taken (flow control), and says ever
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -34,7 +34,8 @@ _log = structlog.get_logger("event_log")
 class LogMessage(NamedTuple):
     """A message as read; `reply` is where an answer goes, if one is wanted.
 
-    `stream_seq` and `time_ns`, the server's time of it since 1970, are 0 on core NATS.
+    `stream_seq` and `time_ns`, the server's time of it since 1970, are 0 on core NATS. `headers` are those of the
+    publisher; None where it set none.
     """
 
     subject: str
@@ -42,6 +43,7 @@ class LogMessage(NamedTuple):
     stream_seq: int = 0
     reply: str = ""
     time_ns: int = 0
+    headers: Mapping[str, str] | None = None
 
 
 OnMessage = Callable[[LogMessage], Awaitable[None]]
@@ -163,7 +165,8 @@ class Reading:
                 self._break()
                 return
             self._received += 1
-            await self._tell(LogMessage(message.subject, message.data, place.stream_seq, time_ns=place.time_ns))
+            seq, time_ns = place.stream_seq, place.time_ns
+            await self._tell(LogMessage(message.subject, message.data, seq, time_ns=time_ns, headers=message.headers))
             self.told_seq, self.unread = place.stream_seq, place.pending
             self.told_total += 1
 

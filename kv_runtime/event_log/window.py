@@ -12,16 +12,18 @@ publishing leaves its futures pending for ever when an answer is lost with the c
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import Header
 
-from kv_runtime.event_log.errors import BrokerUnavailable
+from kv_runtime.event_log.errors import BrokerUnavailable, LastSequenceDiffers
 
 _NO_STREAM = "503"
+_WRONG_LAST_SEQUENCE = (10071, 10164)
+"""Source: `JSStreamWrongLastSequenceErrF`, `JSStreamWrongLastSequenceConstantErr` in nats-server's errors.json."""
 
 
 class _Refusal(msgspec.Struct, frozen=True):
@@ -56,8 +58,18 @@ class SendWindow:
         self._inbox = self._client.new_inbox()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
 
-    async def send(self, subject: str, data: bytes, message_id: str) -> asyncio.Future[int]:
+    async def send(
+        self,
+        subject: str,
+        data: bytes,
+        message_id: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        after_seq: int | None = None,
+    ) -> asyncio.Future[int]:
         """Hand the message over once there is room; return the future of its place in its stream.
+
+        The future ends with `LastSequenceDiffers` if the newest message of the subject is not at `after_seq`.
 
         Raises:
             BrokerUnavailable: the server is away.
@@ -70,8 +82,8 @@ class SendWindow:
         self._unconfirmed[number] = publication
         try:
             self._require_connection(subject)  # waiting for room may have taken long
-            headers = {Header.MSG_ID.value: message_id} if message_id else None
-            await self._client.publish(subject, data, reply=f"{self._inbox}.{number}", headers=headers)
+            wanted = _headers(message_id, headers, after_seq)
+            await self._client.publish(subject, data, reply=f"{self._inbox}.{number}", headers=wanted)
         except BaseException:
             publication.future.cancel()
             raise
@@ -104,9 +116,19 @@ class SendWindow:
             publication.fail(f"unreadable answer: {error}")
             return
         if ack.error is not None:
-            publication.fail(f"{ack.error.description} (code {ack.error.code}, {ack.error.err_code})")
+            kind = LastSequenceDiffers if ack.error.err_code in _WRONG_LAST_SEQUENCE else BrokerUnavailable
+            publication.fail(f"{ack.error.description} (code {ack.error.code}, {ack.error.err_code})", kind)
         else:
             publication.confirm(ack.seq)
+
+
+def _headers(message_id: str, more: Mapping[str, str] | None, after_seq: int | None) -> dict[str, str] | None:
+    headers = dict(more or {})
+    if message_id:
+        headers[Header.MSG_ID.value] = message_id
+    if after_seq is not None:
+        headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value] = str(after_seq)
+    return headers or None
 
 
 class _Publication:
@@ -126,9 +148,9 @@ class _Publication:
         if not self.future.done():
             self.future.set_result(seq)
 
-    def fail(self, why: str) -> None:
+    def fail(self, why: str, kind: type[BrokerUnavailable] = BrokerUnavailable) -> None:
         if not self.future.done():
-            self.future.set_exception(BrokerUnavailable(f"publish {self._subject}: {why}"))
+            self.future.set_exception(kind(f"publish {self._subject}: {why}"))
 
     def _ended(self, _: asyncio.Future[int]) -> None:
         self._timer.cancel()

@@ -67,7 +67,7 @@ def run_on_log(settings: RouterSettings, work: Callable[[EventLog, asyncio.Event
 
     async def main(stop: asyncio.Event) -> None:
         token = settings.nats.credentials.get_secret_value()
-        log = await EventLog.connect(settings.nats.url, name="router", token=token)
+        log = await EventLog.connect(settings.nats.url, name="router", user=settings.nats.user, token=token)
 
         async def working(part_stop: asyncio.Event) -> None:
             await work(log, part_stop)

@@ -2,6 +2,7 @@
 
 from kv_protocol import fleet, load, subjects
 from kv_protocol.errors import MalformedMessage
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
@@ -16,8 +17,10 @@ _LOOK_S = 0.05
 class LogWatch:
     """What came since `start`, at most for as long as anybody looks at it."""
 
-    def __init__(self, log: EventLog, clock: Clock) -> None:
+    def __init__(self, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
+        """`gate` checks fleet events; None: one without keys."""
         self._event_log, self._clock = log, clock
+        self._gate = FleetGate() if gate is None else gate
         self._began_s = clock.now()
         self._heads = dict[tuple[WorkerRank, str, int], Head]()
         self._used = dict[WorkerRank, int]()
@@ -56,8 +59,8 @@ class LogWatch:
 
     async def _on_fleet_event(self, message: LogMessage) -> None:
         try:
-            self.events[message.subject] = fleet.decode_fleet_event(message.data)
-        except MalformedMessage as error:
+            self.events[message.subject] = self._gate.admit(message.subject, message.data, message.headers)
+        except FleetEventRefused as error:
             self._refuse(message, error)
 
     async def _on_heartbeat(self, message: LogMessage) -> None:

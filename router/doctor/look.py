@@ -16,6 +16,7 @@ import aiohttp
 
 from kv_protocol import subjects
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from router.core.doctor.facts import Bounds, Facts, LogSeen, StreamSeen, WorkerSeen
@@ -40,7 +41,9 @@ class Wanted(NamedTuple):
     control_urls: tuple[str, ...]
     data_urls: tuple[str, ...]
     nats_url: str
+    nats_user: str
     nats_token: str
+    fleet_keys: tuple[bytes, ...]
     control_token: str
     worker_token: str
     listen_s: float
@@ -125,10 +128,15 @@ class _LogLook:
         wanted = self._wanted
         try:
             log = await EventLog.connect(
-                wanted.nats_url, name="doctor", token=wanted.nats_token, confirm_s=wanted.timeout_s
+                wanted.nats_url,
+                name="doctor",
+                user=wanted.nats_user,
+                token=wanted.nats_token,
+                confirm_s=wanted.timeout_s,
             )
             cleanup.push_async_callback(log.close)
-            self.watch, self._jetstream = LogWatch(log, self._clock), JetStream(log, wanted.timeout_s)
+            gate = FleetGate(wanted.fleet_keys)
+            self.watch, self._jetstream = LogWatch(log, self._clock, gate), JetStream(log, wanted.timeout_s)
             await self._jetstream.start()
             await self.watch.start()
         except BrokerUnavailable as error:

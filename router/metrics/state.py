@@ -38,6 +38,8 @@ def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:
     yield gauge("workers", "Workers that are registered", (), [((), float(len(workers)))])
     refused = float(feeds.refused_messages_total)
     yield counter("feed_refused_messages", "Fleet and load messages that could not be read", (), [((), refused)])
+    by_reason = [((reason,), float(count)) for reason, count in feeds.gate.refused_total.items()]
+    yield counter("fleet_refused", "Fleet events that the router refused", ("reason",), by_reason)
 
 
 def trust_families(routing: Routing) -> Iterator[Family]:

@@ -22,6 +22,7 @@ from indexer.feed import TICK_S
 from indexer.http import IndexApi
 from kv_protocol import fleet, subjects
 from kv_protocol.events import Tier
+from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import IndexSection
@@ -455,7 +456,7 @@ async def test_the_index_makes_room_for_what_a_worker_says_it_can_hold(
         await scripted.store(1)
         await index.until_at(scripted)
         before = index.index.statistics().index.memory_bytes
-        description = registered(scripted.rank.worker_id, total_kv_blocks=1_000_000)
+        description = registered(scripted.rank.worker_id, model=MODEL, total_kv_blocks=1_000_000)
         await log.publish(subjects.fleet(MODEL, scripted.rank.worker_id), fleet.encode(description))
         await eventually(lambda: index.index.statistics().index.memory_bytes > 2 * before)
 
@@ -489,6 +490,24 @@ async def test_while_the_log_is_away_nobody_is_forgotten_and_afterwards_the_inde
     assert (index.happened("gaps", scripted.rank), scripted.dumps_asked) == (0, 0)
     await scripted.leave()
     await eventually(lambda: not index.index.statistics().streams)
+
+
+@pytest.mark.asyncio
+async def test_the_end_of_a_worker_counts_only_on_its_own_subject(
+    index: Index, scripted: ScriptedRank, log: EventLog
+) -> None:
+    await scripted.store(1, 2)
+    await scripted.beat()
+    await index.until_at(scripted)
+    left = WorkerLeft(worker_id=scripted.rank.worker_id, instance="i")
+    await log.publish(subjects.fleet(MODEL, "another"), fleet.encode(left))
+
+    def refused() -> dict[str, float]:
+        families = {family.name: family for family in index.index.families()}
+        return {each.labels["reason"]: each.value for each in families["kvrouter_index_fleet_refused"].samples}
+
+    await eventually(lambda: refused()["subject"] == 1)
+    assert index.view(scripted.rank, 1, 2) == RankView(gpu(2), 7, 1, "")
 
 
 async def ready(log: EventLog) -> None:

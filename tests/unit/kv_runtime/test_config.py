@@ -1,6 +1,7 @@
 """Configuration: which source wins, and that whoever got several things wrong hears of all of them, and no secret."""
 
 import os
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -264,6 +265,28 @@ def test_a_mask_is_no_secret(tmp_path: Path) -> None:
         "nats.credentials: found the mask of a shown secret, allowed the secret itself",
         "control.token: found the mask of a shown secret, allowed the secret itself",
     ]
+
+
+KEYS = "nats.fleet_keys=[hunter2-hunter2-, hunter2-hunter2+]"
+
+
+def test_a_list_of_secrets_is_masked_and_its_masks_are_refused(tmp_path: Path) -> None:
+    settings = load_settings(Tree, assignments=[KEYS])
+    assert settings.nats.fleet_secrets == (b"hunter2-hunter2-", b"hunter2-hunter2+")
+    assert "hunter2" not in (shown := render(settings))
+    assert problems(file_with(tmp_path, shown)) == ["nats.fleet_keys: Value error, key 0 has fewer than 16 characters"]
+
+
+def test_a_list_of_secrets_in_the_environment_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVROUTER_NATS__FLEET_KEYS", '["0123456789abcdef"]')
+    assert load_settings(Tree).nats.fleet_secrets == (b"0123456789abcdef",)
+
+
+@pytest.mark.parametrize("keys", ["[hunter2]", "hunter2", "[hunter2-hunter2-, {a: hunter2}]", "[9999999999999999]"])
+def test_a_list_with_what_is_no_secret_is_refused_and_not_shown(keys: str) -> None:
+    (problem,) = problems(None, f"nats.fleet_keys={keys}")
+    assert problem.startswith("nats.fleet_keys")
+    assert not re.search("hunter2|9999", problem)
 
 
 def test_a_secret_of_digits_is_a_secret() -> None:

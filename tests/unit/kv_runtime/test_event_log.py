@@ -8,7 +8,8 @@ from typing import Any
 import nats
 import pytest
 
-from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, reading
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LastSequenceDiffers, LogMessage, reading
 from kv_runtime.nats_server import find_binary
 from tests.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
@@ -367,3 +368,58 @@ async def test_closing_lets_what_was_announced_leave(broker: Broker) -> None:
         async with connected(broker.url) as speaker:
             await speaker.log.announce("core.a", b"bye")
         await reader.until([b"bye"])
+
+
+# ------------------------------------------------------------------------------------------------- conditions, headers
+@pytest.mark.asyncio
+async def test_a_message_is_stored_only_behind_the_place_that_its_subject_must_have(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        assert await log.publish("test.a", b"1", after_seq=0) == 1
+        await log.publish("test.b", b"2")
+        with pytest.raises(LastSequenceDiffers, match=r"test\.a"):
+            await log.publish("test.a", b"x", after_seq=0)
+        with pytest.raises(LastSequenceDiffers):
+            await log.publish("test.a", b"x", after_seq=2)
+        assert await log.publish("test.a", b"3", after_seq=1) == 3
+        assert (await log.stream_state("TEST")).last_seq == 3
+
+
+@pytest.mark.asyncio
+async def test_what_a_publisher_set_beside_the_bytes_is_read_by_followers_and_listeners(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        log, followed, heard = connection.log, Reader(), Reader()
+        await log.ensure_stream(STREAM)
+        await log.follow("TEST", "test.>", followed.on_message)
+        await log.listen("test.>", heard.on_message)
+        await log.publish("test.a", b"1")
+        await log.publish("test.a", b"2", headers={"Kv-One": "a"})
+        for reader in (followed, heard):
+            await reader.until([b"1", b"2"])
+            assert [message.headers for message in reader.messages] == [None, {"Kv-One": "a"}]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_was_deleted_under_a_connection_is_made_again_and_followed(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        log, reader = connection.log, Reader()
+        await log.ensure_stream(STREAM)
+        await log.follow("TEST", "test.>", reader.on_message)
+        await log.publish("test.a", b"1")
+        await reader.until([b"1"])
+        client = await nats.connect(broker.url)
+        await client.jetstream().delete_stream("TEST")
+        await client.close()
+
+        async def is_published() -> bool:
+            try:
+                await log.publish("test.a", b"2")
+            except BrokerUnavailable:
+                return False
+            return True
+
+        async with asyncio.timeout(20):
+            while not await is_published():
+                await SystemClock().sleep(0.1)
+        await eventually(lambda: b"2" in reader.data)

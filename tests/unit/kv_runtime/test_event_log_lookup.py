@@ -80,3 +80,19 @@ async def test_who_left_a_stream_is_told_nothing_more(broker: Broker) -> None:
         await publish_all(log, numbers(3, 4))
         await other.until(numbers(1, 4))
         assert left.data == numbers(1, 2)
+
+
+@pytest.mark.asyncio
+async def test_a_message_of_one_subject_is_found_with_what_its_publisher_set_beside_it(broker: Broker) -> None:
+    async with connected(broker.url) as connection:
+        log = connection.log
+        await log.ensure_stream(STREAM)
+        await log.publish("test.a.x", b"1")
+        await log.publish("test.b.x", b"2", headers={"Kv-One": "a: b", "Kv-Two": "c"})
+        found = await log.message_from("TEST", 1, "test.*.x")
+        assert found is not None
+        assert (found.stream_seq, found.headers) == (1, None)
+        found = await log.message_from("TEST", 2, "test.*.x")
+        assert found is not None
+        assert (found.subject, found.data, found.headers) == ("test.b.x", b"2", {"Kv-One": "a: b", "Kv-Two": "c"})
+        assert await log.message_from("TEST", 2, "test.a.*") is None

@@ -9,8 +9,10 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from kv_protocol import fleet, subjects
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.fleet import FleetEvent, WorkerDraining, decode_fleet_event
+from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.http import HttpServer
 from router.control_plane import ControlPlane
@@ -18,12 +20,13 @@ from router.core.errors import NoEligibleWorker
 from router.drain_routes import SECONDS_MAX, TOKENS_MAX, wish_of
 from router.routing import Lease
 from tests.unit.router.plane import Answered, until
-from tests.unit.router.samples import route
+from tests.unit.router.samples import MODEL, registered, route
 from tests.unit.router.test_handover import Draining, asked, draining
 from tests.unit.router.upstream import answers, says_and_waits
 
 PATH = "/v1/workers/w0/drain"
 DEFAULTS = (200_000, 60.0)
+KEYS = (b"k" * 32,)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +69,12 @@ class Log:
 
     def __init__(self) -> None:
         self.events: list[FleetEvent] = []
+        self.headers: Any = None
         self.is_away = False
 
-    async def publish(self, _subject: str, data: bytes) -> None:
+    async def publish(self, _subject: str, data: bytes, headers: Any) -> None:
         """Keep an event."""
+        self.headers = headers
         if self.is_away:
             raise BrokerUnavailable("the log is away")
         self.events.append(decode_fleet_event(data))
@@ -82,7 +87,9 @@ class Control:
         self.found, self.log = found, Log()
         index: Any = None  # nothing is asked of it here
         log: Any = self.log
-        app = ControlPlane(found.plane.routing, index, log, found.handover).app(CollectorRegistry(), token="")
+        self.gate = FleetGate(KEYS)
+        plane = ControlPlane(found.plane.routing, index, log, found.handover, self.gate)
+        app = plane.app(CollectorRegistry(), token="")
         self.server = HttpServer(app, "127.0.0.1", 0)
 
     async def post(self, body: bytes = b"", path: str = PATH) -> Answered:
@@ -132,6 +139,35 @@ async def test_a_worker_that_drains_gets_nothing_new_from_then_on(control: Contr
     }
     with pytest.raises(NoEligibleWorker):
         control.found.plane.routing.decide(route(pinned_worker="w0"))
+
+
+@pytest.mark.asyncio
+async def test_what_the_control_plane_publishes_is_signed_later_than_what_the_fleet_said(control: Control) -> None:
+    subject, told = subjects.fleet(MODEL, "w0"), fleet.encode(registered())
+    reader = FleetGate(KEYS)
+    said = FleetGate(KEYS).signed(subject, "w0", told, 2_000_000_000_000_000_000)
+    for gate in (control.gate, reader):
+        gate.admit(subject, told, said)
+    await control.post(b'{"handover_tokens": 0}')
+    (drained,) = control.log.events
+    assert reader.admit(subject, fleet.encode(drained), control.log.headers) == drained
+
+
+@pytest.mark.asyncio
+async def test_another_address_of_a_registered_instance_is_not_published(control: Control) -> None:
+    control.gate.admit(*signed_registration())
+    moved = fleet.encode(registered(base_url="http://127.0.0.1:2"))
+    answered = await control.post(moved, "/v1/workers")
+    assert answered.status == 409
+    assert json.loads(answered.body)["error"]["param"] == "base_url"
+    assert b"allowed http://127.0.0.1:1 of instance w0-1" in answered.body
+    assert control.log.events == []
+
+
+def signed_registration() -> tuple[str, bytes, dict[str, str]]:
+    """Return w0's registration as its agent publishes it."""
+    subject, data = subjects.fleet(MODEL, "w0"), fleet.encode(registered())
+    return subject, data, FleetGate(KEYS).signed(subject, "w0", data, 1)
 
 
 @pytest.mark.asyncio

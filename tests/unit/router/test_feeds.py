@@ -8,7 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol import fleet, subjects
-from kv_protocol.fleet import Heartbeat, WorkerRegistered
+from kv_protocol.fleet import Heartbeat, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, LoadApplied, LogConnection, TimePassed, WorkerHeard
 from kv_protocol.ledger import Expired, Routed
@@ -197,3 +198,56 @@ async def test_time_and_what_it_brings_and_the_logs_connection_are_recorded() ->
         TimePassed(now_s=1.0),
         LedgerApplied(now_s=1.0, event=Expired(lease_id="l")),
     ]
+
+
+# ------------------------------------------------------------------------------------------------- refused events
+def gated(*keys: bytes) -> tuple[RouterFeeds, ManualClock]:
+    """Return the feeds of a router that nothing was said to yet; with keys it wants signatures."""
+    log: Any = None  # nothing is read from it here
+    clock = ManualClock()
+    return RouterFeeds(routing(clock), log, clock, FleetGate(keys)), clock
+
+
+def addresses(feeds: RouterFeeds) -> list[str]:
+    return [worker.registration.base_url for worker in feeds._fleet.workers()]
+
+
+@pytest.mark.asyncio
+async def test_events_that_contradict_their_subject_or_their_instance_change_nothing_and_are_counted() -> None:
+    feeds, _ = gated()
+    subject, other = subjects.fleet(MODEL, "w0"), subjects.fleet(MODEL, "w1")
+    forged = registered(base_url="http://10.6.6.6:1")
+    left = fleet.encode(WorkerLeft(worker_id="w0", instance="w0-1"))
+    true, false = fleet.encode(registered()), fleet.encode(forged)
+    with capture_logs() as logs:
+        for at, data in [(subject, true), (subject, false), (other, false), (other, left)]:
+            await feeds._on_fleet_event(LogMessage(at, data))
+    assert addresses(feeds) == ["http://127.0.0.1:1"]
+    assert feeds.gate.refused_total | {"base_url": 1, "subject": 2} == feeds.gate.refused_total
+    assert feeds.refused_messages_total == 3
+    refused = [line for line in logs if line["event"] == "fleet_event_refused"]
+    assert [line["cause"] for line in refused] == ["base_url", "subject"], "one line of each cause in ten seconds"
+    assert "found http://10.6.6.6:1, allowed http://127.0.0.1:1 of instance w0-1" in refused[0]["reason"]
+
+
+@pytest.mark.asyncio
+async def test_refusals_of_one_cause_are_logged_once_in_ten_seconds_with_the_number_left_out() -> None:
+    feeds, clock = gated()
+    with capture_logs() as logs:
+        for _ in range(5):
+            await feeds._on_fleet_event(LogMessage(subjects.fleet(MODEL, "w0"), b"{"))
+        await clock.advance(10.0)
+        await feeds._on_fleet_event(LogMessage(subjects.fleet(MODEL, "w0"), b"{"))
+    assert [line.get("suppressed") for line in logs] == [None, 4]
+
+
+@pytest.mark.asyncio
+async def test_with_a_key_only_signed_events_reach_the_fleet() -> None:
+    feeds, _ = gated(b"k" * 32)
+    subject, data = subjects.fleet(MODEL, "w0"), fleet.encode(registered())
+    await feeds._on_fleet_event(LogMessage(subject, data))
+    assert addresses(feeds) == []
+    signed = FleetGate((b"k" * 32,)).signed(subject, "w0", data, 5)
+    await feeds._on_fleet_event(LogMessage(subject, data, headers=signed))
+    assert addresses(feeds) == ["http://127.0.0.1:1"]
+    assert feeds.gate.refused_total["signature"] == 1

@@ -90,7 +90,8 @@ class Log:
         self.told: list[Any] = []
         self.is_away = False
 
-    async def publish(self, _: str, data: bytes) -> None:
+    async def publish(self, _: str, data: bytes, headers: Any) -> None:
+        assert not headers
         if self.is_away:
             raise BrokerUnavailable("gone")
         self.told.append(decode_fleet_event(data))

@@ -1,0 +1,146 @@
+"""Which fleet events count: the checks that every reader makes before an event reaches its state.
+
+| refused as | when |
+|---|---|
+| unreadable | the bytes are not a fleet event |
+| subject | the worker id or the model differs from the subject, or from that of the instance's registration |
+| signature | the reader has keys, and none of them signed these bytes for this subject |
+| replayed | the reader has keys, and the event was signed before the newest one accepted of this worker |
+| base_url | the instance is registered at another address: an address changes only together with the instance |
+
+A signature is the message header `Kv-Signature: v1 <time_ns> <mac>`; `mac` is HMAC-SHA256 in hex over
+
+    "kv-router fleet event v1" LF subject LF time_ns LF message bytes
+
+The subject names model and worker, the bytes name worker and instance. `time_ns` grows with every event of a worker,
+whatever the clocks of the signers say: each signs later than the newest event that it has accepted.
+Source: RFC 2104; `docs/SECURITY.md`.
+"""
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+import msgspec
+
+from kv_protocol import subjects
+from kv_protocol.errors import MalformedMessage, ProtocolError
+from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered, decode_fleet_event
+
+SIGNATURE_HEADER = "Kv-Signature"
+WORKERS_MAX = 16_384
+"""Workers that a gate remembers; beyond it the one whose newest event is oldest is forgotten."""
+
+RefusalReason = Literal["unreadable", "subject", "signature", "replayed", "base_url"]
+REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
+
+_CONTEXT = b"kv-router fleet event v1"
+_SIGNATURE = re.compile(r"v1 (0|[1-9][0-9]{0,18}) ([0-9a-f]{64})")
+
+
+class FleetEventRefused(ProtocolError):
+    """A fleet event does not count; `reason` is the row of the table."""
+
+    def __init__(self, reason: RefusalReason, message: str) -> None:
+        super().__init__(message)
+        self.reason: RefusalReason = reason
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """A worker's newest registration, and when its newest event was signed; no instance: it left."""
+
+    subject: str
+    instance: str
+    base_url: str
+    time_ns: int
+
+
+_UNKNOWN = _Known("", "", "", 0)
+
+
+class FleetGate:
+    """One reader's checks. `keys`: secrets shared by the fleet; the first signs, each verifies; none: no signatures."""
+
+    def __init__(self, keys: tuple[bytes, ...] = ()) -> None:
+        self._keys = keys
+        self._known: dict[str, _Known] = {}
+        self.refused_total: dict[RefusalReason, int] = dict.fromkeys(REFUSAL_REASONS, 0)
+
+    def admit(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> FleetEvent:
+        """Return the event, which counts from now on.
+
+        Raises:
+            FleetEventRefused: it does not count; nothing has changed but `refused_total`.
+        """
+        try:
+            event, time_ns = self._checked(subject, data, headers)
+        except FleetEventRefused as error:
+            self.refused_total[error.reason] += 1
+            raise
+        self._remember(subject, event, time_ns)
+        return event
+
+    def _checked(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> tuple[FleetEvent, int]:
+        try:
+            event = decode_fleet_event(data)
+        except MalformedMessage as error:
+            raise FleetEventRefused("unreadable", str(error)) from error
+        time_ns = self._verified_time_ns(subject, data, headers) if self._keys else 0
+        newest_ns = self._known.get(event.worker_id, _UNKNOWN).time_ns
+        if time_ns < newest_ns:
+            message = f"signed at {time_ns}, allowed {newest_ns} or later"
+            raise FleetEventRefused("replayed", f"worker {event.worker_id}: {message}")
+        self.check(subject, event)
+        return event, time_ns
+
+    def _verified_time_ns(self, subject: str, data: bytes, headers: Mapping[str, str] | None) -> int:
+        found = _SIGNATURE.fullmatch((headers or {}).get(SIGNATURE_HEADER, ""))
+        if found is None:
+            raise FleetEventRefused("signature", f"{SIGNATURE_HEADER}: found none, allowed one by a key of the fleet")
+        macs = [_mac(key, subject, data, found[1]) for key in self._keys]
+        if not sum(hmac.compare_digest(mac, found[2]) for mac in macs):  # every key is compared: the time tells nothing
+            raise FleetEventRefused("signature", f"{SIGNATURE_HEADER}: found another key's, or of other bytes")
+        return int(found[1])
+
+    def check(self, subject: str, event: FleetEvent) -> None:
+        """Raise `FleetEventRefused` if the event contradicts its subject, or what is known of its instance."""
+        worker_id = event.worker_id
+        expected = subject.rpartition(".")[0] + f".{worker_id}"
+        if isinstance(event, WorkerRegistered):
+            expected = subjects.fleet(event.model, worker_id)
+        if subject != expected:
+            raise FleetEventRefused("subject", f"subject: found {subject}, allowed {expected} by the event's fields")
+        known = self._known.get(worker_id, _UNKNOWN)
+        if known.instance != event.instance:
+            return
+        if subject != known.subject:
+            raise FleetEventRefused("subject", f"subject: found {subject}, allowed {known.subject} of this instance")
+        if isinstance(event, WorkerRegistered) and event.base_url != known.base_url:
+            message = f"base_url: found {event.base_url}, allowed {known.base_url} of instance {event.instance}"
+            raise FleetEventRefused("base_url", f"worker {worker_id}: {message}")
+
+    def _remember(self, subject: str, event: FleetEvent, time_ns: int) -> None:
+        known = self._known.pop(event.worker_id, _UNKNOWN)
+        if isinstance(event, WorkerRegistered):
+            known = _Known(subject, event.instance, event.base_url, time_ns)
+        elif isinstance(event, WorkerLeft) and event.instance == known.instance:
+            known = _Known("", "", "", time_ns)
+        else:
+            known = msgspec.structs.replace(known, time_ns=time_ns)
+        if len(self._known) >= WORKERS_MAX:
+            del self._known[next(iter(self._known))]
+        self._known[event.worker_id] = known
+
+    def signed(self, subject: str, worker_id: str, data: bytes, now_ns: int) -> dict[str, str]:
+        """Return the headers to publish the worker's event with; none without a key. `now_ns`: since 1970."""
+        if not self._keys:
+            return {}
+        time_ns = str(max(now_ns, self._known.get(worker_id, _UNKNOWN).time_ns + 1))
+        return {SIGNATURE_HEADER: f"v1 {time_ns} {_mac(self._keys[0], subject, data, time_ns)}"}
+
+
+def _mac(key: bytes, subject: str, data: bytes, time_ns: str) -> str:
+    signed = b"\n".join((_CONTEXT, subject.encode(), time_ns.encode(), data))
+    return hmac.new(key, signed, hashlib.sha256).hexdigest()
