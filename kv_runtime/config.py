@@ -7,6 +7,7 @@ was found and what is allowed. The sections here are those that several processe
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -237,7 +238,7 @@ def _from_environment(kind: type[BaseModel], problems: list[str]) -> Iterator[tu
         path, text = name[len(ENV_PREFIX) :].lower().split(_NESTED), os.environ[name]
         kind_there = _kind_at(kind, path)
         if kind_there is None:
-            problems.append(f"{name}: no such setting")
+            problems.append(_unknown(kind, path, shown=name))
             continue
         try:
             is_text = not _is_section(kind_there) and get_origin(kind_there) not in (list, dict, tuple)
@@ -278,6 +279,43 @@ def _put(tree: dict[str, Any], path: str, value: object, problems: list[str]) ->
         tree[last] = value
 
 
+def _unknown(kind: type[BaseModel], path: Sequence[object], *, shown: str) -> str:
+    """Return the problem of a key that does not exist: the keys that its section has, and the nearest of all keys."""
+    section, names = kind, [str(name) for name in path if not isinstance(name, int)]  # an int is a place in a list
+    for name in names[:-1]:
+        section = _section_in(_kind_at(section, [name])) or section
+    return f"{shown}: {unknown_key('.'.join(names), section.model_fields, _paths(kind))}"
+
+
+def _section_in(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
+    """Return the section that a field is, or has several of."""
+    if _is_section(kind):
+        section: type[BaseModel] = kind
+        return section
+    return next((each for each in get_args(kind) if _is_section(each)), None)
+
+
+def unknown_key(found: str, allowed: Iterable[str], candidates: Iterable[str] = ()) -> str:
+    """Return what is wrong with a key that does not exist: the `allowed` ones, and the nearest of `candidates`.
+
+    Without `candidates` it is the nearest of `allowed`. A candidate with the same last name is nearer than any other.
+    """
+    allowed = list(allowed)
+    candidates = list(candidates) or allowed
+    last = found.rpartition(".")[2]
+    namesakes = [path for path in candidates if path.rpartition(".")[2] == last]
+    nearest = get_close_matches(found, namesakes, n=1, cutoff=0.0) or get_close_matches(found, candidates, n=1)
+    return f"unknown; allowed: {', '.join(allowed)}" + "".join(f"; nearest: {path}" for path in nearest)
+
+
+def _paths(kind: type[BaseModel], above: str = "") -> Iterator[str]:
+    """Yield the paths of all sections and fields."""
+    for name, field in kind.model_fields.items():
+        yield above + name
+        if (section := _section_in(field.annotation)) is not None:
+            yield from _paths(section, f"{above}{name}.")
+
+
 def _masks(settings: BaseModel, above: str = "") -> Iterator[str]:
     for name in type(settings).model_fields:
         value = getattr(settings, name)
@@ -293,6 +331,8 @@ def _is_secret(kind: object) -> bool:
 
 def _problem(kind: type[BaseModel], error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails, which it does not export
     """Return one line; what was found stands in it unless it is a secret, or a section, which may hold one."""
+    if error["type"] == "extra_forbidden":
+        return _unknown(kind, error["loc"], shown=".".join(map(str, error["loc"])))
     kind_there = _kind_at(kind, error["loc"])
     is_shown = kind_there is not None and not _is_secret(kind_there) and not _is_section(kind_there)
     found = f"found {error['input']!r}, " if is_shown else ""

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from kv_runtime.config import ConfigurationError
+from kv_runtime.config import ConfigurationError, unknown_key
 from router.core.policies import MODES, Mode
 from router.core.policy import CostParameters, Policy
 from router.policy_config import PolicySection
@@ -34,7 +34,9 @@ def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode],
         ConfigurationError: a field is none of a policy, cannot change now, or has a value that is not allowed.
     """
     problems = [
-        f"policy.{name}: found {value!r}, allowed {_allowed(name)}"
+        f"policy.{name}: found {value!r}, allowed only at the start of the router"
+        if name in PolicySection.model_fields
+        else f"policy.{name}: {unknown_key(name, FIELDS)}"
         for name, value in named.items()
         if name not in FIELDS
     ]
@@ -48,12 +50,6 @@ def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode],
     except ValidationError as error:
         raise ConfigurationError([_problem(found) for found in error.errors()]) from error
     return section.policy()
-
-
-def _allowed(name: str) -> str:
-    if name in PolicySection.model_fields:
-        return "only at the start of the router"
-    return ", ".join(FIELDS)
 
 
 def _problem(found: Mapping[str, Any]) -> str:

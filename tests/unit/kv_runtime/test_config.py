@@ -41,6 +41,10 @@ class Tree(Settings):
     control: ControlSection = ControlSection()
 
 
+class ListedTree(Settings):
+    stages: tuple[InnerSection, ...] = ()
+
+
 class AgentTree(Settings):
     control: ControlSection = ControlSection(port=8003)
     nats: NatsSection = NatsSection(url="nats://127.0.0.1:4222")
@@ -154,11 +158,11 @@ def test_every_problem_is_told_at_once_with_its_path_what_was_found_and_what_is_
     file = file_with(tmp_path, "policy: {temperature: -1, mode: best}\nnonsense: {}\nnats: {prot: 1}\n")
     assert sorted(problems(file, "nats.port=x", "words")) == [
         "--set: found 'words', allowed section.key=value",
-        "KVROUTER_NOPE: no such setting",
-        "KVROUTER_POLICY__NOPE: no such setting",
+        "KVROUTER_NOPE: unknown; allowed: policy, nats, control",
+        "KVROUTER_POLICY__NOPE: unknown; allowed: temperature, mode, names, inner; nearest: policy.mode",
         "nats.port: found 'x', Input should be a valid integer, unable to parse string as an integer",
-        "nats.prot: Extra inputs are not permitted",
-        "nonsense: Extra inputs are not permitted",
+        f"nats.prot: unknown; allowed: {', '.join(NatsSection.model_fields)}; nearest: nats.port",
+        "nonsense: unknown; allowed: policy, nats, control",
         "policy.inner.level: found '10', Input should be less than or equal to 9",
         "policy.mode: found 'best', Input should be 'kv' or 'round-robin'",
         "policy.temperature: found -1, Input should be greater than or equal to 0",
@@ -170,7 +174,31 @@ def test_every_problem_is_told_at_once_with_its_path_what_was_found_and_what_is_
 )
 def test_a_variable_that_means_nothing_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "1")
-    assert f"{name}: no such setting" in problems()
+    assert any(problem.startswith(f"{name}: unknown; allowed: ") for problem in problems())
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("polcy.mode=kv", "polcy: unknown; allowed: policy, nats, control; nearest: policy"),
+        ("policy.mod=kv", "policy.mod: unknown; allowed: temperature, mode, names, inner; nearest: policy.mode"),
+        ("policy.inner.levl=1", "policy.inner.levl: unknown; allowed: level; nearest: policy.inner.level"),
+        ("mode=kv", "mode: unknown; allowed: policy, nats, control; nearest: policy.mode"),
+    ],
+)
+def test_an_unknown_key_names_the_allowed_ones_and_the_nearest(assignment: str, expected: str) -> None:
+    assert problems(None, assignment) == [expected]
+
+
+def test_a_key_of_another_section_is_the_nearest_one() -> None:
+    assert problems(None, "policy.store_dir=x")[0].endswith("; nearest: nats.store_dir")
+
+
+def test_an_unknown_key_of_a_section_in_a_list_names_those_of_that_section(tmp_path: Path) -> None:
+    file = file_with(tmp_path, "stages: [{level: 1}, {levle: 2}]")
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(ListedTree, file=file)
+    assert raised.value.problems == ["stages.1.levle: unknown; allowed: level; nearest: stages.level"]
 
 
 @pytest.mark.parametrize("value", ["not json", "", "[1"])
