@@ -43,6 +43,10 @@ class ModeResult(NamedTuple):
     explanation: str
 
 
+class DemoStopped(Exception):
+    """The demonstration was stopped before it had printed its table."""
+
+
 class Demo:
     """The demonstration; `seed` makes it the same workload every time."""
 
@@ -52,9 +56,19 @@ class Demo:
         self._shape = shape
         self._seed = seed
         self._clock: Clock = SystemClock()
+        self._is_shown = False
 
     async def run(self, stop: asyncio.Event, *, keep: bool) -> None:
-        """Print the table; with `keep`, leave the last fleet up until `stop` is set."""
+        """Print the table; with `keep`, leave the last fleet up until `stop` is set.
+
+        Once `stop` is set the processes are ended, and this returns when they are gone. Raises `DemoStopped` where the
+        table was not printed.
+        """
+        await until(stop, self._run(stop, keep=keep))
+        if not self._is_shown:
+            raise DemoStopped("stopped before its end; its processes are gone")
+
+    async def _run(self, stop: asyncio.Event, *, keep: bool) -> None:
         total = self._shape.conversations * self._shape.turns
         self._console.print(
             f"{self._workers} simulated workers, {total} requests of {self._shape.conversations} conversations, "
@@ -68,6 +82,7 @@ class Demo:
                 results.append(await self._play(fleet, mode))
                 if mode == MODES[-1]:
                     self._show(results)
+                    self._is_shown = True
                     if keep:
                         await self._stay(fleet, stop)
 

@@ -1,15 +1,14 @@
 """The cells of the bench, every layout at every rate, and playing them side by side."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from typing import NamedTuple
 
 from bench.disagg_figures import Comparison, Figures, comparisons, figures
 from bench.disagg_fleet import DisaggFleet, Setting
 from bench.disagg_layouts import Layout, layout_of
+from bench.side_by_side import play_side_by_side
 from bench.trace import TraceRequest, at_rate
 from bench.trace_figures import Slo
 
@@ -61,17 +60,10 @@ def play_all(
 ) -> dict[Cell, Figures]:
     """Play every cell, `jobs` at a time in processes of their own (1: here); `on_cell` after each."""
     found: dict[Cell, Figures] = {}
-    one = partial(play, requests, grid)
-    if jobs == 1:
-        for cell in grid.cells:
-            found[cell] = one(cell)
-            on_cell()
-        return found
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # the progress bar has a thread: no fork
-        for cell, cell_figures in zip(grid.cells, pool.map(one, grid.cells), strict=True):
-            found[cell] = cell_figures
-            on_cell()
-    return found
+    for cell, cell_figures in play_side_by_side(partial(play, requests, grid), grid.cells, jobs):
+        found[cell] = cell_figures
+        on_cell()
+    return {cell: found[cell] for cell in grid.cells}
 
 
 def compared(grid: Grid, found: dict[Cell, Figures]) -> list[Comparison]:

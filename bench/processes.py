@@ -6,6 +6,7 @@ Leaving the block leaves nothing behind.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from kv_runtime.clock import SystemClock
 
 _START_S = 60.0
 _STOP_S = 20.0
+_CUT_S = 3.0
 _POLL_S = 0.05
 _LINES = 200
 
@@ -69,6 +71,7 @@ class Process:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=environment,
+            start_new_session=True,  # Ctrl-C in a terminal reaches its owner alone, which ends it in order
         )
         self._reading = group.create_task(self._read(self._child))
 
@@ -102,18 +105,30 @@ class Process:
         return line
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """It is gone: asked by a signal, killed when it takes too long."""
+        """It is gone: asked by a signal, killed when it takes too long, or when this is cancelled."""
         if self._child is None or self._reading is None:
             return
-        if self._child.returncode is None:
-            self._child.send_signal(number)
         try:
-            async with asyncio.timeout(_STOP_S):
-                await self._child.wait()
-        except TimeoutError:
-            self._child.kill()
+            await self._end_within(_STOP_S, number)
+        except asyncio.CancelledError:
+            await self._end_within(_CUT_S, number)  # its second signal: it ends at once
+            raise
+        finally:
+            self._signal(signal.SIGKILL)
             await self._child.wait()
         await self._reading
+
+    async def _end_within(self, budget_s: float, number: signal.Signals) -> None:
+        assert self._child is not None
+        self._signal(number)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(budget_s):
+                await self._child.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(number)
 
 
 class Fleet:
@@ -144,9 +159,13 @@ class Fleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await asyncio.gather(*(worker.end() for worker in self.workers.values()))
-        await self.router.end()
-        await self._group.__aexit__(kind, error, traceback)
+        try:
+            await asyncio.gather(*(worker.end() for worker in self.workers.values()))
+        finally:
+            try:
+                await self.router.end()
+            finally:
+                await self._group.__aexit__(kind, error, traceback)
 
     async def _start(self) -> None:
         await self.router.start(self._group)

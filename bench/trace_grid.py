@@ -6,13 +6,13 @@ control    the middle cell again, every mode, on the same trace without any shar
 bound      one LRU cache of the fleet's total size, for every number of workers
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from typing import NamedTuple, TypeVar
 
 from bench.lru_bound import lru_hit_rate
+from bench.side_by_side import play_side_by_side
 from bench.trace import TraceInvalid, TraceRequest, at_rate, without_sharing
 from bench.trace_figures import Figures, Slo, figures
 from bench.trace_tokens import TraceHashes
@@ -98,7 +98,7 @@ def check_fits(requests: Sequence[TraceRequest], shape: GridShape) -> None:
             raise TraceInvalid(f"request {number}", "length", found, f"a worker's {pool_blocks} blocks at most")
 
 
-def run_cell(cell: Cell, shape: GridShape, requests: Sequence[TraceRequest]) -> Figures:
+def run_cell(shape: GridShape, requests: Sequence[TraceRequest], cell: Cell) -> Figures:
     """Play the trace in one cell and return its figures."""
     played = at_rate(requests if cell.shared else without_sharing(requests), cell.rate)
     fleet_shape = FleetShape(cell.workers, shape.kv_tokens, shape.block_size, cell.lag_s, cell.slowdown)
@@ -111,26 +111,10 @@ def run_grid(
 ) -> GridResult:
     """Play the trace in every cell, `jobs` at a time in processes of their own (1: here); `on_cell` after each."""
     found: dict[Cell, Figures] = {}
-    for cell, cell_figures in _run(cells(shape), shape, requests, jobs):
+    for cell, cell_figures in play_side_by_side(partial(run_cell, shape, requests), cells(shape), jobs):
         found[cell] = cell_figures
         on_cell()
     return GridResult(shape, {cell: found[cell] for cell in cells(shape)}, bounds(shape, requests))
-
-
-def _run(
-    wanted: Sequence[Cell], shape: GridShape, requests: Sequence[TraceRequest], jobs: int
-) -> Iterator[tuple[Cell, Figures]]:
-    if jobs == 1:
-        yield from ((cell, run_cell(cell, shape, requests)) for cell in wanted)
-        return
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:  # the progress bar has a thread: no fork
-        running = {_submit(pool, cell, shape, requests): cell for cell in wanted}
-        for done in as_completed(running):
-            yield running[done], done.result()
-
-
-def _submit(pool: Executor, cell: Cell, shape: GridShape, requests: Sequence[TraceRequest]) -> Future[Figures]:
-    return pool.submit(run_cell, cell, shape, requests)
 
 
 def bounds(shape: GridShape, requests: Sequence[TraceRequest]) -> dict[int, float]:

@@ -111,7 +111,7 @@ async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
         await http.start()
         await index.start()
         print(f"index on http://{settings.control.host}:{http.port}", flush=True)
-        await run_parts([Part("http", http.run, 0), *index.parts(1)], stop=stop, drain_s=10)
+        await run_parts([Part("http", http.run, 0, dict), *index.parts(1)], stop=stop, drain_s=10)
     finally:
         await log.close()
 

@@ -9,6 +9,9 @@ A process is a set of parts in stages. `run_parts` runs them all, and ends in on
     a part gives up             `PartGaveUp`: stop is set for all, and raised once the others have drained as ever
     the drain budget is spent   what still runs is cancelled and named in `DrainOverdue`
 
+When stop is set and a part counts what it has `in_progress`, the log says how much there is and how long it may take
+(`drain_began`), and in the end how long it took and what was cut off (`drain_ended`).
+
 Stop is an argument: a part gets an `asyncio.Event`, a thread a `threading.Event`, and returns soon after it is set.
 
 A `SupervisedThread` survives what nobody expected its work to raise:
@@ -22,8 +25,8 @@ import asyncio
 import signal
 import sys
 import threading
-from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Future as ThreadOutcome
 from dataclasses import dataclass
 from types import TracebackType
@@ -89,6 +92,8 @@ class Part:
     run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
     stage: int = 0
     """Lower stages stop first; sources are 0."""
+    in_progress: Callable[[], Mapping[str, int]] | None = None
+    """Counts what the part finishes before it returns, by name, such as `requests`, for the log; may return nothing."""
 
 
 async def run_parts(parts: Iterable[Part], *, stop: asyncio.Event, drain_s: float, clock: Clock | None = None) -> None:
@@ -129,12 +134,36 @@ async def _run_stages(
             for part in parts
         }
         await stop.wait()
+        drain = _Drain(parts, drain_s, clock)
         budget = group.create_task(clock.sleep(drain_s), name="drain budget")
         for stage in sorted(stops):
             stops[stage].set()
             await _ended({task for part, task in tasks.items() if part.stage == stage}, budget)
         budget.cancel()
-        return tuple(part.name for part, task in tasks.items() if task.cancel())
+        overdue = tuple(part.name for part, task in tasks.items() if task.cancel())
+        drain.ended(overdue)
+        return overdue
+
+
+class _Drain:
+    """What the log says when parts are asked to stop, and when they have; nothing where no part counts anything."""
+
+    def __init__(self, parts: list[Part], drain_s: float, clock: Clock) -> None:
+        self._counts = [part.in_progress for part in parts if part.in_progress is not None]
+        self._clock, self._began_s = clock, clock.now()
+        if self._counts:
+            _log.info("drain_began", **self._in_progress(), at_most_s=drain_s)
+
+    def ended(self, overdue: tuple[str, ...]) -> None:
+        if self._counts:
+            took_s = round(self._clock.now() - self._began_s, 3)
+            _log.info("drain_ended", **self._in_progress(), took_s=took_s, cut_off=list(overdue))
+
+    def _in_progress(self) -> Counter[str]:
+        total = Counter[str]()
+        for count in self._counts:
+            total.update(count())
+        return total
 
 
 async def _run_part(part: Part, stop: asyncio.Event, stop_all: asyncio.Event, given_up: list[Exception]) -> None:
@@ -361,6 +390,7 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
     """Run `main(stop)` as the process's whole life, on uvloop; SIGINT and SIGTERM set `stop`.
 
     A second signal cuts off what is still running: the process ends at once, with exit code 1 and a line that says so.
+    So does a drain that took too long.
     """
 
     async def life() -> None:
@@ -376,3 +406,5 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
             runner.run(life())
         except asyncio.CancelledError:
             sys.exit("stopped by a second signal: what was running was cut off")
+        except DrainOverdue as error:
+            sys.exit(str(error))

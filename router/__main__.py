@@ -120,11 +120,15 @@ def demo(keep: bool, workers: int, seed: int) -> None:
     """Show it: one workload through a real fleet twice, round-robin and kv."""
     from rich.console import Console
 
-    from bench.demo import Demo
+    from bench.demo import Demo, DemoStopped
+    from bench.processes import ProcessFailed
     from bench.workload import WorkloadShape
 
     show = Demo(Console(), workers=workers, shape=WorkloadShape(), seed=seed)
-    run_process(lambda stop: show.run(stop, keep=keep))
+    try:
+        run_process(lambda stop: show.run(stop, keep=keep))
+    except (DemoStopped, ProcessFailed) as error:
+        sys.exit(f"router demo: {error}")
 
 
 class _Benches(click.Group):
@@ -286,7 +290,7 @@ class _Router:
     def parts(self) -> list[Part]:
         """Return what runs; what a later stage is needed for stops before it."""
         return [
-            Part("data-plane", self.data.run, 0),
+            Part("data-plane", self.data.run, 0, self.data.in_progress),
             Part("handover", self._handover.run, 0),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),

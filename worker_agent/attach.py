@@ -169,7 +169,7 @@ async def _others(
     await streams.consolidator.start()
     say(f"streams of {worker.id}, status on http://{attached.settings.control.host}:{http.port}")
     parts = [] if fronted is None else fronted.parts
-    return [*parts, Part("http", http.run, _LAST_STAGE), Part("event-log", log.run, _LAST_STAGE)]
+    return [*parts, Part("http", http.run, _LAST_STAGE, dict), Part("event-log", log.run, _LAST_STAGE)]
 
 
 async def _connected(
@@ -197,7 +197,7 @@ async def _fronted(attached: _Attached, asked: _Asked, cleanup: AsyncExitStack) 
         forwarder = await cleanup.enter_async_context(_forwarder(settings, base_url))
         served = await _served(settings, forwarder)
         base_url = f"http://{settings.worker.advertised_host}:{served.port}"
-        parts.append(Part("forwarder", served.run, 1))
+        parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
     watch = _health_watch(attached, asked, base_url)
     cleanup.push_async_callback(watch.leave, "stopped")
     parts.append(Part("health-watch", watch.run, 0))

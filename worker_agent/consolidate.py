@@ -47,7 +47,7 @@ async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, s
             http = await _begun(settings, heads, log)
             until_run.pop_all()  # from here on sockets belong to what runs
         say(f"streams of {names}, status on http://{settings.control.host}:{http.port}")
-        parts += [Part("http", http.run, 5), Part("event-log", log.run, 5)]
+        parts += [Part("http", http.run, 5, dict), Part("event-log", log.run, 5)]
         await run_parts(parts, stop=stop, drain_s=_DRAIN_S)
 
 

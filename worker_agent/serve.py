@@ -137,7 +137,7 @@ async def _parts(
     return [
         Part("membership", membership.run, 0),
         *([] if watch is None else [Part("canary", watch.run, 0)]),
-        Part("http", http.run, 1),
+        Part("http", http.run, 1, lambda: {"requests": api.running}),
         *worker.media.parts(2),
         *(loads.parts(stage=2) if worker.chosen.has_statistics else []),
         Part("loop-lag", LoopLag(registry, worker.clock).run, 2),

@@ -118,6 +118,10 @@ class HttpPlane:
             upstream=self.upstreams.statistics(),
         )
 
+    def in_progress(self) -> dict[str, int]:
+        """Return what is drained when the plane stops."""
+        return {"requests": self._inflight, "connections": len(self._connections)}
+
     # ------------------------------------------------------------ called by connections
 
     @property

@@ -129,7 +129,7 @@ class PoolsProcess:
     def parts(self) -> list[Part]:
         """Return what runs; what a later stage is needed for stops before it."""
         return [
-            Part("pools-data-plane", self.data.run, 0),
+            Part("pools-data-plane", self.data.run, 0, self.data.in_progress),
             Part("pools-control-plane", self.control.run, 1),
             Part("pool-watch", self._watch.run, 1),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 1),

@@ -64,7 +64,7 @@ def test_every_problem_is_reported_together_with_path_found_and_allowed(tmp_path
     refused = run("router", "--config", str(file), "--set", "ledger.lease_s=x", KVROUTER_NOPE="1")
     assert refused.returncode == 1
     for words in (
-        "KVROUTER_NOPE: no such setting",
+        "KVROUTER_NOPE: unknown; allowed: nats, data, ",
         "policy.temperature: found -1",
         "policy.mode: found 'best'",
         "allowed kv, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct",

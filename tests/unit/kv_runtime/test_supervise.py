@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kv_runtime.clock import ManualClock
 from kv_runtime.supervise import (
@@ -370,6 +371,60 @@ async def test_a_task_of_a_set_may_be_cancelled_alone() -> None:
     assert diary.lines == ["work cancelled"]
 
 
+# ---------------------------------------------------------------- the log
+@pytest.mark.asyncio
+async def test_the_log_says_what_is_drained_how_long_at_most_and_how_long_it_took() -> None:
+    clock, left, draining = ManualClock(), {"requests": 2, "connections": 3}, asyncio.Event()
+
+    async def serve(stop: asyncio.Event) -> None:
+        await stop.wait()
+        draining.set()
+        await clock.sleep(4.0)
+        left.update(requests=0, connections=0)
+
+    parts = [
+        Part("data", serve, 0, lambda: left),
+        Part("other", Diary().part("").run, 1, lambda: {"requests": 1}),
+        Part("last", Diary().part("").run, 2),
+    ]
+    with capture_logs() as logged:
+        running = asyncio.ensure_future(run_parts(parts, stop=stopped(), drain_s=DRAIN_S, clock=clock))
+        await draining.wait()
+        await clock.advance(4.0)
+        await running
+    info = {"log_level": "info"}
+    assert logged == [
+        {**info, "event": "drain_began", "requests": 3, "connections": 3, "at_most_s": DRAIN_S},
+        {**info, "event": "drain_ended", "requests": 1, "connections": 0, "took_s": 4.0, "cut_off": []},
+    ]
+
+
+@pytest.mark.asyncio
+async def test_the_log_names_the_parts_that_a_drain_cut_off() -> None:
+    clock, draining = ManualClock(), asyncio.Event()
+
+    async def stay(stop: asyncio.Event) -> None:
+        await stop.wait()
+        draining.set()
+        await asyncio.Event().wait()
+
+    part = Part("stuck", stay, 0, dict)
+    with capture_logs() as logged:
+        running = asyncio.ensure_future(run_parts([part], stop=stopped(), drain_s=DRAIN_S, clock=clock))
+        await draining.wait()
+        await clock.advance(DRAIN_S)
+        with pytest.raises(DrainOverdue):
+            await running
+    assert logged[-1] == {"log_level": "info", "event": "drain_ended", "took_s": DRAIN_S, "cut_off": ["stuck"]}
+
+
+@pytest.mark.asyncio
+async def test_parts_that_count_nothing_stop_without_a_word_in_the_log() -> None:
+    with capture_logs() as logged:
+        await run_parts([Diary().part("quiet")], stop=stopped(), drain_s=DRAIN_S)
+    assert logged == []
+
+
 # ---------------------------------------------------------------- signals
 @pytest.mark.asyncio
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -410,3 +465,13 @@ def test_a_process_that_is_told_twice_to_stop_ends_with_a_line_and_no_traceback(
     with pytest.raises(SystemExit) as ended:
         run_process(stays)
     assert ended.value.code == "stopped by a second signal: what was running was cut off"
+
+
+def test_a_process_that_cannot_drain_in_time_ends_with_a_line_and_no_traceback() -> None:
+    async def drains(stop: asyncio.Event) -> None:
+        stop.set()
+        await run_parts([Diary().part("stuck", obedient=False)], stop=stop, drain_s=0.0)
+
+    with pytest.raises(SystemExit) as ended:
+        run_process(drains)
+    assert ended.value.code == "cancelled after 0.0 s of draining: stuck"
