@@ -36,8 +36,9 @@ unit: $(READY)  # twice as many processes as cores of a small machine: tests wai
 
 compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is machine code; `build/wheel/env/bin/router`
 	@rm -rf $(WHEEL)/tests && mkdir $(WHEEL)/tests && cp -r tests configs docs README.md pyproject.toml $(WHEEL)/tests
-	cd $(WHEEL)/tests && ../env/bin/python -m router.compiled compiled && ../env/bin/python -m pytest -m 'not slow and not faults and not interpreted' -n 4 --dist loadfile \
+	cd $(WHEEL)/tests && ../env/bin/python -m pytest -m 'not slow and not faults and not interpreted' -n 4 --dist loadfile \
 	  tests/unit/router tests/properties tests/e2e
+	$(BIN)/python -m pytest -m slow tests/install
 
 simulation: $(READY) prometheus  ## 2,000 more seeds of the simulation; every dashboard query on a real Prometheus
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile
@@ -81,12 +82,16 @@ $(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcar
 	@$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
 
-# A wheel of the sources in an environment of its own, which borrows all other packages from $(VENV).
+# A source distribution, and from it a wheel, both as pip makes them: isolated, in an environment that has nothing. It is installed
+# with its own dependencies; only then the test tools of $(VENV) are put behind them.
 $(WHEEL)/.ready: $(READY) $(wildcard kv_*/*.py indexer/*.py indexer/*/*.py router/*.py router/*/*.py worker_agent/*.py worker_agent/*/*.py)
 	@echo "building a wheel (some minutes) ..."
-	@rm -rf $(WHEEL) && $(PIP) wheel --no-deps --wheel-dir $(WHEEL) .
-	@$(BIN)/python -m venv --without-pip $(WHEEL)/env
-	@$(PIP) --python $(WHEEL)/env/bin/python install --no-deps $(WHEEL)/*.whl
+	@rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)/builder
+	@$(WHEEL)/builder/bin/pip --disable-pip-version-check --quiet install build
+	@$(WHEEL)/builder/bin/python -m build --outdir $(WHEEL) . > $(WHEEL)/build.log 2>&1 || { tail -40 $(WHEEL)/build.log; exit 1; }
+	@$(PYTHON) -m venv --without-pip $(WHEEL)/env
+	@$(PIP) --python $(WHEEL)/env/bin/python install -c constraints.txt $(WHEEL)/*.whl
+	@cd $(WHEEL) && env/bin/python -m indexer.native && env/bin/python -m router.compiled compiled
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(WHEEL)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
 	@touch $@

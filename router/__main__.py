@@ -30,6 +30,7 @@ from router.commands.doctor import doctor
 from router.commands.journal import journal
 from router.commands.pools import pools_command
 from router.commands.replay import replay
+from router.compiled import hot_path
 from router.config import RouterSettings
 from router.control_plane import ControlPlane
 from router.core.fleet import TextDigests
@@ -46,6 +47,7 @@ from router.http.plane import HttpPlane
 from router.journal import JournalWriter, ensure_journal, journal_families, router_name
 from router.metrics import (
     RequestMetrics,
+    build_families,
     http_families,
     policy_families,
     prompt_families,
@@ -65,6 +67,7 @@ from router.warming import Warming
 
 _OTHER_STREAMS_BYTES = 256 << 20
 """Room in the embedded server's store for all streams but those of events, snapshots and the journal."""
+_INDEX_NAMES = {"native": "C++", "python": "Python"}
 _EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed, TextError)
 
 
@@ -172,7 +175,8 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
         router = await _opened(settings, stop, cleanup)
         print(f"router on      {router.data_url}  (mode {settings.policy.mode})")
         print(f"control plane  {router.control_url}")
-        print(f"event log      {router.log_url}", flush=True)
+        print(f"event log      {router.log_url}")
+        print(f"running        index: {_INDEX_NAMES[router.index_name]}, hot path: {hot_path()}", flush=True)
         await run_parts(router.parts, stop=stop, drain_s=router.drain_s)
 
 
@@ -192,6 +196,7 @@ async def _opened(settings: RouterSettings, stop: asyncio.Event, cleanup: AsyncE
         data_url=f"http://{settings.data.host}:{router.data.port}",
         control_url=f"http://{settings.control.host}:{router.control.port}",
         log_url=url,
+        index_name=router.index_name,
         parts=[*router.parts(), *([Part("nats-server", embedded.run, 4)] if embedded else [])],
         drain_s=settings.data.drain_s + 2 * router.data.limits.linger_s + 1,
     )
@@ -228,6 +233,11 @@ class _Router:
         self.control = HttpServer(app, settings.control.host, settings.control.port)
         self._project()
 
+    @property
+    def index_name(self) -> str:
+        """Which index serves."""
+        return self._index.implementation
+
     def _writer(self, name: str, folds: StateSettings) -> JournalWriter:
         journal = self._settings.journal
         return JournalWriter(self._log, self._clock, journal, router=name, state=folds, kv_seq=self._index.log_seq)
@@ -257,6 +267,7 @@ class _Router:
 
     def _project(self) -> None:
         families: list[Callable[[], Iterator[Family]]] = [
+            lambda: build_families(self._index.implementation),
             lambda: state_families(self._routing.state, self._feeds),
             lambda: trust_families(self._routing),
             lambda: policy_families(self._routing),

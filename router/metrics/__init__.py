@@ -7,10 +7,11 @@ set exists at 0 before anything was counted, and goes with the model or worker t
 from router.metrics.prompts import prompt_families
 from router.metrics.request import RequestMetrics
 from router.metrics.sockets import http_families
-from router.metrics.state import policy_families, queue_families, state_families, trust_families
+from router.metrics.state import build_families, policy_families, queue_families, state_families, trust_families
 
 __all__ = [
     "RequestMetrics",
+    "build_families",
     "http_families",
     "policy_families",
     "prompt_families",

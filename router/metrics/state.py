@@ -1,8 +1,10 @@
 """What the router's state shows when it is scraped: promised work, trust, parity, what stands in for events."""
 
 from collections.abc import Iterator
+from importlib.metadata import version
 
 from kv_runtime.telemetry import Family, counter, gauge
+from router.compiled import hot_path
 from router.core.breakers import BREAKER_STATES
 from router.core.state import RouterState
 from router.core.trust import PARITY_FIELDS, TRUST_STATES
@@ -73,6 +75,12 @@ def trust_families(routing: Routing) -> Iterator[Family]:
         (("left",), float(approximate.left_blocks_total)),
     ]
     yield counter("approximate_forgotten_blocks", "Routed blocks that count no more, by cause", ("cause",), forgotten)
+
+
+def build_families(index: str) -> Iterator[Family]:
+    """Yield which version runs, which `index` serves, and whether the hot path is machine code."""
+    values = (version("kv-router"), index, hot_path())
+    yield gauge("build_info", "1 for what this process runs", ("version", "index", "hot_path"), [(values, 1.0)])
 
 
 def policy_families(routing: Routing) -> Iterator[Family]:

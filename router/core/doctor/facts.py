@@ -16,6 +16,7 @@ from kv_protocol.ids import WorkerRank
 from router.core.doctor.clocks import ClockReading
 
 WATCHED = (
+    "kvrouter_build_info",
     "kvrouter_index_memory_bytes",
     "kvrouter_index_overfull_ranks",
     "kvrouter_index_refused_ranks",

@@ -5,6 +5,8 @@ router.not_ready     /ready is 503
 router.open          a control plane beyond loopback answers who has no token
 worker.open          an agent does
 router.other_fleet   it knows none of the workers that live: it reads another log
+index.python         the Python index serves, the slow one
+router.interpreted   the hot path is not machine code
 index.full           ranks were refused, or lack blocks, for want of memory
 index.nearly_full    the index takes more than `FULL_RATIO` of what it may
 breaker.open         a rank is left alone
@@ -21,6 +23,7 @@ from router.core.doctor.findings import Finding, names
 FULL_RATIO = 0.9
 """Of the index's memory and of queues: what is left is gone with the next burst."""
 _JOURNAL = "kvrouter_journal_records_total"
+_BUILD = "kvrouter_build_info{"
 _REJECTED = "kvrouter_rejected_total"
 _LEFT_ALONE = ("breaker", "busy")
 
@@ -48,11 +51,23 @@ def routers(facts: Facts) -> Iterator[Finding]:
         if living and router.mode and living.isdisjoint(router.workers):
             words = f"it knows {names(list(router.workers)) or 'nobody'}; {names(sorted(living))} live on this log"
             yield Finding("router.other_fleet", router.control.url, words)
+        yield from _build(router)
         yield from _index(router, facts.bounds)
         yield from _left_alone(router)
         yield from _queue(router, facts)
         if router.after.metrics and _JOURNAL not in router.after.metrics:
             yield Finding("journal.off", router.control.url, "journal.enabled is false")
+
+
+def _build(router: RouterSeen) -> Iterator[Finding]:
+    for name in router.after.metrics:
+        if name.startswith(_BUILD):
+            version, index, hot_path = name.removeprefix(_BUILD).removesuffix("}").split(",")
+            found = f"version {version}: index: {index}, hot path: {hot_path}"
+            if index == "python":
+                yield Finding("index.python", router.control.url, found)
+            if hot_path == "interpreted":
+                yield Finding("router.interpreted", router.control.url, found)
 
 
 def _index(router: RouterSeen, bounds: Bounds) -> Iterator[Finding]:
