@@ -93,8 +93,10 @@ def measured(shape: DecisionShape, decisions: int) -> Timed:
 def _writer() -> JournalWriter:
     """Return a writer whose records nobody publishes."""
     nowhere = cast("EventLog", None)
-    settings, state = JournalSection(buffer_records_max=4096), StateSettings(text=TEXT)
-    return JournalWriter(nowhere, SystemClock(), settings, router="bench", state=state, kv_seq=lambda: 0)
+    settings, made_of = JournalSection(buffer_records_max=4096), StateSettings(text=TEXT)
+    return JournalWriter(
+        nowhere, SystemClock(), settings, router="bench", made_of=made_of, state=made_of.state(), kv_seq=lambda: 0
+    )
 
 
 def _stages(fleet: DecisionFleet, request: RouteRequest, times: dict[str, list[float]], writer: JournalWriter) -> None:

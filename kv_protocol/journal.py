@@ -9,6 +9,13 @@ event log, its answer is recorded with each decision. Source: `interfaces.md`, "
 
 Records of one life are numbered from 1 without holes; `first` is the number of the message's first. `Lost` takes as
 many numbers as it stands for, so that whoever reads finds out about all that is not there.
+
+A record longer than `RECORD_BYTES_MAX` is written as `RecordPart`s, one number each, one behind the other: so every
+record in a message has a bound, and a prompt of megabytes ends no journal.
+
+A checkpoint (`checkpoint.py`) holds all that a decision may read, so that replay can start there: `CheckpointBegan`,
+a `RankStanding` of each rank of the fleet that the index spoke of, `CheckpointPart`s, `CheckpointEnded`, with no other
+record between them.
 """
 
 import re
@@ -17,6 +24,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import Decided, RequestRecord
 from kv_protocol.decision import Exclusion
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
@@ -27,6 +35,11 @@ from kv_protocol.load import LoadReport
 
 VERSION = 1
 MESSAGE_BYTES_MAX = 512 * 1024
+RECORD_BYTES_MAX = MESSAGE_BYTES_MAX - 64
+"""Room for records in a message, and so for one."""
+RECORD_PARTS_MAX = 128
+"""Parts of one record: 64 MiB, the hashes of a prompt of 8 Mi blocks."""
+_PART_BYTES_MAX = RECORD_BYTES_MAX - 64
 
 AttemptOutcome = Literal["ok", "client_fault", "back_pressure", "erred", "failed", "cancelled"]
 """Answered; refused for the client's fault (4xx); too busy (429, 503); status 500 and other 5xx, which may be the
@@ -163,7 +176,10 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_only=True):
-    """Nobody could take a request; `exclusions` says for every rank why not."""
+    """Nobody could take a request; `exclusions` says for every rank why not.
+
+    Which ranks may take a request does not depend on its hashes: the record has none.
+    """
 
     now_s: float
     request: RequestRecord
@@ -181,6 +197,21 @@ class Lost(msgspec.Struct, frozen=True, tag="lost", array_like=True, kw_only=Tru
             raise LimitExceeded("count", self.count, "1 or more")
 
 
+class RecordPart(msgspec.Struct, frozen=True, tag="part", array_like=True, kw_only=True):
+    """The part `index` of `count` of a longer record: the bytes of all parts, in their order, are that record."""
+
+    now_s: float
+    index: int
+    count: int
+    data: bytes
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= RECORD_PARTS_MAX:
+            raise LimitExceeded("count", self.count, f"1..{RECORD_PARTS_MAX}")
+        if not 0 <= self.index < self.count:
+            raise LimitExceeded("index", self.index, f"0..{self.count - 1}")
+
+
 JournalRecord = (
     JournalBegan
     | FleetApplied
@@ -196,6 +227,10 @@ JournalRecord = (
     | OutcomeKnown
     | Refused
     | Lost
+    | RecordPart
+    | CheckpointBegan
+    | CheckpointPart
+    | CheckpointEnded
 )
 
 
@@ -222,6 +257,32 @@ _cutter = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw, l
 _KINDS = {kind.__struct_config__.tag: kind for kind in get_args(JournalRecord)}
 _IN_RECORD = re.compile(r"\$\[3\]\[(\d+)\]\[(\d+)\](?:\[(\d+)\])?")
 encode_record = _encoder.encode
+_record_decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decoder(JournalRecord)
+
+
+def in_parts(encoded: bytes, now_s: float) -> Sequence[bytes]:
+    """Return the records, each of at most `RECORD_BYTES_MAX` bytes, as which `encoded` is written: itself, or parts.
+
+    Raises:
+        LimitExceeded: it would take more than `RECORD_PARTS_MAX` parts.
+    """
+    if len(encoded) <= RECORD_BYTES_MAX:
+        return (encoded,)
+    count = -(-len(encoded) // _PART_BYTES_MAX)
+    if count > RECORD_PARTS_MAX:
+        raise LimitExceeded("record", f"{len(encoded)} bytes", f"{RECORD_PARTS_MAX * _PART_BYTES_MAX}")
+    slices = (encoded[at : at + _PART_BYTES_MAX] for at in range(0, len(encoded), _PART_BYTES_MAX))
+    return [
+        encode_record(RecordPart(now_s=now_s, index=index, count=count, data=data)) for index, data in enumerate(slices)
+    ]
+
+
+def decode_record(data: bytes) -> JournalRecord:
+    """Return the record that the parts' bytes are; raise `MalformedMessage` for anything else."""
+    try:
+        return _record_decoder.decode(data)
+    except UNDECODABLE as error:
+        raise MalformedMessage(0, f"journal record: {error}") from error
 
 
 def pack_journal(life: int, first: int, encoded: Sequence[bytes]) -> bytes:

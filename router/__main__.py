@@ -212,9 +212,10 @@ class _Router:
         self._index = EmbeddedIndex(settings.index, log, self._clock, settings.nats)
         folds = _folds(settings, text)
         name = router_name(settings.journal, instance)
-        self._journal = self._writer(name, folds) if settings.journal.enabled else None
+        state = folds.state(modes)
+        self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
-        self._routing = self._router(folds.state(modes))
+        self._routing = self._router(state)
         gate = FleetGate(settings.nats.fleet_secrets)
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
         room = FleetRoom(self._routing, settings.queue.threshold)
@@ -238,9 +239,16 @@ class _Router:
         """Which index serves."""
         return self._index.implementation
 
-    def _writer(self, name: str, folds: StateSettings) -> JournalWriter:
-        journal = self._settings.journal
-        return JournalWriter(self._log, self._clock, journal, router=name, state=folds, kv_seq=self._index.log_seq)
+    def _writer(self, name: str, folds: StateSettings, state: RouterState) -> JournalWriter:
+        return JournalWriter(
+            self._log,
+            self._clock,
+            self._settings.journal,
+            router=name,
+            made_of=folds,
+            state=state,
+            kv_seq=self._index.log_seq,
+        )
 
     def _sharing(self, name: str) -> Replicas:
         return Replicas(self._log, self._clock, router_id=name, model_of=self._model_of, apply=self._apply_of_another)

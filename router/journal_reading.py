@@ -48,14 +48,21 @@ async def follow_journal(
 
 
 async def read_journal(
-    log: EventLog, clock: Clock, router: str, take: Callable[[Told], None], stop: asyncio.Event
+    log: EventLog,
+    clock: Clock,
+    router: str,
+    take: Callable[[Told], None],
+    stop: asyncio.Event,
+    *,
+    after_seq: int = 0,
 ) -> None:
-    """`take` gets every message that the log has now; returns behind the last, or when `stop` is set.
+    """`take` gets every message behind `after_seq` that the log has now; returns behind the last, or at `stop`.
 
     The log's own part has to run.
     """
-    end = (await log.stream_state(subjects.JOURNAL_STREAM)).last_seq
-    reading = await follow_journal(log, router, take)
+    state = await log.stream_state(subjects.JOURNAL_STREAM)
+    end = state.last_seq
+    reading = await follow_journal(log, router, take, after_seq=min(after_seq, end), created=state.created)
     while reading.unread and reading.told_seq < end and not stop.is_set():
         await clock.sleep(_LOOK_S)
     await log.leave(reading)

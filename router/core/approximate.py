@@ -10,7 +10,8 @@ has a block has its parents, so a parent is never older than its child; the olde
 expiry is kept of the leaves alone. What a request costs grows with the forks on its way, hardly with its blocks.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from sortedcontainers import SortedDict
@@ -35,6 +36,28 @@ class ApproximateStatistics(NamedTuple):
     left_blocks_total: int
 
 
+class ApproximateTotals(NamedTuple):
+    """Row of a checkpoint: requests that were routed, and blocks that went."""
+
+    requests: int
+    expired_blocks: int
+    evicted_blocks: int
+    left_blocks: int
+
+
+class StretchRow(NamedTuple):
+    """Row of a checkpoint: one stretch of a rank. `parent` is the place of another among the rank's rows; -1: none.
+
+    A rank's rows follow each other, parents before their children.
+    """
+
+    rank: WorkerRank
+    parent: int
+    blocks: bytes
+    expires_at_s: float
+    request: int
+
+
 class _Age(NamedTuple):
     """When blocks expire, and the number of the request that had them last."""
 
@@ -54,18 +77,42 @@ class _Stretch:
         self.age = age
 
 
-class _Tree:
-    """One rank's blocks. `leaves` by age, the oldest first."""
+class _Frozen:
+    """A tree's rows as they were at the moment of a checkpoint, made before the tree next changes, or when read."""
 
-    __slots__ = ("block_count", "leaves", "root")
+    __slots__ = ("_rank", "_rows", "_tree")
+
+    def __init__(self, rank: WorkerRank, tree: "_Tree") -> None:
+        self._rank = rank
+        self._tree: _Tree | None = tree
+        self._rows = list[StretchRow]()
+
+    def rows(self) -> list[StretchRow]:
+        """Return them; the tree may change from now on."""
+        tree = self._tree
+        if tree is not None:
+            self._rows = tree.rows(self._rank)
+            self._tree = None
+            if tree.frozen is self:
+                tree.frozen = None
+        return self._rows
+
+
+class _Tree:
+    """One rank's blocks. `leaves` by age, the oldest first. `frozen`: a checkpoint wants them as they are now."""
+
+    __slots__ = ("block_count", "frozen", "leaves", "root")
 
     def __init__(self) -> None:
+        self.frozen: _Frozen | None = None
         self.root = _Stretch(b"", None, _Age(float("inf"), 0))
         self.leaves: SortedDict[_Age, _Stretch] = SortedDict()
         self.block_count = 0
 
     def add(self, chain: bytes, age: _Age) -> None:
         """The blocks of `chain` are held, and are the newest."""
+        if self.frozen is not None:
+            self.frozen.rows()
         node, at = self.root, 0
         while (child := node.children.get(chain[at : at + BLOCK_BYTES])) is not None:
             if not chain.startswith(child.blocks, at):
@@ -97,8 +144,21 @@ class _Tree:
         leaf = node.children[blocks[:BLOCK_BYTES]] = _Stretch(blocks, node, age)
         return leaf
 
+    def rows(self, rank: WorkerRank) -> list[StretchRow]:
+        """Return the rows of a checkpoint."""
+        rows = list[StretchRow]()
+        unseen = [(-1, child) for child in reversed(self.root.children.values())]
+        while unseen:
+            parent, node = unseen.pop()
+            at = len(rows)
+            rows.append(StretchRow(rank, parent, node.blocks, node.age.expires_at_s, node.age.request))
+            unseen.extend((at, child) for child in reversed(node.children.values()))
+        return rows
+
     def drop(self, blocks_max: int) -> int:
         """Forget the oldest leaf, or `blocks_max` of its blocks, the deepest; return how many."""
+        if self.frozen is not None:
+            self.frozen.rows()
         age, leaf = self.leaves.peekitem(0)
         held = block_count(leaf.blocks)
         dropped = min(blocks_max, held)
@@ -133,6 +193,8 @@ class ApproximateIndex:
         self._trees: dict[WorkerRank, _Tree] = {}
         self._requests = 0
         self._expired_blocks = self._evicted_blocks = self._left_blocks = 0
+        self._restored = list[_Stretch]()
+        """The stretches of the rank that is being restored, in the order of their rows."""
 
     def routed(self, rank: WorkerRank, chain: bytes, now_s: float, capacity_blocks: int = 0) -> None:
         """A request with these blocks was given to `rank`, which has room for so many (0: it does not say)."""
@@ -170,6 +232,40 @@ class ApproximateIndex:
     def _expire(self, tree: _Tree, now_s: float) -> None:
         while tree.leaves and tree.leaves.peekitem(0)[0].expires_at_s <= now_s:
             self._expired_blocks += tree.drop(tree.block_count)
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def totals_row(self) -> ApproximateTotals:
+        """Return the row of a checkpoint."""
+        return ApproximateTotals(self._requests, self._expired_blocks, self._evicted_blocks, self._left_blocks)
+
+    def restore_totals(self, row: ApproximateTotals) -> None:
+        """These are as the row has them."""
+        self._requests, self._expired_blocks, self._evicted_blocks, self._left_blocks = row
+
+    def rows(self) -> Iterable[StretchRow]:
+        """Return the rows of a checkpoint. A rank's are made before its tree changes, or when they are read."""
+        frozen = list[_Frozen]()
+        for rank, tree in self._trees.items():
+            if tree.frozen is not None:
+                tree.frozen.rows()
+            tree.frozen = _Frozen(rank, tree)
+            frozen.append(tree.frozen)
+        return itertools.chain.from_iterable(map(_Frozen.rows, frozen))
+
+    def restore(self, row: StretchRow) -> None:
+        """The stretch is there, behind its parent, which was restored before."""
+        tree = self._trees.get(row.rank)
+        if tree is None:
+            tree = self._trees[row.rank] = _Tree()
+            self._restored.clear()
+        parent = tree.root if row.parent < 0 else self._restored[row.parent]
+        node = _Stretch(row.blocks, parent, _Age(row.expires_at_s, row.request))
+        if not parent.children and parent is not tree.root:
+            del tree.leaves[parent.age]
+        parent.children[row.blocks[:BLOCK_BYTES]] = tree.leaves[node.age] = node
+        tree.block_count += block_count(row.blocks)
+        self._restored.append(node)
 
     def statistics(self) -> ApproximateStatistics:
         """Return how much is kept, expired blocks too where no time was let pass, and what went."""

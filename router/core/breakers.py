@@ -62,6 +62,22 @@ class BreakerStatistics(NamedTuple):
     back_pressure_total: int
 
 
+class BreakerRow(NamedTuple):
+    """Row of a checkpoint: the breaker of a rank, or of a worker's HTTP where `dp_rank` is None."""
+
+    worker_id: str
+    dp_rank: int | None
+    failed_at_s: list[float]
+    open_until_s: float | None
+    busy_until_s: float
+    busy_reason: str
+    openings: int
+    probe: str
+    last_probe: str
+    is_probation: bool
+    reason: str
+
+
 class _Breaker:
     """Of one rank, or of one worker's HTTP."""
 
@@ -202,6 +218,27 @@ class Breakers:
             opened_total=self._opened, closed_total=self._closed, back_pressure_total=self._back_pressure
         )
 
+    # ---------------------------------------------------------------- checkpoints
+
+    def restore_totals(self, row: BreakerStatistics) -> None:
+        """These, which `statistics` returned, are as the row has them."""
+        self._opened, self._closed, self._back_pressure = row
+
+    def rows(self) -> list[BreakerRow]:
+        """Return the rows of a checkpoint."""
+        return [_row(key, breaker) for key, breaker in self._breakers.items()]
+
+    def restore(self, row: BreakerRow) -> None:
+        """The breaker is as the row has it, and its probe under way."""
+        breaker = self._at(row.worker_id if row.dp_rank is None else WorkerRank(row.worker_id, row.dp_rank))
+        breaker.failed_at_s.extend(row.failed_at_s)
+        breaker.open_until_s, breaker.openings, breaker.reason = row.open_until_s, row.openings, row.reason
+        breaker.busy_until_s, breaker.busy_reason = row.busy_until_s, row.busy_reason
+        breaker.probe, breaker.last_probe, breaker.is_probation = row.probe, row.last_probe, row.is_probation
+        if row.probe:
+            self._probes.setdefault(row.probe, []).append(breaker)
+        self.changes += 1
+
     # ---------------------------------------------------------------- transitions
 
     def _of(self, rank: WorkerRank) -> list[_Breaker]:
@@ -266,3 +303,20 @@ class Breakers:
 
 def _reason(ended: AttemptEnded) -> str:
     return ": ".join(each for each in (ended.phase, ended.reason) if each) or "it failed"
+
+
+def _row(key: _Key, breaker: _Breaker) -> BreakerRow:
+    worker_id, dp_rank = (key, None) if isinstance(key, str) else key
+    return BreakerRow(
+        worker_id,
+        dp_rank,
+        [*breaker.failed_at_s],
+        breaker.open_until_s,
+        breaker.busy_until_s,
+        breaker.busy_reason,
+        breaker.openings,
+        breaker.probe,
+        breaker.last_probe,
+        breaker.is_probation,
+        breaker.reason,
+    )

@@ -11,6 +11,7 @@ fit), its tokenizer and template are this router's; of a worker that differs the
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -48,6 +49,13 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """What its canary must be, by the block size and hash scheme that it states."""
     heard_at_s: float | None = None
     draining: bool = False
+
+
+class FleetTotals(NamedTuple):
+    """Row of a checkpoint: what there is beside the workers."""
+
+    is_log_heard: bool
+    refused_total: int
 
 
 class Fleet:
@@ -98,6 +106,20 @@ class Fleet:
                 if worker.heard_at_s is not None:
                     self._workers[worker_id] = msgspec.structs.replace(worker, heard_at_s=now_s)
         self._log_heard = heard
+        self.changes += 1
+
+    def totals_row(self) -> FleetTotals:
+        """Return the row of a checkpoint."""
+        return FleetTotals(self._log_heard, self.refused_total)
+
+    def restore_totals(self, row: FleetTotals) -> None:
+        """These are as the row has them."""
+        self._log_heard, self.refused_total = row
+        self.changes += 1
+
+    def restore(self, worker: Worker) -> None:
+        """The worker is the youngest, as `workers` yielded it."""
+        self._workers[worker.registration.worker_id] = worker
         self.changes += 1
 
     @property

@@ -8,6 +8,8 @@
 Only decisions of modes that read forecasts are learnt from: others know less of what they decide among.
 """
 
+from collections.abc import Iterable
+from itertools import starmap
 from typing import NamedTuple
 
 from kv_protocol.ids import WorkerRank
@@ -20,7 +22,9 @@ PENDING_MAX = 65_536
 """Decisions without an outcome that are remembered; beyond it the oldest is not learnt from."""
 
 
-class _Features(NamedTuple):
+class Features(NamedTuple):
+    """What a decision's latencies are learnt with."""
+
     rank: WorkerRank
     uncached_tokens: float
     queued_tokens: float
@@ -28,13 +32,27 @@ class _Features(NamedTuple):
     active_blocks: float
 
 
+class ForecastTotals(NamedTuple):
+    """Row of a checkpoint: measurements of each model that were not learnt from."""
+
+    ttft_refused_total: int
+    itl_refused_total: int
+
+
+class PendingRow(NamedTuple):
+    """Row of a checkpoint: a decision without an outcome yet, and the features that it is learnt with."""
+
+    decision_id: str
+    features: Features
+
+
 class Forecasts:
     """The models of all ranks."""
 
     def __init__(self) -> None:
-        self._ttft = TtftModel()
-        self._itl = ItlModel()
-        self._pending: dict[str, _Features] = {}
+        self.ttft = TtftModel()
+        self.itl = ItlModel()
+        self._pending: dict[str, Features] = {}
 
     def forecast(self, view: View, request: RouteRequest) -> Forecast:
         """Return what is predicted of the request at each rank of the view."""
@@ -42,8 +60,8 @@ class Forecasts:
         uncached = request.isl_tokens - held_tokens
         running, blocks = view.active_requests, view.active_blocks
         return Forecast(
-            self._ttft.predict_columns(view.ranks, (uncached, view.queued_tokens, running)),
-            self._itl.predict_columns(view.ranks, (running, blocks)),
+            self.ttft.predict_columns(view.ranks, (uncached, view.queued_tokens, running)),
+            self.itl.predict_columns(view.ranks, (running, blocks)),
         )
 
     def decided(self, verdict: Verdict) -> None:
@@ -52,7 +70,7 @@ class Forecasts:
         place = verdict.places[verdict.winner_at]
         if len(self._pending) >= PENDING_MAX:
             del self._pending[next(iter(self._pending))]
-        self._pending[request.decision_id] = _Features(
+        self._pending[request.decision_id] = Features(
             verdict.winner,
             float(request.isl_tokens - verdict.expected_blocks * request.block_size),
             float(view.queued_tokens[place]),
@@ -65,16 +83,34 @@ class Forecasts:
         known = self._pending.pop(outcome.decision_id, None)
         if known is None or outcome.outcome != "ok" or outcome.ttft_s is None or outcome.duration_s is None:
             return
-        self._ttft.learn(
+        self.ttft.learn(
             known.rank, (known.uncached_tokens, known.queued_tokens, known.running_requests), outcome.ttft_s
         )
         if outcome.output_tokens is not None and outcome.output_tokens > 1:
             itl_s = (outcome.duration_s - outcome.ttft_s) / (outcome.output_tokens - 1)
-            self._itl.learn(known.rank, (known.running_requests, known.active_blocks), itl_s)
+            self.itl.learn(known.rank, (known.running_requests, known.active_blocks), itl_s)
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def totals_row(self) -> ForecastTotals:
+        """Return the row of a checkpoint."""
+        return ForecastTotals(self.ttft.refused_total, self.itl.refused_total)
+
+    def restore_totals(self, row: ForecastTotals) -> None:
+        """These are as the row has them."""
+        self.ttft.refused_total, self.itl.refused_total = row
+
+    def rows(self) -> Iterable[PendingRow]:
+        """Return the rows of a checkpoint, which are made when they are read."""
+        return starmap(PendingRow, self._pending.copy().items())
+
+    def restore(self, row: PendingRow) -> None:
+        """The decision has no outcome yet."""
+        self._pending[row.decision_id] = row.features
 
     def forget(self, worker_id: str) -> None:
         """The worker is gone, or begins anew."""
-        self._ttft.forget(worker_id)
-        self._itl.forget(worker_id)
+        self.ttft.forget(worker_id)
+        self.itl.forget(worker_id)
         for decision_id in [each for each, known in self._pending.items() if known.rank.worker_id == worker_id]:
             del self._pending[decision_id]

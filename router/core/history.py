@@ -7,6 +7,7 @@ lives: the sums then halve exactly.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,19 @@ from router.core.rank_table import RankTable
 
 HALF_LIFE_S = 30.0
 _HALF_LIVES_MAX = 64.0
+
+
+class HistoryMoment(NamedTuple):
+    """Row of a checkpoint: the moment of which all sums are; None: nothing was routed yet."""
+
+    as_of_s: float | None
+
+
+class HistoryRow(NamedTuple):
+    """Row of a checkpoint: a rank's sum."""
+
+    rank: WorkerRank
+    blocks: float
 
 
 class History:
@@ -45,6 +59,22 @@ class History:
             blocks = blocks * math.exp2((self._as_of_s - now_s) / HALF_LIFE_S)
             blocks.setflags(write=False)
         return blocks
+
+    def moment_row(self) -> HistoryMoment:
+        """Return the row of a checkpoint."""
+        return HistoryMoment(self._as_of_s)
+
+    def restore_moment(self, row: HistoryMoment) -> None:
+        """All sums that follow are of this moment."""
+        self._as_of_s = row.as_of_s
+
+    def rows(self) -> list[HistoryRow]:
+        """Return the rows of a checkpoint."""
+        return [HistoryRow(rank, self._sums.get(self._sums.row(rank))) for rank in self._sums]
+
+    def restore(self, row: HistoryRow) -> None:
+        """The rank's sum is as the row has it."""
+        self._sums.put(self._sums.row(row.rank), row.blocks)
 
     def forget(self, worker_id: str) -> None:
         """The worker is gone."""

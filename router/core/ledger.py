@@ -35,7 +35,7 @@ from kv_protocol.ledger import (
 )
 from router.core.chains import ChainCounts, Path
 from router.core.rank_table import RankTable
-from router.core.reported import Reported
+from router.core.reported import Reported, ReportedRow
 
 SILENT_S = 10.0
 """A lease that gave a sign of life within this time is not ended because its engine knows of fewer requests."""
@@ -73,6 +73,34 @@ class LedgerStatistics(NamedTuple):
     differences: dict[WorkerRank, int]
 
 
+class LedgerTotals(NamedTuple):
+    """Row of a checkpoint: leases that nobody ended."""
+
+    expired_total: int
+    corrected_total: int
+
+
+class LedgerRow(NamedTuple):
+    """Row of a checkpoint: a rank, whose sums are those of its leases."""
+
+    rank: WorkerRank
+    is_gone: bool
+    reported: ReportedRow
+
+
+class LeaseRow(NamedTuple):
+    """Row of a checkpoint: a lease."""
+
+    lease_id: str
+    rank: WorkerRank
+    origin: str
+    blocks: bytes
+    uncached_tokens: int
+    extra_blocks: int
+    generation: int
+    expires_at_s: float
+
+
 class _Rank:
     """One rank's sums; `row` is its place in the columns."""
 
@@ -87,14 +115,15 @@ class _Rank:
 
 
 class _Lease:
-    """`path` is None where no block of the request has a hash."""
+    """`path` is None where no block of the request has a hash. `blocks` are those of the request, the same object."""
 
-    __slots__ = ("at", "expires_at_s", "extra_blocks", "generation", "origin", "path", "uncached_tokens")
+    __slots__ = ("at", "blocks", "expires_at_s", "extra_blocks", "generation", "origin", "path", "uncached_tokens")
 
     def __init__(
         self, routed: Routed, at: _Rank, path: Path[WorkerRank] | None, origin: str, expires_at_s: float
     ) -> None:
         self.at = at
+        self.blocks = routed.blocks
         self.path = path
         self.origin = origin
         self.uncached_tokens = routed.uncached_tokens
@@ -180,12 +209,9 @@ class Ledger:
             return
         at = self._rank(WorkerRank(routed.worker_id, routed.dp_rank))
         path = self._chains.add(at.rank, routed.blocks) if routed.blocks else None
-        self._leases[routed.lease_id] = _Lease(routed, at, path, origin, now_s + self._lease_s)
-        at.requests += 1
-        at.queued_tokens += routed.uncached_tokens
-        at.extra_blocks += routed.extra_blocks
+        lease = self._leases[routed.lease_id] = _Lease(routed, at, path, origin, now_s + self._lease_s)
+        self._count(at, lease)
         at.reported.booked()
-        self._unshown.add(at)
 
     def _renew(self, lease_id: str, now_s: float, *, prefilled: bool) -> None:
         lease = self._leases.pop(lease_id, None)
@@ -286,6 +312,65 @@ class Ledger:
     def expired_total(self) -> int:
         """How many leases nobody ended for their whole time."""
         return self._expired
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def totals_row(self) -> LedgerTotals:
+        """Return the row of a checkpoint."""
+        return LedgerTotals(self._expired, self._corrected)
+
+    def restore_totals(self, row: LedgerTotals) -> None:
+        """These are as the row has them."""
+        self._expired, self._corrected = row
+
+    def rank_rows(self) -> list[LedgerRow]:
+        """Return the rows of a checkpoint."""
+        return [LedgerRow(rank, at.is_gone, at.reported.row()) for rank, at in self._ranks.items()]
+
+    def restore_rank(self, row: LedgerRow) -> None:
+        """The rank is as the row has it, without its leases."""
+        at = self._rank(row.rank)
+        at.is_gone = row.is_gone
+        at.reported.restore(row.reported)
+        self._unshown.add(at)
+
+    def lease_rows(self) -> list[LeaseRow]:
+        """Return the rows of a checkpoint, in the order of their expiry."""
+        return [
+            LeaseRow(
+                lease_id,
+                lease.at.rank,
+                lease.origin,
+                lease.blocks,
+                lease.uncached_tokens,
+                lease.extra_blocks,
+                lease.generation,
+                lease.expires_at_s,
+            )
+            for lease_id, lease in self._leases.items()
+        ]
+
+    def restore_lease(self, row: LeaseRow) -> None:
+        """The lease runs, at a rank that was restored before."""
+        at = self._ranks[row.rank]
+        routed = Routed(
+            lease_id=row.lease_id,
+            worker_id=row.rank.worker_id,
+            dp_rank=row.rank.dp_rank,
+            blocks=row.blocks,
+            uncached_tokens=row.uncached_tokens,
+            extra_blocks=row.extra_blocks,
+        )
+        path = self._chains.add(at.rank, row.blocks) if row.blocks else None
+        lease = self._leases[row.lease_id] = _Lease(routed, at, path, row.origin, row.expires_at_s)
+        lease.generation = row.generation
+        self._count(at, lease)
+
+    def _count(self, at: _Rank, lease: _Lease) -> None:
+        at.requests += 1
+        at.queued_tokens += lease.uncached_tokens
+        at.extra_blocks += lease.extra_blocks
+        self._unshown.add(at)
 
     def is_empty(self) -> bool:
         """Whether no lease runs, and nothing of those that ended is left."""

@@ -16,6 +16,7 @@ There are counters alone, so the same records give the same answers.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
@@ -25,14 +26,27 @@ SETTLED_SHARE = 4
 """A quarter of its blocks."""
 
 
+class NewcomerRow(NamedTuple):
+    """Row of a checkpoint: a rank of the fleet, newcomer or not."""
+
+    rank: WorkerRank
+    model: str
+    joined_s: float
+    settled_blocks: int
+    is_newcomer: bool
+    is_settled: bool
+    promised_blocks: float
+    misses: int
+
+
 class _Rank:
     __slots__ = ("is_newcomer", "is_settled", "joined_s", "misses", "model", "promised_blocks", "settled_blocks")
 
-    def __init__(self, told: WorkerRegistered, joined_s: float, *, is_newcomer: bool) -> None:
-        self.model = told.model
+    def __init__(self, model: str, joined_s: float, settled_blocks: int, *, is_newcomer: bool) -> None:
+        self.model = model
         self.joined_s = joined_s
         self.is_newcomer = is_newcomer
-        self.settled_blocks = -(-told.total_kv_blocks // SETTLED_SHARE)
+        self.settled_blocks = settled_blocks
         self.is_settled = False
         self.promised_blocks = 0.0
         self.misses = 0
@@ -50,8 +64,9 @@ class Newcomers:
         self.forget(told.worker_id)
         eldest_s = min((each.joined_s for each in self._ranks.values() if each.model == told.model), default=now_s)
         is_newcomer = bool(told.total_kv_blocks) and now_s - eldest_s >= GATHER_S
+        settled_blocks = -(-told.total_kv_blocks // SETTLED_SHARE)
         for rank in told.ranks:
-            known = self._ranks[rank] = _Rank(told, now_s, is_newcomer=is_newcomer)
+            known = self._ranks[rank] = _Rank(told.model, now_s, settled_blocks, is_newcomer=is_newcomer)
             if is_newcomer:
                 self._newcomers[rank] = known
 
@@ -86,6 +101,30 @@ class Newcomers:
             newcomer = self._newcomers.get(rank)
             if newcomer is not None:
                 newcomer.misses = 0 if rank == winner else newcomer.misses + 1
+
+    def rows(self) -> list[NewcomerRow]:
+        """Return the rows of a checkpoint."""
+        return [
+            NewcomerRow(
+                rank,
+                each.model,
+                each.joined_s,
+                each.settled_blocks,
+                each.is_newcomer,
+                each.is_settled,
+                each.promised_blocks,
+                each.misses,
+            )
+            for rank, each in self._ranks.items()
+        ]
+
+    def restore(self, row: NewcomerRow) -> None:
+        """The rank is as the row has it."""
+        known = _Rank(row.model, row.joined_s, row.settled_blocks, is_newcomer=row.is_newcomer)
+        known.is_settled, known.promised_blocks, known.misses = row.is_settled, row.promised_blocks, row.misses
+        self._ranks[row.rank] = known
+        if row.is_newcomer and not row.is_settled:
+            self._newcomers[row.rank] = known
 
     def flags(self, ranks: Sequence[WorkerRank]) -> tuple[bool, ...]:
         """Return for each of the ranks that serve a model whether its slice of full misses is spent for now.

@@ -11,12 +11,37 @@ Nothing of it outlives its request, so of requests that come one after the other
 """
 
 from collections import deque
+from typing import NamedTuple
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Routed
 from router.core.chains import ChainCounts, Path
 
 SEEN_S = 2.0
+
+
+class LifeRow(NamedTuple):
+    """Row of a checkpoint: one epoch of a rank's stream; `is_current`: in which a request was routed last."""
+
+    rank: WorkerRank
+    epoch: int
+    is_current: bool
+
+
+class PredictionRow(NamedTuple):
+    """Row of a checkpoint: the blocks on their way into the epoch that is the row `life` of those."""
+
+    lease_id: str
+    life: int
+    blocks: bytes
+    is_seen: bool
+
+
+class SeenRow(NamedTuple):
+    """Row of a checkpoint: when a prediction is over whose request had its first token."""
+
+    over_at_s: float
+    lease_id: str
 
 
 class _Life:
@@ -30,10 +55,11 @@ class _Life:
 
 
 class _Prediction:
-    __slots__ = ("is_seen", "path")
+    __slots__ = ("blocks", "is_seen", "path")
 
-    def __init__(self, path: Path[_Life]) -> None:
+    def __init__(self, path: Path[_Life], blocks: bytes) -> None:
         self.path = path
+        self.blocks = blocks
         self.is_seen = False
 
 
@@ -48,6 +74,7 @@ class Predictions:
         self._chains: ChainCounts[_Life] = ChainCounts()
         self._lives: dict[WorkerRank, _Life] = {}  # in which a request was routed last
         self._seen: deque[tuple[float, str, _Prediction]] = deque()  # when they are over, in that order
+        self._restored = list[_Life]()
 
     def apply(self, event: LedgerEvent, now_s: float) -> None:
         """Fold one event in; those that say nothing of a request's way are welcome."""
@@ -71,7 +98,7 @@ class Predictions:
         life = self._lives.get(rank)
         if life is None or life.epoch != routed.epoch:
             life = self._lives[rank] = _Life(rank, routed.epoch)
-        self._predictions[routed.lease_id] = _Prediction(self._chains.add(life, routed.blocks))
+        self._predictions[routed.lease_id] = _Prediction(self._chains.add(life, routed.blocks), routed.blocks)
 
     def _see(self, lease_id: str, now_s: float) -> None:
         prediction = self._predictions.get(lease_id)
@@ -107,6 +134,48 @@ class Predictions:
     def is_empty(self) -> bool:
         """Whether nothing is on its way, and nothing of what was is left, but for the times of first tokens."""
         return not self._predictions and not self._lives and self._chains.is_empty()
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def _known_lives(self) -> dict[_Life, int]:
+        """Return every epoch that anything is of, with its place."""
+        lives = [*self._lives.values(), *(each.path.key for each in self._predictions.values())]
+        return {life: at for at, life in enumerate(dict.fromkeys(lives))}
+
+    def life_rows(self) -> list[LifeRow]:
+        """Return the rows of a checkpoint."""
+        current = self._lives
+        return [LifeRow(life.rank, life.epoch, current.get(life.rank) is life) for life in self._known_lives()]
+
+    def restore_life(self, row: LifeRow) -> None:
+        """The epoch is known."""
+        life = _Life(row.rank, row.epoch)
+        self._restored.append(life)
+        if row.is_current:
+            self._lives[row.rank] = life
+
+    def rows(self) -> list[PredictionRow]:
+        """Return the rows of a checkpoint."""
+        places = self._known_lives()
+        return [
+            PredictionRow(lease_id, places[each.path.key], each.blocks, each.is_seen)
+            for lease_id, each in self._predictions.items()
+        ]
+
+    def restore(self, row: PredictionRow) -> None:
+        """The blocks are on their way, into an epoch that was restored before."""
+        path = self._chains.add(self._restored[row.life], row.blocks)
+        prediction = self._predictions[row.lease_id] = _Prediction(path, row.blocks)
+        prediction.is_seen = row.is_seen
+
+    def seen_rows(self) -> list[SeenRow]:
+        """Return the rows of a checkpoint."""
+        known = self._predictions
+        return [SeenRow(over_at_s, lease_id) for over_at_s, lease_id, each in self._seen if known.get(lease_id) is each]
+
+    def restore_seen(self, row: SeenRow) -> None:
+        """The prediction, which was restored before, is over then."""
+        self._seen.append((row.over_at_s, row.lease_id, self._predictions[row.lease_id]))
 
     def depths(self, chain: bytes, now_s: float) -> dict[WorkerRank, tuple[int, int]]:
         """Return, of each rank that is about to hold any, its epoch, and how many leading blocks of `chain`."""

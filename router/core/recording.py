@@ -5,7 +5,9 @@ hands each to `Shortener.records`, which says what the journal has of it:
 
     decision and promise (`Taken`)    a `RankStanding` of every rank whose epoch or doubt is not what was recorded of it
                                       last (at first: none), then `Decided`, of which the promise can be told
-    refusal                           `Refused`
+    refusal                           `Refused`, without hashes
+    checkpoint                        `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`; each is
+                                      made when it is read
     any other record                  itself
 
 A view has its doubts as trust; `doubt_of` says which doubt makes a rank trusted so.
@@ -16,12 +18,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TERMS, TIERS, WIDE, Decided, RequestRecord
 from kv_protocol.decision import Exclusion
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalRecord, RankStanding, Refused
+from router.core.checkpoint import Checkpoint
 from router.core.cost import CostColumns
 from router.core.trust import Trust
 from router.core.verdict import Taken, Verdict
@@ -47,7 +50,7 @@ class RefusedRequest(NamedTuple):
     exclusions: tuple[Exclusion, ...]
 
 
-Recordable = JournalRecord | Taken | RefusedRequest
+Recordable = JournalRecord | Taken | RefusedRequest | Checkpoint
 
 
 class Recorder(Protocol):
@@ -82,8 +85,27 @@ class Shortener:
             verdict, promise = what
             return *self._changed(verdict.view), decided(verdict, kv_seq, promise.uncached_tokens)
         if isinstance(what, RefusedRequest):
-            return (Refused(now_s=what.now_s, request=what.request, exclusions=what.exclusions),)
+            request = replace(what.request, sequence_hashes=b"") if what.request.sequence_hashes else what.request
+            return (Refused(now_s=what.now_s, request=request, exclusions=what.exclusions),)
+        if isinstance(what, Checkpoint):
+            return (*self.checkpoint(what),)
         return (what,)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> Iterator[JournalRecord]:
+        """Yield the records of the checkpoint one by one; ranks that left the fleet are not known any more."""
+        workers = checkpoint.worker_ids
+        self._standings = {rank: known for rank, known in self._standings.items() if rank.worker_id in workers}
+        self._looked_at = (None, None, None)
+        yield checkpoint.began
+        for rank, (epoch, doubt) in self._standings.items():
+            yield RankStanding(
+                now_s=checkpoint.began.now_s,
+                worker_id=rank.worker_id,
+                dp_rank=rank.dp_rank,
+                epoch=epoch,
+                doubt=doubt,
+            )
+        yield from checkpoint.parts()
 
     def _changed(self, view: View) -> Sequence[RankStanding]:
         ranks, epochs, trust = self._looked_at

@@ -1,35 +1,31 @@
 """A journal folded, and every decision in it taken again.
 
     JournalBegan   an empty state of its settings: what follows is exact
+    checkpoint     where nothing was exact: the state that it holds, and what follows is exact. Where the fold is exact:
+                   compared with the fold, byte for byte
     Decided        decided again from the fold, the recorded answer of the index and the recorded seed; compared with
                    what was recorded, bit for bit; applied, with the promise that it made
     Refused        the same, where nobody could take the request
-    Lost           records are missing: until the next beginning nothing can be said, since any of them may have
-                   been read. Such a journal also begins so, where its older part is gone
+    Lost           records are missing: until the next beginning or checkpoint nothing can be said, since any of them
+                   may have been read. Such a journal also begins so, where its older part is gone
     RankStanding   what the index says of a rank from here on
     any other      applied
 
 With another policy, what it would have chosen in the same place is said too; the fold stays that of what was done.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import TIERS, Decided, overlap_depths
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WorkerRank
-from kv_protocol.journal import (
-    JournalBegan,
-    JournalMessage,
-    JournalRecord,
-    Lost,
-    RankStanding,
-    Refused,
-)
+from kv_protocol.journal import JournalBegan, JournalRecord, Lost, RankStanding, Refused
+from router.core.checkpoint import CheckpointUnusable, Compared, Restoring
 from router.core.decide import decide
 from router.core.errors import NoEligibleWorker, WorkerNotNamed
 from router.core.policies import MODES, Mode
@@ -67,6 +63,16 @@ class Redecided(NamedTuple):
     is_exact: bool = True
 
 
+class CheckpointRead(NamedTuple):
+    """One checkpoint: compared with the fold, or else the fold starts there, as far as `difference` is empty.
+
+    `difference` says how it differs from the fold, or why no state can be made of it.
+    """
+
+    is_compared: bool
+    difference: str = ""
+
+
 class RecordedAnswer(NamedTuple):
     """What the index said of a view's ranks, as it was recorded."""
 
@@ -83,43 +89,15 @@ class Contradiction(Exception):
 _REFUSALS = (NoEligibleWorker, WorkerNotNamed, LimitExceeded, Contradiction)
 
 
-class Continuity:
-    """Where one router's messages are: which records are new, and whether any are missing."""
-
-    def __init__(self) -> None:
-        self._life = 0
-        self._expected = 0
-
-    def records(self, message: JournalMessage) -> Iterator[JournalRecord]:
-        """Yield the records of the next message that were not there before, behind `Lost` where some are missing."""
-        if message.life != self._life:
-            self._life, self._expected = message.life, 1
-        if message.first > self._expected:
-            yield Lost(now_s=math.nan, count=message.first - self._expected)
-        number = message.first
-        for record in message.records:
-            if number >= self._expected:
-                yield record
-            number += record.count if isinstance(record, Lost) else 1
-        self._expected = max(self._expected, number)
-
-
-def continuous(messages: Iterable[JournalMessage]) -> Iterator[JournalRecord]:
-    """Yield the records of one router's messages in their order, each once, with `Lost` where some are missing."""
-    continuity = Continuity()
-    for message in messages:
-        yield from continuity.records(message)
-
-
 def replay(
     records: Iterable[JournalRecord], *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES
 ) -> Iterator[Redecided]:
     """Yield every decision of one router's journal, taken again; with `policy`, also what that would have chosen."""
     again = Replay(policy=policy, modes=modes)
     for record in records:
-        redecided = again.take(record)
-        if redecided is not None:
-            yield redecided
+        found = again.take(record)
+        if isinstance(found, Redecided):
+            yield found
 
 
 class Replay:
@@ -128,19 +106,23 @@ class Replay:
     def __init__(self, *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES) -> None:
         self._other, self._modes = policy, modes
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
+        self._checkpoint: Restoring | Compared | None = None
         self.state: RouterState | None = None
         """None: what was before is not there."""
 
-    def take(self, record: JournalRecord) -> Redecided | None:
-        """Fold the next record in; return the decision or refusal that it was, taken again."""
-        if isinstance(record, JournalBegan):
-            self._begin(record)
-            return None
+    def take(self, record: JournalRecord) -> Redecided | CheckpointRead | None:
+        """Fold the next record in; return the decision or refusal that it was, taken again, or the whole checkpoint."""
         if isinstance(record, Decided):
             return self._decided(record)
         if isinstance(record, Refused):
             return self._refused(record)
-        if isinstance(record, RankStanding):
+        if isinstance(record, CheckpointPart | CheckpointEnded):
+            return self._go_on_with_checkpoint(record)
+        if isinstance(record, JournalBegan):
+            self._begin(record)
+        elif isinstance(record, CheckpointBegan):
+            self._begin_checkpoint(record)
+        elif isinstance(record, RankStanding):
             self._standings[WorkerRank(record.worker_id, record.dp_rank)] = record.epoch, record.doubt
         else:
             self._fold(record)
@@ -150,9 +132,32 @@ class Replay:
         self.state = msgspec.convert(began.settings, StateSettings).state(self._modes)
         self._standings.clear()
 
+    def _begin_checkpoint(self, began: CheckpointBegan) -> None:
+        self._standings.clear()
+        self._checkpoint = Restoring(began, self._modes) if self.state is None else Compared(self.state, began)
+
+    def _go_on_with_checkpoint(self, record: CheckpointPart | CheckpointEnded) -> CheckpointRead | None:
+        checkpoint = self._checkpoint
+        if checkpoint is None:
+            return None  # its beginning is not there
+        if isinstance(checkpoint, Compared):
+            difference = checkpoint.difference(record)
+            is_over = bool(difference) or isinstance(record, CheckpointEnded)
+            self._checkpoint = None if is_over else checkpoint
+            return CheckpointRead(is_compared=True, difference=difference) if is_over else None
+        try:
+            if isinstance(record, CheckpointPart):
+                checkpoint.add(record)
+                return None
+            self.state, self._checkpoint = checkpoint.whole(record), None
+        except CheckpointUnusable as error:
+            self._checkpoint = None
+            return CheckpointRead(is_compared=False, difference=f"checkpoint: {error}")
+        return CheckpointRead(is_compared=False)
+
     def _fold(self, record: JournalRecord) -> None:
         if isinstance(record, Lost):
-            self.state = None
+            self.state = self._checkpoint = None
         elif self.state is not None:
             self.state.apply(record)
 

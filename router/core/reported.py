@@ -13,11 +13,25 @@ for `UNREPORTED_S` (one without work does not report) is as one that never did.
 """
 
 from collections import deque
+from typing import NamedTuple
 
 from kv_protocol.ledger import Reconciled
 
 REPORTS = 5
 UNREPORTED_S = 5.0
+
+
+class ReportedRow(NamedTuple):
+    """One rank's reports in a checkpoint."""
+
+    generation: int
+    young: list[int]
+    newest: tuple[int, int, int]
+    foreign: int
+    excess: int
+    reported: list[int]
+    surpluses: list[int]
+    reported_at_s: float | None
 
 
 class Reported:
@@ -37,6 +51,27 @@ class Reported:
         self._told: deque[int] = deque(maxlen=REPORTS)
         self._surpluses: deque[int] = deque(maxlen=REPORTS)
         self._heard_at_s: float | None = None
+
+    def row(self) -> ReportedRow:
+        """Return the row of a checkpoint."""
+        return ReportedRow(
+            self.generation,
+            [*self._young],
+            self.newest,
+            self.foreign,
+            self.excess,
+            [*self._told],
+            [*self._surpluses],
+            self._heard_at_s,
+        )
+
+    def restore(self, row: ReportedRow) -> None:
+        """The reports are as the row has them; leases that run are counted in it."""
+        self.generation, self._young, self.newest = row.generation, [*row.young], row.newest
+        self.foreign, self.excess = row.foreign, row.excess
+        self._told.extend(row.reported)
+        self._surpluses.extend(row.surpluses)
+        self._heard_at_s = row.reported_at_s
 
     @property
     def is_heard(self) -> bool:

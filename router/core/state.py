@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.decided import Decided
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import Hashing
@@ -77,11 +78,11 @@ class RouterState:
         self.policy = Policy()
         """The one in force: what was applied last."""
         self.modes = modes
-        self._history = History()
-        self._predictions = Predictions()
-        self._newcomers = Newcomers()
-        self._forecasts = Forecasts()
-        self._turns: Counter[str] = Counter()
+        self.history = History()
+        self.predictions = Predictions()
+        self.newcomers = Newcomers()
+        self.forecasts = Forecasts()
+        self.turns: Counter[str] = Counter()
         self._standings: dict[tuple[str, int, str], Standing] = {}
         self._standings_of = (0, 0)
         self._folds: dict[type, Callable[[Any], None]] = {
@@ -96,6 +97,7 @@ class RouterState:
             LogConnection: lambda record: self.fleet.log_heard(heard=record.heard, now_s=record.now_s),
             PolicyChanged: self._change_policy,
             TimePassed: lambda record: self._let_go(record.now_s),
+            CheckpointBegan: lambda record: self._let_go(record.now_s),
         }
 
     # ------------------------------------------------------------------------------------------------- records
@@ -129,7 +131,7 @@ class RouterState:
 
     def _let_go(self, now_s: float) -> None:
         self.approximate.tick(now_s)
-        self._predictions.tick(now_s)
+        self.predictions.tick(now_s)
         self.affinity.tick(now_s)
 
     def _begin_or_end_a_life(self, event: FleetEvent, now_s: float) -> None:
@@ -140,11 +142,11 @@ class RouterState:
         if known is not None:
             self._forget(event.worker_id, now_s)
         if isinstance(event, WorkerRegistered):
-            self._newcomers.joined(event, now_s)
+            self.newcomers.joined(event, now_s)
 
     def _forget(self, worker_id: str, now_s: float) -> None:
         self.approximate.forget(worker_id, now_s)
-        for fold in (self.ledger, self._history, self._predictions, self._newcomers, self._forecasts):
+        for fold in (self.ledger, self.history, self.predictions, self.newcomers, self.forecasts):
             fold.forget(worker_id)
         self.affinity.forget(worker_id)
         self.breakers.forget(worker_id)
@@ -163,7 +165,7 @@ class RouterState:
             used_blocks=report.used_blocks,
         )
         self.ledger.apply(reconciled, record.now_s)
-        self._newcomers.used(WorkerRank(record.worker_id, record.dp_rank), report.used_blocks)
+        self.newcomers.used(WorkerRank(record.worker_id, record.dp_rank), report.used_blocks)
 
     def _apply_to_ledger(self, record: LedgerApplied) -> None:
         event = record.event
@@ -187,14 +189,14 @@ class RouterState:
         if worker is not None:
             told, rank = worker.registration, WorkerRank(routed.worker_id, routed.dp_rank)
             uncached_blocks = routed.uncached_tokens / told.block_size
-            self._history.add(rank, uncached_blocks, now_s)
-            self._newcomers.promised(rank, uncached_blocks)
+            self.history.add(rank, uncached_blocks, now_s)
+            self.newcomers.promised(rank, uncached_blocks)
             self.approximate.routed(rank, routed.blocks, now_s, told.total_kv_blocks)
-        self._predictions.apply(routed, now_s)
+        self.predictions.apply(routed, now_s)
 
     def _go_on(self, event: LedgerEvent, now_s: float, router: str = "") -> None:
         """A request goes on, or its end is known."""
-        self._predictions.apply(event, now_s)
+        self.predictions.apply(event, now_s)
         self.affinity.apply(event, now_s)
         if not router:
             self.breakers.follow(event, now_s)
@@ -204,22 +206,22 @@ class RouterState:
         if known.is_whole and not self.breakers.are_all_closed:
             self.breakers.follow(FirstToken(lease_id=known.decision_id), known.now_s)
         self._go_on(known.ending, known.now_s)
-        self._forecasts.ended(known)
+        self.forecasts.ended(known)
 
     def _take(self, taken: Taken) -> None:
         verdict, promised = taken
-        self._turns[verdict.request.model] += 1
+        self.turns[verdict.request.model] += 1
         mode = self.modes[verdict.policy]
         if mode.reads_overlap:
             is_cold = not verdict.expected_blocks and verdict.request.reusable_blocks
             if is_cold and not verdict.view.expected.any():
-                self._newcomers.missed(verdict.winner, verdict.view.ranks)
+                self.newcomers.missed(verdict.winner, verdict.view.ranks)
         if mode.reads_forecast:
-            self._forecasts.decided(verdict)
+            self.forecasts.decided(verdict)
         self._promise(promised, verdict.now_s)
 
     def _repeat(self, decided: Decided) -> None:
-        self._turns[decided.request.model] += 1
+        self.turns[decided.request.model] += 1
         self._promise(decided.promise, decided.now_s)
 
     # ------------------------------------------------------------------------------------------------- the view
@@ -232,11 +234,11 @@ class RouterState:
         policy = self.policy.of(request.phase)
         mode = self.modes[policy.mode]
         standing = self._standing(request.model, request.block_size, request.hash_scheme, now_s)
-        turn = self._turns[request.model]
+        turn = self.turns[request.model]
         if mode.reads_overlap and standing.ranks:
             view = self._whole_view(request, standing, ask, now_s, turn)
             if mode.reads_forecast:
-                view = view._replace(forecast=self._forecasts.forecast(view, request))
+                view = view._replace(forecast=self.forecasts.forecast(view, request))
         else:
             view = standing.blank(now_s, turn)
             if mode.reads_load:
@@ -268,8 +270,8 @@ class RouterState:
             active_requests=active_requests,
             active_blocks=active_blocks,
             shared_blocks=standing.column(shared) if shared else standing.no_ints,
-            history_blocks=self._history.columns(ranks, now_s),
-            newcomer=self._newcomers.flags(ranks),
+            history_blocks=self.history.columns(ranks, now_s),
+            newcomer=self.newcomers.flags(ranks),
             trust_factor=trusted.factor,
             whole=standing.whole,
             seq_len_min=standing.seq_len_min,
@@ -307,7 +309,7 @@ class RouterState:
         depths[:, places] = self.approximate.overlap(chain, ranks, now_s)
 
     def _predicted(self, chain: bytes, standing: Standing, epochs: tuple[int, ...], now_s: float) -> Ints:
-        found = self._predictions.depths(chain, now_s) if self.policy.predict_on_route else None
+        found = self.predictions.depths(chain, now_s) if self.policy.predict_on_route else None
         if not found:
             return standing.no_ints
         place_of, predicted = standing.place_of, [0] * len(epochs)

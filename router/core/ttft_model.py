@@ -66,6 +66,14 @@ is taken to have 32 tokens.
 """
 
 
+class FitRow(NamedTuple):
+    """Row of a checkpoint: what was learnt of one rank, about the scaled features."""
+
+    rank: WorkerRank
+    weights: list[float]
+    covariance: list[list[float]]
+
+
 class _Fit:
     """One rank's coefficients of the scaled features, and their covariance."""
 
@@ -115,8 +123,21 @@ class LatencyModel:
             fit = self._fits[rank] = _Fit(self._law)
         scaled = [each / scale for each, scale in zip((1.0, *features), self._law.scales, strict=True)]
         self._update(fit, scaled, seconds)
+        self._show(rank, fit)
+
+    def _show(self, rank: WorkerRank, fit: _Fit) -> None:
         unscaled = [each / scale for each, scale in zip(fit.weights, self._law.scales, strict=True)]
         self._table.put(self._table.row(rank), *unscaled)
+
+    def rows(self) -> list[FitRow]:
+        """Return the rows of a checkpoint."""
+        return [FitRow(rank, fit.weights, fit.covariance) for rank, fit in self._fits.items()]
+
+    def restore(self, row: FitRow) -> None:
+        """What was learnt of the rank is as the row has it."""
+        fit = self._fits[row.rank] = _Fit(self._law)
+        fit.weights, fit.covariance = row.weights, row.covariance
+        self._show(row.rank, fit)
 
     def _update(self, fit: _Fit, features: list[float], seconds: float) -> None:
         reach = [_dot(row, features) for row in fit.covariance]

@@ -13,7 +13,8 @@ from kv_runtime.config import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
 from router.config import JournalSection
-from router.core.replay import Continuity, replay
+from router.core.continuity import Continuity
+from router.core.replay import replay
 from router.core.state_settings import StateSettings
 from router.journal import JournalWriter, ensure_journal
 from router.journal_reading import Told, read_journal
@@ -43,8 +44,9 @@ async def written(
     """Yield a writer at work; afterwards what it had is on the log."""
     await ensure_journal(log, settings, NatsSection())
     stop = asyncio.Event()
+    made_of = StateSettings(text=TEXT)
     writer = JournalWriter(
-        log, SystemClock(), settings, router=router, state=StateSettings(text=TEXT), kv_seq=lambda: 7
+        log, SystemClock(), settings, router=router, made_of=made_of, state=made_of.state(), kv_seq=lambda: 7
     )
     async with asyncio.TaskGroup() as group:
         group.create_task(

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from indexer.embedded import OverlapColumns, RankView
+from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.codec import pack_u64
 from kv_protocol.decided import Phase
 from kv_protocol.fleet import WorkerDraining, WorkerLeft
@@ -28,6 +29,7 @@ from kv_protocol.journal import (
     WorkerHeard,
     decode_journal,
     encode_record,
+    in_parts,
     pack_journal,
 )
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
@@ -36,10 +38,11 @@ from kv_runtime.clock import ManualClock
 from router.core.affinity import AffinityLimits
 from router.core.approximate import ApproximateLimits
 from router.core.breakers import BreakerLimits
+from router.core.checkpoint import Checkpoint
+from router.core.continuity import continuous
 from router.core.errors import NoEligibleWorker
 from router.core.policy import CostParameters, PhaseOverrides, Policy
 from router.core.recording import Recordable, Shortener
-from router.core.replay import continuous
 from router.core.state_settings import StateSettings
 from router.core.view import RouteRequest
 from router.routing import Lease, Routing
@@ -118,7 +121,8 @@ class Shelf:
     def records(self, batch: int) -> list[JournalRecord]:
         """Return what the bytes of its journal say, in messages of so many records."""
         shortener = Shortener()
-        encoded = [encode_record(record) for told in self.told for record in shortener.records(told, 1)]
+        records = [record for told in self.told for record in shortener.records(told, 1)]
+        encoded = [part for record in records for part in in_parts(encode_record(record), record.now_s)]
         messages = [
             pack_journal(LIFE, at + 1, encoded[at : at + batch]) for at in range(0, len(encoded), batch)
         ]  # fmt: skip
@@ -153,8 +157,8 @@ class Life:
         self._leases: list[Lease] = []
         self._requests = self._foreign = 0
 
-    async def run(self) -> list[JournalRecord]:
-        """Live, and return the journal."""
+    async def run(self, checkpoint_every: int = 0) -> list[JournalRecord]:
+        """Live, and return the journal, with a checkpoint before every so manyth step; 0: with none."""
         for worker_id in WORKERS[:6]:
             self._join(worker_id)
         happenings: list[Callable[[], None]] = [
@@ -169,11 +173,17 @@ class Life:
             self._change_policy,
             lambda: self._join(self._anyone()),
         ]
-        for _ in range(STEPS):
+        for step in range(STEPS):
+            if checkpoint_every and step % checkpoint_every == 0:
+                self._take_checkpoint()
             await self.clock.advance(self.draw.choice([0.0, 0.01, 0.3, self.draw.random()]))
             self.routing.tick()
             self.draw.choice(happenings)()
         return self.shelf.records(self.draw.randint(16, 64))
+
+    def _take_checkpoint(self) -> None:
+        began = CheckpointBegan(now_s=self.clock.now(), router="router-1", settings=msgspec.to_builtins(SETTINGS))
+        self.shelf.record(Checkpoint(self.state, began))
 
     def _anyone(self) -> str:
         return self.draw.choice(WORKERS)
@@ -337,7 +347,7 @@ class Life:
                 self._leases.remove(lease)  # nobody will ever end it
 
 
-async def journal(seed: int, policy: Policy) -> tuple[Life, list[JournalRecord]]:
+async def journal(seed: int, policy: Policy, checkpoint_every: int = 0) -> tuple[Life, list[JournalRecord]]:
     """Return a life and what the bytes of its journal say."""
     life = Life(seed, policy)
-    return life, await life.run()
+    return life, await life.run(checkpoint_every)

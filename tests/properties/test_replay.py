@@ -30,9 +30,10 @@ from kv_protocol.journal import (
     TimePassed,
     WorkerHeard,
 )
+from router.core.continuity import continuous
 from router.core.policies import MODES
 from router.core.policy import CostParameters, Policy
-from router.core.replay import Otherwise, Redecided, Replay, continuous, replay
+from router.core.replay import Otherwise, Redecided, Replay, replay
 from router.core.state import RouterState
 from router.core.view import RouteRequest
 from tests.properties.router_life import MODELS, POLICIES, Life, journal
@@ -87,6 +88,7 @@ def statistics_of(state: RouterState) -> dict[str, Any]:
         "refused_workers": state.fleet.refused_total,
         "loads": state.ledger.loads(),
         "policy": state.policy,
+        "measurements_refused": state.forecasts.totals_row(),
     }
 
 

@@ -4,6 +4,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
+from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.codec import pack_u64
 from kv_protocol.decided import (
     TERMS,
@@ -20,6 +21,8 @@ from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegi
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
     MESSAGE_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    RECORD_PARTS_MAX,
     AttemptEnded,
     FleetApplied,
     JournalBegan,
@@ -32,11 +35,14 @@ from kv_protocol.journal import (
     OutcomeKnown,
     PolicyChanged,
     RankStanding,
+    RecordPart,
     Refused,
     TimePassed,
     WorkerHeard,
     decode_journal,
+    decode_record,
     encode_record,
+    in_parts,
     pack_journal,
 )
 from kv_protocol.ledger import Cancelled, Finished, FirstToken, LedgerEvent, Reconciled, Routed
@@ -123,7 +129,27 @@ RECORDS: list[JournalRecord] = [
     OutcomeKnown(now_s=7.0, decision_id="d", outcome="cancelled"),
     Refused(now_s=8.0, request=REQUEST, exclusions=(Exclusion(reason="draining", **RANK),)),
     Lost(now_s=9.0, count=12),
+    RecordPart(now_s=9.1, index=1, count=2, data=b"\x00\xff"),
+    CheckpointBegan(now_s=9.2, router="router-1", settings={"lease_s": 5.0}),
+    CheckpointPart(now_s=9.2, table="leases", rows=b"\x90"),
+    CheckpointEnded(now_s=9.2, parts=1),
 ]
+
+
+def test_a_record_longer_than_a_message_is_its_parts_and_one_beyond_their_bound_is_refused() -> None:
+    for size in (RECORD_BYTES_MAX, RECORD_BYTES_MAX + 1, 3 * RECORD_BYTES_MAX):
+        encoded = bytes(size)
+        parts = in_parts(encoded, 1.0)
+        assert max(map(len, parts)) <= RECORD_BYTES_MAX
+        if size == RECORD_BYTES_MAX:
+            assert parts == (encoded,)
+            continue
+        records = [decode_record(part) for part in parts]
+        assert b"".join(each.data for each in records if isinstance(each, RecordPart)) == encoded
+        places = [(each.index, each.count) for each in records if isinstance(each, RecordPart)]
+        assert places == [(at, len(parts)) for at in range(len(parts))]
+    with pytest.raises(LimitExceeded, match="record: found"):
+        in_parts(bytes(RECORD_BYTES_MAX * RECORD_PARTS_MAX), 1.0)
 
 
 def message_of(*records: JournalRecord) -> bytes:

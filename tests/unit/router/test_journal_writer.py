@@ -2,13 +2,18 @@
 
 import asyncio
 import random
+from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from kv_protocol import subjects
+from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.journal import (
     MESSAGE_BYTES_MAX,
+    RECORD_PARTS_MAX,
     JournalBegan,
     JournalMessage,
     JournalRecord,
@@ -16,11 +21,13 @@ from kv_protocol.journal import (
     PolicyChanged,
     TimePassed,
     decode_journal,
+    encode_record,
 )
-from kv_runtime.clock import SystemClock
+from kv_runtime.clock import Clock, ManualClock, SystemClock
 from kv_runtime.event_log import BrokerUnavailable
 from router.config import JournalSection
-from router.core.replay import continuous
+from router.core.continuity import continuous
+from router.core.journal_encoder import LOSS_REASONS, LossReason
 from router.core.state_settings import StateSettings
 from router.journal import JournalWriter, journal_families, router_name
 from tests.unit.router.samples import TEXT
@@ -56,7 +63,14 @@ class FakeLog:
 
     async def has(self, count: int) -> None:
         """Return once there are so many records."""
-        while sum(len(message.records) for message in self.messages) < count:
+        await self._until(lambda: sum(len(message.records) for message in self.messages) >= count)
+
+    async def has_kind(self, kind: type[Any], count: int = 1) -> None:
+        """Return once there are so many records of a kind."""
+        await self._until(lambda: sum(isinstance(record, kind) for record in self.records) >= count)
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        while not is_so():
             self._grown.clear()
             await self._grown.wait()
 
@@ -64,12 +78,19 @@ class FakeLog:
 class Bench:
     """A writer on a fake log."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, clock: Clock | None = None, **settings: Any) -> None:
         self.log = FakeLog()
+        self.state = STATE.state()
         self.stop = asyncio.Event()
         log: Any = self.log
         self.writer = JournalWriter(
-            log, SystemClock(), JournalSection(**settings), router="router-1", state=STATE, kv_seq=lambda: 7
+            log,
+            clock or SystemClock(),
+            JournalSection(**settings),
+            router="router-1",
+            made_of=STATE,
+            state=self.state,
+            kv_seq=lambda: 7,
         )
         self._running = asyncio.ensure_future(self.writer.run(self.stop))
 
@@ -123,7 +144,7 @@ async def test_while_the_log_is_away_records_wait_and_the_oldest_give_way_and_ar
     await bench.end()
     assert moments(bench.log.records) == list(range(36, 100))
     assert [record.count for record in bench.log.records if isinstance(record, Lost)] == [36]
-    assert [message.first for message in bench.log.messages][1:] == [2]
+    assert [message.first for message in bench.log.messages][1] == 2
 
 
 @pytest.mark.asyncio
@@ -152,16 +173,99 @@ async def test_what_a_log_that_is_away_at_the_end_does_not_take_is_lost_and_nobo
 
 
 @pytest.mark.asyncio
-async def test_no_message_is_larger_than_messages_may_be_and_a_record_that_is_is_lost() -> None:
+async def test_no_message_is_larger_than_messages_may_be_and_a_record_that_is_goes_in_parts() -> None:
     bench, draw = Bench(), random.Random(1)
-    for size in (300_000, 300_000, MESSAGE_BYTES_MAX, 10):
-        bench.writer.record(PolicyChanged(now_s=float(size), policy={"mode": draw.randbytes(size // 2).hex()}))
-    await bench.log.has(5)
+    told = [
+        PolicyChanged(now_s=float(size), policy={"mode": draw.randbytes(size // 2).hex()})
+        for size in (300_000, 300_000, MESSAGE_BYTES_MAX, 5 * MESSAGE_BYTES_MAX, 10)
+    ]
+    for record in told:
+        bench.writer.record(record)
     await bench.end()
     assert all(len(data) <= MESSAGE_BYTES_MAX for _, data, _ in bench.log.published)
-    sizes = [int(record.now_s) for record in bench.log.records if isinstance(record, PolicyChanged)]
-    assert sizes == [300_000, 300_000, 10]
-    assert [record.count for record in bench.log.records if isinstance(record, Lost)] == [1]
+    assert bench.log.records[1:] == told
+    assert bench.writer.statistics().lost_total == 0
+
+
+# ------------------------------------------------------------------------------------------- losses and checkpoints
+
+
+def kinds(records: list[JournalRecord]) -> list[type[Any]]:
+    """Return the kinds of records, each once where several follow each other."""
+    return [kind for kind, _ in groupby(map(type, records))]
+
+
+CHECKPOINT = [CheckpointBegan, CheckpointPart, CheckpointEnded]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("unwritable", "reason"),
+    [
+        (PolicyChanged(now_s=0.0, policy={"mode": "x" * (RECORD_PARTS_MAX * MESSAGE_BYTES_MAX)}), "too_large"),
+        (PolicyChanged(now_s=0.0, policy={"mode": 1 << 64}), "not_encodable"),
+    ],
+    ids=["too_large", "not_encodable"],
+)
+async def test_a_record_that_cannot_be_written_is_counted_said_once_and_followed_by_a_checkpoint(
+    unwritable: JournalRecord, reason: LossReason
+) -> None:
+    bench = Bench()
+    with capture_logs() as lines:
+        bench.record(1)
+        bench.writer.record(unwritable)
+        bench.writer.record(unwritable)
+        bench.record(2)
+        await bench.log.has_kind(CheckpointEnded)
+        bench.record(3)
+        await bench.end()
+    assert kinds(bench.log.records) == [JournalBegan, TimePassed, Lost, TimePassed, *CHECKPOINT, TimePassed]
+    assert bench.writer.statistics().lost == dict.fromkeys(LOSS_REASONS, 0) | {reason: 2}
+    said = [line for line in lines if line["event"] == "journal_records_lost"]
+    assert [(line["records"], line["reasons"]) for line in said] == [(2, {reason: 2})]
+
+
+@pytest.mark.asyncio
+async def test_behind_a_full_buffer_follows_a_checkpoint_and_the_log_says_when_it_began_and_how_many_were_lost() -> (
+    None
+):
+    bench = Bench(buffer_records_max=64)
+    with capture_logs() as lines:
+        await bench.log.has(1)
+        bench.log.is_connected = False
+        bench.record(*range(100))
+        assert [line["event"] for line in lines] == ["journal_buffer_full"]
+        bench.log.is_connected = True
+        await bench.log.has_kind(CheckpointEnded)
+        await bench.end()
+    assert kinds(bench.log.records) == [JournalBegan, Lost, TimePassed, *CHECKPOINT]
+    lost = bench.writer.statistics().lost["buffer_full"]
+    assert lost in (36, 37)  # the checkpoint may take the place of one more
+    said = [line for line in lines if line["event"] == "journal_records_lost"]
+    assert [(line["records"], line["reasons"]) for line in said] == [(lost, {"buffer_full": lost})]
+
+
+@pytest.mark.asyncio
+async def test_checkpoints_come_by_time_and_by_records_but_are_at_most_half_of_the_journal() -> None:
+    clock = ManualClock()
+    bench = Bench(clock, checkpoint_s=10.0, checkpoint_records=100)
+    await bench.log.has(1)
+    await clock.advance(9.0)
+    bench.record(1)
+    await bench.log.has(2)
+    assert bench.writer.statistics().checkpoints_total == 0
+    await clock.advance(1.0)
+    bench.record(2)
+    await bench.log.has_kind(CheckpointEnded)
+    written = bench.writer.statistics()
+    few = written.checkpoint_bytes // len(encode_record(TimePassed(now_s=0.0))) - 1
+    assert few > 100  # by their number another checkpoint were due
+    bench.record(*range(few))
+    await bench.log.has(written.records_total + few)
+    assert bench.writer.statistics().checkpoints_total == 1
+    bench.record(1, 2)
+    await bench.log.has_kind(CheckpointEnded, 2)
+    await bench.end()
 
 
 @pytest.mark.asyncio
@@ -189,6 +293,9 @@ async def test_its_figures_are_shown() -> None:
         "kvrouter_journal_lost_records_total",
         "kvrouter_journal_publish_failures_total",
         "kvrouter_journal_unpublished_records",
+        "kvrouter_journal_checkpoints_total",
+        "kvrouter_journal_checkpoint_bytes",
+        "kvrouter_journal_checkpoint_pause_seconds",
     }
 
 

@@ -1,0 +1,58 @@
+"""The records of one router's journal in their order: each once, whole, with `Lost` where some are missing."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.journal import JournalMessage, JournalRecord, Lost, RecordPart, decode_record
+
+
+class Continuity:
+    """Where one router's messages are: which records are new, and whether any are missing."""
+
+    def __init__(self) -> None:
+        self._life = 0
+        self._expected = 0
+        self._parts = list[bytes]()
+        """Of a longer record that is not whole yet."""
+
+    def records(self, message: JournalMessage) -> Iterator[JournalRecord]:
+        """Yield the records of the next message that were not there before, behind `Lost` where some are missing."""
+        if message.life != self._life:
+            self._life, self._expected = message.life, 1
+            self._parts.clear()
+        if message.first > self._expected:
+            self._parts.clear()
+            yield Lost(now_s=math.nan, count=message.first - self._expected)
+        number = message.first
+        for record in message.records:
+            if number >= self._expected:
+                yield from self._joined(record)
+            number += record.count if isinstance(record, Lost) else 1
+        self._expected = max(self._expected, number)
+
+    def _joined(self, record: JournalRecord) -> Iterator[JournalRecord]:
+        """Yield the record; of parts, the longer record behind the last of them, or `Lost` where one is missing."""
+        if not isinstance(record, RecordPart):
+            self._parts.clear()
+            yield record
+            return
+        if record.index != len(self._parts):
+            self._parts.clear()
+            yield Lost(now_s=record.now_s, count=1)
+            return
+        self._parts.append(record.data)
+        if len(self._parts) == record.count:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            try:
+                yield decode_record(data)
+            except MalformedMessage:
+                yield Lost(now_s=record.now_s, count=1)
+
+
+def continuous(messages: Iterable[JournalMessage]) -> Iterator[JournalRecord]:
+    """Yield the records of one router's messages in their order, each once, with `Lost` where some are missing."""
+    continuity = Continuity()
+    for message in messages:
+        yield from continuity.records(message)
