@@ -10,6 +10,7 @@ from bench.events import events
 from bench.hot_spots_command import hot_spots
 from bench.index import index
 from bench.oracle import oracle
+from bench.soak.command import soak
 from bench.trace_command import trace
 
 COMMANDS: dict[str, click.Command] = {
@@ -21,5 +22,6 @@ COMMANDS: dict[str, click.Command] = {
     "events": events,
     "hot-spots": hot_spots,
     "index": index,
+    "soak": soak,
     "trace": trace,
 }

@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections import deque
+from random import Random
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -24,6 +26,8 @@ _STOP_S = 20.0
 _CUT_S = 3.0
 _POLL_S = 0.05
 _LINES = 200
+_PORTS = range(20_000, 32_000)
+"""Below those that the system gives to connections: a port that is free for a while must stay free."""
 
 
 class FleetShape(NamedTuple):
@@ -212,3 +216,20 @@ class Fleet:
 def _cpu_s(pid: int) -> float:
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 on which no process listens."""
+    draw, held = Random(f"{os.getpid()} {os.times().elapsed}"), list[socket.socket]()  # noqa: S311 - ports, not secrets
+    try:
+        while len(held) < count:
+            probe = socket.socket()
+            held.append(probe)
+            try:
+                probe.bind(("127.0.0.1", draw.choice(_PORTS)))
+            except OSError:
+                held.pop().close()
+        return [probe.getsockname()[1] for probe in held]
+    finally:
+        for probe in held:
+            probe.close()

@@ -15,8 +15,9 @@ from typing import Any
 import aiohttp
 import yaml
 
+from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
-from tests.faults.children import Children, free_ports
+from tests.faults.children import Children
 
 SCRAPE_S = 1
 _READY = "Server is ready to receive web requests"

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from router.metrics.decision import STAGES
 from tests.dashboards.prometheus import NoData, Prometheus, PrometheusMissing, program
@@ -27,7 +28,7 @@ from tests.dashboards.shipped import (
     substituted,
     variables,
 )
-from tests.faults.children import Children, free_ports
+from tests.faults.children import Children
 from tests.faults.fleet import READY_S, SMALL_CACHE, Fleet, Shape, fleet
 from tests.faults.nats_servers import NatsServer
 from tests.faults.traffic import MODEL

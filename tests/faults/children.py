@@ -6,36 +6,15 @@ async with Children() as children:  child = await children.start("router", comma
 import asyncio
 import os
 import signal
-import socket
 import sys
-from random import Random
 from types import TracebackType
 from typing import Self
 
 from bench.processes import Process
 
-_PORTS = range(20_000, 32_000)
-"""Below those that the system gives to connections: a port that is free for a while must stay free."""
 _SHOWN_LINES = 30
 _CHATTER = ("[INF]", "connect to route")
 _COMPLAINTS = ("Traceback (most recent call last)", "panic:")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nobody listens on."""
-    draw, held = Random(f"{os.getpid()} {os.times().elapsed}"), list[socket.socket]()
-    try:
-        while len(held) < count:
-            probe = socket.socket()
-            held.append(probe)
-            try:
-                probe.bind(("127.0.0.1", draw.choice(_PORTS)))
-            except OSError:
-                held.pop().close()
-        return [probe.getsockname()[1] for probe in held]
-    finally:
-        for probe in held:
-            probe.close()
 
 
 class Child(Process):

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import aiohttp
 
+from bench.processes import free_ports
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
-from tests.faults.children import Child, Children, free_ports
+from tests.faults.children import Child, Children
 from tests.faults.nats_servers import Limits, NatsServer
 from tests.faults.proof import IndexAt, Proof
 from tests.faults.scraped import Scraped, scrape

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from nats.errors import Error as NatsError
 
+from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
 from kv_runtime.nats_server import HOST, MAX_PAYLOAD_BYTES, find_binary
-from tests.faults.children import Child, Children, free_ports
+from tests.faults.children import Child, Children
 from tests.faults.stream_reader import connected_to
 
 _READY = "Server is ready"

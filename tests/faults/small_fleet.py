@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
-from tests.faults.children import Child, Children, free_ports
+from tests.faults.children import Child, Children
 from tests.faults.nats_servers import NatsServer
 from tests.faults.scraped import scrape
 

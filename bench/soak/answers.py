@@ -1,0 +1,193 @@
+"""Answers read from bytes as they come, and judged against what they must say. Pure.
+
+| outcome | is |
+|---|---|
+| right | complete, and every choice says what it must |
+| refused | the request deserves a 4xx, and got it |
+| left | the client closed its connection; what came until then is right |
+| turned away | 429 or 503 with `Retry-After` |
+| error event | the stream ended with an error event; what came before it is right |
+| failed | another status than the request must get |
+| cut | the connection was lost before the answer was complete, without a word |
+| wrong | complete, and says something else |
+| hung | not complete in time |
+"""
+
+from collections import defaultdict
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from bench.soak.requests import Request
+
+_HEAD_END = b"\r\n\r\n"
+_EVENT = b"data: "
+_DONE = b"[DONE]"
+_OK = 200
+_UNREADABLE = (msgspec.DecodeError, KeyError, TypeError, AttributeError)
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    RIGHT = "right"
+    REFUSED = "refused"
+    LEFT = "left"
+    TURNED_AWAY = "turned away"
+    ERROR_EVENT = "error event"
+    FAILED = "failed"
+    CUT = "cut"
+    WRONG = "wrong"
+    HUNG = "hung"
+
+
+AS_DUE = (Outcome.RIGHT, Outcome.REFUSED, Outcome.LEFT)
+"""Outcomes of requests that got what they must."""
+
+
+class AnswerInvalid(Exception):
+    """Bytes that are no HTTP/1.1 answer; the message says what was found."""
+
+
+class AnswerReader:
+    """One answer of HTTP/1.1: its head, and its payload without the framing."""
+
+    __slots__ = ("_buffer", "_left", "events", "head", "payload", "status")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._left: int | None = None
+        self.status, self.events = 0, 0
+        self.head = b""
+        """In lower case; empty until all of it has come."""
+        self.payload = bytearray()
+
+    def feed(self, data: bytes) -> bool:
+        """Return whether the answer is complete; raise `AnswerInvalid`."""
+        data = self._buffer + data
+        self._buffer = b""
+        if not self.head:
+            head, found, rest = data.partition(_HEAD_END)
+            if not found:
+                self._buffer = data
+                return False
+            self._read_head(head.lower() + b"\r\n")
+            data = rest
+        if self._left is None:
+            return self._take_chunks(data)
+        self.payload += data
+        self._left -= len(data)
+        if self._left < 0:
+            raise AnswerInvalid(f"{-self._left} bytes behind the answer")
+        return not self._left
+
+    def header(self, name: bytes) -> bytes:
+        """Return the value of a header, empty where there is none."""
+        _, _, behind = self.head.partition(b"\r\n" + name + b":")
+        return behind.partition(b"\r\n")[0].strip()
+
+    def _read_head(self, head: bytes) -> None:
+        self.head = head
+        try:
+            self.status = int(head[9:12])
+            if self.header(b"transfer-encoding") != b"chunked":
+                self._left = int(self.header(b"content-length"))
+        except ValueError:
+            raise AnswerInvalid(f"head {head!r}") from None
+
+    def _take_chunks(self, data: bytes) -> bool:
+        at = 0
+        while (end := data.find(b"\r\n", at)) >= 0:
+            try:
+                size = int(data[at:end], 16)
+            except ValueError:
+                raise AnswerInvalid(f"chunk size {data[at:end]!r}") from None
+            begin, behind = end + 2, end + 2 + size + 2
+            if len(data) < behind:
+                break
+            if not size:
+                if data[begin:] != b"\r\n":
+                    raise AnswerInvalid(f"{data[begin:]!r} behind the last chunk")
+                return True
+            chunk = data[begin : behind - 2]
+            self.payload += chunk
+            self.events += chunk.count(_EVENT)
+            at = behind
+        self._buffer = data[at:]
+        return False
+
+
+class _Said:
+    """What an answer said: the texts of its choices, why they ended, and how the answer ended."""
+
+    def __init__(self, choices: int) -> None:
+        self._parts: defaultdict[int, list[str]] = defaultdict(list)
+        self._choices = choices
+        self.finished: dict[int, str] = {}
+        self.completion_tokens: int | None = None
+        self.has_error = self.is_done = False
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple("".join(self._parts[choice]) for choice in range(self._choices))
+
+    def take(self, body: dict[str, Any]) -> None:
+        """Add an answer's body, or that of one event."""
+        self.has_error |= "error" in body
+        for choice in body.get("choices", ()):
+            said = choice.get("delta") or choice.get("message") or choice
+            self._parts[choice["index"]].append(said.get("content", said.get("text")) or "")
+            if choice.get("finish_reason"):
+                self.finished[choice["index"]] = choice["finish_reason"]
+        if usage := body.get("usage"):
+            self.completion_tokens = usage["completion_tokens"]
+
+    def is_right(self, request: Request) -> bool:
+        """Whether nothing is missing, and nothing differs."""
+        tokens = request.tokens * request.kind.choices if request.has_usage else None
+        lengths = dict.fromkeys(range(request.kind.choices), "length")
+        return (self.texts, self.finished, self.completion_tokens) == (request.texts, lengths, tokens)
+
+    def begins(self, request: Request) -> bool:
+        """Whether what was said until now is the beginning of what must be."""
+        return all(whole.startswith(part) for whole, part in zip(request.texts, self.texts, strict=True))
+
+
+def judged(request: Request, answer: AnswerReader) -> Outcome:
+    """Return how a request ended that got a complete answer."""
+    if answer.status != request.status:
+        is_turned_away = answer.status in {429, 503} and answer.header(b"retry-after")
+        return Outcome.TURNED_AWAY if is_turned_away else Outcome.FAILED
+    try:
+        said = _said(request, answer)
+    except _UNREADABLE:
+        return Outcome.WRONG
+    if request.status != _OK:
+        return Outcome.REFUSED if said.has_error else Outcome.WRONG
+    if said.has_error:
+        return Outcome.ERROR_EVENT if said.is_done and said.begins(request) else Outcome.WRONG
+    is_ended = said.is_done or not request.kind.is_stream
+    return Outcome.RIGHT if is_ended and said.is_right(request) else Outcome.WRONG
+
+
+def judged_when_left(request: Request, answer: AnswerReader) -> Outcome:
+    """Return how a request ended whose client closed the connection in the midst of its answer."""
+    try:
+        return Outcome.LEFT if _said(request, answer).begins(request) else Outcome.WRONG
+    except _UNREADABLE:
+        return Outcome.WRONG
+
+
+def _said(request: Request, answer: AnswerReader) -> _Said:
+    said = _Said(request.kind.choices)
+    if not request.kind.is_stream:
+        said.take(msgspec.json.decode(answer.payload))
+        return said
+    for event in bytes(answer.payload).split(b"\n\n")[:-1]:
+        _, found, data = event.partition(_EVENT)
+        if data == _DONE:
+            said.is_done = True
+        elif found:
+            said.take(msgspec.json.decode(data))
+    return said

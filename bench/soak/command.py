@@ -1,0 +1,66 @@
+"""`router bench soak`: the command."""
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from bench.soak.report import markdown
+from bench.soak.run import ROUNDS, Plan, SoakRun, steady_workers
+from bench.soak.verdicts import Soak, growths, problems
+from kv_runtime.supervise import run_process
+
+
+@click.command("soak", context_settings={"show_default": True})
+@click.option("--requests", type=click.IntRange(10 * ROUNDS, 1 << 32), default=10_000)
+@click.option("--workers", type=click.IntRange(3, 64), default=8)
+@click.option("--users", type=click.IntRange(1, 4096), default=32, help="each has one request at a time")
+@click.option("--fault-every", type=click.IntRange(1, 1 << 32), default=4000, help="requests from fault to fault")
+@click.option("--seed", type=int, default=1, help="of the requests and of the faults")
+@click.option(
+    "--programs",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=Path(sys.executable).parent,
+    help="folder of the commands router, worker-agent and indexer",
+)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="write the report there, too")
+@click.pass_context
+def soak(
+    context: click.Context,
+    requests: int,
+    workers: int,
+    users: int,
+    fault_every: int,
+    seed: int,
+    programs: Path,
+    out: Path | None,
+) -> None:
+    """Send many requests through real processes while faults happen, and print what became of them.
+
+    Exit code 1 where a request was lost, a process grew, or the index differs from what workers hold.
+    """
+    plan = Plan(requests, programs, workers=workers, users=users, fault_every=fault_every, seed=seed)
+    began_s = time.perf_counter()
+    found: list[Soak] = []
+
+    async def life(stop: asyncio.Event) -> None:
+        running = asyncio.ensure_future(SoakRun(plan, Path(directory), click.echo).run())
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        running.cancel()
+        found.append(await running)
+
+    with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+        run_process(life)
+    steady = steady_workers(plan)
+    wrong = problems(found[0], steady)
+    text = markdown(found[0], list(growths(found[0].quiet, steady)), wrong, time.perf_counter() - began_s)
+    click.echo(text)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    context.exit(1 if wrong else 0)

@@ -1,0 +1,73 @@
+"""Figures of processes: what the system knows of them, and what they show at /metrics."""
+
+from collections import Counter
+from typing import NamedTuple
+
+import aiohttp
+import psutil
+
+_PREFIX = "kvrouter_"
+
+
+class Taken(NamedTuple):
+    """What a process takes at one moment."""
+
+    rss_bytes: int
+    descriptors: int
+    threads: int
+    cpu_s: float
+    """Since it began."""
+
+
+class Quiet(NamedTuple):
+    """One moment at which no request was in flight."""
+
+    requests: int
+    """That had ended until then."""
+    router: Taken
+    nats: Taken
+    workers: dict[str, Taken]
+    metrics: Counter[str]
+    """The router's, summed over labels."""
+    clients: int
+    """Connections that clients have open."""
+    store_bytes: int
+    """Disk that the nats-server's store takes."""
+    verified: str
+    """What differs by `indexer verify`; empty: nothing."""
+
+
+def taken(pid: int, *, sockets: int = 0) -> Taken:
+    """Return what a running process takes, without so many sockets, which its clients have open."""
+    process = psutil.Process(pid)
+    with process.oneshot():
+        cpu = process.cpu_times()
+        return Taken(
+            process.memory_info().rss, process.num_fds() - sockets, process.num_threads(), cpu.user + cpu.system
+        )
+
+
+def one_request_sessions() -> aiohttp.ClientSession:
+    """Return a session that keeps no connection open, so that it adds nothing to what is counted."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))
+
+
+async def exposition(session: aiohttp.ClientSession, url: str) -> str:
+    """Return what a process shows at /metrics."""
+    async with session.get(f"{url}/metrics") as response:
+        return await response.text()
+
+
+async def totals(session: aiohttp.ClientSession, url: str) -> Counter[str]:
+    """Return the metrics of a process, each without its prefix and summed over its labels."""
+    return summed(await exposition(session, url))
+
+
+def summed(text: str) -> Counter[str]:
+    """Return the sum of each metric's samples over all labels, by its name without the prefix."""
+    sums: Counter[str] = Counter()
+    for line in text.splitlines():
+        if line.startswith(_PREFIX):
+            sample, _, value = line.rpartition(" ")
+            sums[sample.partition("{")[0].removeprefix(_PREFIX)] += float(value)  # type: ignore[assignment]
+    return sums

@@ -1,0 +1,79 @@
+"""A soak as people read it, in Markdown."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from bench.report import machine_line
+from bench.soak.answers import Outcome
+from bench.soak.verdicts import Growth, Soak
+
+_FEW = 12
+
+
+def markdown(soak: Soak, grown: Sequence[Growth], problems: Sequence[str], took_s: float) -> str:
+    """Return the tables of a run, and what is wrong with it."""
+    sections = [_summary(soak, problems, took_s), _requests(soak), _faults(soak), _flat(grown), _quiet(soak)]
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _summary(soak: Soak, problems: Sequence[str], took_s: float) -> Iterator[str]:
+    tally = soak.tally
+    yield f"{tally.requests:,} requests in {took_s / 60:.1f} minutes ({tally.requests / took_s:.0f}/s), "
+    yield f"{tally.tokens:,} tokens checked, {len(soak.faults)} faults. {machine_line()}"
+    yield ""
+    yield f"* lost: {sum(tally.lost().values())}; ended with an error event because their worker died and they could "
+    yield f"  not migrate: {tally.excused()}; right though their worker was killed in the midst: {tally.saved()}"
+    yield f"* latency: p50 <= {tally.quantile_s(0.5) * 1000:g} ms, p99 <= {tally.quantile_s(0.99) * 1000:g} ms"
+    yield f"* most leases at once: {soak.leases_peak:g}, of {soak.users} users"
+    yield f"* result: {'as it must be' if not problems else f'{len(problems)} problems'}"
+    yield from (f"  * {problem}" for problem in problems)
+
+
+def _requests(soak: Soak) -> Iterator[str]:
+    yield "| request | " + " | ".join(Outcome) + " |"
+    yield "|---|" + "---:|" * len(Outcome)
+    for name, counts in sorted(soak.tally.rows()):
+        yield f"| {name} | " + " | ".join(f"{counts.get(outcome, 0):,}" for outcome in Outcome) + " |"
+    totals = " | ".join(f"{soak.tally.total(outcome):,}" for outcome in Outcome)
+    yield f"| all | {totals} |"
+
+
+def _faults(soak: Soak) -> Iterator[str]:
+    yield "| fault | times | healed in s, median | at most |"
+    yield "|---|---:|---:|---:|"
+    by_kind = sorted(soak.faults, key=lambda each: each.fault.kind)
+    for kind, healed in groupby(by_kind, key=lambda each: each.fault.kind):
+        times_s = sorted(each.healed_s for each in healed)
+        yield f"| {kind} | {len(times_s)} | {times_s[len(times_s) // 2]:.1f} | {times_s[-1]:.1f} |"
+
+
+def _flat(grown: Sequence[Growth]) -> Iterator[str]:
+    yield "| process | figure | after a tenth | at the end | growth | allowed |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for each in grown:
+        numbers = (each.first, each.last, each.by, each.allowed)
+        yield f"| {each.process} | {each.figure} | " + " | ".join(f"{number:,.0f}" for number in numbers) + " |"
+
+
+def _quiet(soak: Soak) -> Iterator[str]:
+    yield (
+        "| requests | router MiB | descriptors | leases | in flight | connections | journal waits | nats-server MiB "
+        "| store MiB | largest worker MiB | indexer verify |"
+    )
+    yield "|---:|" * 1 + "---:|" * 9 + "---|"
+    for each in soak.quiet:
+        metrics = each.metrics
+        cells = (
+            f"{each.requests:,}",
+            f"{each.router.rss_bytes >> 20}",
+            f"{each.router.descriptors}",
+            f"{metrics['ledger_active_requests']:g}",
+            f"{metrics['inflight_requests']:g}",
+            f"{metrics['http_connections']:g}",
+            f"{metrics['journal_unpublished_records']:g}",
+            f"{each.nats.rss_bytes >> 20}",
+            f"{each.store_bytes >> 20}",
+            f"{max(took.rss_bytes for took in each.workers.values()) >> 20}",
+            "differs" if each.verified else "equal",
+        )
+        yield "| " + " | ".join(cells) + " |"

@@ -1,0 +1,158 @@
+"""What the users of a soak request: a seeded mix, each request with the answer that it must get.
+
+A simulated engine's text is a pure function of the prompt's tokens, so the answer is known before the request is sent,
+whichever worker computes it, and however many workers computed parts of it. Prompts are those of the byte tokenizer.
+"""
+
+from collections.abc import Sequence
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from kv_protocol.hashing import unpack_tokens
+from kv_runtime.text import ByteText
+from worker_agent.core.simulator.tokens import TokenSource
+
+if TYPE_CHECKING:
+    from kv_runtime.chat_messages import Message
+
+MODEL = "sim-8b"
+_CHAT, _COMPLETION = "/v1/chat/completions", "/v1/completions"
+_SYSTEMS = 16
+_SYSTEM_BYTES, _QUESTION_BYTES, _LONG_PROMPT_BYTES = (128, 384), (16, 64), (2048, 8192)
+_TURNS_MAX = 8
+_USAGE_SHARE = 0.5
+"""Of streams: those that are requested to state their usage."""
+_LEAVES_AFTER_EVENTS = (1, 8)
+_LETTERS = "abcdefghijklmnopqrstuvwxyz    "
+_ENGINE = TokenSource()
+_TEXT = ByteText()
+
+
+class Kind(NamedTuple):
+    """One kind of request: its share of all in percent, and the tokens of its answer, from and to."""
+
+    name: str
+    percent: int
+    tokens: tuple[int, int]
+    is_chat: bool = False
+    is_stream: bool = False
+    choices: int = 1
+    leaves: bool = False
+    is_long: bool = False
+
+    @property
+    def can_migrate(self) -> bool:
+        """Whether another worker can continue its answer: only a stream of one choice."""
+        return self.is_stream and self.choices == 1
+
+
+KINDS = (
+    Kind("chat", 34, (1, 6), is_chat=True),
+    Kind("chat, streamed", 20, (2, 10), is_chat=True, is_stream=True),
+    Kind("completion", 24, (1, 6)),
+    Kind("completion, streamed", 14, (2, 10), is_stream=True),
+    Kind("long prompt", 2, (1, 3), is_long=True),
+    Kind("long stream", 2, (64, 192), is_stream=True),
+    Kind("stream of two choices", 1, (8, 24), is_stream=True, choices=2),
+    Kind("stream that its client leaves", 2, (32, 96), is_stream=True, leaves=True),
+)
+REFUSED = Kind("request to refuse", 1, (0, 0))
+_UNACCEPTABLE = (
+    (400, b"{"),
+    (400, msgspec.json.encode({"model": MODEL, "prompt": "x", "max_tokens": -1})),
+    (400, msgspec.json.encode({"model": MODEL, "prompt": "x", "max_tokens": 1 << 20})),
+    (404, msgspec.json.encode({"model": "no-such-model", "prompt": "x"})),
+)
+"""Bodies, and the status that each must get: no JSON, a wrong field, longer than any worker allows, unknown model."""
+
+
+class Request(NamedTuple):
+    """One request; `data` are its bytes, `texts` what each choice must say."""
+
+    kind: Kind
+    data: bytes
+    texts: tuple[str, ...] = ()
+    tokens: int = 0
+    """Of each choice."""
+    has_usage: bool = True
+    status: int = 200
+    leaves_after: int = 0
+    """Events after which the client closes its connection; 0: it stays."""
+
+
+class User:
+    """One user: equal seeds and numbers give equal requests. Chats continue the user's conversation."""
+
+    def __init__(self, seed: int, number: int) -> None:
+        self._draw = Random(f"{seed} {number}")  # noqa: S311 - a workload, not a secret
+        systems = Random(seed)  # noqa: S311 - as above
+        self._systems = [_words(systems, _SYSTEM_BYTES) for _ in range(_SYSTEMS)]
+        self._messages: list[Message] = []
+        self._known_tokens, self._state = 0, _ENGINE.fold(())
+
+    def next(self) -> Request:
+        """Return the user's next request."""
+        draw = self._draw
+        weights = [kind.percent for kind in (*KINDS, REFUSED)]
+        kind = draw.choices((*KINDS, REFUSED), weights)[0]
+        if kind is REFUSED:
+            status, body = draw.choice(_UNACCEPTABLE)
+            return Request(kind, _http(_COMPLETION, body), status=status)
+        return self._chat(kind) if kind.is_chat else self._completion(kind)
+
+    def _chat(self, kind: Kind) -> Request:
+        draw, messages = self._draw, self._messages
+        if not messages or len(messages) > 2 * _TURNS_MAX:
+            messages[:] = [{"role": "system", "content": draw.choice(self._systems)}]
+            self._known_tokens, self._state = 0, _ENGINE.fold(())
+        messages.append({"role": "user", "content": _words(draw, _QUESTION_BYTES)})
+        tokens = unpack_tokens(_TEXT.pack_chat(messages))
+        self._state = _ENGINE.fold(tokens[self._known_tokens :], self._state)
+        self._known_tokens = len(tokens)
+        request = self._request(kind, _CHAT, {"messages": messages}, [self._state])
+        messages.append({"role": "assistant", "content": request.texts[0]})
+        return request
+
+    def _completion(self, kind: Kind) -> Request:
+        draw = self._draw
+        begins = _words(draw, _LONG_PROMPT_BYTES) if kind.is_long else draw.choice(self._systems)
+        prompt = begins + _words(draw, _QUESTION_BYTES)
+        states = [_ENGINE.of_choice(choice).fold(prompt.encode()) for choice in range(kind.choices)]
+        return self._request(kind, _COMPLETION, {"prompt": prompt}, states)
+
+    def _request(self, kind: Kind, path: str, prompt: dict[str, object], states: Sequence[int]) -> Request:
+        draw = self._draw
+        tokens, has_usage = draw.randint(*kind.tokens), not kind.is_stream or draw.random() < _USAGE_SHARE
+        options = {"model": MODEL, "max_tokens": tokens, "stream": kind.is_stream, "n": kind.choices}
+        if kind.is_stream and has_usage:
+            options["stream_options"] = {"include_usage": True}
+        return Request(
+            kind,
+            _http(path, msgspec.json.encode(options | prompt)),
+            tuple(_answer(_ENGINE.of_choice(choice), state, tokens) for choice, state in enumerate(states)),
+            tokens,
+            has_usage,
+            leaves_after=draw.randint(*_LEAVES_AFTER_EVENTS) if kind.leaves else 0,
+        )
+
+
+def _answer(engine: TokenSource, state: int, tokens: int) -> str:
+    said = bytearray()
+    for _ in range(tokens):
+        token = engine.next_token(state)
+        state = engine.fold((token,), state)
+        said.append(token)
+    return said.decode()
+
+
+def _words(draw: Random, size: tuple[int, int]) -> str:
+    return "".join(draw.choices(_LETTERS, k=draw.randint(*size)))
+
+
+def _http(path: str, body: bytes) -> bytes:
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body

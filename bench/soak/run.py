@@ -1,0 +1,155 @@
+"""One soak from its first process to its last: rounds of requests, faults between them, quiet moments."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+
+from bench.soak.clients import Clients
+from bench.soak.faults import Fault, schedule
+from bench.soak.figures import Quiet, one_request_sessions, taken, totals
+from bench.soak.fleet import STEADY, Fleet
+from bench.soak.verdicts import Healed, Soak
+from kv_runtime.clock import SystemClock
+
+ROUNDS = 10
+_QUIET_S, _POLL_S, _WATCH_S = 30.0, 0.25, 5.0
+
+Entrance = Callable[[int], AbstractAsyncContextManager[int]]
+"""What stands before the router: takes the router's port, and has one for the clients while the block runs."""
+
+
+@asynccontextmanager
+async def straight(port: int) -> AsyncIterator[int]:
+    """Clients connect to the router itself."""
+    yield port
+
+
+class Plan(NamedTuple):
+    """What a soak does."""
+
+    requests: int
+    programs: Path
+    """The folder of the commands `router`, `worker-agent` and `indexer`."""
+    workers: int = 8
+    users: int = 32
+    fault_every: int = 4000
+    """Requests from fault to fault."""
+    patience_s: float = 60.0
+    """Of a user; an answer that takes longer is hung."""
+    seed: int = 1
+    entrance: Entrance = straight
+
+
+class SoakRun:
+    """One run; `show` gets a line for each thing that happens."""
+
+    def __init__(self, plan: Plan, directory: Path, show: Callable[[str], None]) -> None:
+        self._plan, self._directory, self._show = plan, directory, show
+        self._faults = schedule(plan.seed, plan.requests, plan.fault_every)
+        self._healed: list[Healed] = []
+        self._quiet: list[Quiet] = []
+        self._leases_peak = 0.0
+        self._clock = SystemClock()
+
+    async def run(self) -> Soak:
+        """Return what was found; raise `NotHealed` where the fleet did not recover from a fault."""
+        plan = self._plan
+        fleet = Fleet(self._directory, plan.programs, plan.workers)
+        async with fleet, plan.entrance(fleet.data_port) as port:
+            clients = Clients(port, users=plan.users, seed=plan.seed, patience_s=plan.patience_s)
+            watching = asyncio.ensure_future(self._watch(fleet))
+            try:
+                for number in range(1, ROUNDS + 1):
+                    await self._round(fleet, clients, plan.requests * number // ROUNDS)
+            finally:
+                watching.cancel()
+                with suppress(asyncio.CancelledError):
+                    await watching
+                clients.close()
+        return Soak(clients.tally, self._healed, self._quiet, fleet.complaints, self._leases_peak, plan.users)
+
+    async def _round(self, fleet: Fleet, clients: Clients, until: int) -> None:
+        began_s, before = time.perf_counter(), clients.tally.requests
+        async with asyncio.TaskGroup() as group:
+            group.create_task(clients.send(until - clients.begun))
+            group.create_task(self._disturb(fleet, clients, until))
+        await fleet.until_healed()
+        rate = (clients.tally.requests - before) / (time.perf_counter() - began_s)
+        quiet = await self._until_quiet(fleet, clients)
+        self._quiet.append(quiet)
+        lost = sum(clients.tally.lost().values())
+        self._show(
+            f"{until:>9,} requests, {rate:.0f}/s, {lost} lost, {len(self._healed)} faults; "
+            f"router {quiet.router.rss_bytes >> 20} MiB, {quiet.router.descriptors} descriptors"
+        )
+
+    async def _disturb(self, fleet: Fleet, clients: Clients, until: int) -> None:
+        while self._faults and self._faults[0].at_request < until:
+            fault = self._faults.pop(0)
+            await clients.until_begun(fault.at_request)
+            process = await self._do(fault, fleet, clients)
+            began_s = time.perf_counter()
+            await fleet.until_healed()
+            self._healed.append(Healed(fault, process, time.perf_counter() - began_s))
+
+    async def _do(self, fault: Fault, fleet: Fleet, clients: Clients) -> str:
+        """Return the process that the fault hit, once its cause is gone."""
+        victim = fleet.victim(clients.answers_by_worker())
+        match fault.kind:
+            case "worker killed":
+                clients.hit(victim)
+                await fleet.kill_worker(victim)
+            case "worker stopped":
+                await fleet.stop_worker(victim)
+            case "worker drained":
+                await fleet.drain_worker(victim)
+            case "worker frozen":
+                await fleet.freeze_worker(victim, fault.frozen_s)
+            case "nats-server killed":
+                await fleet.restart_nats(signal.SIGKILL)
+            case "nats-server stopped":
+                await fleet.restart_nats(signal.SIGTERM)
+        return "nats-server" if fault.kind.startswith("nats") else victim
+
+    async def _until_quiet(self, fleet: Fleet, clients: Clients) -> Quiet:
+        """Return the figures once nothing is in flight any more, or after a while whatever they are."""
+        async with one_request_sessions() as session:
+            for _ in range(round(_QUIET_S / _POLL_S)):
+                metrics = await totals(session, fleet.control_url)
+                waiting = [(await totals(session, url))["outbox_bytes"] for url in fleet.worker_urls.values()]
+                is_quiet = metrics["http_connections"] == clients.open_connections and not metrics["inflight_requests"]
+                if is_quiet and not any(waiting):
+                    break
+                await self._clock.sleep(_POLL_S)
+            code, said = await fleet.verified()
+            metrics = await totals(session, fleet.control_url)
+        store = self._directory / "store"
+        return Quiet(
+            clients.tally.requests,
+            taken(fleet.router.pid, sockets=clients.open_connections),
+            taken(fleet.nats.pid),
+            {worker_id: taken(worker.pid) for worker_id, worker in fleet.workers.items()},
+            metrics,
+            clients.open_connections,
+            sum(file.stat().st_size for file in store.rglob("*") if file.is_file()),
+            f"exit code {code}: {said}" if code else "",
+        )
+
+    async def _watch(self, fleet: Fleet) -> None:
+        async with one_request_sessions() as session:
+            while True:
+                with suppress(aiohttp.ClientError, OSError):
+                    metrics = await totals(session, fleet.control_url)
+                    self._leases_peak = max(self._leases_peak, metrics["ledger_active_requests"])
+                await self._clock.sleep(_WATCH_S)
+
+
+def steady_workers(plan: Plan) -> list[str]:
+    """Return the workers that are never ended."""
+    return [f"w{number}" for number in range(min(STEADY, plan.workers))]

@@ -1,0 +1,147 @@
+"""What is wrong with a soak, of its figures alone. Pure.
+
+Growth is Theil and Sen's: the median of the slopes between all pairs of quiet moments after the first, times the
+requests between the first and the last. One odd moment does not move it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from statistics import median
+from typing import NamedTuple
+
+from bench.soak.answers import Outcome
+from bench.soak.faults import Fault
+from bench.soak.figures import Quiet, Taken
+from bench.soak.tally import Tally
+
+RSS_SHARE, RSS_BYTES = 0.04, 4 << 20
+"""How much resident memory may grow: a share of it, or so many bytes where that is more."""
+DESCRIPTORS, THREADS = 3.0, 1.0
+UNPUBLISHED_RECORDS = 256
+"""Of the journal, that wait for its next message while all is quiet."""
+ZERO_WHEN_QUIET = (
+    "ledger_active_requests",
+    "ledger_active_blocks",
+    "ledger_prefill_tokens_queued",
+    "inflight_requests",
+    "queued_requests",
+    "prompts_waiting_bytes",
+    "stream_stale",
+)
+ZERO_FOR_EVER = (
+    "stream_digest_mismatches_total",
+    "stream_implausible_total",
+    "index_refused_messages_total",
+    "index_refused_blocks_total",
+    "feed_refused_messages_total",
+    "journal_lost_records_total",
+    "leases_expired_total",
+)
+
+
+class Healed(NamedTuple):
+    """A fault, the process that it hit, and how long the fleet took to be whole again after its cause was gone."""
+
+    fault: Fault
+    process: str
+    healed_s: float
+
+
+class Soak(NamedTuple):
+    """All that a run found."""
+
+    tally: Tally
+    faults: Sequence[Healed]
+    quiet: Sequence[Quiet]
+    complaints: Sequence[str]
+    leases_peak: float
+    users: int
+
+
+class Growth(NamedTuple):
+    """How much one figure of one process grew after the first round, and how much it may."""
+
+    process: str
+    figure: str
+    first: float
+    last: float
+    by: float
+    allowed: float
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it did not grow by more than it may."""
+        return self.by <= self.allowed
+
+
+def growth(points: Sequence[tuple[float, float]]) -> float:
+    """Return by how much y grows from the first x to the last; 0 of fewer than two points."""
+    slopes = [(y - y0) / (x - x0) for (x0, y0), (x, y) in combinations(points, 2)]
+    return median(slopes) * (points[-1][0] - points[0][0]) if slopes else 0.0
+
+
+def growths(quiet: Sequence[Quiet], steady: Sequence[str]) -> Iterator[Growth]:
+    """Yield the growth of each figure of the router and of the workers that were never ended."""
+    for name in ("router", *steady):
+        moments = [(each.requests, each.router if name == "router" else each.workers[name]) for each in quiet]
+        for figure, of, allowed in _BOUNDS:
+            points = [(float(requests), of(took)) for requests, took in moments]
+            size = median(value for _, value in points)
+            yield Growth(name, figure, points[0][1], points[-1][1], growth(points), allowed(size))
+
+
+_BOUNDS: tuple[tuple[str, Callable[[Taken], float], Callable[[float], float]], ...] = (
+    ("resident memory, bytes", lambda took: float(took.rss_bytes), lambda size: max(RSS_SHARE * size, RSS_BYTES)),
+    ("descriptors", lambda took: float(took.descriptors), lambda _: DESCRIPTORS),
+    ("threads", lambda took: float(took.threads), lambda _: THREADS),
+)
+
+
+def problems(soak: Soak, steady: Sequence[str]) -> list[str]:
+    """Return what is not as it must be; empty of a good run."""
+    return [
+        *_lost(soak.tally),
+        *(problem for quiet in soak.quiet for problem in _at_quiet(quiet)),
+        *(
+            f"{each.process}: {each.figure} grew by {each.by:,.0f}, {each.allowed:,.0f} allowed"
+            for each in growths(soak.quiet, steady)
+            if not each.is_flat
+        ),
+        *_for_ever(soak.quiet[-1].metrics),
+        *_leases(soak),
+        *soak.complaints,
+    ]
+
+
+def _lost(tally: Tally) -> Iterator[str]:
+    for outcome, count in tally.lost().items():
+        for_example = "; ".join(tally.examples[outcome][:2])
+        yield f"{count} requests lost: {outcome}; for example {for_example}"
+    if not tally.total(Outcome.RIGHT):
+        yield "no request was answered"
+
+
+def _at_quiet(quiet: Quiet) -> Iterator[str]:
+    at = f"quiet after {quiet.requests:,} requests"
+    for name in ZERO_WHEN_QUIET:
+        if quiet.metrics[name]:
+            yield f"{at}: {name} is {quiet.metrics[name]:g}, 0 allowed"
+    if quiet.metrics["journal_unpublished_records"] > UNPUBLISHED_RECORDS:
+        found = quiet.metrics["journal_unpublished_records"]
+        yield f"{at}: {found:g} records of the journal wait, {UNPUBLISHED_RECORDS} allowed"
+    if quiet.metrics["http_connections"] != quiet.clients:
+        yield f"{at}: the router has {quiet.metrics['http_connections']:g} connections, its clients {quiet.clients}"
+    if quiet.verified:
+        yield f"{at}: indexer verify: {quiet.verified}"
+
+
+def _for_ever(metrics: Counter[str]) -> Iterator[str]:
+    for name in ZERO_FOR_EVER:
+        if metrics[name]:
+            yield f"{name} is {metrics[name]:g}, 0 allowed"
+
+
+def _leases(soak: Soak) -> Iterator[str]:
+    if soak.leases_peak > 2 * soak.users:
+        yield f"{soak.leases_peak:g} leases at once of {soak.users} users, who have one request each"
