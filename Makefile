@@ -8,7 +8,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci lint types imports unit compiled simulation sim faults sanitize format native bootstrap prometheus lock clean
+.PHONY: help demo test ci lint types imports unit compiled simulation sim faults soak soak-smoke sanitize format native bootstrap prometheus lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -19,7 +19,7 @@ demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (K
 
 test: native lint types imports unit  ## lint, types, import contracts, tests (<= 8 minutes on 2 cores)
 
-ci: test compiled simulation faults sanitize fuzz-smoke  ## make test, then the slower suites
+ci: test compiled simulation faults soak-smoke sanitize fuzz-smoke  ## make test, then the slower suites
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -48,6 +48,12 @@ sim: $(READY)  ## live through SEEDS worlds (2000) of the simulation, from seed 
 
 faults: $(READY)  ## faults on real servers, and how long it takes to be right again (build/faults.md)
 	$(BIN)/python -m pytest -m faults tests/faults --faults-report build/faults.md
+
+soak: $(WHEEL)/.ready  ## REQUESTS (1000000) through real processes under faults: nothing lost, nothing grows (build/soak.md)
+	$(BIN)/router bench soak --requests $(or $(REQUESTS),1000000) --programs $(WHEEL)/env/bin --out build/soak.md
+
+soak-smoke: $(WHEEL)/.ready  # a tenth of it
+	$(BIN)/router bench soak --requests 100000 --programs $(WHEEL)/env/bin --out build/soak-smoke.md
 
 sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@indexer/native/sanitize/run

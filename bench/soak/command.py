@@ -9,15 +9,15 @@ from pathlib import Path
 import click
 
 from bench.soak.report import markdown
-from bench.soak.run import ROUNDS, Plan, SoakRun, steady_workers
+from bench.soak.run import Plan, SoakRun, steady_workers
 from bench.soak.verdicts import Soak, growths, problems
 from kv_runtime.supervise import run_process
 
 
 @click.command("soak", context_settings={"show_default": True})
-@click.option("--requests", type=click.IntRange(10 * ROUNDS, 1 << 32), default=10_000)
+@click.option("--requests", type=click.IntRange(100, 1 << 32), default=10_000)
 @click.option("--workers", type=click.IntRange(3, 64), default=8)
-@click.option("--users", type=click.IntRange(1, 4096), default=32, help="each has one request at a time")
+@click.option("--users", type=click.IntRange(1, 4096), default=64, help="each has one request at a time")
 @click.option("--fault-every", type=click.IntRange(1, 1 << 32), default=4000, help="requests from fault to fault")
 @click.option("--seed", type=int, default=1, help="of the requests and of the faults")
 @click.option(

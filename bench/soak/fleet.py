@@ -36,7 +36,7 @@ _ROUTER = (
     "tokens.cache_bytes_max=4194304",
 )
 """Caches and logs of a size that the first tenth of a run fills, so that what grows afterwards is none of them."""
-_WORKER = (_QUIET, "engine.block_size=32", "engine.total_kv_blocks=1024", "engine.max_seq_len=16384", "engine.speed=4")
+_WORKER = (_QUIET, "engine.block_size=64", "engine.total_kv_blocks=512", "engine.max_seq_len=16384")
 _COMPLAINT = "Traceback (most recent call last)"
 
 

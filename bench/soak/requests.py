@@ -51,12 +51,12 @@ class Kind(NamedTuple):
 KINDS = (
     Kind("chat", 34, (1, 6), is_chat=True),
     Kind("chat, streamed", 20, (2, 10), is_chat=True, is_stream=True),
-    Kind("completion", 24, (1, 6)),
+    Kind("completion", 26, (1, 6)),
     Kind("completion, streamed", 14, (2, 10), is_stream=True),
     Kind("long prompt", 2, (1, 3), is_long=True),
-    Kind("long stream", 2, (64, 192), is_stream=True),
+    Kind("long stream", 1, (48, 128), is_stream=True),
     Kind("stream of two choices", 1, (8, 24), is_stream=True, choices=2),
-    Kind("stream that its client leaves", 2, (32, 96), is_stream=True, leaves=True),
+    Kind("stream that its client leaves", 1, (32, 96), is_stream=True, leaves=True),
 )
 REFUSED = Kind("request to refuse", 1, (0, 0))
 _UNACCEPTABLE = (

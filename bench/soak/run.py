@@ -13,11 +13,10 @@ import aiohttp
 from bench.soak.clients import Clients
 from bench.soak.faults import Fault, schedule
 from bench.soak.figures import Quiet, one_request_sessions, taken, totals
-from bench.soak.fleet import STEADY, Fleet
+from bench.soak.fleet import STEADY, Fleet, NotHealed
 from bench.soak.verdicts import Healed, Soak
 from kv_runtime.clock import SystemClock
 
-ROUNDS = 10
 _QUIET_S, _POLL_S, _WATCH_S = 30.0, 0.25, 5.0
 
 Entrance = Callable[[int], AbstractAsyncContextManager[int]]
@@ -37,11 +36,12 @@ class Plan(NamedTuple):
     programs: Path
     """The folder of the commands `router`, `worker-agent` and `indexer`."""
     workers: int = 8
-    users: int = 32
+    users: int = 64
     fault_every: int = 4000
     """Requests from fault to fault."""
     patience_s: float = 60.0
     """Of a user; an answer that takes longer is hung."""
+    rounds: int = 10
     seed: int = 1
     entrance: Entrance = straight
 
@@ -58,21 +58,24 @@ class SoakRun:
         self._clock = SystemClock()
 
     async def run(self) -> Soak:
-        """Return what was found; raise `NotHealed` where the fleet did not recover from a fault."""
-        plan = self._plan
+        """Return what was found; a fleet that does not recover from a fault ends the run early, and is a complaint."""
+        plan, complaints = self._plan, list[str]()
         fleet = Fleet(self._directory, plan.programs, plan.workers)
         async with fleet, plan.entrance(fleet.data_port) as port:
             clients = Clients(port, users=plan.users, seed=plan.seed, patience_s=plan.patience_s)
             watching = asyncio.ensure_future(self._watch(fleet))
             try:
-                for number in range(1, ROUNDS + 1):
-                    await self._round(fleet, clients, plan.requests * number // ROUNDS)
+                for number in range(1, plan.rounds + 1):
+                    await self._round(fleet, clients, plan.requests * number // plan.rounds)
+            except* NotHealed as group:
+                complaints += [f"not healed: {error}" for error in group.exceptions]
             finally:
                 watching.cancel()
                 with suppress(asyncio.CancelledError):
                     await watching
                 clients.close()
-        return Soak(clients.tally, self._healed, self._quiet, fleet.complaints, self._leases_peak, plan.users)
+        complaints += fleet.complaints
+        return Soak(clients.tally, self._healed, self._quiet, complaints, self._leases_peak, plan.users)
 
     async def _round(self, fleet: Fleet, clients: Clients, until: int) -> None:
         began_s, before = time.perf_counter(), clients.tally.requests

@@ -83,7 +83,7 @@ def growth(points: Sequence[tuple[float, float]]) -> float:
 
 def growths(quiet: Sequence[Quiet], steady: Sequence[str]) -> Iterator[Growth]:
     """Yield the growth of each figure of the router and of the workers that were never ended."""
-    for name in ("router", *steady):
+    for name in ("router", *steady) if quiet else ():
         moments = [(each.requests, each.router if name == "router" else each.workers[name]) for each in quiet]
         for figure, of, allowed in _BOUNDS:
             points = [(float(requests), of(took)) for requests, took in moments]
@@ -108,9 +108,10 @@ def problems(soak: Soak, steady: Sequence[str]) -> list[str]:
             for each in growths(soak.quiet, steady)
             if not each.is_flat
         ),
-        *_for_ever(soak.quiet[-1].metrics),
+        *(problem for quiet in soak.quiet[-1:] for problem in _for_ever(quiet.metrics)),
         *_leases(soak),
         *soak.complaints,
+        *(["no round came to its end"] if not soak.quiet else []),
     ]
 
 
