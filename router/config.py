@@ -235,6 +235,18 @@ class JournalSection(Section):
     )
 
 
+class RouterTelemetrySection(TelemetrySection):
+    """Logs, and the request log."""
+
+    request_log_ratio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of requests that are logged when they end, 0 none, 1 all; errors of the router's own always"
+        " are, one line a reason in 10 s",
+    )
+
+
 class RouterSettings(Settings):
     """All of it."""
 
@@ -250,4 +262,4 @@ class RouterSettings(Settings):
     tokens: TokensSection = TokensSection()
     disaggregation: DisaggregationSection = DisaggregationSection()
     journal: JournalSection = JournalSection()
-    telemetry: TelemetrySection = TelemetrySection()
+    telemetry: RouterTelemetrySection = RouterTelemetrySection()

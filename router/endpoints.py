@@ -46,6 +46,7 @@ class Endpoints:
         method, endpoint = self._endpoints.get(exchange.path) or self._of_a_name(exchange.path)
         if method not in ("", exchange.method) and (method, exchange.method) != ("GET", "HEAD"):
             refusal = refusals.invalid(f"method: found {exchange.method}, allowed {method}", status=405)
+            self._serving.request_log.refused(refusal)
             exchange.answer(405, refusal.body, headers=((b"allow", method.encode()),))
         else:
             endpoint(exchange)
@@ -63,7 +64,12 @@ class Endpoints:
         DecisionOnly(exchange, self._serving).begin()
 
     def _of_a_name(self, path: str) -> tuple[str, Endpoint]:
-        return ("GET", self._model) if path.startswith(MODELS_PATH) else ("", unknown_path)
+        return ("GET", self._model) if path.startswith(MODELS_PATH) else ("", self._unknown_path)
+
+    def _unknown_path(self, exchange: Exchange) -> None:
+        refusal = unknown_path(exchange)
+        self._serving.request_log.refused(refusal)
+        refuse(exchange, refusal)
 
     def _models(self, exchange: Exchange) -> None:
         answer_models(exchange, self._serving.routing.state.fleet.models())
@@ -114,6 +120,7 @@ class DecisionOnly(Asking):
                     raise Refused(serving.nobody(route, error)) from error
 
     def _refuse(self, refusal: Refusal) -> None:
+        self.serving.request_log.refused(refusal)
         refuse(self.exchange, refusal)
 
 

@@ -22,9 +22,9 @@ def refuse(exchange: Exchange, refusal: Refusal) -> None:
     exchange.answer(refusal.status, refusal.body, headers=refusal.headers)
 
 
-def unknown_path(exchange: Exchange) -> None:
-    """The client learns that there is no such path."""
-    refuse(exchange, refusals.invalid(f"{exchange.method} {exchange.path}: Not Found", status=404))
+def unknown_path(exchange: Exchange) -> Refusal:
+    """Return that there is no such path."""
+    return refusals.invalid(f"{exchange.method} {exchange.path}: Not Found", status=404)
 
 
 def answer_models(exchange: Exchange, names: Sequence[str]) -> None:

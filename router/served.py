@@ -33,6 +33,7 @@ from router.core.view import RouteRequest
 from router.http.collected import Collected
 from router.http.exchange import Exchange, OutboundCall, Phase
 from router.refusals import Refusal, Refused
+from router.request_log import EndedRequest
 from router.routing import OutcomeName
 from router.serving import Serving
 from router.usage import NOTHING_SAID, Usage, usage_in
@@ -49,8 +50,8 @@ class Served(Asking):
     """One request: `begin` starts it; it is the watcher of its own calls."""
 
     __slots__ = (
-        "_aside", "_asked_route", "_attempt", "_decided_s", "_domain", "_erred_at", "_failed", "_handoff", "_kept",
-        "_mode", "_plan", "_prefiller", "_progress", "_retried", "_ticket",
+        "_aside", "_asked_route", "_attempt", "_attempts", "_decided_s", "_domain", "_erred_at", "_failed", "_handoff",
+        "_kept", "_mode", "_plan", "_prefiller", "_progress", "_retried", "_ticket", "_usage",
     )  # fmt: skip
 
     _plan: Plan
@@ -64,6 +65,8 @@ class Served(Asking):
         self._mode = serving.routing.policy.mode
         self._ticket = None
         self._attempt: Attempt | None = None
+        self._attempts: tuple[Attempt, ...] = ()
+        self._usage = NOTHING_SAID
         self._failed: Attempt | None = None
         self._retried: Phase | None = None
         self._erred_at = ()
@@ -360,7 +363,7 @@ class Served(Asking):
 
     def _refuse(self, refusal: Refusal) -> None:
         self._end_attempt("failed")
-        self._end(refusal.outcome)
+        self._end(refusal.outcome, refusal)
         named = self.route.request_id if hasattr(self, "route") else ""
         headers = (*refusal.headers, (b"x-request-id", named.encode())) if named else refusal.headers
         self.exchange.answer(refusal.status, refusal.body, headers=headers)
@@ -369,12 +372,31 @@ class Served(Asking):
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
+        self._attempts, self._usage = (*self._attempts, attempt), usage
         attempt.lease.end(outcome, usage.cached_tokens, usage.output_tokens, came_whole=came_whole)
         self.serving.attempt_ended(attempt, is_gone=outcome == "cancelled", erred_before=self._erred_at)
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: str, refusal: Refusal | None = None) -> None:
         self.stop_reading()
-        self.serving.ended(self.model, self._mode, outcome, perf_counter() - self.exchange.began_s)
+        e2e_s = perf_counter() - self.exchange.began_s
+        self.serving.ended(self.model, self._mode, outcome, e2e_s)
+        if self.serving.request_log.is_on or refusal is not None or outcome == "failed":
+            self._log(outcome, refusal, e2e_s)
+
+    def _log(self, outcome: str, refusal: Refusal | None, e2e_s: float) -> None:
+        self.serving.request_log.ended(
+            EndedRequest(
+                self.route if hasattr(self, "route") else None,
+                self._plan if hasattr(self, "_plan") else None,
+                self._mode,
+                self._attempts,
+                self._usage,
+                outcome,
+                refusal,
+                e2e_s,
+                len(self.exchange.body),
+            )
+        )
 
 
 def _given_up(attempt: Attempt) -> Refusal:

@@ -15,6 +15,7 @@ from kv_protocol.images import ImageRule
 from kv_protocol.journal import AttemptEnded
 from kv_protocol.openai import ChatInbound, Inbound, is_given
 from kv_protocol.splitmix import unit_interval
+from kv_runtime.telemetry import RateLimitedLog
 from router import refusals
 from router.admission import Admission
 from router.asked import Asked
@@ -33,6 +34,7 @@ from router.http.heads import Headers
 from router.http.kept import Kept
 from router.metrics import RequestMetrics
 from router.refusals import Refusal, Refused
+from router.request_log import RequestLog
 from router.routing import Routing
 from router.tokens import Prompt, Prompts
 from router.usage import Usage
@@ -83,6 +85,8 @@ class Serving:
         self._prompts, self._tenants, self._settings = prompts, tenants, settings
         self._asked = Asked(new_id)
         self.calls = Calls(routing.state.fleet, settings)
+        self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
+        self._worker_log = RateLimitedLog(_log, routing.clock)
         self._conditional = settings.disaggregation.limits()
         self._models: dict[str, _Model] = {}
         self._recent = recent
@@ -93,7 +97,9 @@ class Serving:
         if self.inflight >= self._inflight_max:
             self.metrics.rejected("inflight_requests_max")
             message = f"queue.inflight_requests_max: {self.inflight} requests are being served; try again"
-            return refusals.unavailable(message, "overloaded")
+            refusal = refusals.unavailable(message, "overloaded")
+            self.request_log.refused(refusal)
+            return refusal
         self.inflight += 1
         self.metrics.begin()
         return None
@@ -285,7 +291,14 @@ class Serving:
             return
         rank = attempt.verdict.winner
         if outcome in ("failed", "erred"):
-            _log.warning("worker_failed", worker=rank.worker_id, phase=attempt.phase, reason=attempt.reason)
+            self._worker_log.warning(
+                "worker_failed",
+                key=(rank, attempt.phase),
+                worker=rank.worker_id,
+                dp_rank=rank.dp_rank,
+                phase=attempt.phase,
+                reason=attempt.reason,
+            )
             self.metrics.worker_failed(rank.worker_id, attempt.phase)
         self.routing.apply(
             AttemptEnded(

@@ -40,7 +40,9 @@ class PoolEndpoints:
         """Answer the exchange, now or later."""
         path = exchange.path
         of_a_name = ("GET", self._model) if path.startswith(MODELS_PATH) else None
-        method, endpoint = self._endpoints.get(path) or of_a_name or ("", unknown_path)
+        method, endpoint = (
+            self._endpoints.get(path) or of_a_name or ("", lambda exchange: refuse(exchange, unknown_path(exchange)))
+        )
         if method not in ("", exchange.method) and (method, exchange.method) != ("GET", "HEAD"):
             refusal = refusals.invalid(f"method: found {exchange.method}, allowed {method}", status=405)
             exchange.answer(405, refusal.body, headers=((b"allow", method.encode()),))

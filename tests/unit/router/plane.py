@@ -19,7 +19,7 @@ from kv_runtime.clock import ManualClock
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text import ByteText
 from router.admission import Admission, FleetRoom
-from router.config import FailuresSection, QueueSection, RouterSettings
+from router.config import FailuresSection, QueueSection, RouterSettings, RouterTelemetrySection
 from router.core.fleet import TextDigests
 from router.core.policy import Policy
 from router.core.state_settings import StateSettings
@@ -233,12 +233,14 @@ async def running_plane(
     policy: Policy | None = None,
     limits: HttpLimits | None = None,
     queue: Mapping[str, Any] | None = None,
+    request_log_ratio: float = 0.0,
     **failures: float,
 ) -> AsyncIterator[Plane]:
     """Run a plane; when it is over nothing may be promised any more."""
     settings = RouterSettings(
         queue=QueueSection(**{"inflight_requests_max": 1000} | dict(queue or {})),
         failures=FailuresSection(**failures),
+        telemetry=RouterTelemetrySection(request_log_ratio=request_log_ratio),
     )
     plane = Plane(settings, policy or Policy(), limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0))
     stop = asyncio.Event()
