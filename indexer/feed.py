@@ -167,12 +167,12 @@ class IndexFeed:
         try:
             read = read_message(message.data)
         except MalformedMessage as error:
-            _log.warning("message_refused", subject=message.subject, reason=str(error))
+            self._tell_of_message(message, error)
             await self._apply(BytesRefused(rank))
             return
         await self._apply(MessageArrived(rank, read))
         for refused, reason in self._fold.take_refusals():
-            _log.warning("message_refused_by_index", rank=str(refused), reason=reason)
+            self._refusals.warning("message_refused_by_index", key=refused, rank=str(refused), reason=reason)
         if read.engine_time_ns:
             self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
 
@@ -221,7 +221,10 @@ class IndexFeed:
 
     def _refuse(self, message: LogMessage, error: Exception) -> None:
         self.refused_messages_total += 1
-        _log.warning("message_refused", subject=message.subject, reason=str(error))
+        self._tell_of_message(message, error)
+
+    def _tell_of_message(self, message: LogMessage, error: Exception) -> None:
+        self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=str(error))
 
     async def _apply(self, fact: Fact) -> None:
         await self._ask(self._fold.apply(fact, self._clock.now()))

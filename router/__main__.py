@@ -42,6 +42,7 @@ from router.core.state_settings import StateSettings
 from router.core.tenants import SECRET_BYTES, TenantNames
 from router.endpoints import Endpoints
 from router.feeds import RouterFeeds
+from router.fleet_watch import FleetWatch
 from router.handover import Handover
 from router.http.plane import HttpPlane
 from router.journal import JournalWriter, ensure_journal, journal_families, router_name
@@ -316,6 +317,7 @@ class _Router:
             *self._prompts.parts(1),
             Part("feeds", self._feeds.run, 2),
             Part("trust-watch", TrustWatch(self._routing, self._clock).run, 2),
+            Part("fleet-watch", FleetWatch(self._routing, self._clock).run, 2),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 2),
             *([] if self._replicas is None else [Part("replicas", self._replicas.run, 2)]),
             *([] if self._journal is None else [Part("journal", self._journal.run, 2)]),

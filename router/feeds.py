@@ -135,4 +135,4 @@ class RouterFeeds:
 
     def _refuse(self, message: LogMessage, error: Exception) -> None:
         self.refused_messages_total += 1
-        _log.warning("message_refused", subject=message.subject, reason=str(error))
+        self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=str(error))

@@ -25,7 +25,7 @@ from kv_protocol.replicas import BEAT_S, decode_replica, encode_replica
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
-from kv_runtime.telemetry import Family, counter, gauge
+from kv_runtime.telemetry import Family, RateLimitedLog, counter, gauge
 from router.core.recording import Recordable
 from router.core.replica_peer import Skew
 from router.core.replication import Apply, Effect, ReplicaStatistics, Replication
@@ -70,6 +70,7 @@ class Replicas:
             apply: takes an event of another router's lease, and that router's id; at once, and not back to `tell`.
         """
         self._event_log, self._clock = log, clock
+        self._refusals = RateLimitedLog(_log, clock)
         self._router_id, self._life = router_id, clock.wall_ns()
         self._model_of, self._apply = model_of, apply
         self._replications: dict[str, Replication] = {}
@@ -199,7 +200,7 @@ class Replicas:
 
     def _refuse(self, message: LogMessage, reason: str) -> None:
         self._refused += 1
-        _log.warning("message_refused", subject=message.subject, reason=reason)
+        self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=reason)
 
     def statistics(self) -> ReplicasStatistics:
         """Return the figures of this moment."""

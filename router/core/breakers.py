@@ -212,6 +212,11 @@ class Breakers:
         states = [each.state(now_s) for each in self._of(rank)]
         return next((state for state in ("open", "half_open") if state in states), "closed")
 
+    def reason(self, rank: WorkerRank, now_s: float) -> str:
+        """Return why the breaker of that state opened; empty where it is closed."""
+        state = self.state(rank, now_s)
+        return next((each.reason for each in self._of(rank) if each.state(now_s) == state), "")
+
     def statistics(self) -> BreakerStatistics:
         """Return what happened since the start."""
         return BreakerStatistics(

@@ -251,3 +251,22 @@ async def test_with_a_key_only_signed_events_reach_the_fleet() -> None:
     await feeds._on_fleet_event(LogMessage(subject, data, headers=signed))
     assert addresses(feeds) == ["http://127.0.0.1:1"]
     assert feeds.gate.refused_total["signature"] == 1
+
+
+@pytest.mark.asyncio
+async def test_messages_that_cannot_be_read_have_one_line_a_subject_and_period_and_then_their_number() -> None:
+    feeds, clock = gated()
+    subjects_heard = [subjects.heartbeat(MODEL, WorkerRank(worker_id, 0)) for worker_id in ("w0", "w1")]
+    with capture_logs() as logs:
+        for _ in range(3):
+            for subject in subjects_heard:
+                await feeds._on_heartbeat(LogMessage(subject, b"\xc1"))
+        await clock.advance(10.0)
+        await feeds._on_heartbeat(LogMessage(subjects_heard[0], b"\xc1"))
+    assert feeds.refused_messages_total == 7
+    assert [(line["event"], line["subject"], line.get("suppressed")) for line in logs] == [
+        ("message_refused", subjects_heard[0], None),
+        ("message_refused", subjects_heard[1], None),
+        ("message_refused", subjects_heard[0], 2),
+    ]
+    assert all(line["reason"] for line in logs)
