@@ -36,6 +36,7 @@ import structlog
 import uvloop
 
 from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.open_files import raise_open_files
 
 T = TypeVar("T")
 
@@ -389,6 +390,7 @@ def install_signals(stop: asyncio.Event) -> Callable[[], None]:
 def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
     """Run `main(stop)` as the process's whole life, on uvloop; SIGINT and SIGTERM set `stop`.
 
+    It may open as many files as the hard limit allows: every connection takes one.
     A second signal cuts off what is still running: the process ends at once, with exit code 1 and a line that says so.
     So does a drain that took too long.
     """
@@ -401,6 +403,7 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
         finally:
             undo()
 
+    raise_open_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(life())

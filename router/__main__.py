@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -44,6 +43,7 @@ from router.endpoints import Endpoints
 from router.feeds import RouterFeeds
 from router.fleet_watch import FleetWatch
 from router.handover import Handover
+from router.http.capacity import TooFewFiles
 from router.http.plane import HttpPlane
 from router.journal import JournalWriter, ensure_journal, journal_families, router_name
 from router.metrics import (
@@ -69,7 +69,7 @@ from router.warming import Warming
 _OTHER_STREAMS_BYTES = 256 << 20
 """Room in the embedded server's store for all streams but those of events, snapshots and the journal."""
 _INDEX_NAMES = {"native": "C++", "python": "Python"}
-_EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed, TextError)
+_EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed, TextError, TooFewFiles)
 
 
 @click.group(invoke_without_command=True)
@@ -183,7 +183,6 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
 
 async def _opened(settings: RouterSettings, stop: asyncio.Event, cleanup: AsyncExitStack) -> OpenedRouter:
     """Return a router that has started, and is to be run; raises what `_EXPECTED` names."""
-    _allow_many_sockets()
     text = load_text(settings.tokens.text, settings.tokens.encoder, chat_template=settings.tokens.chat_template)
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
     embedded = await _embedded_nats(settings, cleanup)
@@ -333,12 +332,6 @@ def _folds(settings: RouterSettings, text: Text) -> StateSettings:
         affinity=settings.policy.affinity_limits(),
         breakers=settings.failures.breakers(),
     )
-
-
-def _allow_many_sockets() -> None:
-    """As many files may be open as the system lets us have: every stream is two sockets."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _embedded_nats(settings: RouterSettings, cleanup: AsyncExitStack) -> EmbeddedNats | None:

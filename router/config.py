@@ -30,15 +30,36 @@ class DataSection(Section):
     )
     worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
     drain_s: float = Field(30.0, ge=0, le=3600, description="how long running requests may take after a stop")
+    drain_idle_s: float = Field(
+        1.0,
+        ge=0,
+        le=3600,
+        description="how long, after a stop, an idle connection may still bring a request; longer loses fewer requests"
+        " of clients that do not retry",
+    )
 
     head_s: float = Field(20.0, gt=0, le=3600, description="how long a request's head may take, else 408")
     body_s: float = Field(30.0, gt=0, le=3600, description="how long a request's body may pause, else 408")
+    body_total_s: float = Field(
+        300.0, gt=0, le=86_400, description="how long all of a request's body may take, else 408"
+    )
+    body_rate_min_bytes_s: float = Field(
+        500.0,
+        ge=0,
+        le=1 << 30,
+        description="bytes a second that a body must average once it has taken body_s, else 408; 0: any rate will do",
+    )
     idle_s: float = Field(75.0, gt=0, le=86_400, description="how long a client's connection is kept between requests")
     write_s: float = Field(60.0, gt=0, le=3600, description="how long a client may read nothing before it is cut off")
     connections_max: int = Field(
-        16_384, ge=1, le=1_000_000, description="clients' connections; beyond it 503; each takes a file descriptor"
+        16_384,
+        ge=1,
+        le=1_000_000,
+        description="clients' connections; beyond it 503; lowered at the start to what the limit of open files allows",
     )
-    worker_connections_max: int = Field(16_384, ge=1, le=1_000_000, description="connections to workers; beyond it 503")
+    worker_connections_max: int = Field(
+        16_384, ge=1, le=1_000_000, description="connections to workers; beyond it 503; lowered likewise"
+    )
     worker_idle_s: float = Field(
         4.0, ge=0, le=3600, description="how long a worker's connection is kept idle; less than the worker keeps it"
     )

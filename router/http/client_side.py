@@ -8,28 +8,31 @@
 |---|---|
 | sends the next request before it has its answer | it is kept, within a bound, and served in its turn |
 | expects `100-continue` | it is told to go on, unless it is refused: then that is its answer |
-| is slower than `head_s`, `body_s` | 408 |
+| is slower than `head_s`, `body_s`, `body_total_s`, `body_rate_min_bytes_s` | 408 |
 | reads nothing for `write_s` | cut off |
-| closes, or half-closes, while it is served | it has left: TCP tells neither from the other before a write |
+| resets its connection while it is served | it has left |
+| closes, or half-closes, while it is served | it is served on, and sent what changes no answer: `100 Continue` before |
+| | its head, a comment between events. The system of a closed one resets the connection then: it has left |
 | is sent away before it sent all | it is read, and not heard, for `linger_s`, so that it reads the answer |
 """
 
 import asyncio
+import socket
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 import structlog
 
 from kv_runtime.http import error_body
-from router.http.exchange import Exchange, HeaderLines, OutboundCall, Outward, Watcher
+from router.http.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, Outward, Watcher
 from router.http.framing import BodyReader, ChunkReader, body_reader
 from router.http.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
+from router.http.limits import HttpLimits
 from router.http.own_answer import own_answer
 
 if TYPE_CHECKING:
     from router.http.plane import HttpPlane
 
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 _CODES = {408: "timeout", 413: "body_too_large", 431: "head_too_large"}
 
@@ -39,12 +42,30 @@ _log = structlog.get_logger("http")
 class _Gathering:
     """A body on its way, and the head that it belongs to."""
 
-    __slots__ = ("body", "head", "reader")
+    __slots__ = ("_began_s", "_grew_s", "_seen", "body", "head", "reader")
 
     def __init__(self, head: RequestHead) -> None:
         self.head = head
         self.body = bytearray()
         self.reader: BodyReader = body_reader(head.body_bytes)
+        self._began_s = self._grew_s = 0.0
+        """Of the loop's clock; 0 until time passes for it."""
+        self._seen = 0
+
+    def too_slow(self, now_s: float, limits: HttpLimits) -> str:
+        """Return in which way the client is too slow; empty where it is not."""
+        found = len(self.body)
+        if not self._began_s or found != self._seen:
+            self._began_s = self._began_s or now_s
+            self._grew_s, self._seen = now_s, found
+        took_s, rate = now_s - self._began_s, limits.body_rate_min_bytes_s
+        if took_s > limits.body_total_s:
+            return f"body: not whole within {limits.body_total_s:g} s"
+        if now_s - self._grew_s > limits.body_s:
+            return f"body: no byte for {limits.body_s:g} s"
+        if found < (took_s - limits.body_s) * rate:
+            return f"body: found {found} bytes within {took_s:.0f} s, allowed {rate:g} a second and more"
+        return ""
 
 
 class ClientConnection:
@@ -57,6 +78,7 @@ class ClientConnection:
         "_exchange",
         "_gathered",
         "_gathering",
+        "_half_closed",
         "_keep_alive",
         "_loop",
         "_pending_bytes",
@@ -66,7 +88,6 @@ class ClientConnection:
         "_since_s",
         "_slot",
         "_state",
-        "_stirred",
         "_transport",
         "_writing_paused",
         "http_1_1",
@@ -79,7 +100,7 @@ class ClientConnection:
         self._gathering: _Gathering | None = None
         self._exchange: Exchange | None = None
         self._keep_alive = self.http_1_1 = True
-        self._writing_paused = self._reading_paused = self._advancing = self._stirred = False
+        self._writing_paused = self._reading_paused = self._advancing = self._half_closed = False
         self._served = 0
         self._pending_bytes = 0
         self._gathered = 0
@@ -96,8 +117,7 @@ class ClientConnection:
         self._transport.set_write_buffer_limits(high=self._plane.limits.write_bytes_max)
         self._slot = self._plane.opened(self)
         if self._plane.full:
-            message = f"connections_max: {self._plane.limits.connections_max} are open; try again"
-            self._refuse(503, message)
+            self._refuse(503, self._plane.full_reason)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it went does not matter
         """It is gone, and the client with it."""
@@ -106,9 +126,16 @@ class ClientConnection:
         self._plane.closed(self)
         self._leave()
 
-    def eof_received(self) -> None:
-        """The client sends no more: it left, or has all it wanted."""
-        self._leave()
+    def eof_received(self) -> bool:
+        """The client sends no more; return whether it may have answers to come."""
+        state = self._state
+        if state != _SERVING and not (state <= _HEAD and self._writing_paused):
+            self._leave()
+            return False
+        self._half_closed = True
+        if self._exchange is not None and (probe := self._exchange.probe):
+            self._transport.write(probe)
+        return True
 
     def _leave(self) -> None:
         state, self._state = self._state, _CLOSED
@@ -141,7 +168,6 @@ class ClientConnection:
         """The client sent something."""
         state = self._state
         if state == _BODY:
-            self._stirred = True
             assert self._gathering is not None, "there is one while a body is awaited"
             self._feed_body(self._gathering, data)
         elif state <= _HEAD and not self._writing_paused:
@@ -166,6 +192,8 @@ class ClientConnection:
             self._refuse(error.status, str(error))
         finally:
             self._advancing = False
+        if self._half_closed and self._state <= _HEAD and not self._writing_paused:
+            self._send_away(heard_out=True)
         if self._reading_paused and len(self._buffer) <= self._plane.limits.pipelined_bytes_max:
             self._reading_paused = False
             if not self._transport.is_closing():
@@ -206,7 +234,7 @@ class ClientConnection:
         if data:
             self._feed_body(gathering, data)
         elif b"expect" in head.headers and head.http_1_1:
-            self._transport.write(_CONTINUE)
+            self._transport.write(CONTINUE)
 
     def _feed_body(self, gathering: _Gathering, data: bytes) -> None:
         reader, body = gathering.reader, gathering.body
@@ -268,7 +296,7 @@ class ClientConnection:
     @property
     def connection_line(self) -> bytes:
         """The header line that says that the connection ends with this answer; empty where it does not."""
-        if self._plane.draining:
+        if self._plane.draining or (self._half_closed and not self._buffer):
             self._keep_alive = False
         return b"" if self._keep_alive else b"connection: close\r\n"
 
@@ -302,7 +330,7 @@ class ClientConnection:
         self._served += 1
         self._let_go_of_body()
         self._plane.over(gone=False)
-        if not self._keep_alive or self._plane.draining:
+        if not self._keep_alive or (self._half_closed and not self._buffer):
             self._send_away(heard_out=not self._buffer)
             return
         self._state = _IDLE
@@ -346,11 +374,6 @@ class ClientConnection:
 
     # ------------------------------------------------------------ time
 
-    def begin_to_drain(self) -> None:
-        """No request is awaited any more; one that is served goes on."""
-        if self._state == _IDLE:
-            self._send_away(heard_out=True)
-
     def expire(self) -> None:
         """What is served is ended, and the client told; then the connection ends."""
         exchange = self._exchange
@@ -374,22 +397,35 @@ class ClientConnection:
         if self._writing_paused or state == _CLOSED:
             self._let_reading_pass(now_s)
         elif state == _IDLE:
-            if now_s - self._since_s > (limits.idle_s if self._served else limits.head_s):
+            if self._is_idle_too_long(now_s):
                 self._send_away(heard_out=True)
+        elif state == _SERVING:
+            if self._half_closed and self._is_reset():
+                self._leave()
         elif state in {_HEAD, _BODY}:
             self._let_sending_pass(now_s)
         elif state == _LINGERING and now_s - self._since_s > limits.linger_s:
             self._transport.abort()
 
+    def _is_idle_too_long(self, now_s: float) -> bool:
+        plane = self._plane
+        limits = plane.limits
+        if plane.draining and now_s - max(self._since_s, plane.draining_since_s) > limits.drain_idle_s:
+            return True
+        return now_s - self._since_s > (limits.idle_s if self._served else limits.head_s)
+
+    def _is_reset(self) -> bool:
+        """Return whether the client's system reset the connection, which is not read any more."""
+        found = self._transport.get_extra_info("socket")
+        return found is not None and found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
     def _let_sending_pass(self, now_s: float) -> None:
-        limits, since_s = self._plane.limits, self._since_s
-        if self._state == _HEAD:
-            if now_s - since_s > limits.head_s:
-                self._refuse(408, f"head: not whole within {limits.head_s:g} s")
-        elif self._stirred:
-            self._stirred, self._since_s = False, now_s
-        elif now_s - since_s > limits.body_s:
-            self._refuse(408, f"body: no byte for {limits.body_s:g} s")
+        limits, gathering = self._plane.limits, self._gathering
+        if gathering is not None:
+            if reason := gathering.too_slow(now_s, limits):
+                self._refuse(408, reason)
+        elif now_s - self._since_s > limits.head_s:
+            self._refuse(408, f"head: not whole within {limits.head_s:g} s")
 
     def _let_reading_pass(self, now_s: float) -> None:
         pending_bytes = self._transport.get_write_buffer_size()

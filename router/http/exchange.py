@@ -22,6 +22,8 @@ from router.http.kept import Kept
 
 Phase = Literal["local", "connect", "first_byte", "body"]
 """Where a call failed: at a limit of our own, which says nothing of the worker; or at which of its steps."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_COMMENT = b":\n\n"
 HeaderLines = Sequence[tuple[bytes, bytes]]
 
 
@@ -83,6 +85,10 @@ class Watcher(Protocol):
 class Carried(Protocol):
     """A call on its way, as the client's connection sees it."""
 
+    @property
+    def probe(self) -> bytes:
+        """What may be sent to the client now without a change of the answer's meaning; empty: nothing."""
+
     def leave(self) -> None:
         """The client left."""
 
@@ -103,7 +109,7 @@ class AnswerEnd(Protocol):
 
     @property
     def connection_line(self) -> bytes:
-        """The header line that says what becomes of the connection, if one is needed."""
+        """The header line that says what becomes of the connection, if one is needed. Read when the head is sent."""
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a whole answer of our own, which ends the exchange."""
@@ -147,6 +153,16 @@ def error_events(error: bytes, *, mid_event: bool = False) -> bytes:
     return b"%bdata: %b\n\ndata: [DONE]\n\n" % (b"\n\n" if mid_event else b"", error)
 
 
+def head_probe(client: AnswerEnd) -> bytes:
+    """Return what may come before an answer: an interim answer, which HTTP/1.0 does not have (RFC 9110, 15.2)."""
+    return CONTINUE if client.http_1_1 else b""
+
+
+def event_probe(client: AnswerEnd) -> bytes:
+    """Return what may come between two events of a stream: a comment."""
+    return chunk(_COMMENT) if client.http_1_1 else _COMMENT
+
+
 class Exchange:
     """One request of a client, whole, and the means to answer it, exactly once."""
 
@@ -173,6 +189,14 @@ class Exchange:
     def open(self) -> bool:
         """Whether the client still waits for an answer."""
         return self._client is not None
+
+    @property
+    def probe(self) -> bytes:
+        """What may be sent to the client now without a change of the answer's meaning; empty: nothing."""
+        client = self._client
+        if client is None or self.carried is not None:
+            return b"" if self.carried is None else self.carried.probe
+        return event_probe(client) if self.is_begun else head_probe(client)
 
     def answer(
         self, status: int, body: bytes, *, content_type: bytes = b"application/json", headers: HeaderLines = ()

@@ -13,6 +13,10 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a request's head may take, from its first byte, or from the connection's beginning."""
     body_s: float = 30.0
     """How long a request's body may pause."""
+    body_total_s: float = 300.0
+    """How long all of a request's body may take."""
+    body_rate_min_bytes_s: float = 500.0
+    """What a body must average once it has taken `body_s`; 0: any rate will do."""
     idle_s: float = 75.0
     """How long a connection is kept between requests."""
     write_s: float = 60.0
@@ -29,5 +33,7 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a worker's connection is kept for the next request; less than servers' own (uvicorn: 5 s)."""
     drain_s: float = 30.0
     """How long running requests may take after a stop."""
+    drain_idle_s: float = 1.0
+    """How long, after a stop, a connection without a request may still bring one, which is served."""
     sweep_s: float = 0.5
     """How late any of these times may be noticed."""

@@ -15,7 +15,16 @@ last 4 KB are kept, but of a call that says so. A `kept` stream that ends withou
 from typing import Protocol
 
 from kv_runtime.http import error_body
-from router.http.exchange import AnswerEnd, Exchange, OutboundCall, Phase, Watcher, error_events
+from router.http.exchange import (
+    AnswerEnd,
+    Exchange,
+    OutboundCall,
+    Phase,
+    Watcher,
+    error_events,
+    event_probe,
+    head_probe,
+)
 from router.http.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, whole_chunks
 from router.http.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
 from router.http.nobody import Nobody
@@ -57,9 +66,9 @@ class Splice:
     """One forwarded call: fed what its worker sends, it feeds the client and tells the watcher."""
 
     __slots__ = (
-        "_begun", "_chunked_out", "_client", "_exchange", "_head", "_heads", "_heard_s", "_held", "_mid_event",
-        "_reader", "_recent", "_reusable", "_silent", "_since_s", "_state", "_stream", "_tail", "_until_close",
-        "_watcher", "call", "connection", "dial", "heard", "paused",
+        "_begun", "_chunked_out", "_client", "_exchange", "_framing", "_heads", "_heard_s", "_held", "_lines",
+        "_mid_event", "_reader", "_recent", "_reusable", "_silent", "_since_s", "_state", "_stream", "_tail",
+        "_until_close", "_watcher", "call", "connection", "dial", "heard", "paused",
     )  # fmt: skip
 
     def __init__(
@@ -126,8 +135,9 @@ class Splice:
             self._drop(head, body)
             return
         client, body_bytes = self._client, head.body_bytes
-        start = head.lines + lines + client.connection_line
+        start = head.lines + lines
         if body_bytes == len(body) and not self._begun:  # most answers
+            start += client.connection_line
             if not body:
                 client.write(start + _no_body(head))
             else:
@@ -145,17 +155,18 @@ class Splice:
             self._stream = True
             if b"cache-control" not in head.headers:
                 start += b"cache-control: no-cache\r\n"
-            self._head = start + (b"transfer-encoding: chunked\r\n\r\n" if client.http_1_1 else b"\r\n")
+            self._framing = b"transfer-encoding: chunked\r\n\r\n" if client.http_1_1 else b"\r\n"
         elif self._begun:
             self.fail("first_byte", "the answer that was to go on is no event stream")
             return
         elif body_bytes > WHOLE_BYTES_MAX:
             self._state = _PASS
             self._chunked_out = False
-            self._head = b"%bcontent-length: %d\r\n\r\n" % (start, body_bytes)
+            self._framing = b"content-length: %d\r\n\r\n" % body_bytes
         else:
             self._state = _GATHER
-            self._head = start
+            self._framing = b""
+        self._lines = start
         if body:
             self.feed(body)
 
@@ -216,13 +227,13 @@ class Splice:
         self._mid_event = True
         if self._state == _GATHER:
             self._state = _PASS
-            self._head += b"transfer-encoding: chunked\r\n\r\n" if self._chunked_out else b"\r\n"
+            self._framing = b"transfer-encoding: chunked\r\n\r\n" if self._chunked_out else b"\r\n"
         return len(held)
 
     def _write(self, data: bytes) -> None:
         if not self._begun:
             self._begun = True
-            data = self._head + data
+            data = b"%b%b%b%b" % (self._lines, self._client.connection_line, self._framing, data)
         self._client.write(data)
 
     def _tell(self) -> None:
@@ -304,6 +315,13 @@ class Splice:
                 self._end(extra=True)
             else:
                 self.fail("first_byte" if self._silent else "body", _CUT_SHORT)
+
+    @property
+    def probe(self) -> bytes:
+        """What may be sent to the client now without a change of the answer's meaning; empty: nothing."""
+        if not self._begun:
+            return head_probe(self._client)
+        return event_probe(self._client) if self._stream and not self._mid_event else b""
 
     @property
     def unanswered(self) -> bool:

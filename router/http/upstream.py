@@ -10,13 +10,16 @@ closed it before the request came: the request is sent once more, over a new one
 
 import asyncio
 import errno
+import socket
 import ssl
 from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import structlog
 
+from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import TaskSet, TaskSetFull
+from kv_runtime.telemetry import RateLimitedLog
 from router.http.exchange import AnswerEnd, Exchange, OutboundCall, Phase, Watcher
 from router.http.heads import HOP_BY_HOP, HeadReader
 from router.http.limits import HttpLimits
@@ -30,6 +33,8 @@ _JOINED_BYTES_MAX = 16 << 10
 _REQUEST_LINES_MAX = 64
 _SYSTEMS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """What the system refuses us, whoever the worker is."""
+_RESOLVERS = frozenset({socket.EAI_SYSTEM, socket.EAI_MEMORY})
+"""What the resolver says where the system refused it a descriptor or memory: nothing about the worker's name."""
 OURS = HOP_BY_HOP | {
     b"x-request-id", b"x-worker-instance-id", b"x-prefill-instance-id", b"x-dp-rank", b"x-decision-id",
     b"x-overlap-blocks", b"x-ignored-parameters",
@@ -86,6 +91,8 @@ class Upstreams:
     def __init__(self, limits: HttpLimits, sweep: Sweep, not_passed_on: frozenset[bytes] = OURS) -> None:
         """`not_passed_on` are names, in lower case, of workers' headers that clients do not get."""
         self._limits, self.sweep = limits, sweep
+        self.connections_max = limits.worker_connections_max
+        """As many as the open files allow, once that is known."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._origins: dict[str, Origin] = {}
         self._tls: ssl.SSLContext | None = None
@@ -93,6 +100,7 @@ class Upstreams:
         self.dials: TaskSet | None = None
         self.connections: set[WorkerConnection] = set()
         self._opened = self._lent = self._stale = 0
+        self._log = RateLimitedLog(_log, SystemClock())
 
     @property
     def idle_s(self) -> float:
@@ -155,16 +163,27 @@ class Upstreams:
             connection.abort()
 
     def _dial(self, origin: Origin, splice: Splice) -> None:
-        if len(self.connections) >= self._limits.worker_connections_max:
-            splice.fail("local", f"data.worker_connections_max: {len(self.connections)} connections are open")
-            return
         if self.dials is None:
             splice.fail("local", "the router stops")
+            return
+        if len(self.connections) + len(self.dials) >= self.connections_max and not self._closed_idle():
+            splice.fail("local", f"data.worker_connections_max: {self.connections_max} connections are open; try again")
             return
         try:
             splice.dial = self.dials.spawn(self._dialed(origin, splice))
         except TaskSetFull as error:
             splice.fail("local", str(error))
+
+    def _closed_idle(self) -> bool:
+        """Close a connection that is idle, which makes room for another; return whether there was one."""
+        for origin in self._origins.values():
+            while origin.idle:
+                connection = next(iter(origin.idle))
+                del origin.idle[connection]
+                if not connection.closing:
+                    connection.abort()
+                    return True
+        return False
 
     async def _dialed(self, origin: Origin, splice: Splice) -> None:
         phase: Phase = "connect"
@@ -176,8 +195,9 @@ class Upstreams:
             reason = f"TimeoutError: not connected within {splice.call.connect_s:g} s"
         except (OSError, UnicodeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            if isinstance(error, OSError) and error.errno in _SYSTEMS:
-                phase = "local"
+            if _is_ours(error):
+                self._log.error("dial_failed", key=origin.base_url, base_url=origin.base_url, reason=reason)
+                phase, reason = "local", "the router has no resources for another connection to a worker; try again"
         splice.dial = None
         try:
             if connection is None:
@@ -332,6 +352,13 @@ class WorkerConnection:
             self._idle_since_s = now_s
         elif now_s - self._idle_since_s > self._upstreams.idle_s:
             self._transport.abort()
+
+
+def _is_ours(error: Exception) -> bool:
+    """Return whether this machine, not the worker, is why a connection failed."""
+    if isinstance(error, socket.gaierror):
+        return error.errno in _RESOLVERS
+    return isinstance(error, OSError) and error.errno in _SYSTEMS
 
 
 def abandoned(splice: Splice) -> None:

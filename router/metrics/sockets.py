@@ -8,6 +8,9 @@ from router.http.plane import HttpStatistics
 REFUSED_STATUSES = (400, 408, 413, 415, 417, 431, 501, 503, 505)
 """With which the data plane refuses what is no request, too large or too slow, before anybody looks into it."""
 
+ACCEPT_ERRORS = ("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED")
+"""Shown from the start; others are shown once they occur."""
+
 
 def http_families(statistics: HttpStatistics) -> Iterator[Family]:
     """Yield the sockets that there are, and what became of others."""
@@ -15,6 +18,12 @@ def http_families(statistics: HttpStatistics) -> Iterator[Family]:
     sockets = {"clients": statistics.connections, "workers": upstream.open, "workers_idle": upstream.idle}
     by_side = [((side,), float(count)) for side, count in sockets.items()]
     yield gauge("http_connections", "Connections that are open, to clients and to workers", ("side",), by_side)
+    bounds = {"clients": statistics.capacity.clients, "workers": statistics.capacity.workers}
+    by_side = [((side,), float(count)) for side, count in bounds.items()]
+    yield gauge("http_connections_max", "Connections that may be open, as the open files allow", ("side",), by_side)
+    failures = dict.fromkeys(ACCEPT_ERRORS, 0) | statistics.accept_failures
+    by_error = [((error,), float(count)) for error, count in failures.items()]
+    yield counter("http_accept_failures", "Connections that could not be accepted, by error", ("error",), by_error)
     refused = dict.fromkeys(REFUSED_STATUSES, 0) | statistics.refused
     by_status = [((str(status),), float(count)) for status, count in refused.items()]
     yield counter("http_refused", "What was no request, or too large, or too slow, by status", ("status",), by_status)

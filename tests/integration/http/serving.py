@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from kv_runtime.open_files import OpenFiles
 from router.http.exchange import Exchange, OutboundCall, Phase
 from router.http.kept import Kept
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
 
 OURS = b"x-decision-id: d1\r\n"
+MANY_FILES = OpenFiles(used=20, allowed=1 << 20)
 
 
 class Timeouts(NamedTuple):
@@ -76,8 +78,9 @@ class Recorded:
 class Http:
     """The plane, and what its service did. `GET` is answered with what was asked for; all else is forwarded."""
 
-    def __init__(self, **limits: Any) -> None:
-        self.plane = HttpPlane(self.serve, HttpLimits(**({"sweep_s": 0.02, "drain_s": 5.0} | limits)))
+    def __init__(self, files: OpenFiles = MANY_FILES, **limits: Any) -> None:
+        limits = {"sweep_s": 0.02, "drain_s": 5.0, "drain_idle_s": 0.0} | limits
+        self.plane = HttpPlane(self.serve, HttpLimits(**limits), files=lambda: files)
         self.stop = asyncio.Event()
         self.worker = ""
         self.timeouts = Timeouts()
@@ -196,9 +199,9 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(**limits: Any) -> AsyncIterator[Http]:
+async def running(files: OpenFiles = MANY_FILES, **limits: Any) -> AsyncIterator[Http]:
     """Run a plane; when it is over nothing of it may be left."""
-    http = Http(**limits)
+    http = Http(files, **limits)
     await http.plane.start("127.0.0.1", 0)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(http.plane.run(http.stop))

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -10,7 +11,16 @@ from structlog.testing import capture_logs
 from kv_runtime.http import PortUsed
 from router.http.plane import HttpPlane
 from tests.integration.http.serving import Http, answered, get, post, running, until
-from tests.unit.router.upstream import STREAM_HEAD, Exchange, Upstream, answers, completion, says_and_waits
+from tests.unit.router.upstream import (
+    STREAM_HEAD,
+    Exchange,
+    Upstream,
+    answers,
+    chunked,
+    completion,
+    event,
+    says_and_waits,
+)
 
 GOOD = answers(200, completion())
 
@@ -247,12 +257,36 @@ async def test_a_body_that_stops_is_not_awaited() -> None:
 @pytest.mark.asyncio
 async def test_a_slow_body_is_awaited_as_long_as_it_comes() -> None:
     request = get("/slow", b"content-length: 40\r\n") + b"x" * 40
-    async with running(body_s=0.2, head_s=0.2) as http:
+    async with running(body_s=0.2, head_s=0.2, body_rate_min_bytes_s=0.0) as http:
         reader, writer = await http.dial(request[:-40])
         for _ in range(40):
             await until_later(0.01)
             writer.write(b"x")
         assert (await answered(reader)).body == b"/slow?"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"body_s": 0.1, "body_rate_min_bytes_s": 1000.0}, "allowed 1000 a second and more"),
+        ({"body_s": 5.0, "body_total_s": 0.2}, "body: not whole within 0.2 s"),
+    ],
+)
+@pytest.mark.parametrize("in_chunks", [False, True])
+async def test_a_body_that_trickles_is_refused(limits: dict[str, Any], message: str, in_chunks: bool) -> None:
+    head = get("/", b"transfer-encoding: chunked\r\n" if in_chunks else b"content-length: 100000\r\n")
+    async with running(**limits) as http:
+        reader, writer = await http.dial(head)
+        answering = asyncio.ensure_future(answered(reader))
+        while not answering.done():
+            writer.write(b"1\r\nx\r\n" if in_chunks else b"x")
+            await until_later(0.01)
+        answer = await answering
+        assert http.plane.statistics().refused == {408: 1}
+    assert (answer.status, answer.error["code"]) == (408, "timeout")
+    assert message in answer.error["message"]
+    assert http.exchanges == []
 
 
 async def until_later(seconds: float) -> None:
@@ -382,7 +416,7 @@ LEAVING = {
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("how", ["close", "reset", "half-close"])
+@pytest.mark.parametrize("how", ["close", "reset"])
 @pytest.mark.parametrize("sent", LEAVING.values(), ids=LEAVING)
 async def test_a_client_that_leaves_ends_the_workers_connection(sent: bytes, how: str) -> None:
     async with Upstream(says_and_waits(sent)) as worker, running() as http:
@@ -391,13 +425,68 @@ async def test_a_client_that_leaves_ends_the_workers_connection(sent: bytes, how
         await until(lambda: bool(worker.received))
         if how == "reset":
             writer.transport.abort()
-        elif how == "close":
-            writer.close()
         else:
-            writer.write_eof()
+            writer.close()
         await worker.gone.wait()
         assert http.watcher.heard[-1] == "gone"
         assert http.gone == []
+        assert http.plane.statistics().gone == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_a_client_that_closes_its_sending_side_gets_its_answers(version: str) -> None:
+    async def script(exchange: Exchange) -> None:
+        await more.wait()
+        await exchange.answer(200, completion())
+
+    more = asyncio.Event()
+    sent = post() + post() if version == "1.1" else post().replace(b"HTTP/1.1", b"HTTP/1.0")
+    async with Upstream(script) as worker, running() as http:
+        http.worker = worker.base_url
+        reader, writer = await http.dial(sent)
+        writer.write_eof()
+        await until(lambda: any(each._half_closed for each in http.plane._connections))
+        more.set()
+        said = await reader.read()
+        assert http.plane.statistics().gone == 0
+    answers = said.replace(b"HTTP/1.1 100 Continue\r\n\r\n", b"").split(b"HTTP/1.1 200 ")[1:]
+    assert [each.partition(b"\r\n\r\n")[2] for each in answers] == [completion()] * (2 if version == "1.1" else 1)
+    assert [b"connection: close\r\n" in each for each in answers] == ([False, True] if version == "1.1" else [True])
+    assert said.count(b"100 Continue") == (1 if version == "1.1" else 0)
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_closes_its_sending_side_in_a_stream_gets_the_rest() -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(STREAM_HEAD + chunked(event("a")))
+        await more.wait()
+        await exchange.send(chunked(event("b")))
+        await exchange.chunk(b"")
+
+    more = asyncio.Event()
+    async with Upstream(script) as worker, running() as http:
+        http.worker = worker.base_url
+        reader, writer = await http.dial(post())
+        await reader.readuntil(event("a"))
+        writer.write_eof()
+        await until(lambda: any(each._half_closed for each in http.plane._connections))
+        more.set()
+        rest = (await reader.read()).removeprefix(b"\r\n")
+    assert rest.startswith(chunked(b":\n\n") + chunked(event("b")))
+    assert rest.endswith(b"0\r\n\r\n")
+    assert b"100 Continue" not in rest
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_closes_within_a_stream_that_is_silent_has_left() -> None:
+    async with Upstream(says_and_waits(STREAM_HEAD + chunked(event("a")))) as worker, running() as http:
+        http.worker = worker.base_url
+        reader, writer = await http.dial(post())
+        await reader.readuntil(event("a"))
+        writer.close()
+        await worker.gone.wait()
+        assert http.watcher.heard[-1] == "gone"
         assert http.plane.statistics().gone == 1
 
 
@@ -462,42 +551,6 @@ async def test_a_client_that_leaves_while_a_worker_is_dialed_leaves_nothing() ->
 
 
 # ---------------------------------------------------------------- the end
-
-
-@pytest.mark.asyncio
-async def test_after_a_stop_what_runs_goes_on_and_says_that_it_is_the_last() -> None:
-    more = asyncio.Event()
-
-    async def script(exchange: Exchange) -> None:
-        await more.wait()
-        await exchange.answer(200, completion())
-
-    async with Upstream(script) as worker, running() as http:
-        http.worker = worker.base_url
-        idle, _ = await http.dial(get())
-        await answered(idle)
-        reader, _ = await http.dial(post() + get("/later"))
-        await until(lambda: bool(worker.received))
-        http.stop.set()
-        assert await idle.read() == b""
-        with pytest.raises(ConnectionError):
-            await http.dial()
-        more.set()
-        answer = await answered(reader)
-        assert (answer.body, answer.headers["connection"]) == (completion(), "close")
-        assert await reader.read() == b""
-
-
-@pytest.mark.asyncio
-async def test_a_request_that_becomes_whole_after_a_stop_is_to_be_made_elsewhere() -> None:
-    async with running() as http:
-        reader, writer = await http.dial(get()[:10])
-        await until(lambda: bool(http.plane._connections))
-        http.stop.set()
-        await until(lambda: http.plane.draining)
-        writer.write(get()[10:])
-        answer = await answered(reader)
-    assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (503, "shutting_down", "1")
 
 
 @pytest.mark.asyncio

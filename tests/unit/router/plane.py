@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, cast
@@ -219,6 +221,12 @@ def encoded(body: Any) -> bytes:
     if isinstance(body, bytes):
         return body
     return json.dumps({"model": MODEL, "prompt": PROMPT} | (body or {})).encode()
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """Reset a connection: the other side learns at once that the client left."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.core.disaggregation import ConditionalLimits
-from tests.unit.router.plane import CHAT, PROMPT, Plane, running_plane, until
+from tests.unit.router.plane import CHAT, PROMPT, Plane, reset, running_plane, until
 from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
 from tests.unit.router.upstream import Exchange, Script, Upstream, answers, says
 
@@ -207,7 +207,7 @@ async def test_a_client_that_leaves_while_a_decode_worker_is_sought_leaves_no_kv
         found.fail_first(answers(503, b"{}", retry_after="1"), "d1", "d2")
         _, writer = await found.plane.dial(BODY)
         await until(lambda: any(worker.bodies for name, worker in found.workers.items() if name != "p0"))
-        writer.close()
+        reset(writer)
         await until(lambda: [worker.fetched for worker in found.workers.values()].count([1]) == 1)
         await until(lambda: found.plane.outcomes() == {"cancelled": 1})
 
@@ -218,7 +218,7 @@ async def test_a_client_that_leaves_when_nobody_else_can_fetch_is_no_fault() -> 
         found.workers["d1"].fault = found.workers["d2"].fault = answers(503, b"{}", retry_after="1")
         _, writer = await found.plane.dial(BODY)
         await until(lambda: any(worker.bodies for name, worker in found.workers.items() if name != "p0"))
-        writer.close()
+        reset(writer)
         await until(lambda: sum(found.plane.outcomes().values()) == 1)
 
 

@@ -1,0 +1,166 @@
+"""The listening sockets of an address: connections are accepted here, and not in the event loop, so that failures show.
+
+| the system says | outcome |
+|---|---|
+| EMFILE, ENFILE, ENOBUFS, ENOMEM | counted and logged; nothing is accepted for `PAUSE_S`: clients wait in its queue |
+| any other error | the client left before it was accepted: counted, and the next one is accepted |
+
+At a stop, connections that the system completed for this socket are accepted before the socket closes; else their
+clients would get a reset. Where other processes share the port, the socket first drops new SYNs for `HANDSHAKE_S`:
+handshakes under way complete here, and the clients' next SYN, a second later, reaches another process.
+Source: Linux `net/ipv4/tcp_ipv4.c` (`tcp_filter` on the listener), RFC 6298 (the first retransmission after 1 s).
+"""
+
+import asyncio
+import ctypes
+import errno
+import socket
+import struct
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import structlog
+
+from kv_runtime.clock import Clock, SystemClock
+from kv_runtime.http import PortUsed
+from kv_runtime.telemetry import RateLimitedLog
+
+BACKLOG = 4096
+PAUSE_S = 0.1
+HANDSHAKE_S = 0.5
+_ACCEPTS_A_TURN = 64
+"""Then the event loop serves what was accepted."""
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_SO_ATTACH_FILTER = 26
+_DROP_SYN = (
+    struct.pack("HBBI", 0x30, 0, 0, 13),  # load the byte of flags
+    struct.pack("HBBI", 0x54, 0, 0, 0x12),  # keep SYN and ACK
+    struct.pack("HBBI", 0x15, 0, 1, 0x02),  # SYN alone?
+    struct.pack("HBBI", 0x06, 0, 0, 0),  # drop it
+    struct.pack("HBBI", 0x06, 0, 0, 0xFFFFFFFF),  # else keep the packet
+)
+"""A classic BPF program over the TCP header: a packet that begins a handshake is dropped."""
+
+_log = structlog.get_logger("http")
+
+
+class Acceptor:
+    """The sockets of one address; `take` gets each accepted socket, which is its own from then on."""
+
+    def __init__(self, take: Callable[[socket.socket], None], clock: Clock | None = None) -> None:
+        self._take = take
+        self._clock = clock or SystemClock()
+        self._log = RateLimitedLog(_log, self._clock)
+        self._sockets: list[socket.socket] = []
+        self._is_shared = False
+        self._resumption: asyncio.TimerHandle | None = None
+        self.port = 0
+        """The port in use, also where 0 was given."""
+        self.failures: Counter[str] = Counter()
+        """Failed accepts by the error's name."""
+
+    async def bind(self, host: str, port: int, *, reuse_port: bool) -> None:
+        """The address is bound: the system completes connections, which wait in its queue.
+
+        Raises:
+            PortUsed: another process has the address, or it is not of this machine.
+        """
+        self._is_shared = reuse_port
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, _, _, _, address in dict.fromkeys(found):
+                bound = _listening(family, (str(address[0]), self.port or port), reuse_port=reuse_port)
+                self._sockets.append(bound)
+                self.port = bound.getsockname()[1]
+        except OSError as error:
+            self.close()
+            raise PortUsed(f"port: found {host}:{port}, which cannot be bound ({error.strerror})") from error
+
+    def start(self) -> None:
+        """Connections are accepted from now on."""
+        self._resumption = None
+        for each in self._sockets:
+            asyncio.get_running_loop().add_reader(each, self._accept, each)
+
+    async def stop(self, wait_s: float) -> None:
+        """No connection comes any more; those that the system had completed were taken. Takes `wait_s` at most."""
+        filtered = [_drops_syn(each) for each in self._sockets] if self._is_shared else [False]
+        if all(filtered):
+            await self._clock.sleep(min(HANDSHAKE_S, wait_s))
+        for each in self._sockets:
+            while self._accept(each):
+                pass
+        self.close()
+
+    def close(self) -> None:
+        """Nothing listens."""
+        self._pause()
+        if self._resumption is not None:
+            self._resumption.cancel()
+        for each in self._sockets:
+            each.close()
+        self._sockets.clear()
+
+    def _accept(self, listening: socket.socket) -> bool:
+        """Accept what waits; return whether there may be more."""
+        for _ in range(_ACCEPTS_A_TURN):
+            try:
+                accepted, _ = listening.accept()
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if self._failed(error):
+                    return False
+            else:
+                accepted.setblocking(False)  # noqa: FBT003 - the system's signature
+                self._take(accepted)
+        return True
+
+    def _failed(self, error: OSError) -> bool:
+        """Return whether nothing can be accepted for now."""
+        name = errno.errorcode.get(error.errno or 0, "unknown")
+        self.failures[name] += 1
+        if error.errno not in _EXHAUSTED:
+            return False
+        self._log.error("accept_failed", key=name, error=name, reason=error.strerror, pause_s=PAUSE_S)
+        self._pause()
+        if self._resumption is None:
+            self._resumption = asyncio.get_running_loop().call_later(PAUSE_S, self.start)
+        return True
+
+    def _pause(self) -> None:
+        for each in self._sockets:
+            asyncio.get_running_loop().remove_reader(each)
+
+
+def _listening(family: int, address: tuple[str, int], *, reuse_port: bool) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.setblocking(False)  # noqa: FBT003 - the system's signature
+        listening.bind(address)
+        listening.listen(BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _drops_syn(listening: socket.socket) -> bool:
+    """Let the system drop packets that begin a connection; return whether it can (Linux)."""
+    if sys.platform != "linux":
+        return False
+    program = ctypes.create_string_buffer(b"".join(_DROP_SYN))
+    try:
+        listening.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", len(_DROP_SYN), ctypes.addressof(program))
+        )
+    except OSError:
+        return False
+    return True
