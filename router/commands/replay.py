@@ -72,7 +72,8 @@ def replay(
 
     run_on_log(settings, work)
     if not found.routers:
-        raise NothingRead(f"--router: found no journal of {router_name or 'anybody'} on the log")
+        where = "on the log" if from_seq is None and from_ns is None else "from there on"
+        raise NothingRead(f"--router: found no journal of {router_name or 'any router'} {where}")
     for line in found.summary():
         click.echo(line)
     sys.exit(DIFFERENT if found.different else 0)

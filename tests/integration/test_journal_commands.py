@@ -5,14 +5,24 @@ import json
 import os
 import re
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import pytest
 
+from kv_protocol import subjects
+from kv_runtime.clock import ManualClock
+from kv_runtime.config import NatsSection
 from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import Part, run_parts
 from router.core.recording import Recordable
+from router.core.state import RouterState
+from router.journal import JournalWriter, ensure_journal
 from tests.integration.broker import Broker, eventually
-from tests.integration.test_journal import written
+from tests.integration.test_journal import SETTINGS, written
+from tests.properties import router_life
 from tests.properties.router_life import POLICIES, Life
 
 NOBODY = "nats://127.0.0.1:1"
@@ -79,6 +89,93 @@ async def test_a_journal_that_lacks_what_was_applied_ends_with_1_and_says_what_d
     found = await typed(_REPLAY, "--nats-url", broker.url, "--router", "router-1")
     assert found.code == 1
     assert re.search(r"^router-1 d\d+\+*: .*now .*, recorded ", found.out, re.MULTILINE)
+
+
+@asynccontextmanager
+async def living(log: EventLog, **changed: int) -> AsyncIterator[tuple[Life, JournalWriter]]:
+    """Yield a life and the writer of its journal, at work."""
+    settings = SETTINGS.model_copy(update=changed)
+    await ensure_journal(log, settings, NatsSection())
+    writers, stop = list[JournalWriter](), asyncio.Event()
+
+    def writer_of(clock: ManualClock, state: RouterState) -> JournalWriter:
+        made_of = router_life.SETTINGS
+        writers.append(
+            JournalWriter(log, clock, settings, router="router-1", made_of=made_of, state=state, kv_seq=lambda: 1)
+        )
+        return writers[0]
+
+    life = Life(1, POLICIES["kv"], writer_of)
+    life.begin()
+    async with asyncio.TaskGroup() as group:
+        parts = [Part("journal", writers[0].run), Part("event-log", log.run, 1)]
+        group.create_task(run_parts(parts, stop=stop, drain_s=5.0))
+        yield life, writers[0]
+        await eventually(lambda: not writers[0].statistics().waiting)
+        stop.set()
+
+
+def figure(name: str, report: str) -> int:
+    found = re.search(rf"^{name} +(\d+)", report, re.MULTILINE)
+    assert found is not None, report
+    return int(found[1])
+
+
+@pytest.mark.asyncio
+async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_that_is_left(
+    broker: Broker, log: EventLog
+) -> None:
+    async with living(log, checkpoint_records=100) as (life, writer):
+        for _ in range(40):
+            await life.go_on(10)
+            await eventually(lambda: not writer.statistics().waiting)
+        assert writer.statistics().checkpoints_total >= 3
+        whole = await typed(_REPLAY, "--nats-url", broker.url)
+        state = await log.stream_state(subjects.JOURNAL_STREAM)
+        middle = await typed(_REPLAY, "--nats-url", broker.url, "--from-seq", str(state.last_seq // 2))
+        now = datetime.now(UTC).isoformat()
+        await log.purge(subjects.JOURNAL_STREAM, state.first_seq + 2)
+        purged = await typed(_REPLAY, "--nats-url", broker.url)
+        late = await typed(_REPLAY, "--nats-url", broker.url, "--from", now)
+    assert (whole.code, figure("different", whole.out), figure("not exact", whole.out)) == (0, 0, 0)
+    assert figure("checkpoints", whole.out) == writer.statistics().checkpoints_total
+    assert re.search(
+        r"^router-1 \S+ seq 1: starts at the beginning of a life; 0 records before it skipped$", whole.out, re.MULTILINE
+    )
+    for report in (purged, middle):
+        assert (report.code, figure("different", report.out)) == (0, 0)
+        assert 0 < figure("equal", report.out) < figure("equal", whole.out)
+        assert figure("equal", report.out) + figure("not exact", report.out) <= figure("equal", whole.out)
+        assert re.search(r"seq \d+: starts at a checkpoint; [1-9]\d* records before it", report.out)
+    assert (late.code, "found no journal" in late.err) == (2, True)
+
+
+@pytest.mark.asyncio
+async def test_behind_records_lost_in_the_middle_replay_is_exact_again_and_says_where(
+    broker: Broker, log: EventLog
+) -> None:
+    async with living(log, buffer_records_max=64) as (life, writer):
+        await life.go_on(150)
+        await eventually(lambda: not writer.statistics().waiting)
+        await broker.kill()
+        await eventually(lambda: not log.is_connected)
+        await life.go_on(100)
+        assert writer.statistics().lost_total > 0
+        await broker.start()
+        await eventually(lambda: writer.statistics().checkpoints_total == 1)
+        await life.go_on(150)
+        await eventually(lambda: not writer.statistics().waiting)
+        report = await typed(_REPLAY, "--nats-url", broker.url)
+    assert (report.code, figure("different", report.out)) == (0, 0)
+    assert figure("equal", report.out) > figure("not exact", report.out) > 0
+    lost = writer.statistics().lost_total
+    said = [line.partition(": ")[2] for line in report.out.splitlines() if line.startswith("router-1 ")]
+    assert said[:2] == [
+        "starts at the beginning of a life; 0 records before it skipped",
+        f"{lost} records are missing; not exact until the next start",
+    ]
+    assert re.fullmatch(r"exact again at a checkpoint; \d+ records before it skipped", said[2])
+    assert len(said) == 3
 
 
 @pytest.mark.asyncio

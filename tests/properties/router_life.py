@@ -42,7 +42,8 @@ from router.core.checkpoint import Checkpoint
 from router.core.continuity import continuous
 from router.core.errors import NoEligibleWorker
 from router.core.policy import CostParameters, PhaseOverrides, Policy
-from router.core.recording import Recordable, Shortener
+from router.core.recording import Recordable, Recorder, Recorders, Shortener
+from router.core.state import RouterState
 from router.core.state_settings import StateSettings
 from router.core.view import RouteRequest
 from router.routing import Lease, Routing
@@ -132,11 +133,15 @@ class Shelf:
 class Life:
     """One random run."""
 
-    def __init__(self, seed: int, policy: Policy) -> None:
+    def __init__(
+        self, seed: int, policy: Policy, also: Callable[[ManualClock, RouterState], Recorder] | None = None
+    ) -> None:
+        """`also` makes another recorder of all that is applied to the state."""
         self.draw = random.Random(seed)
-        self.clock = ManualClock(now_s=self.draw.random() * 1e5)
+        self.clock = ManualClock(now_s=self.draw.random() * 1e5, wall_ns=1)
         self.state = SETTINGS.state()
         self.shelf = Shelf()
+        recorders = [self.shelf] if also is None else [self.shelf, also(self.clock, self.state)]
         self.shelf.record(
             JournalBegan(
                 now_s=self.clock.now(), router="router-1", started_ns=1, settings=msgspec.to_builtins(SETTINGS)
@@ -150,7 +155,7 @@ class Life:
             seed=seed,
             lease_s=SETTINGS.lease_s,
             decisions_max=10,
-            recorder=self.shelf,
+            recorder=Recorders(*recorders),
         )
         self._policy = policy
         self._lives = dict.fromkeys(WORKERS, 0)
@@ -159,8 +164,17 @@ class Life:
 
     async def run(self, checkpoint_every: int = 0) -> list[JournalRecord]:
         """Live, and return the journal, with a checkpoint before every so manyth step; 0: with none."""
+        self.begin()
+        await self.go_on(STEPS, checkpoint_every)
+        return self.shelf.records(self.draw.randint(16, 64))
+
+    def begin(self) -> None:
+        """Most workers join."""
         for worker_id in WORKERS[:6]:
             self._join(worker_id)
+
+    async def go_on(self, steps: int, checkpoint_every: int = 0) -> None:
+        """Live for so many steps more."""
         happenings: list[Callable[[], None]] = [
             *[self._request] * 12,
             *[self._beat] * 6,
@@ -173,13 +187,12 @@ class Life:
             self._change_policy,
             lambda: self._join(self._anyone()),
         ]
-        for step in range(STEPS):
+        for step in range(steps):
             if checkpoint_every and step % checkpoint_every == 0:
                 self._take_checkpoint()
             await self.clock.advance(self.draw.choice([0.0, 0.01, 0.3, self.draw.random()]))
             self.routing.tick()
             self.draw.choice(happenings)()
-        return self.shelf.records(self.draw.randint(16, 64))
 
     def _take_checkpoint(self) -> None:
         began = CheckpointBegan(now_s=self.clock.now(), router="router-1", settings=msgspec.to_builtins(SETTINGS))
