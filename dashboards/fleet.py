@@ -141,9 +141,9 @@ OBJECTIVES = Row(
         ),
         Panel(
             title=f"Latency budget: {FIRST_TOKEN_OBJECTIVE:.0%} of first tokens within {FIRST_TOKEN_S} s",
-            description="kvrouter_time_to_first_token_seconds: likewise, of answers whose first token came later. "
-            "Burning while the error budget does not: the fleet is too small for its traffic, or routing "
-            "is wrong.",
+            description="kvrouter_time_to_first_token_seconds: likewise, of answers whose first token came later. It "
+            "is known of streams, and of agents' whole answers. Burning while the error budget does not: the fleet is "
+            "too small for its traffic, or routing is wrong.",
             queries=tuple(_first_token_burn(over) for over in _WINDOWS),
             width=12,
             bad_from=1,

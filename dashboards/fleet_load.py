@@ -8,9 +8,9 @@ WAITING = Row(
     (
         Panel(
             title="Time to first token",
-            description="kvrouter_time_to_first_token_seconds, from being routed to the answer's first byte. A second "
-            "band above the first: prompts that were not cached, or a worker that is behind; compare with "
-            "the hit rate.",
+            description="kvrouter_time_to_first_token_seconds, from being routed to the first token, where that is "
+            "known. A second band above the first: prompts that were not cached, or a worker that is behind; compare "
+            "with the hit rate.",
             queries=(Query(buckets("time_to_first_token_seconds"), "{{le}}"),),
             kind="heatmap",
             unit="s",
@@ -26,8 +26,8 @@ WAITING = Row(
         ),
         Panel(
             title="Time between tokens",
-            description="kvrouter_inter_token_latency_seconds, the mean of each answer. It rises with the batch: too "
-            "many requests a worker, or long prefills between decodes.",
+            description="kvrouter_inter_token_latency_seconds, the mean of each answer of which it is known. It rises "
+            "with the batch: too many requests a worker, or long prefills between decodes.",
             queries=tuple(Query(quantile(q, "inter_token_latency_seconds"), f"p{q * 100:g}") for q in (0.5, 0.9, 0.99)),
             unit="s",
         ),

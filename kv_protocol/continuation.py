@@ -1,8 +1,9 @@
 """A streamed answer that goes on at another worker without a seam: what the first tells, what the next is asked.
 
     router -> worker    header `x-kv-continuable: 1`       the answer's events are to carry their token ids
-    worker -> client    `: tokens <base64>` before `data`  ids since the event before, as little-endian u32s; a comment,
-                                                           which readers of event streams pass over
+    worker -> router    `: tokens <base64>` before `data`  ids since the event before, as little-endian u32s; a comment,
+                                                           which readers of event streams pass over. The client gets it
+                                                           where it sent that header, too
     router -> worker    body key `kv_continue`             {tokens, id, created}: all ids so far, in base64, and what
                                                            the answer is called; the worker begins behind them
 
@@ -23,7 +24,8 @@ from kv_protocol.hashing import pack_tokens, unpack_tokens
 HEADER = "x-kv-continuable"
 KEY = "kv_continue"
 TOKENS_MAX = 1 << 20
-_COMMENT = b": tokens "
+COMMENT = b": tokens "
+_COMMENT_LINE = b"\n" + COMMENT
 _DATA = b"data: "
 DONE = b"data: [DONE]\n\n"
 """What ends a stream."""
@@ -101,7 +103,22 @@ _event = msgspec.json.Decoder(_Event)
 
 def token_comment(token_ids: list[int]) -> bytes:
     """Return the line that goes before an event's `data`; nothing where there are no ids."""
-    return b"%b%b\n" % (_COMMENT, base64.b64encode(pack_tokens(token_ids))) if token_ids else b""
+    return b"%b%b\n" % (COMMENT, base64.b64encode(pack_tokens(token_ids))) if token_ids else b""
+
+
+def without_tokens(events: bytes) -> tuple[bytes, int]:
+    """Return whole events without such lines, and how many ids those had.
+
+    JSON has no line ends of its own, so that no text of an answer looks like such a line.
+    """
+    count = 0
+    at = 0 if events.startswith(COMMENT) else events.find(_COMMENT_LINE) + 1 or -1
+    while at >= 0:
+        end = events.find(b"\n", at) + 1 or len(events)
+        count += (end - at - len(COMMENT)) * 3 // (4 * _TOKEN_BYTES)  # what pads it is less than an id
+        events = events[:at] + events[end:] if at else events[end:]
+        at = at if events.startswith(COMMENT, at) else events.find(_COMMENT_LINE, at) + 1 or -1
+    return events, count
 
 
 def progress_of(events: bytes, before: Progress | None = None) -> Progress | None:
@@ -114,8 +131,8 @@ def progress_of(events: bytes, before: Progress | None = None) -> Progress | Non
     finish_reason, has_usage = None, False
     for line in events.split(b"\n"):
         try:
-            if line.startswith(_COMMENT):
-                tokens.append(base64.b64decode(line[len(_COMMENT) :].rstrip(b"\r"), validate=True))
+            if line.startswith(COMMENT):
+                tokens.append(base64.b64decode(line[len(COMMENT) :].rstrip(b"\r"), validate=True))
             elif line.startswith(_DATA) and not line.startswith(DONE.rstrip()):
                 last = _event.decode(line[len(_DATA) :])
                 has_usage = has_usage or last.usage is not None

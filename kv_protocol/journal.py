@@ -152,7 +152,9 @@ class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True,
 class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
     """How a decision turned out: what the worker says it reused of the prompt, and when tokens came. Its lease is over.
 
-    Where `ttft_s` is `duration_s` the answer came whole: that was its first token as well.
+    Seconds; `ttft_s` and `itl_s` are None where they are not known (`router/core/latency.py`). `came_whole`: no first
+    token was recorded before. Where that is None a former version wrote the record: it took the duration of an answer
+    that came whole for its `ttft_s`, and is folded as that version folded it.
     """
 
     now_s: float
@@ -162,6 +164,16 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
     ttft_s: float | None = None
     duration_s: float | None = None
     output_tokens: int | None = None
+    itl_s: float | None = None
+    came_whole: bool | None = None
+
+    @property
+    def mean_itl_s(self) -> float | None:
+        """Mean seconds between the answer's tokens; None where it is not known."""
+        if self.came_whole is not None or self.ttft_s is None or self.duration_s is None:
+            return self.itl_s
+        later_tokens = (self.output_tokens or 0) - 1
+        return (self.duration_s - self.ttft_s) / later_tokens if later_tokens > 0 else None
 
     @property
     def ending(self) -> Finished | Cancelled:
@@ -171,7 +183,9 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
 
     @property
     def is_whole(self) -> bool:
-        """Whether the answer came whole, its first token with its last."""
+        """Whether the answer came whole: its end is the first that is recorded of it."""
+        if self.came_whole is not None:
+            return self.came_whole
         return self.ttft_s is not None and self.ttft_s == self.duration_s
 
 

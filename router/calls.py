@@ -28,7 +28,13 @@ _PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
 _PASSED_ON_NAMES = frozenset(_PASSED_ON)
 _ALONE = PrefillAnswer(b"", ALONE, is_final=False)
 """What a decode worker is told that serves alone."""
-_CONTINUABLE = f"{HEADER}: 1\r\n".encode()
+_HEADER = HEADER.encode()
+_CONTINUABLE = b"%b: 1\r\n" % _HEADER
+
+
+def wants_tokens(headers: Headers) -> bool:
+    """Return whether a client of these headers gets a stream's token comments."""
+    return _HEADER in headers
 
 
 class Calls:
@@ -67,7 +73,7 @@ class Calls:
         headers = b"%bx-request-id: %b\r\n" % (self._worker_headers, verdict.request.request_id.encode())
         if not _PASSED_ON_NAMES.isdisjoint(exchange.headers):
             headers += _passed_on(exchange.headers)
-        if kept is not None:
+        if kept is not None or wants_tokens(exchange.headers):
             headers += _CONTINUABLE
         limits = self._limits if inbound.stream and phase != "prefill" else self._whole_limits
         is_decode = phase == "decode"

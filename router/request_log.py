@@ -124,8 +124,7 @@ def _of_route(route: RouteRequest | None) -> dict[str, Any]:
 
 
 def _of_attempt(attempt: Attempt, usage: Usage) -> dict[str, Any]:
-    verdict, decode_s, tokens = attempt.verdict, attempt.lease.decode_s, usage.output_tokens
-    itl_s = decode_s / (tokens - 1) if decode_s is not None and tokens is not None and tokens > 1 else None
+    verdict = attempt.verdict
     return {
         "decision_id": verdict.decision_id,
         "status": attempt.status or None,
@@ -134,13 +133,13 @@ def _of_attempt(attempt: Attempt, usage: Usage) -> dict[str, Any]:
         "trust": verdict.trust,
         "overlap_tokens": verdict.overlap_blocks * verdict.request.block_size,
         "cached_tokens": usage.cached_tokens,
-        "output_tokens": tokens,
-        "itl_ms": _milliseconds(itl_s),
+        "output_tokens": usage.output_tokens,
+        "itl_ms": _milliseconds(attempt.lease.itl_s),
     }
 
 
 def _ttft_s(attempts: tuple[Attempt, ...]) -> float | None:
-    """Return the time from the first decision to the first byte that the client got; None where it got none."""
+    """Return the time from the first decision to the client's first token; None where it is not known."""
     for each in attempts:
         if each.lease.ttft_s is not None and (each.verdict.request.phase != "prefill" or len(attempts) == 1):
             return each.lease.ttft_s + each.verdict.now_s - attempts[0].verdict.now_s

@@ -23,6 +23,7 @@ from kv_protocol.splitmix import splitmix64
 from kv_runtime.clock import Clock
 from router.core.decide import decide
 from router.core.errors import NoEligibleWorker
+from router.core.latency import Arrival, latency_of
 from router.core.policy import Policy
 from router.core.recording import Recorder, Recorders, RefusedRequest
 from router.core.state import Applied, RouterState
@@ -101,8 +102,8 @@ class Lease:
     """One request's promise at one rank; `end` is idempotent."""
 
     __slots__ = (
-        "_began_s", "_first_token_s", "_is_over", "_lease_id", "_record", "_renew_every_s", "_renewed_s", "_routing",
-        "decode_s",
+        "_began_s", "_is_over", "_lease_id", "_record", "_renew_every_s", "_renewed_s", "_routing", "first_byte_s",
+        "itl_s", "ttft_s",
     )  # fmt: skip
 
     def __init__(self, routing: "Routing", record: DecisionRecord, lease_s: float) -> None:
@@ -111,25 +112,23 @@ class Lease:
         self._lease_id = record.verdict.request.decision_id
         self._renew_every_s = lease_s / 4
         self._began_s = self._renewed_s = record.verdict.now_s
-        self._first_token_s: float | None = None
-        self.decode_s: float | None = None
-        """From the first token to the end; None until then, and where there was none."""
+        self.first_byte_s: float | None = None
+        """From being routed to the answer's first byte; None until then."""
+        self.ttft_s: float | None = None
+        self.itl_s: float | None = None
+        """As `Latency` has them; None until the end."""
         self._is_over = False
-
-    @property
-    def ttft_s(self) -> float | None:
-        """From being routed to the first token, or the first byte where only that is seen."""
-        return None if self._first_token_s is None else self._first_token_s - self._began_s
 
     def first_token(self) -> None:
         """The answer has begun: the prompt is computed. Nothing, the second time."""
-        if self._first_token_s is None:
-            self._first_token_s = self._renewed_s = self._routing.clock.now()
+        if self.first_byte_s is None:
+            self._renewed_s = self._routing.clock.now()
+            self.first_byte_s = self._renewed_s - self._began_s
             self._routing.tell(FirstToken(lease_id=self._lease_id))
 
     def on_bytes(self) -> None:
         """Bytes of the answer have come."""
-        if self._first_token_s is None:
+        if self.first_byte_s is None:
             self.first_token()
             return
         now_s = self._routing.clock.now()
@@ -144,28 +143,33 @@ class Lease:
         output_tokens: int | None = None,
         *,
         came_whole: bool = False,
+        arrival: Arrival | None = None,
     ) -> None:
         """The request is over at this rank; nothing is promised any more.
 
         `cached_tokens` are what the worker says it reused of the prompt, `output_tokens` what it says it answered with;
-        `came_whole`: the answer was there at once, its first token with its last.
+        `came_whole`: the answer was there at once, its first byte with its last. Without `arrival` it was a stream of
+        `output_tokens`.
         """
         if self._is_over:
             return
         self._is_over = True
         now_s = self._routing.clock.now()
-        if came_whole and self._first_token_s is None:
-            self._first_token_s = now_s
-        if self._first_token_s is not None:
-            self.decode_s = now_s - self._first_token_s
+        duration_s = now_s - self._began_s
+        if came_whole and self.first_byte_s is None:
+            self.first_byte_s = duration_s
+        came = arrival or Arrival(is_streamed=True, later_tokens=(output_tokens or 1) - 1)
+        self.ttft_s, self.itl_s = latency_of(came, self.first_byte_s, duration_s)
         known = self._record.outcome = OutcomeKnown(
             now_s=now_s,
             decision_id=self._lease_id,
             outcome=outcome,
             cached_tokens=cached_tokens,
             ttft_s=self.ttft_s,
-            duration_s=now_s - self._began_s,
+            duration_s=duration_s,
             output_tokens=output_tokens,
+            itl_s=self.itl_s,
+            came_whole=came_whole,
         )
         self._routing.apply(known)
 

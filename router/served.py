@@ -27,11 +27,13 @@ from router.asking import Asking
 from router.attempt import Attempt
 from router.core.errors import NoEligibleWorker
 from router.core.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
+from router.core.latency import Arrival
 from router.core.plan import Plan
 from router.core.verdict import Verdict
 from router.core.view import RouteRequest
 from router.http.collected import Collected
 from router.http.exchange import Exchange, OutboundCall, Phase
+from router.http.heads import Headers
 from router.refusals import Refusal, Refused
 from router.request_log import EndedRequest
 from router.routing import OutcomeName
@@ -150,7 +152,7 @@ class Served(Asking):
 
     def _call(self, verdict: Verdict) -> OutboundCall | None:
         is_kept = self._plan.may_migrate() and not self._is_aside
-        self._kept = self.serving.kept() if is_kept or self.exchange.is_begun else None
+        self._kept = self.serving.kept(self.exchange.headers) if is_kept or self.exchange.is_begun else None
         return self.serving.calls.call(
             verdict, self.inbound, self.exchange, self.prompt, self._handoff, self._progress, self._kept
         )
@@ -160,11 +162,11 @@ class Served(Asking):
         """Whether the answer is not the client's: a prefill worker's, that another one goes on with."""
         return self._plan.phase == "prefill" and not self._plan.is_fixed
 
-    def on_head(self, status: int, retry_after: bytes) -> bytes | None:
+    def on_head(self, status: int, headers: Headers) -> bytes | None:
         """Return the header lines that say how it was routed; None where another rank is to be tried."""
         attempt = self._attempt
         assert attempt is not None
-        if not attempt.heard(status, lambda: self.serving.busy_s(retry_after)):
+        if not attempt.heard(status, headers, self.serving.busy_s):
             return None
         if self.exchange.is_begun and not attempt.is_answered:
             attempt.reason = f"status {status} to an answer that was to go on"
@@ -180,12 +182,12 @@ class Served(Asking):
         attempt = self._attempt
         assert attempt is not None
         attempt.lease.first_token()
-        if not self._is_aside:
-            self._begun(attempt)
+        if attempt.is_streamed and not self._is_aside:
+            self._begun(attempt, attempt.lease.first_byte_s)
         self.serving.admission.poke()
 
-    def _begun(self, attempt: Attempt) -> None:
-        ttft_s, decided_s = attempt.lease.ttft_s, self._decided_s
+    def _begun(self, attempt: Attempt, ttft_s: float | None) -> None:
+        decided_s = self._decided_s
         if ttft_s is not None and decided_s is not None and attempt.is_answered and self._progress is None:
             self.serving.metrics.first_token(self._mode, ttft_s + attempt.verdict.now_s - decided_s)
 
@@ -194,7 +196,7 @@ class Served(Asking):
         assert self._attempt is not None
         self._attempt.lease.on_bytes()
 
-    def on_end(self, tail: bytes) -> None:
+    def on_end(self, tail: bytes, later_events: int) -> None:
         """The client, or for it we, have the whole answer."""
         attempt = self._attempt
         assert attempt is not None
@@ -203,13 +205,24 @@ class Served(Asking):
             return
         is_ok = attempt.is_answered
         usage = usage_in(tail)
-        came_whole = bool(tail) and attempt.lease.ttft_s is None
-        self._end_attempt("ok" if is_ok else "refused", usage, came_whole=came_whole)
-        if came_whole:
-            self._begun(attempt)
+        came_whole = bool(tail) and attempt.lease.first_byte_s is None
+        arrival = attempt.arrival(self._later_tokens(attempt, usage, later_events))
+        self._end_attempt("ok" if is_ok else "refused", usage, came_whole=came_whole, arrival=arrival)
+        if came_whole or not attempt.is_streamed:
+            self._begun(attempt, attempt.lease.ttft_s)
         if is_ok:
             self.serving.settled(attempt, usage)
         self._end("ok" if is_ok else "refused")
+
+    def _later_tokens(self, attempt: Attempt, usage: Usage, later_events: int) -> int:
+        """Return how many tokens this worker's answer had behind its first; 0 where it is not known."""
+        if self.inbound.n not in (None, 1):
+            return 0
+        seen = later_events if self._kept is None else self._kept.later_tokens or later_events
+        if usage.output_tokens is None or (attempt.is_streamed and not seen):
+            return seen
+        before = 0 if self._progress is None else self._progress.token_count
+        return max(0, usage.output_tokens - before - 1)
 
     def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed; another is tried, unless the client has bytes of this one's answer."""
@@ -267,7 +280,7 @@ class Served(Asking):
             self.on_failed("body", str(error), begun=False)
             return
         usage = usage_in(body[-_USAGE_BYTES:])
-        self._end_attempt("ok" if attempt.is_answered else "refused", usage)
+        self._end_attempt("ok" if attempt.is_answered else "refused", usage, arrival=attempt.arrival(0))
         if answer.is_final:
             self._answer(attempt, answer.body, usage)
             return
@@ -281,7 +294,7 @@ class Served(Asking):
 
     def _answer(self, attempt: Attempt, body: bytes, usage: Usage) -> None:
         """The client gets a prefill worker's answer."""
-        self._begun(attempt)
+        self._begun(attempt, attempt.lease.ttft_s)
         if attempt.is_answered:
             self.serving.settled(attempt, usage)
         self._end("ok" if attempt.is_answered else "refused")
@@ -302,7 +315,7 @@ class Served(Asking):
         attempt, kept, plan = self._attempt, self._kept, self._plan
         if phase == "local" or attempt is None or kept is None or kept.is_overfull:
             return None
-        had_begun = attempt.lease.ttft_s is not None
+        had_begun = attempt.lease.first_byte_s is not None
         progress = progress_of(kept.events(), self._progress) if had_begun else self._progress
         if progress is None:
             return None
@@ -368,12 +381,20 @@ class Served(Asking):
         headers = (*refusal.headers, (b"x-request-id", named.encode())) if named else refusal.headers
         self.exchange.answer(refusal.status, refusal.body, headers=headers)
 
-    def _end_attempt(self, outcome: OutcomeName, usage: Usage = NOTHING_SAID, *, came_whole: bool = False) -> None:
+    def _end_attempt(
+        self,
+        outcome: OutcomeName,
+        usage: Usage = NOTHING_SAID,
+        *,
+        came_whole: bool = False,
+        arrival: Arrival | None = None,
+    ) -> None:
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             return
         self._attempts, self._usage = (*self._attempts, attempt), usage
-        attempt.lease.end(outcome, usage.cached_tokens, usage.output_tokens, came_whole=came_whole)
+        arrival = arrival or Arrival(is_streamed=attempt.is_streamed, later_tokens=0)
+        attempt.lease.end(outcome, usage.cached_tokens, usage.output_tokens, came_whole=came_whole, arrival=arrival)
         self.serving.attempt_ended(attempt, is_gone=outcome == "cancelled", erred_before=self._erred_at)
 
     def _end(self, outcome: str, refusal: Refusal | None = None) -> None:

@@ -20,7 +20,7 @@ from router import refusals
 from router.admission import Admission
 from router.asked import Asked
 from router.attempt import Attempt
-from router.calls import Calls
+from router.calls import Calls, wants_tokens
 from router.config import RouterSettings
 from router.core.disaggregation import asked_phase, first_phase, placement
 from router.core.eligibility import reason_kind
@@ -175,9 +175,9 @@ class Serving:
             migration_limit=failures.migration_limit if is_movable else 0,
         )
 
-    def kept(self) -> Kept:
-        """Return what keeps a stream that may go on elsewhere."""
-        return Kept(self._settings.failures.migration_bytes_max)
+    def kept(self, headers: Headers) -> Kept:
+        """Return what keeps a stream that may go on elsewhere, for a client of these headers."""
+        return Kept(self._settings.failures.migration_bytes_max, hides_tokens=not wants_tokens(headers))
 
     def route_of(self, route: RouteRequest, plan: Plan, inbound: Inbound, transfer_domain: str | None) -> RouteRequest:
         """Return what routing reads for the plan's phase, under a new decision's name.
@@ -319,9 +319,7 @@ class Serving:
         """A request was answered."""
         verdict = attempt.verdict
         request = verdict.request
-        decode_s, tokens = attempt.lease.decode_s, usage.output_tokens or 0
-        itl_s = decode_s / (tokens - 1) if decode_s is not None and tokens > 1 else None
-        self.metrics.finished(verdict.policy, request.isl_tokens, usage.output_tokens, itl_s)
+        self.metrics.finished(verdict.policy, request.isl_tokens, usage.output_tokens, attempt.lease.itl_s)
         if usage.cached_tokens is not None and request.isl_tokens and request.phase != "decode":
             predicted_tokens = verdict.overlap_blocks * request.block_size
             self.metrics.settled(verdict.winner.worker_id, predicted_tokens, usage.cached_tokens)

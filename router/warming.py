@@ -27,7 +27,7 @@ from router.core.verdict import Verdict
 from router.core.view import RouteRequest
 from router.http.collected import Collected
 from router.http.exchange import Exchange, Phase
-from router.http.heads import RequestHead
+from router.http.heads import Headers, RequestHead
 from router.http.upstream import Upstreams
 from router.serving import Serving
 from router.tokens import Prompt
@@ -157,15 +157,20 @@ class _Asked:
             attempt.lease.end("cancelled" if is_gone else "failed")
         else:
             usage = usage_in(self.body[-_USAGE_BYTES:])
-            came_whole = attempt.lease.ttft_s is None
-            attempt.lease.end("ok", usage.cached_tokens, usage.output_tokens, came_whole=came_whole)
+            attempt.lease.end(
+                "ok",
+                usage.cached_tokens,
+                usage.output_tokens,
+                came_whole=attempt.lease.first_byte_s is None,
+                arrival=attempt.arrival((usage.output_tokens or 1) - 1),
+            )
         self._serving.attempt_ended(attempt, is_gone=is_gone, erred_before=())
 
     # ------------------------------------------------------------ as the call's watcher
 
-    def on_head(self, status: int, retry_after: bytes) -> bytes | None:
+    def on_head(self, status: int, headers: Headers) -> bytes | None:
         """Return nothing to be said with the answer; None where it is of no use."""
-        return b"" if self._attempt.heard(status, lambda: self._serving.busy_s(retry_after)) else None
+        return b"" if self._attempt.heard(status, headers, self._serving.busy_s) else None
 
     def on_dropped(self) -> None:
         """The answer that is of no use is out of the way."""
@@ -179,7 +184,7 @@ class _Asked:
         """It goes on."""
         self._attempt.lease.on_bytes()
 
-    def on_end(self, tail: bytes) -> None:  # noqa: ARG002 - it is gathered
+    def on_end(self, tail: bytes, later_events: int) -> None:  # noqa: ARG002 - it is gathered
         """It is whole."""
         self.over.set()
 

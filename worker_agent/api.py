@@ -41,6 +41,7 @@ class AgentApi:
         default_max_tokens: int,
         inflight_requests_max: int,
         wall_ns: Callable[[], int],
+        now_s: Callable[[], float],
         new_id: Callable[[], str],
         position: Callable[[], Awaitable[dict[int, tuple[int, int]]]],
         status: Callable[[], dict[str, Any]],
@@ -51,7 +52,9 @@ class AgentApi:
         self._description = engine.describe()
         self._names = (*served_names, *loras)
         rules = RequestRules(self._description, text, default_max_tokens=default_max_tokens, role=role, loras=loras)
-        self._completions = Completions(engine, text, prompts, rules, names=self._names, wall_ns=wall_ns, new_id=new_id)
+        self._completions = Completions(
+            engine, text, prompts, rules, names=self._names, wall_ns=wall_ns, now_s=now_s, new_id=new_id
+        )
         self._position, self._status, self._fault = position, status, fault
         self._in_flight = InFlight(inflight_requests_max)
 

@@ -8,8 +8,9 @@
     the engine fails this request alone              500; in a stream an error event       failed
     the client goes away                             -; the engine's request is aborted    cancelled
 
-A stream whose reader can have it go on at another worker (`x-kv-continuable`) tells the ids of its tokens, and is cut
-where the engine stops (`kv_protocol/continuation.py`).
+A stream of one choice whose reader can have it go on at another worker (`x-kv-continuable`) tells the ids of its
+tokens, and is cut where the engine stops (`kv_protocol/continuation.py`). An unstreamed answer says in a header when
+its first token came (`kv_protocol/decode_time.py`).
 
 Headers that are read: `x-dp-rank`, a rank of this worker's; `x-session-id`, the conversation, up to 128 printable
 characters, any other is ignored; `traceparent` and `tracestate`. In-flight requests are bounded (`in_flight.py`).
@@ -24,6 +25,7 @@ from aiohttp import web
 
 from kv_protocol import openai
 from kv_protocol.continuation import HEADER, token_comment
+from kv_protocol.decode_time import DECODE_HEADER, decode_header
 from kv_protocol.openai import ChatRequest, Request, RequestInvalid
 from kv_runtime.chat_template import TextError
 from kv_runtime.http import error_body, error_response
@@ -55,8 +57,10 @@ class Completions:
         *,
         names: tuple[str, ...],
         wall_ns: Callable[[], int],
+        now_s: Callable[[], float],
         new_id: Callable[[], str],
     ) -> None:
+        self._now_s = now_s
         self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
         self._names, self._wall_ns, self._new_id = names, wall_ns, new_id
 
@@ -76,7 +80,7 @@ class Completions:
             before = self._rules.before(request)
             asked = await self._asked(http, request, before)
             answer = Answer(request, asked.request_id, self._wall_ns() // _NS_PER_S, self._text.token_bytes)
-            generation = Generation(self._engine, self._text, asked, request.stops, before=before)
+            generation = Generation(self._engine, self._text, asked, request.stops, now_s=self._now_s, before=before)
             if request.stream:
                 return await self._stream(http, generation, answer, include_usage=request.include_usage)
             return await self._whole(generation, answer, asked)
@@ -115,14 +119,15 @@ class Completions:
             prompt=generation.prompt,
             told_of_prompt=(generation.prompt or asked.prompt, generation.prompt_logprobs) if wants_prompt else None,
         )
-        return web.Response(body=body, content_type="application/json"), "ok"
+        headers = {DECODE_HEADER: decode_header(generation.decode_s)}
+        return web.Response(body=body, content_type="application/json", headers=headers), "ok"
 
     async def _stream(
         self, http: web.Request, generation: Generation, answer: Answer, *, include_usage: bool
     ) -> Answered:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         outcome: Outcome = "failed"
-        tells = HEADER in http.headers  # token ids, to whoever may have to go on with this answer elsewhere
+        tells = HEADER in http.headers and answer.choices == 1  # token ids, with which another worker can go on
         async with aclosing(generation.pieces()) as pieces:
             first = await anext(pieces)
             await response.prepare(http)

@@ -13,7 +13,7 @@ begins where that one's ended, and its usage is that of the whole. The ids of al
 `taken` are for whoever may have to go on with it in turn.
 """
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -35,8 +35,17 @@ class Generation:
     """One request at an engine."""
 
     def __init__(
-        self, engine: Engine, text: Text, asked: EngineRequest, stops: tuple[str, ...], *, before: tuple[int, ...] = ()
+        self,
+        engine: Engine,
+        text: Text,
+        asked: EngineRequest,
+        stops: tuple[str, ...],
+        *,
+        now_s: Callable[[], float],
+        before: tuple[int, ...] = (),
     ) -> None:
+        """`now_s` reads a monotonic clock."""
+        self._now_s = now_s
         self._engine, self._asked, self._before = engine, asked, before
         sampling = asked.sampling
         self._choices = [
@@ -47,6 +56,7 @@ class Generation:
             self._choices[0].resume(before)
         self._untaken: list[int] = []
         self._first: EngineOutput | None = None
+        self._first_s: float | None = None
         self._cached_tokens = 0
 
     @property
@@ -58,6 +68,11 @@ class Generation:
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
         """What is told of the prompt's tokens."""
         return () if self._first is None else self._first.prompt_logprobs
+
+    @property
+    def decode_s(self) -> float:
+        """How long ago the first token came; 0 where none did."""
+        return 0.0 if self._first_s is None else self._now_s() - self._first_s
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield a piece for each output, also an empty one, so that it shows as life; closing it aborts.
@@ -99,7 +114,8 @@ class Generation:
             raise GenerationFailed("the engine ended this request with an error; its log says why")
         if output.choice == 0:  # the others of a prompt reuse what the first one computed
             self._cached_tokens = output.cached_tokens
-        self._first = self._first or output
+        if self._first is None:
+            self._first, self._first_s = output, self._now_s()
         self._untaken += output.token_ids
         return self._choices[output.choice].push(output)
 

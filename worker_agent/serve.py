@@ -201,6 +201,7 @@ def _api(worker: _Worker, idle: Canary | None) -> AgentApi:
         default_max_tokens=settings.engine.default_max_tokens,
         inflight_requests_max=settings.worker.inflight_requests_max,
         wall_ns=worker.clock.wall_ns,
+        now_s=worker.clock.now,
         new_id=lambda: uuid.uuid4().hex,
         position=worker.events.path.position,
         status=worker.events.status,

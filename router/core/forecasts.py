@@ -1,8 +1,8 @@
 """What a request is predicted to live through at each rank, and what is learnt of how it did (`ttft_model.py`).
 
     decided           the features of the winner are kept until the outcome is known
-    outcome known     ok: the time to its first token is learnt with them, and that between tokens where those were
-                      counted; any other: nothing
+    outcome known     ok: the time to its first token is learnt with them, and that between tokens, each where it is
+                      known (`latency.py`); any other: nothing
     worker forgotten  nothing is known of it
 
 Only decisions of modes that read forecasts are learnt from: others know less of what they decide among.
@@ -81,13 +81,12 @@ class Forecasts:
     def ended(self, outcome: OutcomeKnown) -> None:
         """It is known how a decision turned out."""
         known = self._pending.pop(outcome.decision_id, None)
-        if known is None or outcome.outcome != "ok" or outcome.ttft_s is None or outcome.duration_s is None:
+        if known is None or outcome.outcome != "ok":
             return
-        self.ttft.learn(
-            known.rank, (known.uncached_tokens, known.queued_tokens, known.running_requests), outcome.ttft_s
-        )
-        if outcome.output_tokens is not None and outcome.output_tokens > 1:
-            itl_s = (outcome.duration_s - outcome.ttft_s) / (outcome.output_tokens - 1)
+        ttft_s, itl_s = outcome.ttft_s, outcome.mean_itl_s
+        if ttft_s is not None:
+            self.ttft.learn(known.rank, (known.uncached_tokens, known.queued_tokens, known.running_requests), ttft_s)
+        if itl_s is not None:
             self.itl.learn(known.rank, (known.running_requests, known.active_blocks), itl_s)
 
     # --------------------------------------------------------------------------------------------- checkpoints

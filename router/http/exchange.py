@@ -31,7 +31,8 @@ class OutboundCall(NamedTuple):
     """A POST to a worker: `base_url` + `path`, header lines ended by CRLF each (no host, no length), the body's parts.
 
     The limits are seconds: until the connection stands, until the answer's first byte (from `forward` on, connecting
-    included), between two reads of it, and for all of it. `kept` gets what is passed on of an event stream.
+    included), between two reads of it, and for all of it. `kept` gets the events of a stream, and says what of them is
+    passed on.
     """
 
     base_url: str
@@ -54,7 +55,7 @@ class Watcher(Protocol):
     `on_failed` and `on_gone` may come before `forward` returns.
     """
 
-    def on_head(self, status: int, retry_after: bytes) -> bytes | None:
+    def on_head(self, status: int, headers: Headers) -> bytes | None:
         """Return header lines (ended by CRLF each) that the answer is passed on with; None: it is not passed on."""
 
     def on_dropped(self) -> None:
@@ -66,8 +67,11 @@ class Watcher(Protocol):
     def on_bytes(self) -> None:
         """More bytes came."""
 
-    def on_end(self, tail: bytes) -> None:
-        """The whole answer was passed on; `tail` is the last of its body, 4 KB at most, empty where it has none."""
+    def on_end(self, tail: bytes, later_events: int) -> None:
+        """The whole answer was passed on; `tail` is the last of its body, 4 KB at most, empty where it has none.
+
+        `later_events` are those of an event stream that came behind its first bytes, without the mark of its end.
+        """
 
     def on_cut(self, phase: Phase, reason: str) -> bytes | None:
         """The worker failed in the middle of a `kept` event stream; return what follows what the client has of it.

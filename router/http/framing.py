@@ -48,6 +48,20 @@ def whole_chunks(data: bytes, tail_bytes: int) -> int:
     return begins
 
 
+def payload_of(data: bytes) -> bytes:
+    """Return what the chunks carry that `whole_chunks` found to be whole."""
+    line_end = data.find(b"\r\n")
+    if line_end + 4 + _SIZES[data[:line_end]] == len(data):  # most are one chunk
+        return data[line_end + 2 : -2]
+    at, end, parts = 0, len(data), []
+    while at < end:
+        line_end = data.index(b"\r\n", at)
+        begins = line_end + 2
+        at = begins + _SIZES[data[at:line_end]] + 2
+        parts.append(data[begins : at - 2])
+    return b"".join(parts)
+
+
 class BodyReader(Protocol):
     """A body, fed piece by piece; any pieces give the same."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from router.http.exchange import HeaderLines, Phase
+from router.http.heads import Headers
 
 
 class Nobody:
@@ -32,7 +33,7 @@ class Nobody:
     def cut(self) -> None:
         """Nobody is cut off."""
 
-    def on_head(self, status: int, retry_after: bytes) -> bytes | None:  # noqa: ARG002 - whatever it is
+    def on_head(self, status: int, headers: Headers) -> bytes | None:  # noqa: ARG002 - whatever it is
         """Return no lines: any answer will do."""
         return b""
 
@@ -46,7 +47,7 @@ class Nobody:
     def on_bytes(self) -> None:
         """Not heard of: the worker was left."""
 
-    def on_end(self, tail: bytes) -> None:
+    def on_end(self, tail: bytes, later_events: int) -> None:
         """It was short."""
 
     def on_cut(self, phase: Phase, reason: str) -> bytes | None:  # noqa: ARG002 - whatever it was

@@ -9,7 +9,8 @@
 
 Reads that are whole chunks and end an event go through as they are. What is not is decoded, cut after the last whole
 event, and put into a chunk of its own. A client of HTTP/1.0 gets bytes until its connection ends. Of the body only the
-last 4 KB are kept, but of a call that says so. A `kept` stream that ends without `[DONE]` may go on, too.
+last 4 KB are kept, but of a call that says so. A `kept` stream that ends without `[DONE]` may go on, too; what of it is
+passed on is the keeper's affair.
 """
 
 from typing import Protocol
@@ -66,9 +67,9 @@ class Splice:
     """One forwarded call: fed what its worker sends, it feeds the client and tells the watcher."""
 
     __slots__ = (
-        "_begun", "_chunked_out", "_client", "_exchange", "_framing", "_heads", "_heard_s", "_held", "_lines",
-        "_mid_event", "_reader", "_recent", "_reusable", "_silent", "_since_s", "_state", "_stream", "_tail",
-        "_until_close", "_watcher", "call", "connection", "dial", "heard", "paused",
+        "_begun", "_chunked_out", "_client", "_exchange", "_framing", "_heads", "_heard_s", "_held", "_later_events",
+        "_lines", "_mid_event", "_reader", "_recent", "_reusable", "_silent", "_since_s", "_state", "_stream",
+        "_tail", "_until_close", "_watcher", "call", "connection", "dial", "heard", "paused",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +89,7 @@ class Splice:
         self.heard = self.paused = self._until_close = self._mid_event = False
         self._begun = self._stream = exchange.is_begun
         self._silent = True
+        self._later_events = 0
         self._state = _HEAD
         self._held: bytearray | None = None
         """What came of the head, or of the body's payload, and was not passed on."""
@@ -130,7 +132,7 @@ class Splice:
 
     def _begin(self, head: AnswerHead, body: bytes) -> None:
         self._reusable = head.reusable
-        lines = self._watcher.on_head(head.status, head.headers.get(b"retry-after", b""))
+        lines = self._watcher.on_head(head.status, head.headers)
         if lines is None:
             self._drop(head, body)
             return
@@ -182,9 +184,7 @@ class Splice:
         recent.append(data[tail_at:] if tail_at else data)
         if len(recent) > _RECENT_MAX:
             del recent[0]
-        if self.call.kept is not None:
-            self.call.kept.add(data, framed=True)
-        self._write(data)
+        self._write(self._shown(data, framed=True))
         self._tell()
         return True
 
@@ -208,9 +208,7 @@ class Splice:
         """Pass on the first `ripe` bytes of what is held."""
         payload = bytes(held[:ripe])
         del held[:ripe]
-        if self.call.kept is not None:
-            self.call.kept.add(payload, framed=False)
-        self._write(chunk(payload) if self._chunked_out else payload)
+        self._write(self._outgoing(payload))
         self._remember(payload)
 
     def _ripe(self, held: bytearray, searched_from: int) -> int:
@@ -229,6 +227,19 @@ class Splice:
             self._state = _PASS
             self._framing = b"transfer-encoding: chunked\r\n\r\n" if self._chunked_out else b"\r\n"
         return len(held)
+
+    def _outgoing(self, payload: bytes) -> bytes:
+        """Return the bytes by which the client gets a part of the body."""
+        if self._state == _EVENTS:
+            payload = self._shown(payload, framed=False)
+        return chunk(payload) if self._chunked_out and payload else payload
+
+    def _shown(self, events: bytes, *, framed: bool) -> bytes:
+        """Return what the client gets of events, or of the beginning of a long one; `framed`: both are whole chunks."""
+        if self._begun:
+            self._later_events += events.count(b"\n\n") or events.count(b"\n\r\n")
+        kept = self.call.kept
+        return events if kept is None else kept.add(events, framed=framed)
 
     def _write(self, data: bytes) -> None:
         if not self._begun:
@@ -265,10 +276,8 @@ class Splice:
         held = bytes(self._held or b"")
         if self._state == _GATHER:
             out = b"content-length: %d\r\n\r\n%b" % (len(held), held)
-        elif self._chunked_out:
-            out = (chunk(held) if held else b"") + LAST_CHUNK
         else:
-            out = held
+            out = self._outgoing(held) + (LAST_CHUNK if self._chunked_out else b"")
         self._write(out)
         self._remember(held)
         self._over(extra=extra, tail=self._tail)
@@ -292,7 +301,8 @@ class Splice:
     def _over(self, *, extra: bool, tail: bytes) -> None:
         self._detach(reusable=self._reusable and not extra)
         self._exchange.close()
-        self._watcher.on_end(tail)
+        has_mark = self._later_events > 0 and tail.rstrip().endswith(_DONE)
+        self._watcher.on_end(tail, self._later_events - has_mark)
         self._client.finish()
 
     def _drop(self, head: AnswerHead, body: bytes) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from kv_protocol.decode_time import DECODE_HEADER
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import RateLimitedLog
@@ -37,9 +38,9 @@ _RESOLVERS = frozenset({socket.EAI_SYSTEM, socket.EAI_MEMORY})
 """What the resolver says where the system refused it a descriptor or memory: nothing about the worker's name."""
 OURS = HOP_BY_HOP | {
     b"x-request-id", b"x-worker-instance-id", b"x-prefill-instance-id", b"x-dp-rank", b"x-decision-id",
-    b"x-overlap-blocks", b"x-ignored-parameters",
+    b"x-overlap-blocks", b"x-ignored-parameters", DECODE_HEADER.encode(),
 }  # fmt: skip
-"""Of a connection, or said by the router itself."""
+"""Of a connection, said by the router itself, or said to the router alone."""
 
 _log = structlog.get_logger("http")
 

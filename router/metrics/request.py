@@ -102,11 +102,11 @@ class RequestMetrics:
         self._retries[phase] += 1
 
     def first_token(self, mode: str, ttft_s: float) -> None:
-        """The first byte of an answer came, so long after the request was routed."""
+        """The first token of an answer came, so long after the request was routed."""
         self._ttft[mode].observe(ttft_s)
 
     def finished(self, mode: str, input_tokens: int, output_tokens: int | None, itl_s: float | None) -> None:
-        """An answer is whole. `output_tokens`: where it says how many; `itl_s`: where it has more than one."""
+        """An answer is whole. `output_tokens`: where it says how many; `itl_s`: where it is known."""
         self._input.observe(input_tokens)
         if output_tokens is not None:
             self._output.observe(output_tokens)
@@ -132,8 +132,8 @@ class RequestMetrics:
         yield gauge("inflight_requests", "Requests being served", (), [((), float(self._inflight))])
         for name, meaning, by_mode in (
             ("request_duration_seconds", "From head to last byte", self._duration),
-            ("time_to_first_token_seconds", "From being routed to the answer's first byte", self._ttft),
-            ("inter_token_latency_seconds", "Mean time between an answer's tokens, by answer", self._itl),
+            ("time_to_first_token_seconds", "From being routed to the first token, where that is known", self._ttft),
+            ("inter_token_latency_seconds", "Mean time between an answer's tokens, by answer, where known", self._itl),
         ):
             yield histogram(name, meaning, ("mode",), [((mode,), seen) for mode, seen in by_mode.items()])
         for name, meaning, seen in (

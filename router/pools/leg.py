@@ -19,6 +19,7 @@ import structlog
 from router import refusals
 from router.core.pools.attempts import Plan
 from router.http.exchange import OutboundCall, Phase, Watcher
+from router.http.heads import Headers
 from router.pools.metrics import AttemptOutcome
 from router.pools.service import PoolService
 from router.refusals import Refusal
@@ -94,9 +95,9 @@ class Leg:
     def _is_last(self) -> bool:
         return self._at + 1 == len(self._targets)
 
-    def on_head(self, status: int, retry_after: bytes) -> bytes | None:
+    def on_head(self, status: int, headers: Headers) -> bytes | None:
         """Return what the answer is passed on with; None where the next router is to be asked."""
-        self._status, self._retry_after = status, retry_after
+        self._status, self._retry_after = status, headers.get(b"retry-after", b"")
         is_failed = status >= _SERVER_FAULT or status in _REDIRECTS
         return None if is_failed and not self._is_last else self._lines(self._targets[self._at][0])
 
@@ -110,7 +111,7 @@ class Leg:
     def on_bytes(self) -> None:
         """It goes on."""
 
-    def on_end(self, tail: bytes) -> None:  # noqa: ARG002 - passed on, unread
+    def on_end(self, tail: bytes, later_events: int) -> None:  # noqa: ARG002 - passed on, unread
         """It was passed on, whole."""
         if self._status < _REDIRECTS.start:
             self._end("ok")

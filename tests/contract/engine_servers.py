@@ -62,9 +62,16 @@ def completions(engine: Engine, model: str, role: Role) -> Completions:
     """Return what answers for the engine."""
     text, ids = load_text("byte"), count(1)
     rules = RequestRules(engine.describe(), text, default_max_tokens=16, role=role, loras=())
-    wall_ns = SystemClock().wall_ns
+    clock = SystemClock()
     return Completions(
-        engine, text, Prompts(text), rules, names=(model,), wall_ns=wall_ns, new_id=lambda: f"id{next(ids)}"
+        engine,
+        text,
+        Prompts(text),
+        rules,
+        names=(model,),
+        wall_ns=clock.wall_ns,
+        now_s=clock.now,
+        new_id=lambda: f"id{next(ids)}",
     )
 
 

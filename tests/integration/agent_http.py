@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,7 @@ async def serving(
     inflight: int = 100,
     body_bytes: int = 1 << 20,
     position: Any = nowhere,
+    now_s: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> AsyncIterator[Agent]:
     """Be where an agent with the model "m" and the byte tokenizer serves the engine, which runs if it is driven."""
@@ -130,6 +132,7 @@ async def serving(
         default_max_tokens=16,
         inflight_requests_max=inflight,
         wall_ns=lambda: CREATED * 10**9,
+        now_s=now_s,
         new_id=lambda: next(ids),
         position=position,
         status=lambda: {"log": "connected"},

@@ -13,9 +13,11 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from kv_runtime.clock import SystemClock
+from kv_protocol.decode_time import DECODE_HEADER
+from kv_runtime.clock import ManualClock, SystemClock
 from tests.integration.agent_http import CHAT, COMPLETIONS, CREATED, HELLO, Agent, Answered, serving
 from tests.integration.broker import eventually
+from tests.integration.scripted_engine import ScriptedEngine
 from worker_agent import api as agent_api
 from worker_agent.core.engine import EncoderUnavailable, EngineDescription, EngineOutput, EngineRequest
 from worker_agent.core.simulator.scheduler import Simulator
@@ -58,6 +60,20 @@ class _Failing(SimulatedEngine):
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         yield EngineOutput(token_ids=(97,), cached_tokens=0)
         raise KeyError(request.request_id)
+
+
+class _Timed(ScriptedEngine):
+    """An engine whose three tokens come a quarter of a second apart, the first after one, by a clock of its own."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        del request
+        for reason in (None, None, "length"):
+            await self._clock.advance(0.25)
+            yield EngineOutput(token_ids=(97,), cached_tokens=0, finish_reason=reason)
 
 
 class _WithoutEncoder(SimulatedEngine):
@@ -106,6 +122,25 @@ async def test_a_stream_and_a_whole_answer_say_the_same(path: str, asked: dict[s
     assert usage["usage"]["completion_tokens"] == whole.body["usage"]["completion_tokens"] == 20
     assert {event["id"] for event in stream.events[:-1]} == {("chatcmpl-" if path == CHAT else "cmpl-") + "id1"}
     assert {event["created"] for event in stream.events[:-1]} == {CREATED}
+
+
+@pytest.mark.asyncio
+async def test_an_unstreamed_answer_says_how_long_it_took_behind_its_first_token() -> None:
+    clock = ManualClock(now_s=5.0)
+    async with serving(_Timed(clock), drive=False, now_s=clock.now) as agent:
+        whole = await agent.ask(CHAT, {"messages": HELLO})
+        stream = await agent.ask(CHAT, {"messages": HELLO, "stream": True})
+    assert whole.headers[DECODE_HEADER] == "500.000"
+    assert DECODE_HEADER not in stream.headers
+
+
+@pytest.mark.asyncio
+async def test_a_stream_of_several_choices_has_no_token_comments() -> None:
+    asked = {"prompt": "hello", "max_tokens": 3, "stream": True}
+    async with worker() as running:
+        one, two = [await running.ask(COMPLETIONS, asked | {"n": n}, x_kv_continuable="1") for n in (1, 2)]
+    assert b": tokens " in one.data
+    assert b": tokens " not in two.data
 
 
 @pytest.mark.asyncio

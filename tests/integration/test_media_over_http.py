@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -40,6 +41,7 @@ async def agent(model: Model, role: Role = "aggregated", prompts: Prompts | None
             default_max_tokens=4,
             inflight_requests_max=8,
             wall_ns=lambda: 0,
+            now_s=time.monotonic,
             new_id=lambda: next(ids),
             position=nowhere,
             status=dict,

@@ -41,6 +41,7 @@ from router.core.breakers import BreakerLimits
 from router.core.checkpoint import Checkpoint
 from router.core.continuity import continuous
 from router.core.errors import NoEligibleWorker
+from router.core.latency import Arrival
 from router.core.policy import CostParameters, PhaseOverrides, Policy
 from router.core.recording import Recordable, Recorder, Recorders, Shortener
 from router.core.state import RouterState
@@ -76,6 +77,7 @@ POLICIES = {
     "phased": Policy(prefill=PhaseOverrides(mode="round-robin"), decode=PhaseOverrides(decode_scale=2.0)),
 }
 LIFE = 77
+ARRIVALS = (None, Arrival(is_streamed=False, later_tokens=6), Arrival(is_streamed=False, later_tokens=6, decode_s=1e-3))
 PHASES: tuple[Phase, ...] = ("whole", "whole", "whole", "whole", "whole", "whole", "prefill", "decode", "alone")
 
 
@@ -353,7 +355,7 @@ class Life:
             case 0 | 1:
                 lease.on_bytes()
             case 2:
-                lease.end("ok", cached_tokens=5, output_tokens=7)
+                lease.end("ok", cached_tokens=5, output_tokens=7, arrival=self.draw.choice(ARRIVALS))
             case 3:
                 lease.end("cancelled")
             case _:

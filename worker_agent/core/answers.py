@@ -31,7 +31,7 @@ class Answer:
     """Renders one request's answer. `created` is in seconds since 1970; `token_bytes` as of `kv_runtime.text.Text`."""
 
     def __init__(self, request: Request, request_id: str, created: int, token_bytes: TokenBytes) -> None:
-        self._is_chat, self._choices = isinstance(request, ChatRequest), request.n or 1
+        self._is_chat, self.choices = isinstance(request, ChatRequest), request.n or 1
         self._token_bytes = token_bytes
         before = request.kv_continue
         self._goes_on = before is not None
@@ -43,7 +43,7 @@ class Answer:
         if not self._is_chat or self._goes_on:
             return b""
         role = {"role": "assistant", "content": ""}
-        return b"".join(self._chunk(Piece(choice=choice), role) for choice in range(self._choices))
+        return b"".join(self._chunk(Piece(choice=choice), role) for choice in range(self.choices))
 
     def events(self, piece: Piece, prompt: Sequence[int] = (), *, shows_life: bool = False) -> bytes:
         """Return the stream events of a piece: its text and tokens, and why its choice ended; none where it has none.

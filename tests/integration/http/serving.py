@@ -9,6 +9,7 @@ import msgspec
 
 from kv_runtime.open_files import OpenFiles
 from router.http.exchange import Exchange, OutboundCall, Phase
+from router.http.heads import Headers
 from router.http.kept import Kept
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
@@ -32,12 +33,12 @@ class Recorded:
     def __init__(self, http: "Http", exchange: Exchange, tries: int) -> None:
         self.http, self.exchange, self.tries = http, exchange, tries
         self.heard: list[str] = []
-        self.tail = b""
+        self.tail, self.later_events = b"", 0
         self.retry_after = b""
 
-    def on_head(self, status: int, retry_after: bytes) -> bytes | None:
+    def on_head(self, status: int, headers: Headers) -> bytes | None:
         self.heard.append(f"head {status}")
-        self.retry_after = retry_after
+        self.retry_after = headers.get(b"retry-after", b"")
         return None if status in self.http.unwanted else OURS
 
     def on_dropped(self) -> None:
@@ -51,9 +52,9 @@ class Recorded:
         if self.heard[-1] != "bytes":
             self.heard.append("bytes")
 
-    def on_end(self, tail: bytes) -> None:
+    def on_end(self, tail: bytes, later_events: int) -> None:
         self.heard.append("end")
-        self.tail = tail
+        self.tail, self.later_events = tail, later_events
 
     def on_cut(self, phase: Phase, reason: str) -> bytes | None:
         self.heard.append(f"cut {phase}: {reason}")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from kv_protocol.continuation import token_comment
 from tests.integration.http.serving import Http, answered, post, running, until
 from tests.unit.router.upstream import (
     DONE,
@@ -110,6 +111,46 @@ async def test_of_a_stream_that_is_too_long_nothing_is_kept() -> None:
         assert (await answered(reader)).body.startswith(ONE + TWO)
         (kept,) = http.kept
         assert (kept.is_overfull, kept.events()) == (True, b"")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("bytes_at_a_time", [1, 7, 1000])
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+async def test_token_comments_are_kept_and_do_not_reach_the_client(version: bytes, bytes_at_a_time: int) -> None:
+    events = [token_comment([at, at + 1]) + each for at, each in enumerate([ONE, TWO, THREE])]
+    data = STREAM_HEAD + b"".join(map(chunked, [*events, DONE])) + b"0\r\n\r\n"
+
+    async def script(exchange: Exchange) -> None:
+        for at in range(0, len(data), bytes_at_a_time):
+            await exchange.send(data[at : at + bytes_at_a_time])
+            await asyncio.sleep(0)
+
+    async with Upstream(script) as worker, running() as http:
+        http.worker, http.kept_bytes = worker.base_url, KEPT
+        reader, _ = await http.dial(post().replace(b"HTTP/1.1", version))
+        assert (await answered(reader)).body == ONE + TWO + THREE + DONE
+        (kept,) = http.kept
+        assert kept.events().startswith(events[0])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+async def test_events_behind_the_first_bytes_are_counted(end: bytes) -> None:
+    first, *others = (each.replace(b"\n\n", end) for each in (ONE, TWO, THREE, DONE))
+    has_begun = asyncio.Event()
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(STREAM_HEAD + chunked(first))
+        await has_begun.wait()
+        await exchange.send(b"".join(map(chunked, others)) + b"0\r\n\r\n")
+
+    async with Upstream(script) as worker, running() as http:
+        http.worker = worker.base_url
+        reader, _ = await http.dial(post())
+        await reader.readuntil(end)
+        has_begun.set()
+        await reader.readuntil(b"0\r\n\r\n")
+        assert (http.watcher.heard[-1], http.watcher.later_events) == ("end", 2)
 
 
 @pytest.mark.asyncio

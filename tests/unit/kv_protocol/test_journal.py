@@ -126,6 +126,7 @@ RECORDS: list[JournalRecord] = [
     Decided(**LEAST),
     Decided(**WEIGHED),
     OutcomeKnown(now_s=7.0, decision_id="d", outcome="ok", cached_tokens=32, ttft_s=0.05, duration_s=1.5),
+    OutcomeKnown(now_s=7.0, decision_id="d", outcome="ok", ttft_s=0.05, duration_s=1.5, itl_s=0.01, came_whole=False),
     OutcomeKnown(now_s=7.0, decision_id="d", outcome="cancelled"),
     Refused(now_s=8.0, request=REQUEST, exclusions=(Exclusion(reason="draining", **RANK),)),
     Lost(now_s=9.0, count=12),
@@ -307,6 +308,34 @@ def test_a_decision_says_what_it_promised_of_its_request() -> None:
 @pytest.mark.parametrize(("outcome", "ending"), [("ok", Finished), ("failed", Finished), ("cancelled", Cancelled)])
 def test_an_outcome_ends_its_lease(outcome: str, ending: type[Finished | Cancelled]) -> None:
     assert OutcomeKnown(now_s=7.0, decision_id="d", outcome=outcome).ending == ending(lease_id="d")
+
+
+def test_an_outcome_of_the_former_version_is_read_as_that_version_meant_it() -> None:
+    *former, itl_s, came_whole = msgspec.to_builtins(
+        OutcomeKnown(now_s=7.0, decision_id="d", outcome="ok", ttft_s=1.0, duration_s=3.0, output_tokens=5)
+    )
+    known = msgspec.msgpack.decode(msgspec.msgpack.encode(former), type=OutcomeKnown)
+    assert (itl_s, came_whole, known.itl_s, known.came_whole) == (None,) * 4
+    assert (known.ttft_s, known.mean_itl_s, known.is_whole) == (1.0, 0.5, False)
+
+
+@pytest.mark.parametrize("output_tokens", [None, 5])
+@pytest.mark.parametrize("came_whole", [True, False])
+@pytest.mark.parametrize("itl_s", [None, 0.25])
+def test_an_outcome_says_what_is_known_and_nothing_is_worked_out(
+    output_tokens: int | None, itl_s: float | None, *, came_whole: bool
+) -> None:
+    known = OutcomeKnown(
+        now_s=7.0,
+        decision_id="d",
+        outcome="ok",
+        ttft_s=1.0,
+        duration_s=3.0,
+        output_tokens=output_tokens,
+        itl_s=itl_s,
+        came_whole=came_whole,
+    )
+    assert (known.mean_itl_s, known.is_whole) == (itl_s, came_whole)
 
 
 @pytest.mark.parametrize(

@@ -62,8 +62,6 @@ async def test_a_line_says_where_a_request_went_and_what_came_of_it() -> None:
             "overlap_tokens": 48,
             "cached_tokens": 32,
             "output_tokens": 5,
-            "itl_ms": 0.0,
-            "ttft_ms": 0.0,
             "mode": "kv",
             "phases": ["whole w0/0"],
             "retries": 0,

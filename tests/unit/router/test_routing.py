@@ -128,12 +128,12 @@ def test_routers_with_the_same_seed_decide_alike_and_with_others_not() -> None:
 async def test_the_first_bytes_end_the_prefill_and_say_how_long_it_took() -> None:
     bench = Bench()
     lease = bench.take(route(40))
-    before = lease.ttft_s
+    before = lease.first_byte_s
     await bench.clock.advance(0.5)
     lease.on_bytes()
     await bench.clock.advance(0.5)
     lease.on_bytes()
-    assert (before, lease.ttft_s) == (None, 0.5)
+    assert (before, lease.first_byte_s) == (None, 0.5)
     assert (bench.load.prefill_tokens_queued, bench.load.active_blocks) == (0, 3)
 
 

@@ -504,6 +504,19 @@ def test_what_was_measured_changes_what_is_forecast_of_that_rank_alone() -> None
     assert (after.ttft_s[1], after.itl_s[1]) == (before.ttft_s[1], before.itl_s[1])
 
 
+def test_what_is_not_known_of_an_outcome_is_not_learnt() -> None:
+    folded = under(joined(registered()), mode="predicted-ttft")
+    before = seen(folded).forecast
+    folded.apply(taken(decide(seen(folded), route(), folded.policy, 1)))
+    folded.apply(
+        OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="ok", duration_s=4.0, output_tokens=9, came_whole=True)
+    )
+    after = seen(folded).forecast
+    assert before is not None
+    assert after is not None
+    assert (after.ttft_s.tolist(), after.itl_s.tolist()) == (before.ttft_s.tolist(), before.itl_s.tolist())
+
+
 def test_of_an_outcome_that_was_not_ok_nothing_is_learnt() -> None:
     folded = under(joined(registered()), mode="predicted-ttft")
     before = seen(folded).forecast

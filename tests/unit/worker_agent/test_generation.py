@@ -1,6 +1,7 @@
 """A generation as an answer: streamed it says what it says whole, whatever came at once and in whatever turn."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -49,7 +50,8 @@ def output(tokens: Sequence[int], choice: int = 0, **fields: Any) -> EngineOutpu
 
 def generation(engine: Saying, *, choices: int = 1, stops: tuple[str, ...] = ()) -> Generation:
     wishes = Sampling(choices=choices, logprobs=0)
-    return Generation(engine, TEXT, EngineRequest(request_id="r", prompt=(1, 2), max_tokens=9, sampling=wishes), stops)
+    asked = EngineRequest(request_id="r", prompt=(1, 2), max_tokens=9, sampling=wishes)
+    return Generation(engine, TEXT, asked, stops, now_s=itertools.count().__next__)
 
 
 def collected(made: Generation) -> list[Piece]:
@@ -138,7 +140,7 @@ def test_an_error_of_one_choice_or_no_end_is_the_request_s(outputs: list[EngineO
 
 def test_what_the_engine_raises_is_raised() -> None:
     async def stopped() -> None:
-        async with aclosing(Generation(ScriptedEngine(), TEXT, ASKED, ()).pieces()) as pieces:
+        async with aclosing(Generation(ScriptedEngine(), TEXT, ASKED, (), now_s=float).pieces()) as pieces:
             await anext(pieces)
 
     with pytest.raises(EngineStopped):

@@ -1,0 +1,45 @@
+"""When an answer's first token came, and how far apart the others were: what is known of it, and what is not.
+
+| answer | first token | mean time between tokens |
+|---|---|---|
+| event stream | its first bytes | from there to its end, by its other tokens; not known where all came at once |
+| a prefill worker's | its end: it has one token | |
+| another that came whole, and its worker states the decode time | its end, less that time | that time, likewise |
+| any other | not known: its first byte came with its last token | not known |
+
+Tokens are counted by `usage`; in a stream without it by token comments, else by its events. An engine that puts several
+tokens into one event makes the time between events an upper bound. Of several choices side by side nobody knows which
+tokens followed which. What is not known is None, and is not counted.
+"""
+
+from typing import NamedTuple
+
+
+class Arrival(NamedTuple):
+    """How an answer came. `later_tokens` came behind the first; 0: none, or it is not known how many."""
+
+    is_streamed: bool
+    later_tokens: int
+    decode_s: float | None = None
+    """Of an answer that came whole: from its first token to its end, by its worker's clock; None: it does not say."""
+
+
+class Latency(NamedTuple):
+    """Seconds from being routed to the first token, and on average between tokens; None: not known."""
+
+    ttft_s: float | None
+    itl_s: float | None
+
+
+def latency_of(arrival: Arrival, first_s: float | None, duration_s: float) -> Latency:
+    """Return what is known; `first_s`, `duration_s`: seconds from being routed to the first byte, and to the end."""
+    if arrival.is_streamed:
+        ttft_s, decode_s = first_s, None if first_s is None else duration_s - first_s
+    else:
+        decode_s = arrival.decode_s
+        if decode_s is not None and decode_s > duration_s:  # it cannot be
+            decode_s = None
+        ttft_s = None if decode_s is None else duration_s - decode_s
+    if not decode_s or arrival.later_tokens < 1:
+        return Latency(ttft_s, None)
+    return Latency(ttft_s, decode_s / arrival.later_tokens)
