@@ -74,6 +74,9 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     kv_cache_dtype: str = ""
     block_reuse: bool | None = None
     transfer_buffer_tokens: int = 0
+    ends_drain: bool = False
+    """Set by a router that publishes the registration again: a worker that was drained by hand takes new work. Without
+    it the registration of a known instance leaves the drain as it is."""
 
     def __post_init__(self) -> None:
         checked_worker_id(self.worker_id)
@@ -100,11 +103,15 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
         return tuple(WorkerRank(self.worker_id, dp_rank) for dp_rank in self.dp_ranks)
 
 
-class WorkerDraining(msgspec.Struct, frozen=True, tag="draining", kw_only=True):
-    """The worker ends its running requests and takes no new ones."""
+class WorkerDraining(msgspec.Struct, frozen=True, tag="draining", kw_only=True, omit_defaults=True):
+    """The worker ends its running requests and takes no new ones.
+
+    `by_hand`: an operator drains it, who may put it back; else its agent stops.
+    """
 
     worker_id: str
     instance: str
+    by_hand: bool = False
 
     def __post_init__(self) -> None:
         checked_worker_id(self.worker_id)

@@ -2,7 +2,8 @@
 
 GET    /v1/decisions?limit=       the newest          GET  /v1/decisions/{id}      one, explained
 GET    /v1/workers                the fleet           POST /v1/workers             add one
-POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}      forget it
+POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}/drain    put it back
+DELETE /v1/workers/{id}           forget it
 GET    /v1/workers/{id}/drain?wait=    how far that is, and what was handed over (`drain_routes.py`)
 GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy the policy in force (`policy_swap.py`)
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream

@@ -2,6 +2,7 @@
 
 POST /v1/workers/{id}/drain            {"handover_tokens": N, "handover_s": S}, both optional: the event, how it stands
 GET  /v1/workers/{id}/drain?wait=S     how it stands, now or, after S seconds at most, once it is drained
+DELETE /v1/workers/{id}/drain          put back: it takes new work, and its hand-over ends; refused if its agent stops
 
 Every router sends it nothing new; the one that was asked hands over what its own clients asked.
 
@@ -18,7 +19,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
+import structlog
 from aiohttp import web
+from msgspec.structs import replace
 
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import FleetEvent, WorkerDraining
@@ -40,6 +43,9 @@ Publish = Callable[[str, FleetEvent], Awaitable[web.Response | None]]
 """Tells the fleet of a model's worker; returns what is answered where that cannot be done."""
 
 
+_log = structlog.get_logger("router")
+
+
 class DrainTold(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker's draining stands. `running_requests` are those that routers have promised to it."""
 
@@ -58,7 +64,7 @@ class DrainRoutes:
     def routes(self) -> Sequence[web.RouteDef]:
         """Return them, for an application to add."""
         path = "/v1/workers/{id}/drain"
-        return [web.post(path, self._begin), web.get(path, self._show)]
+        return [web.post(path, self._begin), web.get(path, self._show), web.delete(path, self._put_back)]
 
     async def _begin(self, request: web.Request) -> web.Response:
         worker_id, handover = request.match_info["id"], self._handover
@@ -71,7 +77,7 @@ class DrainRoutes:
         except RequestInvalid as error:
             return error_response(400, str(error), "invalid_request_error", param=error.field)
         told = worker.registration
-        event = WorkerDraining(worker_id=worker_id, instance=told.instance)
+        event = WorkerDraining(worker_id=worker_id, instance=told.instance, by_hand=True)
         refused = await self._publish(told.model, event)
         if refused is not None:
             return refused
@@ -82,6 +88,26 @@ class DrainRoutes:
             except TaskSetFull as error:
                 message = f"{worker_id} drains, and hands nothing over: {error}; ask again"
                 return error_response(503, message, "server_error", code="overloaded")
+        return json_response({"published": event, "drain": self._told(worker_id)}, status=202)
+
+    async def _put_back(self, request: web.Request) -> web.Response:
+        worker_id = request.match_info["id"]
+        worker = self._routing.state.fleet.worker(worker_id)
+        if worker is None:
+            return unknown_worker(worker_id)
+        if not worker.draining:
+            return json_response({"published": None, "drain": self._told(worker_id)})
+        if not worker.drained_by_hand:
+            message = f"{worker_id} cannot be put back: its agent is stopping; start the agent again"
+            return error_response(409, message, "invalid_request_error", param="id", code="agent_stops")
+        event = replace(worker.registration, ends_drain=True)
+        refused = await self._publish(event.model, event)
+        if refused is not None:
+            return refused
+        self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log says it again, soon
+        if self._handover is not None:
+            self._handover.cancel(worker_id, "the worker was put back")
+        _log.info("drain_ended_by_hand", worker=worker_id)
         return json_response({"published": event, "drain": self._told(worker_id)}, status=202)
 
     async def _show(self, request: web.Request) -> web.Response:

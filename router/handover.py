@@ -93,6 +93,13 @@ class Handover:
         if len(self._runs) > _RUNS_MAX:
             del self._runs[next(iter(self._runs))]
 
+    def cancel(self, worker_id: str, reason: str) -> None:
+        """The hand-over of a worker ends now, if there is one; `reason` is shown."""
+        for run, task in self._running.items():
+            if run.told.worker_id == worker_id:
+                run.reason = reason
+                task.cancel()
+
     def told(self, worker_id: str, instance: str | None = None) -> HandoverTold | None:
         """Return how far a worker's is, of this life of it where one is named; None where there is none."""
         run = self._runs.get(worker_id)

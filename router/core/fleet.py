@@ -49,6 +49,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     """What its canary must be, by the block size and hash scheme that it states."""
     heard_at_s: float | None = None
     draining: bool = False
+    drained_by_hand: bool = False
+    """Whether an operator drains it, who may put it back; false once its agent stops."""
 
 
 class FleetTotals(NamedTuple):
@@ -80,12 +82,21 @@ class Fleet:
         elif isinstance(event, WorkerLeft):
             del self._workers[event.worker_id]
         elif isinstance(event, WorkerDraining):
-            self._workers[event.worker_id] = msgspec.structs.replace(known, draining=True)
+            self._workers[event.worker_id] = msgspec.structs.replace(
+                known, draining=True, drained_by_hand=event.by_hand and (known.drained_by_hand or not known.draining)
+            )
 
     def _register(self, event: WorkerRegistered, known: Worker | None) -> None:
         expected = canary(event.block_size, event.hash_scheme)
         if known is not None and known.registration.instance == event.instance:
-            self._workers[event.worker_id] = msgspec.structs.replace(known, registration=event, canary=expected)
+            is_put_back = event.ends_drain and known.drained_by_hand
+            self._workers[event.worker_id] = msgspec.structs.replace(
+                known,
+                registration=event,
+                canary=expected,
+                draining=known.draining and not is_put_back,
+                drained_by_hand=known.drained_by_hand and not is_put_back,
+            )
         elif known is None and len(self._workers) >= WORKERS_MAX:
             self.refused_total += 1
         else:

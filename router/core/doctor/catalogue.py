@@ -84,8 +84,8 @@ _FLEET: _Entries = {
     ),
     "worker.draining": (
         "note",
-        "it takes no new work until it registers again",
-        "nothing, if it is to leave; else start its agent anew",
+        "it takes no new work until it is put back or starts anew",
+        "nothing, if it is to leave; else `DELETE /v1/workers/{id}/drain`, or start its agent anew",
     ),
     "worker.withdrawn": (
         "warning",

@@ -50,6 +50,7 @@ FULL: Fields = LEAST | {
     "kv_cache_dtype": "fp8",
     "block_reuse": True,
     "transfer_buffer_tokens": 65536,
+    "ends_drain": True,
     "images": None,
 }
 EVENTS: list[FleetEvent] = [

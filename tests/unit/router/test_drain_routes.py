@@ -7,20 +7,22 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.fleet import FleetEvent, WorkerDraining, decode_fleet_event
 from kv_protocol.fleet_gate import FleetGate
+from kv_protocol.journal import FleetApplied
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.http import HttpServer
 from router.control_plane import ControlPlane
 from router.core.errors import NoEligibleWorker
 from router.drain_routes import SECONDS_MAX, TOKENS_MAX, wish_of
 from router.routing import Lease
-from tests.unit.router.plane import Answered, until
-from tests.unit.router.samples import MODEL, registered, route
+from tests.unit.router.plane import NOW_S, Answered, until
+from tests.unit.router.samples import MODEL, registered, route, state
 from tests.unit.router.test_handover import Draining, asked, draining
 from tests.unit.router.upstream import answers, says_and_waits
 
@@ -103,6 +105,11 @@ class Control:
         async with self.found.plane.session.get(f"http://127.0.0.1:{self.server.port}{path}") as response:
             return Answered(response.status, response.headers.copy(), await response.read())
 
+    async def put_back(self, path: str = PATH) -> Answered:
+        """End the drain."""
+        async with self.found.plane.session.delete(f"http://127.0.0.1:{self.server.port}{path}") as response:
+            return Answered(response.status, response.headers.copy(), await response.read())
+
     async def state(self) -> str:
         """Return the state alone."""
         return str(json.loads((await self.get()).body)["state"])
@@ -128,9 +135,11 @@ async def control() -> AsyncIterator[Control]:
 async def test_a_worker_that_drains_gets_nothing_new_from_then_on(control: Control) -> None:
     answered = await control.post(b'{"handover_tokens": 0}')
     assert answered.status == 202
-    event = WorkerDraining(worker_id="w0", instance="w0-1")
+    event = WorkerDraining(worker_id="w0", instance="w0-1", by_hand=True)
     assert control.log.events == [event]
-    assert json.loads(answered.body)["published"] == {"type": "draining", "worker_id": "w0", "instance": "w0-1"}
+    assert json.loads(answered.body)["published"] == {
+        "type": "draining", "worker_id": "w0", "instance": "w0-1", "by_hand": True,
+    }  # fmt: skip
     assert json.loads(answered.body)["drain"] == {
         "worker_id": "w0",
         "state": "drained",
@@ -261,3 +270,79 @@ async def test_a_bad_wish_drains_nobody(control: Control) -> None:
     answered = await control.post(b'{"handover_tokens": "many"}')
     assert (answered.status, answered.error["param"]) == (400, "handover_tokens")
     assert (await control.state(), control.log.events) == ("serving", [])
+
+
+# ---------------------------------------------------------------- put back
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_was_drained_by_hand_is_put_back_and_every_router_learns_of_it(control: Control) -> None:
+    await control.post(b'{"handover_tokens": 0}')
+    answered = await control.put_back()
+    assert answered.status == 202
+    assert json.loads(answered.body)["drain"]["state"] == "serving"
+    assert control.found.plane.routing.decide(route(pinned_worker="w0")).winner.worker_id == "w0"
+    other = state()
+    other.apply(FleetApplied(now_s=0.0, event=replace(control.log.events[-1], ends_drain=False)))
+    for event in control.log.events:
+        other.apply(FleetApplied(now_s=0.0, event=event))
+    worker = other.fleet.worker("w0")
+    assert worker is not None
+    assert not worker.draining
+    late = state()
+    late.apply(FleetApplied(now_s=0.0, event=control.log.events[-1]))  # all that the log keeps
+    worker = late.fleet.worker("w0")
+    assert worker is not None
+    assert not worker.draining
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_serves_is_put_back_without_an_event(control: Control) -> None:
+    answered = await control.put_back()
+    assert (answered.status, json.loads(answered.body)["published"], control.log.events) == (200, None, [])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("by_hand_before", [False, True])
+async def test_a_worker_that_is_stopping_is_not_put_back(control: Control, by_hand_before: bool) -> None:
+    if by_hand_before:
+        await control.post(b'{"handover_tokens": 0}')
+    stopping = WorkerDraining(worker_id="w0", instance="w0-1")
+    control.found.plane.routing.apply(FleetApplied(now_s=NOW_S, event=stopping))
+    before = list(control.log.events)
+    answered = await control.put_back()
+    assert (answered.status, answered.error["code"]) == (409, "agent_stops")
+    assert answered.error["message"] == "w0 cannot be put back: its agent is stopping; start the agent again"
+    await control.post(b'{"handover_tokens": 0}')
+    assert (await control.put_back()).status == 409, "nor after an operator drained it, too"
+    assert control.log.events[len(before) :] == [WorkerDraining(worker_id="w0", instance="w0-1", by_hand=True)]
+
+
+@pytest.mark.asyncio
+async def test_a_drain_outlives_a_registration_of_the_agent(control: Control) -> None:
+    await control.post(b'{"handover_tokens": 0}')
+    worker = control.found.plane.state.fleet.worker("w0")
+    assert worker is not None
+    control.found.plane.routing.apply(FleetApplied(now_s=NOW_S, event=worker.registration))
+    assert await control.state() == "drained"
+
+
+@pytest.mark.asyncio
+async def test_a_hand_over_ends_when_its_worker_is_put_back(control: Control) -> None:
+    lease = control.running()
+    await control.post()
+    await until(lambda: control.found.told().state == "waiting")
+    await control.put_back()
+    await until(lambda: control.found.told().state == "over")
+    assert control.found.told().reason == "the worker was put back"
+    assert await control.state() == "serving"
+    lease.end("ok")
+
+
+@pytest.mark.asyncio
+async def test_an_unknown_worker_and_a_log_that_is_away_are_said(control: Control) -> None:
+    assert (await control.put_back("/v1/workers/nobody/drain")).status == 404
+    await control.post(b'{"handover_tokens": 0}')
+    control.log.is_away = True
+    assert (await control.put_back()).error["code"] == "log_unavailable"
+    assert await control.state() == "drained"
