@@ -48,6 +48,8 @@ _BODY_BYTES_MAX = 1 << 20
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 _WAIT_S_MAX = 60.0
 _LIST_DEFAULT, _LIST_MAX = 50, 1000
+_OF_A_REQUEST_MAX = 16
+"""Decisions of one request that are shown: its phases and retries."""
 _NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
 
 
@@ -104,8 +106,8 @@ class ControlPlane:
         if record is None:
             message = f"id: found {request.match_info['id']!r}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
-        decision = record.decision
-        return json_response({"decision": decision, "outcome": _told(record), "explanation": explain(decision)})
+        same_request = map(_explained, record.of_same_request(_OF_A_REQUEST_MAX))
+        return json_response({**_explained(record), "decisions": list(same_request)})
 
     async def _workers(self, _: web.Request) -> web.Response:
         known, now_s = self._routing.state.fleet, self._routing.clock.now()
@@ -249,6 +251,11 @@ def _summary(record: DecisionRecord) -> dict[str, object]:
         "margin_blocks": decision.margin_blocks,
         "outcome": _told(record),
     }
+
+
+def _explained(record: DecisionRecord) -> dict[str, object]:
+    decision = record.decision
+    return {"decision": decision, "outcome": _told(record), "explanation": explain(decision)}
 
 
 def _told(record: DecisionRecord) -> dict[str, object] | None:

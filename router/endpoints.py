@@ -126,4 +126,4 @@ class DecisionOnly(Asking):
 
 def _told(verdict: Verdict) -> dict[str, object]:
     decision = verdict.decision()
-    return {"decision": decision, "explanation": explain(decision)}
+    return {"decision": decision, "explanation": explain(decision, is_hypothetical=True)}

@@ -56,42 +56,69 @@ class Readiness(NamedTuple):
 
 
 class DecisionRecord:
-    """A verdict and, once known, its outcome."""
+    """A verdict and, once known, its outcome. `before` and `after` are the same request's, as far as they are kept."""
 
-    __slots__ = ("outcome", "verdict")
+    __slots__ = ("after", "before", "outcome", "verdict")
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
         self.outcome: OutcomeKnown | None = None
+        self.before: DecisionRecord | None = None
+        self.after: DecisionRecord | None = None
 
     @property
     def decision(self) -> Decision:
         """The same for people; not cheap."""
         return self.verdict.decision()
 
+    def of_same_request(self, count_max: int) -> "list[DecisionRecord]":
+        """Return the newest decisions for the same request id, this one among them or not, eldest first."""
+        newest = self
+        while newest.after is not None:
+            newest = newest.after
+        found, at = list[DecisionRecord](), newest
+        while len(found) < count_max:
+            found.append(at)
+            if at.before is None:
+                break
+            at = at.before
+        return found[::-1]
+
 
 class DecisionLog:
-    """The newest decisions. They are many, and seldom looked for: who does, looks at one after the other."""
+    """The newest decisions, found by their ids and by those of their requests."""
 
     def __init__(self, decisions_max: int) -> None:
-        self._records: deque[DecisionRecord] = deque(maxlen=decisions_max)
+        self._decisions_max = decisions_max
+        self._records: deque[DecisionRecord] = deque()
+        self._of_decision: dict[str, DecisionRecord] = {}
+        self._newest_of_request: dict[str, DecisionRecord] = {}
 
     def add(self, verdict: Verdict) -> DecisionRecord:
         """Keep a decision; the oldest gives way."""
-        record = DecisionRecord(verdict)
+        if len(self._records) == self._decisions_max:
+            self._forget(self._records.popleft())
+        record, request = DecisionRecord(verdict), verdict.request
         self._records.append(record)
+        self._of_decision[request.decision_id] = record
+        before = self._newest_of_request.get(request.request_id)
+        if before is not None:
+            record.before, before.after = before, record
+        self._newest_of_request[request.request_id] = record
         return record
+
+    def _forget(self, oldest: DecisionRecord) -> None:
+        request = oldest.verdict.request
+        if self._of_decision.get(request.decision_id) is oldest:
+            del self._of_decision[request.decision_id]
+        if oldest.after is not None:
+            oldest.after.before = None
+        else:
+            del self._newest_of_request[request.request_id]
 
     def find(self, any_id: str) -> DecisionRecord | None:
         """Return the decision with this id, or a request's last one."""
-        of_request: DecisionRecord | None = None
-        for record in reversed(self._records):
-            request = record.verdict.request
-            if request.decision_id == any_id:
-                return record
-            if of_request is None and request.request_id == any_id:
-                of_request = record
-        return of_request
+        return self._of_decision.get(any_id) or self._newest_of_request.get(any_id)
 
     def newest(self, count: int) -> list[DecisionRecord]:
         """Return the newest decisions, newest first."""

@@ -30,6 +30,8 @@ def beside(costs: list[float], winner: int) -> Choice:
     own, costs[winner] = costs[winner], math.inf
     second = min(costs)
     runner_up = costs.index(second)
+    if runner_up == winner:  # all others are infinite, as it was meanwhile
+        runner_up = 0 if winner else 1
     costs[winner] = own
     return Choice(winner, runner_up, second - own)
 

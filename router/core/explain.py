@@ -5,19 +5,20 @@ from collections.abc import Iterator
 from kv_protocol.decision import Candidate, CostTerms, Decision
 
 _SENT = {
-    "whole": "It went to",
-    "prefill": "Its prompt went to",
-    "decode": "What another worker prefilled went to",
-    "alone": "It went, prompt and all, to",
+    "whole": "It {} to",
+    "prefill": "Its prompt {} to",
+    "decode": "What another worker prefilled {} to",
+    "alone": "It {}, prompt and all, to",
 }
 
 
-def explain(decision: Decision) -> str:
-    """Return a few sentences that say who won, why, and by how much."""
-    return "\n".join([_opening(decision), *map(_line, _by_cost(decision)), *_closing(decision)])
+def explain(decision: Decision, *, is_hypothetical: bool = False) -> str:
+    """Return a few sentences that say who won, why, and by how much; hypothetical: no request went there."""
+    opening = _opening(decision, "would go" if is_hypothetical else "went")
+    return "\n".join([opening, *map(_line, _by_cost(decision)), *_closing(decision)])
 
 
-def _opening(decision: Decision) -> str:
+def _opening(decision: Decision, verb: str) -> str:
     chosen = decision.chosen
     share = f"{_device(chosen)} of {decision.reusable_blocks} reusable blocks"
     holds = "holds" if chosen.overlap_source == "index" else "by what was routed to it holds"
@@ -25,7 +26,7 @@ def _opening(decision: Decision) -> str:
     length = f"{decision.isl_tokens} tokens" if decision.isl_tokens else "a prompt that was not encoded,"
     return (
         f"Request {decision.request_id}: {length} for {decision.model}, policy {decision.policy}. "
-        f"{_SENT[decision.phase]} {_name(chosen)}{what}."
+        f"{_SENT[decision.phase].format(verb)} {_name(chosen)}{what}."
     )
 
 

@@ -16,6 +16,7 @@ policy's. Where no candidate meets them the choice is made among all, and `polic
 A user's mode is a function of the same shape (`router/policy_loader.py`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -47,7 +48,11 @@ class Candidates(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """The winner, the next best and by how much it is worse (in blocks), by their indices among the candidates."""
+    """The winner, the next best and by how much it is worse (in blocks), by their indices among the candidates.
+
+    The next best is the best of the others by what the mode compares: cost, predicted time, active requests (of
+    power-of-two: the other of the two). Modes that compare nothing have none.
+    """
 
     winner: int
     reason: Reason
@@ -114,6 +119,8 @@ def _by_forecast(candidates: Candidates, request: RouteRequest, policy: Policy, 
         ttft_s = ttft_s * multiplier
     seconds = (ttft_s if allowed is None or not allowed.any() else np.where(allowed, ttft_s, np.inf)).tolist()
     winner, runner_up, _ = choose(seconds, 0.0, seed)
+    if runner_up is not None and math.isinf(seconds[runner_up]):  # no other meets the targets
+        runner_up = beside(ttft_s.tolist(), winner).runner_up
     margin = None if runner_up is None else float(costs.cost[runner_up] - costs.cost[winner])
     reason: Reason = "only" if runner_up is None else "predicted_ttft"
     return Choice(winner, reason, runner_up, margin, costs, allowed is None or bool(allowed[winner]))
@@ -182,7 +189,11 @@ def choose_by(mode: Mode, candidates: Candidates, request: RouteRequest, policy:
     if place not in candidates.places:
         return choice
     winner = candidates.places.index(place)
+    if winner == choice.winner or choice.runner_up is None:
+        return choice._replace(winner=winner, reason="affinity")
     if choice.costs is None:
-        return Choice(winner, "affinity")
-    _, runner_up, margin = beside(choice.costs.cost.tolist(), winner)
+        return choice._replace(winner=winner, reason="affinity", runner_up=choice.winner)
+    costs = choice.costs.cost.tolist()
+    runner_up = choice.winner if mode.reads_forecast else beside(costs, winner).runner_up
+    margin = None if runner_up is None else costs[runner_up] - costs[winner]
     return choice._replace(winner=winner, reason="affinity", runner_up=runner_up, margin_blocks=margin)

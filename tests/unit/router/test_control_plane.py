@@ -162,6 +162,24 @@ async def test_decisions_say_where_the_overlap_came_from_and_what_of_it_was_on_i
 
 
 @pytest.mark.asyncio
+async def test_a_request_shows_all_its_decisions_phase_by_phase(control: Control) -> None:
+    plane = control.plane
+    plane.join("w0", "http://127.0.0.1:1", role="prefill")
+    plane.join("w1", "http://127.0.0.1:1", role="decode")
+    for each in (
+        route(decision_id="d1", request_id="r", phase="prefill"),
+        route(decision_id="d2", request_id="r", phase="decode"),
+    ):
+        plane.routing.take(plane.routing.decide(each)).end("ok")
+    for any_id, decision_id in (("r", "d2"), ("d1", "d1")):
+        shown = json.loads((await control.get(f"/v1/decisions/{any_id}")).body)
+        assert shown["decision"]["decision_id"] == decision_id
+        assert [each["decision"]["phase"] for each in shown["decisions"]] == ["prefill", "decode"]
+        assert [each["outcome"]["outcome"] for each in shown["decisions"]] == ["ok", "ok"]
+        assert "Its prompt went to w0/0" in shown["decisions"][0]["explanation"]
+
+
+@pytest.mark.asyncio
 async def test_version_says_which_index_serves_and_whether_the_hot_path_is_compiled(control: Control) -> None:
     answered = await control.get("/version")
     told = json.loads(answered.body)

@@ -258,7 +258,7 @@ async def test_both_decisions_can_be_asked_for_without_a_request() -> None:
         assert (
             told["explanation"]
             .splitlines()[0]
-            .endswith("Its prompt went to p0/0, which holds 0 of 3 reusable blocks (0%).")
+            .endswith("Its prompt would go to p0/0, which holds 0 of 3 reusable blocks (0%).")
         )
 
 

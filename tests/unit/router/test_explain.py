@@ -186,3 +186,18 @@ def test_a_choice_that_weighed_nothing_says_how_it_was_made() -> None:
     uneven = (row("w0/0", active_requests=3), row("w1/0"))
     assert explained(*uneven, policy=Policy(mode="least-loaded")).endswith(f"\n{fewest}")
     assert "a prompt that was not encoded, for m" in explained(*both, policy=Policy(mode="random"), isl_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        ("whole", "It would go to w0/0"),
+        ("prefill", "Its prompt would go to w0/0"),
+        ("decode", "What another worker prefilled would go to w0/0"),
+        ("alone", "It would go, prompt and all, to w0/0"),
+    ],
+)
+def test_of_a_decision_that_was_only_asked_for_it_says_where_the_request_would_go(phase: str, words: str) -> None:
+    text = explain(decision(phase=phase), is_hypothetical=True)
+    assert words in text
+    assert "went" not in text

@@ -162,6 +162,45 @@ def test_what_was_predicted_is_in_the_verdict() -> None:
     assert [each.predicted_ttft_s for each in found.decision().candidates] == [0.1, 0.4, 0.3]
 
 
+# ---------------------------------------------------------------- the runner-up
+
+RANKS = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 5), st.booleans()), min_size=2, max_size=6
+)
+
+
+@given(RANKS, st.integers(0, 2**32), st.sampled_from(["off", "hard"]), st.integers(0, 5))
+@pytest.mark.parametrize("mode", ["kv", "hot", "predicted-ttft", "least-loaded"])
+def test_the_runner_up_is_the_best_of_the_others_by_what_the_mode_compares(
+    mode: str, ranks: list[tuple[int, int, int, bool]], seed: int, affinity: str, bound: int
+) -> None:
+    rows = [
+        row(f"w{at}/0", active_blocks=blocks, active_requests=requests, ttft_s=ttft / 8, itl_s=0.5 * is_slow)
+        for at, (blocks, requests, ttft, is_slow) in enumerate(ranks)
+    ]
+    wanted: dict[str, Any] = {"mode": mode, "affinity": affinity, "itl_target_s": 0.1}
+    if mode == "hot":
+        wanted |= {"mode": "kv", "temperature": 0.5}
+    found = chosen(view(*rows, bound=rank(f"w{bound}/0"), is_forecast=True), seed, **wanted)
+    worth: dict[str, Any] = {
+        "kv": lambda at: ranks[at][0],
+        "hot": lambda at: ranks[at][0],
+        "predicted-ttft": lambda at: (ranks[at][3], ranks[at][2]),
+        "least-loaded": lambda at: ranks[at][1],
+    }
+    others = [at for at in range(len(ranks)) if at != found.winner_at]
+    assert found.runner_up in others
+    assert worth[mode](found.runner_up) == min(map(worth[mode], others))
+    if found.costs is not None:
+        costs = found.costs.cost.tolist()
+        assert found.margin_blocks == costs[found.runner_up] - costs[found.winner_at]
+
+
+@pytest.mark.parametrize("mode", ["round-robin", "random"])
+def test_modes_that_compare_nothing_have_no_runner_up(mode: str) -> None:
+    assert chosen(view(row("w0/0"), row("w1/0")), mode=mode).runner_up is None
+
+
 # ---------------------------------------------------------------- sessions
 
 AT_HOME = (row("w0/0", active_blocks=6), row("w1/0"))
