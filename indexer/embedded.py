@@ -104,7 +104,7 @@ class EmbeddedIndex:
         """Which index it is: native or python."""
         self._fold = IndexFold(
             index,
-            FollowerLimits(behind_s=settings.behind_s, answer_s=settings.answer_s),
+            FollowerLimits(gap_s=settings.gap_s, behind_s=settings.behind_s, answer_s=settings.answer_s),
             memory_bytes_max=settings.memory_bytes_max,
         )
         self._event_log, self._clock = log, clock

@@ -131,6 +131,12 @@ class IndexSection(Section):
         65_536, ge=0, le=10_000_000, description="blocks that may wait for an unknown parent; more costs memory"
     )
     parked_ttl_s: float = Field(5.0, gt=0, le=600, description="how long they wait before their rank is repaired")
+    gap_s: float = Field(
+        0.5,
+        ge=0,
+        le=60,
+        description="how long the log may take to bring batches that later ones overtook, before they are requested",
+    )
     behind_s: float = Field(
         2.0, gt=0, le=60, description="how long a stream may be behind its heartbeat before it is asked for"
     )

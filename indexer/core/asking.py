@@ -12,6 +12,8 @@ answer is welcome. Two questions lie so far apart, at least:
 
     nothing was asked since the last proof that the stream is right         0
     n questions in a row had no answer, or n answers since were no proof    answer_s * 2^(n - 1), at most backoff_max_s
+
+No question is sent before the time that its cause allows (`not_before_s`): the log may still bring what is missing.
 """
 
 from collections.abc import Iterator
@@ -47,16 +49,22 @@ class Asking:
         self.asked_at_s = 0.0
         self._heard_at_s = 0.0
         self._unanswered_s = self._unproven_s = 0.0
+        self._not_before_s = 0.0
         self._is_open = False
         self._parts = AnswerParts()
 
-    def want(self, wants: Wants) -> bool:
+    def want(self, wants: Wants, not_before_s: float) -> bool:
         """The stream lacks so much; return whether that is more than it was known to lack."""
         if _MORE[wants] <= _MORE[self.wants]:
             return False
         self.end()
         self.wants = wants
+        self._not_before_s = not_before_s
         return True
+
+    def wait_until(self, not_before_s: float) -> None:
+        """The next question is not due before this time."""
+        self._not_before_s = not_before_s
 
     def on_answered(self) -> None:
         """The answer came, and the stream lacks nothing; whether that is so is still to be proven."""
@@ -87,7 +95,8 @@ class Asking:
     def is_due(self, now_s: float) -> bool:
         """Return whether something is to be asked now."""
         pause_s = max(self._unanswered_s, self._unproven_s)
-        return self.wants is not None and not self.is_in_flight(now_s) and now_s - self.asked_at_s >= pause_s
+        is_early = now_s < self._not_before_s or now_s - self.asked_at_s < pause_s
+        return self.wants is not None and not self.is_in_flight(now_s) and not is_early
 
     def ask(self, after_seq: int, now_s: float) -> Ask:
         """The question for what the stream wants is in flight, and no former one; something is wanted."""

@@ -10,8 +10,9 @@
     any          batch seq <= cursor                   duplicate: nothing
     any          batch or last_seq > cursor + 2^20     not believed, not kept; LIVE: HOLE, which only an answer ends
     LIVE         batch seq == cursor + 1               apply
-    LIVE         batch seq > cursor + 1                gap: HOLE; the batch is kept
-    HOLE         batch seq == cursor + 1               apply, and what was kept and follows; no hole left: LIVE
+    LIVE         batch seq > cursor + 1                gap: HOLE, requested `gap_s` later; the batch is kept
+    HOLE         batch seq == cursor + 1               apply, and what was kept and follows; no hole left: LIVE;
+                                                         a gap left: requested `gap_s` from now on
     HOLE         batch seq > cursor + 1                kept, at most `kept_max` and `kept_blocks_max`
                                                          in them, the oldest give way
     DOUBT        batch seq > cursor                    kept, as in HOLE; nothing is applied before the answer
@@ -89,8 +90,13 @@ _LIVE = Phase.LIVE
 
 
 class FollowerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Patience (seconds) and room (batches, and blocks in them) of one stream."""
+    """Patience (seconds) and room (batches, and blocks in them) of one stream.
 
+    `gap_s` is how long the log has to close a gap by itself. Its default is longer than a publisher takes for its first
+    two attempts to publish a refused message again (`worker_agent/rank_stream.py`: 0.1 s and 0.2 s later).
+    """
+
+    gap_s: float = 0.5
     behind_s: float = 2.0
     answer_s: float = 2.0
     backoff_max_s: float = 8.0
@@ -198,10 +204,13 @@ class StreamFollower:
             effects += self._adopt(batch.epoch, now_s)
         if batch.seq <= self._cursor + AHEAD_MAX:
             self._logged_seq = max(self._logged_seq, batch.seq)
+        before = self._cursor
         effects += self._take(batch, now_s)
         if self._phase is Phase.HOLE and not self._kept and self._cursor >= self._hole_end:
             self._counts.holes_closed += 1
             effects += self._settle(now_s)
+        elif self._is_gap and self._cursor > before:
+            self._asking.wait_until(now_s + self._limits.gap_s)
         return effects
 
     def _take(self, batch: Batch, now_s: float) -> list[Effect]:
@@ -311,12 +320,13 @@ class StreamFollower:
         awaited = self._pulse.awaited
         if self._phase is _LIVE and awaited is not None and now_s - awaited.at_s >= self._limits.behind_s:
             self._counts.gaps += 1
-            self._lost_at_s = awaited.at_s
-            self._recover("tail", now_s, hole_end=awaited.seq)
+            self._recover("tail", awaited.at_s, hole_end=awaited.seq)
 
     def wait_anew(self, now_s: float) -> None:
         """Nothing could be heard until now: what did not come is not late yet."""
         self._pulse.wait_anew(now_s)
+        if self._is_gap:
+            self._asking.wait_until(now_s + self._limits.gap_s)
 
     # ---------------------------------------------------------------------------------------------- questions
 
@@ -341,13 +351,19 @@ class StreamFollower:
         """The question is on its way, and is of the present place; it was due."""
         return self._asking.ask(self._cursor, now_s)
 
-    def _recover(self, wants: Wants, now_s: float, *, hole_end: int = 0) -> None:
-        if not self._asking.want(wants):
+    @property
+    def _is_gap(self) -> bool:
+        """Whether batches came early, so that the log is known to have gone on behind the hole."""
+        return self._phase is Phase.HOLE and self._hole_end == 0
+
+    def _recover(self, wants: Wants, since_s: float, *, hole_end: int = 0) -> None:
+        """The stream lacks something since then, and no less than before."""
+        if not self._asking.want(wants, since_s + self._limits.gap_s if wants == "tail" else since_s):
             return
         self._phase = Phase.HOLE if wants == "tail" else Phase.DOUBT
         self._hole_end = hole_end
         if self._lost_at_s is None:
-            self._lost_at_s = now_s
+            self._lost_at_s = since_s
 
     # ---------------------------------------------------------------------------------------------- answers
 

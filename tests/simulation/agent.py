@@ -23,6 +23,7 @@ from tests.simulation.oracle import BLOCK_SIZE, Held, Names, held_set
 from tests.simulation.publishing import Publishing
 from tests.simulation.setup import DIGESTS, MODEL, NEVER_FULL, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
+from tests.simulation.traffic import Answers
 from worker_agent.core.consolidation import Consolidation
 from worker_agent.core.engine import EngineOutput, EngineRequest
 from worker_agent.core.load import load_report
@@ -40,6 +41,8 @@ Connect = Callable[[Callable[[], None]], Connection]
 
 class Chronicle(Protocol):
     """Whoever keeps the truth."""
+
+    answers: Answers
 
     def stood(self, rank: WorkerRank, epoch: int, seq: int, held: Held) -> None:
         """After `seq` of `epoch` the rank held `held`."""
@@ -78,7 +81,7 @@ class Agent:
         self.connection = connect(self._register)
         for dp_rank in self.dp_ranks:
             self.core.outbox(dp_rank)._window = setup.window
-            Answering(self.rank(dp_rank), self.core, self.connection, timeline, setup.answer_part_s)
+            Answering(self.rank(dp_rank), self.core, self.connection, timeline, setup.answer_part_s, chronicle.answers)
         self._publishings = {
             dp_rank: Publishing(self.rank(dp_rank), self.core.outbox(dp_rank), self.connection, timeline)
             for dp_rank in self.dp_ranks

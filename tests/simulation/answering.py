@@ -11,6 +11,7 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import Answer, DumpChunk
 from tests.simulation.connection import Connection
 from tests.simulation.timeline import Timeline
+from tests.simulation.traffic import Answers
 from worker_agent.core.consolidation import Consolidation
 from worker_agent.core.questions import Question, Questions
 
@@ -19,10 +20,16 @@ class Answering:
     """From its making until the connection is closed. `part_s` lie between two parts."""
 
     def __init__(
-        self, rank: WorkerRank, core: Consolidation, connection: Connection, timeline: Timeline, part_s: float
+        self,
+        rank: WorkerRank,
+        core: Consolidation,
+        connection: Connection,
+        timeline: Timeline,
+        part_s: float,
+        answers: Answers,
     ) -> None:
         self._rank, self._core, self._connection, self._timeline = rank, core, connection, timeline
-        self._part_s = part_s
+        self._part_s, self._answers = part_s, answers
         self._questions = Questions()
         self._is_answering = False
         self._told: set[int] = set()
@@ -41,6 +48,7 @@ class Answering:
         self._is_answering = question is not None
         if question is not None:
             self._told.clear()
+            self._answers.on_begin(question.asker, self._rank, question.request, self._core)
             self._go_on(question, iter(self._core.recover(self._rank.dp_rank, question.request)))
 
     def _go_on(self, question: Question, parts: Iterator[Answer]) -> None:
@@ -50,6 +58,7 @@ class Answering:
             return
         if isinstance(part, DumpChunk):
             self._check(part)
+        self._answers.on_part(question.asker, self._rank, part)
         self._connection.announce(question.asker, self._rank, recovery.encode(part))
         self._timeline.after(self._part_s, lambda: self._go_on(question, parts))
 

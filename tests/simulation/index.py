@@ -34,7 +34,7 @@ from tests.simulation.oracle import rank_named
 from tests.simulation.setup import WorldSetup
 from tests.simulation.stream import Stored
 from tests.simulation.timeline import ProcessClock, Timeline
-from tests.simulation.traffic import Traffic
+from tests.simulation.traffic import Answers, Reader, Traffic
 
 LOOK_S = 1.0
 
@@ -46,10 +46,17 @@ class Index:
     """Takes what comes until `kill`."""
 
     def __init__(
-        self, name: str, life: int, timeline: Timeline, clock: ProcessClock, setup: WorldSetup, connect: Connect
+        self,
+        name: str,
+        life: int,
+        timeline: Timeline,
+        clock: ProcessClock,
+        setup: WorldSetup,
+        connect: Connect,
+        answers: Answers,
     ) -> None:
         self.name, self.clock, self.is_alive = name, clock, True
-        self._timeline = timeline
+        self._timeline, self._answers = timeline, answers
         self.fold = IndexFold(ReferenceIndex(), setup.follower)
         self.traffic = Traffic()
         self.on_fleet: Callable[[bytes], None] = lambda _: None
@@ -101,6 +108,9 @@ class Index:
     def _ask(self, questions: list[Question]) -> None:
         for question in questions:
             self.traffic.questions += 1
+            epoch, seq = self.fold._ranks[question.rank].follower.position
+            reader = Reader(self._inbox, epoch, seq, frozenset(self.fold.held(question.rank)))
+            self._answers.on_question(reader, question.rank, question.request, self._timeline.now_s)
             data = recovery.encode(question.request)
             self.connection.announce(f"recover {question.rank}", question.rank, data, self._inbox)
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from indexer.core.answers import AnswerParts, RankState
-from indexer.core.asking import Asking
+from indexer.core.asking import Asking, Wants
 from indexer.core.effects import ApplyEvent, Effect
 from indexer.core.facts import Question
 from indexer.core.fold import IndexFold
-from indexer.core.follower import AHEAD_MAX, Phase, StreamFollower
+from indexer.core.follower import AHEAD_MAX, FollowerLimits, Phase, StreamFollower
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import Batch, Tier
 from kv_protocol.recovery import DumpChunk
@@ -72,6 +72,27 @@ class WaitsForWhatCame(StreamFollower):
         effects = super()._settle(now_s, answered_seq)
         self._asking._is_open = is_open and answered_seq is None and request_id == self._asking.request_id
         return effects
+
+
+class RequestsGapsAtOnce(StreamFollower):
+    """Requests what the log itself may still bring."""
+
+    def __init__(self, limits: FollowerLimits | None = None, request_ids: Iterator[int] | None = None) -> None:
+        super().__init__(msgspec.structs.replace(limits or FollowerLimits(), gap_s=0.0), request_ids)
+
+
+class RequestsAllForAGap(StreamFollower):
+    """Requests all blocks where batches are missing."""
+
+    def _recover(self, wants: Wants, since_s: float, *, hole_end: int = 0) -> None:
+        super()._recover("dump" if wants == "tail" else wants, since_s, hole_end=hole_end)
+
+
+class RequestsAllForADoubt(StreamFollower):
+    """Requests all blocks where those of some buckets would do."""
+
+    def _recover(self, wants: Wants, since_s: float, *, hole_end: int = 0) -> None:
+        super()._recover("dump" if wants == "repair" else wants, since_s, hole_end=hole_end)
 
 
 class RestoresOneAhead(StreamFollower):
@@ -182,6 +203,9 @@ PLANTED = (
     Planted(FOLLOWER, BelievesAnyDigest, "silent", 20),
     Planted(FOLLOWER, BelievesJumps, "silent", 20),
     Planted(FOLLOWER, WaitsForWhatCame, "faulty", 120),
+    Planted(FOLLOWER, RequestsGapsAtOnce, "faulty", 20),
+    Planted(FOLLOWER, RequestsAllForAGap, "faulty", 20),
+    Planted(FOLLOWER, RequestsAllForADoubt, "silent", 20),
     Planted(FOLLOWER, RestoresOneAhead, "torn", 20),
     Planted(ASKING, MixesAnswers, "faulty", 20),
     Planted(ASKING, TakesLateAnswers, "restless", 40),

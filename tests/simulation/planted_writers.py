@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import msgspec
 
-from kv_protocol.digest import differing_buckets
+from kv_protocol.digest import BUCKET_SET_BYTES, differing_buckets
 from kv_protocol.events import Event, Tier
-from kv_protocol.recovery import DumpChunk, HeldBlock
+from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest
 from tests.dumped import dump_chunks
 from tests.simulation.planted import Planted
 from tests.simulation.planted_followers import FOLLOWER, AppliesTwice
@@ -43,6 +43,20 @@ class DumpsTheDead(Consolidation):
         dumped = self.__dict__.setdefault("dumped", {})
         dumped.update({block.sequence_hash: block for chunk in chunks for block in chunk.blocks()})
         yield from dump_chunks(request_id, chunks[0].epoch, chunks[0].last_seq, dumped.values())
+
+
+class DumpsForEveryQuestion(Consolidation):
+    """Answers with all blocks, whatever would do."""
+
+    def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
+        return self.dump(dp_rank, request.request_id)
+
+
+class AnswersTwice(Consolidation):
+    """Sends each answer again behind its end."""
+
+    def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
+        yield from 2 * list(super().recover(dp_rank, request))
 
 
 class DumpsChildrenFirst(HeldBlocks):
@@ -103,6 +117,12 @@ def repairs_all_but_one(table: bytes, other: bytes) -> bytes:
     return (differing & (differing - 1) if differing else 0).to_bytes(32, "little")
 
 
+def repairs_all(table: bytes, other: bytes) -> bytes:
+    """Take every bucket for one that differs."""
+    del table, other
+    return b"\xff" * BUCKET_SET_BYTES
+
+
 class SkipsANumber(Outbox):
     """Leaves a hole in the seqs."""
 
@@ -161,6 +181,8 @@ PLANTED = (
     Planted(CONSOLIDATION, DumpsOneSeqAhead, "faulty", 20),
     Planted(CONSOLIDATION, DumpsAllButOne, "faulty", 20),
     Planted(CONSOLIDATION, DumpsTheDead, "faulty", 20),
+    Planted(CONSOLIDATION, DumpsForEveryQuestion, "faulty", 20),
+    Planted(CONSOLIDATION, AnswersTwice, "faulty", 20),
     Planted(HELD, DumpsChildrenFirst, "faulty", 20),
     Planted(CONSOLIDATION, ForgetsInSilence, "faulty", 40),
     Planted(CONSOLIDATION, ForgetsNothing, "faulty", 40),
@@ -168,6 +190,7 @@ PLANTED = (
     Planted(MIRROR, RootsOrphans, "faulty", 40),
     Planted(MIRROR, ClearsInSilence, "faulty", 40),
     Planted(DIFFERING, repairs_all_but_one, "faulty", 20),
+    Planted(DIFFERING, repairs_all, "faulty", 20),
     Planted(OUTBOX, SkipsANumber, "calm", 20),
     Planted(OUTBOX, LosesAnEvent, "calm", 20),
     Planted(OUTBOX, TailsBeginLate, "faulty", 40),

@@ -6,11 +6,11 @@ always     an index holds of a rank what the rank held at the index's place in i
            who lacks something asks for it, after a pause that has a bound; nothing is current without the log
            a router has promised what it has not heard the end of, no more and, while no lease can expire, no less
            what is purged from the log a snapshot covers
+           no reader is sent more for a question than `traffic.py` allows, nor more of the log than there is
 at last    every index knows every live rank exactly, current and with equal digests, and no dead one
            a rank is known to hold what its engine holds, less only where hop A lost something for good
            every router can route to every live rank, and has promised nothing any more
            the log has had every batch that an outbox did not drop
-           no index was told more than `traffic.py` allows
 """
 
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ from tests.simulation.index import Index
 from tests.simulation.oracle import BLOCK_SIZE, Held, depths, held_set
 from tests.simulation.router import Router
 from tests.simulation.setup import NEVER_EXPIRES_S
-from tests.simulation.traffic import batches_of, blocks_max, blocks_of
+from tests.simulation.traffic import Answers, batches_of, blocks_of
 from tests.simulation.workload import Conversation
 
 if TYPE_CHECKING:
@@ -71,11 +71,14 @@ class Truth:
         self._seen_objects: set[str] = set()
         self._silences: dict[tuple[int, WorkerRank], tuple[int, float]] = {}
         self._places: dict[tuple[int, WorkerRank], _Place] = {}
+        limits = world.setup.follower
+        self.answers = Answers(limits.gap_s, limits.answer_s)
 
     # -------------------------------------------------------------- what is seen
     def stood(self, rank: WorkerRank, epoch: int, seq: int, held: Held) -> None:
         """After `seq` of `epoch` the rank held `held`."""
         self._history.setdefault((rank, epoch), {0: frozenset()})[seq] = held
+        self.answers.on_numbered(rank, epoch, seq, self._world.timeline.now_s)
 
     def logged(self, rank: WorkerRank, data: bytes) -> None:
         """The log has another message of the rank."""
@@ -214,10 +217,10 @@ class Truth:
             assert router.routing.unready() == [], f"{router.name}: {router.routing.unready()}"
 
     def _check_traffic(self) -> None:
-        allowed = blocks_max(self.published_blocks(), len(self._history))
+        allowed = self._log_blocks * (2 if self._world.setup.hop_b.double_ratio else 1)
         for life, index in enumerate(self._world.index_lives):
-            told = index.traffic
-            assert told.blocks <= allowed, f"{index.name}, life {life}: told {told}, {allowed:.0f} are allowed"
+            logged = index.traffic.logged
+            assert logged <= allowed, f"{index.name}, life {life}: {logged} blocks of the log, which has {allowed}"
 
     def published_blocks(self) -> float:
         """Return what all batches count that were numbered: those in the log, and those that an outbox dropped."""

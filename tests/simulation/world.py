@@ -133,6 +133,7 @@ class World:
             self.clock(name),
             setup,
             partial(self._connect, name),
+            self.truth.answers,
         )
         self.index_lives.append(index)
         if name.startswith("router"):

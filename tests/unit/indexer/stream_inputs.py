@@ -15,7 +15,7 @@ from kv_protocol.recovery import BlockColumns, DumpChunk, HeldBlock, ReplayChunk
 from tests.dumped import dump_chunks
 
 EPOCH, LATER, THIRD = 11, 22, 33
-LIMITS = FollowerLimits(behind_s=2.0, answer_s=2.0, backoff_max_s=8.0, kept_max=4, silent_s=3.0)
+LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, backoff_max_s=8.0, kept_max=4, silent_s=3.0)
 FAR = 1 << 21
 FIRST_BUCKET = b"\x01" + bytes(BUCKET_SET_BYTES - 1)
 """The bucket of all small hashes."""

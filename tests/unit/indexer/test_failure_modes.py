@@ -21,6 +21,7 @@ from indexer.core.facts import (
     WorkerGone,
 )
 from indexer.core.fold import IndexFold
+from indexer.core.follower import FollowerLimits
 from indexer.core.messages import read_message
 from indexer.core.reference import ReferenceIndex
 from indexer.core.turns import RECOVERIES_MAX
@@ -51,7 +52,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def fold() -> IndexFold:
-    return IndexFold(make_index(parked_blocks_max=100, parked_ttl_s=4.0))
+    return IndexFold(make_index(parked_blocks_max=100, parked_ttl_s=4.0), FollowerLimits(gap_s=0.0))
 
 
 def told(fold: IndexFold, *facts: Fact, now_s: float = 0) -> list[Question]:

@@ -62,7 +62,9 @@ class Eager(ReferenceIndex):
 
 def make_fold(kind: type[ReferenceIndex] = ReferenceIndex, *, gone_s: float = 1e9) -> IndexFold:
     index = kind(memory_bytes_max=MEMORY_BYTES, parked_ttl_s=PARKED_TTL_S)
-    return IndexFold(index, FollowerLimits(behind_s=2.0, answer_s=2.0), gone_s=gone_s, memory_bytes_max=MEMORY_BYTES)
+    return IndexFold(
+        index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0), gone_s=gone_s, memory_bytes_max=MEMORY_BYTES
+    )
 
 
 def batch(rank: WorkerRank, seq: int, event: Event) -> BatchArrived:

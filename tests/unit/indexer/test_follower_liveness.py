@@ -20,7 +20,7 @@ from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, R
 from kv_protocol.splitmix import choice_index, splitmix64, unit_interval
 from tests.dumped import dump_chunks
 
-LIMITS = FollowerLimits(behind_s=2.0, answer_s=2.0, silent_s=3.0, kept_max=16)
+LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, silent_s=3.0, kept_max=16)
 STEP_S, FAULTS_S, END_S = 0.25, 30.0, 55.0
 
 RING_BATCHES = 12

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from indexer.core.effects import ReplaceAll
@@ -39,6 +40,7 @@ from tests.unit.indexer.stream_inputs import (
 )
 
 U64_MAX = (1 << 64) - 1
+PATIENT = msgspec.structs.replace(LIMITS, gap_s=0.5)
 
 # ------------------------------------------------------------------------------------------------- answers
 
@@ -209,6 +211,50 @@ def test_kept_batches_of_a_former_epoch_are_gone() -> None:
     assert give(follower, batch(6, LATER)) == applied(6)
     follower = after(*HOLE, pulse(0, LATER))
     assert give(follower, batch(1, LATER)) == applied(1)
+
+
+def test_a_gap_that_the_log_closes_soon_enough_is_not_requested() -> None:
+    follower = after(*HOLE, limits=PATIENT)
+    assert [give(follower, TICK, 0.4), follower.stale] == [[], "resyncing"]
+    assert give(follower, batch(4), 0.4) == applied(4)
+    assert give(follower, batch(5), 0.4) == applied(5, 6)
+    assert [give(follower, TICK, 99), follower.stale] == [[], ""]
+
+
+def test_a_gap_is_requested_once_the_log_has_not_closed_it_for_gap_s() -> None:
+    follower = after(*HOLE, limits=PATIENT)
+    assert give(follower, TICK, 0.5) == [tail(1)]
+
+
+def test_each_batch_that_follows_gives_the_log_another_gap_s_for_the_rest() -> None:
+    follower = after(*HOLE, limits=PATIENT)
+    assert give(follower, batch(4), 0.4) == applied(4)
+    assert give(follower, batch(8), 0.6) == []
+    assert give(follower, TICK, 0.8) == []
+    assert give(follower, TICK, 0.9) == [tail(1)]
+
+
+def test_a_batch_that_is_lost_is_requested_however_many_later_ones_come() -> None:
+    follower = after(*LIVE, limits=PATIENT)
+    requested = [give(follower, batch(seq), 0.25 * (seq - 5)) for seq in (5, 6, 7, 8)]
+    assert requested == [[], [], [tail(1)], []]
+
+
+def test_a_place_that_only_an_answer_ends_is_requested_however_the_log_goes_on() -> None:
+    follower = after(*LIVE, batch(FAR), limits=PATIENT)
+    assert give(follower, batch(4), 0.4) == applied(4)
+    assert give(follower, TICK, 0.5) == [tail(1)]
+
+
+def test_what_a_heartbeat_told_of_has_had_its_time_and_is_requested_at_once() -> None:
+    follower = after(*LIVE, pulse(5), limits=PATIENT)
+    assert give(follower, TICK, 2) == [tail(1)]
+
+
+def test_after_an_outage_the_log_has_gap_s_again_to_close_a_gap() -> None:
+    follower = after(*HOLE, limits=PATIENT)
+    follower.wait_anew(10)
+    assert [give(follower, TICK, 10.4), give(follower, TICK, 10.5)] == [[], [tail(1)]]
 
 
 # ------------------------------------------------------------------------------------------------- wanting more
