@@ -86,7 +86,7 @@ class ConsolidatorMetrics:
             yield counter(name, meaning, ("worker", "kind"), samples)
         for name, meaning, field in (
             ("refused_recover_requests", "Questions of readers that were not taken", "refused_total"),
-            ("dropped_recover_requests", "Questions that were repeated, or replaced by a later one", "dropped_total"),
+            ("dropped_recover_requests", "Questions that were repeated, or gave way to a later one", "dropped_total"),
         ):
             counts = [((worker,), float(sum(getattr(each, field) for each in all_))) for worker, all_ in answers]
             yield counter(name, meaning, ("worker",), counts)

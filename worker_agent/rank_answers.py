@@ -35,7 +35,7 @@ class RankAnswers:
         self.refused_total = 0
         """Questions that could not be read, had nowhere to be answered, or found too many waiting."""
         self.dropped_total = 0
-        """Questions that were repeated, or replaced by a later one of their asker."""
+        """Questions that were repeated, or replaced or overtaken by a later one of their asker."""
 
     async def listen(self) -> None:
         """Questions are heard; those that come before `run` wait for it."""
@@ -61,7 +61,7 @@ class RankAnswers:
         fate = self._questions.ask(question)
         if fate == "turned_away":
             self._refuse("too many wait")
-        self.dropped_total += fate in ("repeated", "replaced")
+        self.dropped_total += fate in ("repeated", "replaced", "overtaken")
         self._asked.set()
 
     def _refuse(self, reason: str) -> None:

@@ -33,13 +33,18 @@ class Answering:
         self._questions = Questions()
         self._is_answering = False
         self._told: set[int] = set()
+        self._newest: dict[str, int] = {}
         connection.listen(f"recover {rank}", self._on_question)
 
     def _on_question(self, _: WorkerRank, data: bytes, reply: str) -> None:
         try:
-            self._questions.ask(Question(reply, recovery.decode_recover_request(data)))
+            question = Question(reply, recovery.decode_recover_request(data))
         except MalformedMessage:
             return
+        newest, request_id = self._newest.get(reply, 0), question.request.request_id
+        self._newest[reply] = max(newest, request_id)
+        fate = self._questions.ask(question)
+        assert fate != "replaced" or request_id > newest, f"{self._rank}: {request_id} took the place of {newest}"
         if not self._is_answering:
             self._next()
 
@@ -58,7 +63,8 @@ class Answering:
             return
         if isinstance(part, DumpChunk):
             self._check(part)
-        self._answers.on_part(question.asker, self._rank, part)
+        if self._connection.is_connected:
+            self._answers.on_part(question.asker, self._rank, part)
         self._connection.announce(question.asker, self._rank, recovery.encode(part))
         self._timeline.after(self._part_s, lambda: self._go_on(question, parts))
 

@@ -108,8 +108,8 @@ class Index:
     def _ask(self, questions: list[Question]) -> None:
         for question in questions:
             self.traffic.questions += 1
-            epoch, seq = self.fold._ranks[question.rank].follower.position
-            reader = Reader(self._inbox, epoch, seq, frozenset(self.fold.held(question.rank)))
+            stream = self.fold._ranks[question.rank]
+            reader = Reader(self._inbox, stream, *stream.follower.position, frozenset(self.fold.held(question.rank)))
             self._answers.on_question(reader, question.rank, question.request, self._timeline.now_s)
             data = recovery.encode(question.request)
             self.connection.announce(f"recover {question.rank}", question.rank, data, self._inbox)

@@ -16,6 +16,7 @@ from worker_agent.core.engine_names import EngineName
 from worker_agent.core.held_blocks import HeldBlocks
 from worker_agent.core.mirror import RankMirror
 from worker_agent.core.outbox import OUTBOX_BYTES_MAX, Outbox, OutMessage
+from worker_agent.core.questions import Fate, Question, Questions
 
 
 class DumpsOneSeqAhead(Consolidation):
@@ -57,6 +58,19 @@ class AnswersTwice(Consolidation):
 
     def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
         yield from 2 * list(super().recover(dp_rank, request))
+
+
+class AnswersTheLatestToCome(Questions):
+    """Takes a question that was overtaken on its way for the newest one."""
+
+    def ask(self, question: Question) -> Fate:
+        present = self._waiting.get(question.asker) or self._answered
+        if super().ask(question) != "overtaken":
+            return "taken"
+        self._waiting[question.asker] = question
+        if self._answered is present:
+            self._answered = None
+        return "replaced"
 
 
 class DumpsChildrenFirst(HeldBlocks):
@@ -172,6 +186,7 @@ class ConfirmsAllBefore(Outbox):
 
 
 CONSOLIDATION = "tests.simulation.agent.Consolidation"
+QUESTIONS = "tests.simulation.answering.Questions"
 MIRROR = "worker_agent.core.consolidation.RankMirror"
 OUTBOX = "worker_agent.core.consolidation.Outbox"
 DIFFERING = "worker_agent.core.recoveries.differing_buckets"
@@ -183,6 +198,7 @@ PLANTED = (
     Planted(CONSOLIDATION, DumpsTheDead, "faulty", 20),
     Planted(CONSOLIDATION, DumpsForEveryQuestion, "faulty", 20),
     Planted(CONSOLIDATION, AnswersTwice, "faulty", 20),
+    Planted(QUESTIONS, AnswersTheLatestToCome, "restless", 120),
     Planted(HELD, DumpsChildrenFirst, "faulty", 20),
     Planted(CONSOLIDATION, ForgetsInSilence, "faulty", 40),
     Planted(CONSOLIDATION, ForgetsNothing, "faulty", 40),

@@ -6,9 +6,9 @@
     the question          the reader's place                           at most
     -------------------   ------------------------------------------   ---------------------------------------------
     any                   repeats a question that is younger than      nothing
-                            `answer_s`, of the same place
-    tail                  behind it is a batch younger than `gap_s`,   nothing
-                            which the log may still bring
+                            `answer_s`, of the same place and set
+    tail                  behind it is a batch younger than `gap_s`,   nothing; but where seqs may be wrong, the tail
+                            which the log may still bring                may be wanted because of one of these
     any                   in another epoch, or beyond the rank's       all blocks
                             last seq
     all                   at seq 0                                     all blocks
@@ -76,9 +76,13 @@ class Traffic:
 
 
 class Reader(NamedTuple):
-    """A reader that sends a question: where its answers go, its place in the rank's stream, and what it holds there."""
+    """A reader that sends a question: where its answers go, its place in the rank's stream, and what it holds there.
+
+    `stream` is another object once the reader has forgotten the rank and admitted it again.
+    """
 
     inbox: str
+    stream: object
     epoch: int
     seq: int
     held: frozenset[HeldBlock]
@@ -120,7 +124,7 @@ class Answers:
         former = self._newest.get((reader.inbox, rank))
         follows_repair = (
             former is not None
-            and former.reader.epoch == reader.epoch
+            and (former.reader.stream, former.reader.epoch) == (reader.stream, reader.epoch)
             and (former.wants == "repair" or former.follows_repair)
         )
         question = _Question(reader, request, now_s, is_needed=True, follows_repair=follows_repair)

@@ -72,7 +72,7 @@ class Truth:
         self._silences: dict[tuple[int, WorkerRank], tuple[int, float]] = {}
         self._places: dict[tuple[int, WorkerRank], _Place] = {}
         limits = world.setup.follower
-        self.answers = Answers(limits.gap_s, limits.answer_s)
+        self.answers = Answers(0.0 if world.kind == "silent" else limits.gap_s, limits.answer_s)
 
     # -------------------------------------------------------------- what is seen
     def stood(self, rank: WorkerRank, epoch: int, seq: int, held: Held) -> None:

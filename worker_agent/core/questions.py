@@ -4,6 +4,8 @@ an asker        the inbox that answers go to; whoever asks again has given up wh
 asks            waits its turn; beyond `QUESTIONS_MAX` waiting askers it is turned away, and asks again
 asks again      while it waits, or is being answered: the same question is a repetition, and nothing; another one
                   takes the place of the first, whose answer ends where it is
+is overtaken    a question with a lower number than the one that waits, or is being answered: it was sent before that
+                  one and came late; nothing. An asker numbers its questions upwards
 """
 
 from typing import Literal, NamedTuple
@@ -12,7 +14,7 @@ from kv_protocol.recovery import RecoverRequest
 
 QUESTIONS_MAX = 256
 
-Fate = Literal["taken", "repeated", "replaced", "turned_away"]
+Fate = Literal["taken", "repeated", "replaced", "overtaken", "turned_away"]
 
 
 class Question(NamedTuple):
@@ -36,6 +38,8 @@ class Questions:
         present = self._waiting.get(asker) or (self._answered if is_answered else None)
         if question == present:
             return "repeated"
+        if present is not None and question.request.request_id < present.request.request_id:
+            return "overtaken"
         if present is None and len(self._waiting) >= QUESTIONS_MAX:
             return "turned_away"
         self._waiting[asker] = question

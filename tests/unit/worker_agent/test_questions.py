@@ -54,6 +54,22 @@ def test_another_question_of_the_asker_being_answered_ends_that_answer() -> None
     assert questions.next() == Question("a", SECOND)
 
 
+def test_an_earlier_question_that_comes_late_does_not_replace_the_one_that_waits() -> None:
+    questions = Questions()
+    ask(questions, "a", SECOND)
+    assert ask(questions, "a", FIRST) == "overtaken"
+    assert [questions.next(), questions.next()] == [Question("a", SECOND), None]
+
+
+def test_an_earlier_question_that_comes_late_does_not_end_the_answer_to_a_later_one() -> None:
+    questions = Questions()
+    ask(questions, "a", SECOND)
+    answered = questions.next()
+    assert answered is not None
+    assert ask(questions, "a", FIRST) == "overtaken"
+    assert questions.is_wanted(answered)
+
+
 def test_questions_of_others_do_not_end_an_answer() -> None:
     questions = Questions()
     ask(questions, "a")
