@@ -9,6 +9,7 @@ import structlog
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
+from kv_protocol.decision import Exclusion
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.images import ImageRule
@@ -23,7 +24,7 @@ from router.attempt import Attempt
 from router.calls import Calls, wants_tokens
 from router.config import RouterSettings
 from router.core.disaggregation import asked_phase, first_phase, placement
-from router.core.eligibility import reason_kind
+from router.core.eligibility import exclusion, reason_kind
 from router.core.errors import NoEligibleWorker, WorkerNotNamed
 from router.core.plan import Plan
 from router.core.recent_prompts import RecentPrompt, RecentPrompts
@@ -228,12 +229,18 @@ class Serving:
     def nobody(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
         """Nobody may take the request, in no way: that is recorded. Return what its client is told."""
         self.routing.refuse(route, error)
-        kinds = {reason_kind(each.reason) for each in error.exclusions}
+        kinds = {reason_kind(self._lasting(route, each) or each.reason) for each in error.exclusions}
         if kinds == {"max_seq_len"}:
             return refusals.invalid(str(error), code="context_length_exceeded")
         if kinds and kinds <= _THE_CLIENTS_WORD:
             return refusals.invalid(str(error), code="no_such_worker")
         return refusals.unavailable(str(error), "no_eligible_worker")
+
+    def _lasting(self, route: RouteRequest, found: Exclusion) -> str:
+        """Return why the rank may not take the request even once it is fit again; empty where it may then."""
+        worker = self.routing.state.fleet.worker(found.worker_id)
+        rank = WorkerRank(found.worker_id, found.dp_rank)
+        return "" if worker is None else exclusion(worker.registration, rank, route)
 
     def _unmet(self, verdict: Verdict) -> None:
         """Nobody is predicted to meet the request's targets: it goes on all the same, or is refused."""

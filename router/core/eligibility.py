@@ -101,7 +101,7 @@ def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
     if view.whole and not constrains(request, view.seq_len_min):
         return view.unfit  # all of them empty
     return tuple(
-        unfit or _exclusion(told, rank, request)
+        unfit or exclusion(told, rank, request)
         for unfit, told, rank in zip(view.unfit, view.told, view.ranks, strict=True)
     )
 
@@ -126,7 +126,8 @@ def _tokens(request: RouteRequest) -> int:
     return request.isl_tokens + max(1, request.max_tokens)
 
 
-def _exclusion(told: WorkerRegistered, rank: WorkerRank, request: RouteRequest) -> str:
+def exclusion(told: WorkerRegistered, rank: WorkerRank, request: RouteRequest) -> str:
+    """Return why the rank may not take the request, however fit it is; empty where it may."""
     if told.role not in ROLES[request.phase]:
         return f"role {told.role}: {request.phase} is asked of workers that are {' or '.join(ROLES[request.phase])}"
     if request.transfer_domain not in (None, told.transfer_domain):

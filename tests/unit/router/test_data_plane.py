@@ -617,6 +617,22 @@ async def test_a_pin_is_heeded_and_never_given_up() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("body", "headers", "code"),
+    [({"max_tokens": 7}, {}, "context_length_exceeded"), ({}, {"x_worker_instance_id": "w9"}, "no_such_worker")],
+    ids=["too long", "pinned"],
+)
+async def test_a_request_that_no_worker_can_ever_take_is_invalid_also_while_a_worker_is_unfit(
+    plane: Plane, body: dict[str, Any], headers: dict[str, str], code: str
+) -> None:
+    for worker_id in ("w0", "w1"):
+        plane.join(worker_id, refusing_url(), max_seq_len=70)
+    plane.state.apply(FleetApplied(now_s=NOW_S, event=WorkerDraining(worker_id="w0", instance="w0-1")))
+    answered = await plane.post(body, **headers)
+    assert (answered.status, answered.error["code"]) == (400, code)
+
+
+@pytest.mark.asyncio
 async def test_beyond_the_bound_requests_are_refused_at_once_and_served_again_later() -> None:
     more = asyncio.Event()
 
