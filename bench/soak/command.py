@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from bench.soak.report import markdown
-from bench.soak.run import Plan, SoakRun, steady_workers
-from bench.soak.verdicts import Soak, growths, problems
+from bench.soak.run import Plan, SoakRun
+from bench.soak.verdicts import Soak, problems
 from kv_runtime.supervise import run_process
 
 
@@ -56,9 +56,8 @@ def soak(
 
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         run_process(life)
-    steady = steady_workers(plan)
-    wrong = problems(found[0], steady)
-    text = markdown(found[0], list(growths(found[0].quiet, steady)), wrong, time.perf_counter() - began_s)
+    wrong = problems(found[0])
+    text = markdown(found[0], wrong, time.perf_counter() - began_s)
     click.echo(text)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,14 @@ _ROUTER = (
     "tokens.cache_bytes_max=4194304",
 )
 """Caches and logs of a size that the first tenth of a run fills, so that what grows afterwards is none of them."""
-_WORKER = (_QUIET, "engine.block_size=64", "engine.total_kv_blocks=512", "engine.max_seq_len=16384")
+_WORKER = (
+    _QUIET,
+    "engine.block_size=64",
+    "engine.total_kv_blocks=512",
+    "engine.max_seq_len=16384",
+    "events.ring_bytes_max=262144",
+    "events.batch_ring_bytes_max=131072",
+)
 _COMPLAINT = "Traceback (most recent call last)"
 
 

@@ -5,14 +5,12 @@ from itertools import groupby
 
 from bench.report import machine_line
 from bench.soak.answers import Outcome
-from bench.soak.verdicts import Growth, Soak
-
-_FEW = 12
+from bench.soak.verdicts import Soak, growths
 
 
-def markdown(soak: Soak, grown: Sequence[Growth], problems: Sequence[str], took_s: float) -> str:
+def markdown(soak: Soak, problems: Sequence[str], took_s: float) -> str:
     """Return the tables of a run, and what is wrong with it."""
-    sections = [_summary(soak, problems, took_s), _requests(soak), _faults(soak), _flat(grown), _quiet(soak)]
+    sections = [_summary(soak, problems, took_s), _requests(soak), _faults(soak), _flat(soak), _quiet(soak)]
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
@@ -24,9 +22,24 @@ def _summary(soak: Soak, problems: Sequence[str], took_s: float) -> Iterator[str
     yield f"* lost: {sum(tally.lost().values())}; ended with an error event because their worker died and they could "
     yield f"  not migrate: {tally.excused()}; right though their worker was killed in the midst: {tally.saved()}"
     yield f"* latency: p50 <= {tally.quantile_s(0.5) * 1000:g} ms, p99 <= {tally.quantile_s(0.99) * 1000:g} ms"
+    yield f"* CPU: {_cpu(soak)}"
     yield f"* most leases at once: {soak.leases_peak:g}, of {soak.users} users"
     yield f"* result: {'as it must be' if not problems else f'{len(problems)} problems'}"
     yield from (f"  * {problem}" for problem in problems)
+
+
+def _cpu(soak: Soak) -> str:
+    if len(soak.quiet) <= 1:
+        return "one round is too short to tell"
+    first, last = soak.quiet[0], soak.quiet[-1]
+    requests = last.requests - first.requests
+    router_s = last.router.cpu_s - first.router.cpu_s
+    steady_s = [last.workers[name].cpu_s - first.workers[name].cpu_s for name in soak.steady]
+    workers_s = sum(steady_s) / len(steady_s) * len(last.workers)
+    return (
+        f"router {1000 * router_s / requests:.2f} ms a request, all workers about {1000 * workers_s / requests:.2f} ms "
+        f"(as those that were never ended), clients {1000 * soak.clients_cpu_s / soak.tally.requests:.2f} ms"
+    )
 
 
 def _requests(soak: Soak) -> Iterator[str]:
@@ -47,10 +60,10 @@ def _faults(soak: Soak) -> Iterator[str]:
         yield f"| {kind} | {len(times_s)} | {times_s[len(times_s) // 2]:.1f} | {times_s[-1]:.1f} |"
 
 
-def _flat(grown: Sequence[Growth]) -> Iterator[str]:
+def _flat(soak: Soak) -> Iterator[str]:
     yield "| process | figure | after a tenth | at the end | growth | allowed |"
     yield "|---|---|---:|---:|---:|---:|"
-    for each in grown:
+    for each in growths(soak):
         numbers = (each.first, each.last, each.by, each.allowed)
         yield f"| {each.process} | {each.figure} | " + " | ".join(f"{number:,.0f}" for number in numbers) + " |"
 

@@ -75,7 +75,16 @@ class SoakRun:
                     await watching
                 clients.close()
         complaints += fleet.complaints
-        return Soak(clients.tally, self._healed, self._quiet, complaints, self._leases_peak, plan.users)
+        return Soak(
+            clients.tally,
+            self._healed,
+            self._quiet,
+            complaints,
+            self._leases_peak,
+            plan.users,
+            list(fleet.workers)[:STEADY],
+            time.process_time(),
+        )
 
     async def _round(self, fleet: Fleet, clients: Clients, until: int) -> None:
         began_s, before = time.perf_counter(), clients.tally.requests
@@ -151,8 +160,3 @@ class SoakRun:
                     metrics = await totals(session, fleet.control_url)
                     self._leases_peak = max(self._leases_peak, metrics["ledger_active_requests"])
                 await self._clock.sleep(_WATCH_S)
-
-
-def steady_workers(plan: Plan) -> list[str]:
-    """Return the workers that are never ended."""
-    return [f"w{number}" for number in range(min(STEADY, plan.workers))]

@@ -57,6 +57,9 @@ class Soak(NamedTuple):
     complaints: Sequence[str]
     leases_peak: float
     users: int
+    steady: Sequence[str] = ()
+    """Workers that were never ended."""
+    clients_cpu_s: float = 0.0
 
 
 class Growth(NamedTuple):
@@ -81,10 +84,10 @@ def growth(points: Sequence[tuple[float, float]]) -> float:
     return median(slopes) * (points[-1][0] - points[0][0]) if slopes else 0.0
 
 
-def growths(quiet: Sequence[Quiet], steady: Sequence[str]) -> Iterator[Growth]:
+def growths(soak: Soak) -> Iterator[Growth]:
     """Yield the growth of each figure of the router and of the workers that were never ended."""
-    for name in ("router", *steady) if quiet else ():
-        moments = [(each.requests, each.router if name == "router" else each.workers[name]) for each in quiet]
+    for name in ("router", *soak.steady) if soak.quiet else ():
+        moments = [(each.requests, each.router if name == "router" else each.workers[name]) for each in soak.quiet]
         for figure, of, allowed in _BOUNDS:
             points = [(float(requests), of(took)) for requests, took in moments]
             size = median(value for _, value in points)
@@ -98,14 +101,14 @@ _BOUNDS: tuple[tuple[str, Callable[[Taken], float], Callable[[float], float]], .
 )
 
 
-def problems(soak: Soak, steady: Sequence[str]) -> list[str]:
+def problems(soak: Soak) -> list[str]:
     """Return what is not as it must be; empty of a good run."""
     return [
         *_lost(soak.tally),
         *(problem for quiet in soak.quiet for problem in _at_quiet(quiet)),
         *(
             f"{each.process}: {each.figure} grew by {each.by:,.0f}, {each.allowed:,.0f} allowed"
-            for each in growths(soak.quiet, steady)
+            for each in growths(soak)
             if not each.is_flat
         ),
         *(problem for quiet in soak.quiet[-1:] for problem in _for_ever(quiet.metrics)),

@@ -13,7 +13,6 @@ from bench.soak.tally import Tally
 from bench.soak.verdicts import Soak, growth, problems
 
 MIB = 1 << 20
-STEADY = ("w0",)
 STREAM = next(kind for kind in KINDS if kind.can_migrate)
 TWO_CHOICES = next(kind for kind in KINDS if kind.choices == 2)
 
@@ -44,9 +43,9 @@ def moments(**planted: object) -> list[Quiet]:
 
 
 def found(quiet: list[Quiet] | None = None, counted: Tally | None = None, **other: object) -> list[str]:
-    figures: dict[str, object] = {"faults": [], "complaints": [], "leases_peak": 64.0, "users": 64}
+    figures: dict[str, object] = {"faults": [], "complaints": [], "leases_peak": 64.0, "users": 64, "steady": ["w0"]}
     soak = Soak(counted or tally(), quiet=moments() if quiet is None else quiet, **(figures | other))  # type: ignore[arg-type]
-    return problems(soak, STEADY)
+    return problems(soak)
 
 
 def test_nothing_is_found_where_nothing_is_wrong() -> None:
