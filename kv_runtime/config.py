@@ -189,6 +189,18 @@ def load_settings(
     return settings
 
 
+def given_paths(
+    kind: type[BaseModel], assignments: Iterable[str] = (), flags: Mapping[str, Any] | None = None
+) -> frozenset[str]:
+    """Return the paths that the command line names; of a section that is given whole, those of its fields."""
+    given = [(path, value) for path, value in (flags or {}).items() if value is not None]
+    return frozenset(
+        f"{path}.{name}" if name else path
+        for path, value in [*_assigned(kind, assignments, []), *given]
+        for name in (value if isinstance(value, Mapping) else [""])
+    )
+
+
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a click command the flags that every process has: `--config`, `--set`, `--print-config`."""
     for option in (

@@ -4,7 +4,6 @@ import asyncio
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -17,12 +16,12 @@ from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import LeaseEvent
 from kv_runtime.chat_template import TextError
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import ConfigurationError, config_options, load_settings, render
+from kv_runtime.config import ConfigurationError, config_options, given_paths, load_settings, render
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.http import HttpServer, PortUsed
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
-from kv_runtime.telemetry import Family, LoopLag, Projection, configure_logs, new_registry
+from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_registry
 from kv_runtime.text import Text, load_text
 from router.admission import Admission, FleetRoom
 from router.commands.doctor import doctor
@@ -33,7 +32,7 @@ from router.compiled import hot_path
 from router.config import RouterSettings
 from router.control_plane import ControlPlane
 from router.core.fleet import TextDigests
-from router.core.policies import Mode
+from router.core.policy import Policy
 from router.core.recent_prompts import RecentPrompts
 from router.core.recording import Recorders
 from router.core.state import RouterState
@@ -58,6 +57,7 @@ from router.metrics import (
 )
 from router.names import Names
 from router.policy_loader import load_modes
+from router.policy_store import PolicyStore
 from router.pools.process import OpenedRouter
 from router.replicas import Replicas, replica_families
 from router.routing import Routing
@@ -81,6 +81,7 @@ _EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError
 @click.option("--control-port", type=int, help="control plane port; 0: any free one")
 @click.option("--nats-url", help="the event log; without it a nats-server is embedded")
 @click.option("--text", help="tokenizer and template: `byte`, or a local model directory")
+@click.option("--state", help="directory that keeps a policy changed over /v1/policy across restarts")
 @click.pass_context
 def main(
     context: click.Context,
@@ -93,6 +94,7 @@ def main(
     control_port: int | None,
     nats_url: str | None,
     text: str | None,
+    state: str | None,
 ) -> None:
     """Route each request to the worker that holds most of its prefix. Without a command: serve."""
     if context.invoked_subcommand is not None:
@@ -104,6 +106,7 @@ def main(
         "control.port": control_port,
         "nats.url": nats_url,
         "tokens.text": text,
+        "state.dir": state,
     }
     try:
         settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=flags)
@@ -111,7 +114,8 @@ def main(
             print(render(settings), end="")
             return
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
-        run_process(lambda stop: _serve(settings, stop))
+        given = given_paths(RouterSettings, assignments, flags)
+        run_process(lambda stop: _serve(settings, stop, given))
     except _EXPECTED as error:
         sys.exit(f"router: {error}")
 
@@ -171,31 +175,39 @@ main.add_command(journal)
 main.add_command(replay)
 
 
-async def _serve(settings: RouterSettings, stop: asyncio.Event) -> None:
+async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset[str]) -> None:
     async with AsyncExitStack() as cleanup:
-        router = await _opened(settings, stop, cleanup)
-        print(f"router on      {router.data_url}  (mode {settings.policy.mode})")
+        router = await _opened(settings, stop, cleanup, given)
+        print(f"router on      {router.data_url}  (mode {router.mode})")
         print(f"control plane  {router.control_url}")
         print(f"event log      {router.log_url}")
         print(f"running        index: {_INDEX_NAMES[router.index_name]}, hot path: {hot_path()}", flush=True)
         await run_parts(router.parts, stop=stop, drain_s=router.drain_s)
 
 
-async def _opened(settings: RouterSettings, stop: asyncio.Event, cleanup: AsyncExitStack) -> OpenedRouter:
-    """Return a router that has started, and is to be run; raises what `_EXPECTED` names."""
+async def _opened(
+    settings: RouterSettings, stop: asyncio.Event, cleanup: AsyncExitStack, given: frozenset[str] = frozenset()
+) -> OpenedRouter:
+    """Return a router that has started, and is to be run; raises what `_EXPECTED` names.
+
+    `given` are the paths of what the command line says: it wins over a policy that was stored.
+    """
     text = load_text(settings.tokens.text, settings.tokens.encoder, chat_template=settings.tokens.chat_template)
     modes = load_modes(settings.policy.user_modes, settings.policy.mode)
+    policies = PolicyStore(settings.state.dir, settings.policy.policy(), modes)
+    policies.restore({path.removeprefix("policy.") for path in given if path.startswith("policy.")})
     embedded = await _embedded_nats(settings, cleanup)
     url = embedded.url if embedded else settings.nats.url
     token = settings.nats.credentials.get_secret_value()
     log = await EventLog.connect(url, name="router", user=settings.nats.user, token=token)
     cleanup.push_async_callback(log.close)
-    router = _Router(settings, text, modes, log)
+    router = _Router(settings, text, policies, log)
     await router.start(stop)
     return OpenedRouter(
         data_url=f"http://{settings.data.host}:{router.data.port}",
         control_url=f"http://{settings.control.host}:{router.control.port}",
         log_url=url,
+        mode=policies.initial.mode,
         index_name=router.index_name,
         parts=[*router.parts(), *([Part("nats-server", embedded.run, 4)] if embedded else [])],
         drain_s=settings.data.drain_s + 2 * router.data.limits.linger_s + 1,
@@ -205,22 +217,22 @@ async def _opened(settings: RouterSettings, stop: asyncio.Event, cleanup: AsyncE
 class _Router:
     """The parts of the process, made and wired; `start` begins them, but for what runs."""
 
-    def __init__(self, settings: RouterSettings, text: Text, modes: Mapping[str, Mode], log: EventLog) -> None:
+    def __init__(self, settings: RouterSettings, text: Text, policies: PolicyStore, log: EventLog) -> None:
         self._settings, self._log = settings, log
         self._clock, self._registry = SystemClock(), new_registry()
         instance = uuid.uuid4().hex
         self._index = EmbeddedIndex(settings.index, log, self._clock, settings.nats)
         folds = _folds(settings, text)
         name = router_name(settings.journal, instance)
-        state = folds.state(modes)
+        state = folds.state(policies.modes)
         self._journal = self._writer(name, folds, state) if settings.journal.enabled else None
         self._replicas = self._sharing(name) if settings.ledger.replicas else None
-        self._routing = self._router(state)
+        self._routing = self._router(state, policies.initial)
         gate = FleetGate(settings.nats.fleet_secrets)
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
         room = FleetRoom(self._routing, settings.queue.threshold)
         self._admission = Admission(self._clock, room, settings.queue.limits())
-        metrics = RequestMetrics(self._registry, self._routing.state, tuple(modes))
+        metrics = RequestMetrics(self._registry, self._routing.state, tuple(policies.modes))
         self._prompts = Prompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
         tenants = TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, os.urandom(SECRET_BYTES))
         new_id = Names(instance).new
@@ -229,7 +241,7 @@ class _Router:
         endpoints = Endpoints(serving, index_name=self._index.implementation)
         self.data = HttpPlane(endpoints, settings.data.limits())
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
-        control = ControlPlane(self._routing, self._index, log, self._handover, gate)
+        control = ControlPlane(self._routing, self._index, log, self._handover, gate, policies)
         app = control.app(self._registry, token=settings.control.token.get_secret_value())
         self.control = HttpServer(app, settings.control.host, settings.control.port)
         self._project()
@@ -260,13 +272,13 @@ class _Router:
     def _apply_of_another(self, event: LeaseEvent, router: str) -> None:
         self._routing.apply(LedgerApplied(now_s=self._clock.now(), event=event, router=router))
 
-    def _router(self, state: RouterState) -> Routing:
+    def _router(self, state: RouterState, policy: Policy) -> Routing:
         settings = self._settings
         return Routing(
             state,
             self._index,
             self._clock,
-            settings.policy.policy(),
+            policy,
             seed=settings.policy.seed,
             lease_s=settings.ledger.lease_s,
             decisions_max=settings.journal.decisions_max,
@@ -274,7 +286,7 @@ class _Router:
         )
 
     def _project(self) -> None:
-        families: list[Callable[[], Iterator[Family]]] = [
+        families = [
             lambda: build_families(self._index.implementation),
             lambda: state_families(self._routing.state, self._feeds),
             lambda: trust_families(self._routing),

@@ -256,6 +256,16 @@ class JournalSection(Section):
     )
 
 
+class StateSection(Section):
+    """What survives a restart."""
+
+    dir: str = Field(
+        "",
+        description="directory of this router alone, which keeps a policy that was changed over /v1/policy; made where"
+        " missing; empty: it is kept nowhere",
+    )
+
+
 class RouterTelemetrySection(TelemetrySection):
     """Logs, and the request log."""
 
@@ -283,4 +293,5 @@ class RouterSettings(Settings):
     tokens: TokensSection = TokensSection()
     disaggregation: DisaggregationSection = DisaggregationSection()
     journal: JournalSection = JournalSection()
+    state: StateSection = StateSection()
     telemetry: RouterTelemetrySection = RouterTelemetrySection()

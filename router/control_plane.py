@@ -6,6 +6,7 @@ POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}/dr
 DELETE /v1/workers/{id}           forget it
 GET    /v1/workers/{id}/drain?wait=    how far that is, and what was handed over (`drain_routes.py`)
 GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy the policy in force (`policy_swap.py`)
+DELETE /v1/policy                 the configured one
 GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
 GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
 GET    /metrics, /health, /live, /ready, /version
@@ -36,9 +37,11 @@ from kv_runtime.http import error_response, json_response, metrics_handler, open
 from router.compiled import hot_path
 from router.core.explain import explain
 from router.core.fleet import Worker
+from router.core.policy import Policy
 from router.core.trust import Disparity, Trust
 from router.drain_routes import DrainRoutes, unknown_worker
 from router.handover import Handover
+from router.policy_store import PolicyNotStored, PolicyStore
 from router.policy_swap import fields_of, swapped
 from router.routing import DecisionRecord, Routing
 
@@ -63,8 +66,13 @@ class ControlPlane:
         log: EventLog,
         handover: Handover | None = None,
         gate: FleetGate | None = None,
+        policies: PolicyStore | None = None,
     ) -> None:
-        """Without `handover` a worker that drains hands nothing over; `gate` is that of this router's feeds."""
+        """Without `handover` a worker that drains hands nothing over; `gate` is that of this router's feeds.
+
+        Without `policies` a policy that is changed lasts until the router ends.
+        """
+        self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
         self._routing, self._index, self._event_log = routing, index, log
         self._gate = FleetGate() if gate is None else gate
         self._drains = DrainRoutes(routing, handover, self._publish)
@@ -86,6 +94,7 @@ class ControlPlane:
                 web.get("/v1/policy", self._policy),
                 web.put("/v1/policy", self._swap_policy),
                 web.patch("/v1/policy", self._swap_policy),
+                web.delete("/v1/policy", self._reset_policy),
                 web.get("/health", self._health),
                 web.get("/live", self._health),
                 web.get("/ready", self._ready),
@@ -201,18 +210,35 @@ class ControlPlane:
         return json_response(fields_of(self._routing.policy))
 
     async def _swap_policy(self, request: web.Request) -> web.Response:
-        routing = self._routing
-        try:
-            named = msgspec.json.decode(await request.read(), type=dict[str, Any])
-            policy = swapped(routing.policy, named, routing.state.modes, whole=request.method == "PUT")
-        except UNDECODABLE as error:
-            return error_response(400, f"body: {error}", "invalid_request_error", param="body")
-        except ConfigurationError as error:
-            return error_response(400, "; ".join(error.problems), "invalid_request_error", param="policy")
-        before, changes = fields_of(routing.policy), fields_of(policy)
-        routing.set_policy(policy)
-        _log.info("policy_changed", **{name: value for name, value in changes.items() if value != before[name]})
-        return json_response(changes)
+        routing, is_whole = self._routing, request.method == "PUT"
+        body = await request.read()
+        async with self._policies.writing:
+            try:
+                named = msgspec.json.decode(body, type=dict[str, Any])
+                policy = swapped(routing.policy, named, routing.state.modes, whole=is_whole)
+                changed = fields_of(policy)
+                await self._policies.keep(changed if is_whole else {name: changed[name] for name in named})
+            except UNDECODABLE as error:
+                return error_response(400, f"body: {error}", "invalid_request_error", param="body")
+            except ConfigurationError as error:
+                return error_response(400, "; ".join(error.problems), "invalid_request_error", param="policy")
+            except PolicyNotStored as error:
+                return error_response(503, str(error), "server_error", code="not_stored")
+            return self._in_force(policy)
+
+    async def _reset_policy(self, _: web.Request) -> web.Response:
+        async with self._policies.writing:
+            try:
+                await self._policies.clear()
+            except PolicyNotStored as error:
+                return error_response(503, str(error), "server_error", code="not_stored")
+            return self._in_force(self._policies.configured)
+
+    def _in_force(self, policy: Policy) -> web.Response:
+        before, now = fields_of(self._routing.policy), fields_of(policy)
+        self._routing.set_policy(policy)
+        _log.info("policy_changed", **{name: value for name, value in now.items() if value != before[name]})
+        return json_response(now)
 
     async def _health(self, _: web.Request) -> web.Response:
         return json_response({"status": "ok"})

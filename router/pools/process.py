@@ -42,11 +42,12 @@ _OWN_STAGES = 2
 
 
 class OpenedRouter(NamedTuple):
-    """A router of this process: addresses, that of its event log too; which index serves; its parts, to be run."""
+    """A router of this process: addresses, that of its event log too; its mode and index; its parts, to be run."""
 
     data_url: str
     control_url: str
     log_url: str
+    mode: str
     index_name: str
     parts: list[Part]
     drain_s: float

@@ -3,8 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
@@ -19,6 +21,8 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.http import HttpServer
 from router.compiled import hot_path
 from router.control_plane import ControlPlane
+from router.core.policy import Policy
+from router.policy_store import PolicyStore
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
 from tests.unit.router.samples import rank, route
 
@@ -49,10 +53,10 @@ class NeverThere:
 class Control:
     """A control plane on a port that the system chose."""
 
-    def __init__(self, plane: Plane) -> None:
+    def __init__(self, plane: Plane, policies: PolicyStore | None = None) -> None:
         index: Any = NeverThere(rank("w0/0"), rank("w9/0"))
         log: Any = None  # nothing is published here
-        app = ControlPlane(plane.routing, index, log).app(CollectorRegistry(), token="")
+        app = ControlPlane(plane.routing, index, log, policies=policies).app(CollectorRegistry(), token="")
         self.plane = plane
         self.server = HttpServer(app, "127.0.0.1", 0)
 
@@ -227,3 +231,28 @@ async def test_a_policy_that_may_not_be_is_named_and_nothing_changes(control: Co
     assert answered.status == 400
     assert answered.error["message"].startswith(words)
     assert control.plane.routing.policy is before
+
+
+@pytest.mark.asyncio
+async def test_a_changed_policy_is_stored_and_a_reset_returns_to_the_configured_one(tmp_path: Path) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    async with running_plane(policy=Policy(spill_tokens=7)) as plane:
+        policies = PolicyStore(str(tmp_path), plane.routing.policy, plane.routing.state.modes)
+        control = Control(plane, policies)
+        await control.server.start()
+        assert (await control.send("PATCH", "/v1/policy", b'{"mode": "random"}')).status == 200
+        assert msgspec.json.decode((tmp_path / "policy.json").read_bytes())["fields"] == {"mode": "random"}
+        (tmp_path / "policy.new").mkdir()
+        refused = await control.send("PATCH", "/v1/policy", b'{"mode": "kv"}')
+        assert (refused.status, refused.error["code"], plane.routing.policy.mode) == (503, "not_stored", "random")
+        (tmp_path / "policy.new").rmdir()
+        assert (await control.send("PUT", "/v1/policy", b'{"mode": "round-robin"}')).status == 200
+        restarted = PolicyStore(str(tmp_path), Policy(spill_tokens=7), plane.routing.state.modes)
+        restarted.restore()
+        assert restarted.initial == plane.routing.policy
+        assert plane.routing.policy.spill_tokens == Policy().spill_tokens, "a whole policy has defaults"
+        reset = await control.send("DELETE", "/v1/policy", b"")
+        assert (reset.status, plane.routing.policy) == (200, Policy(spill_tokens=7))
+        assert msgspec.json.decode((tmp_path / "policy.json").read_bytes())["fields"] == {}
+        await control.server.run(stop)
