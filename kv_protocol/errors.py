@@ -20,10 +20,15 @@ class LimitExceeded(ProtocolError):
     """A well-formed value outside its allowed range."""
 
     def __init__(self, field: str, found: object, allowed: str) -> None:
-        super().__init__(f"{field}: found {found!r}, allowed {allowed}")
+        super().__init__(f"{field}: found {self.shown(found)}, allowed {allowed}")
         self.field = field
         self.found = found
         self.allowed = allowed
+
+    @staticmethod
+    def shown(found: object) -> str:
+        """Return how the message shows what was found."""
+        return repr(found)
 
 
 UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError, LimitExceeded)

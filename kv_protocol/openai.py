@@ -12,11 +12,11 @@ import msgspec
 
 from kv_protocol.continuation import Continuation
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.ids import TokenId
 from kv_protocol.openai_errors import RequestInvalid, explained
 from kv_protocol.openai_inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound, decode_inbound
 from kv_protocol.openai_options import Choices, Count, NvExt, PassedOn, StreamOptions, template_options
 from kv_protocol.openai_parts import ABSENT, is_given
+from kv_protocol.openai_prompts import read_ids, read_prompt
 
 __all__ = [
     "CHAT",
@@ -112,8 +112,13 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     thinking: msgspec.Raw = ABSENT
     prediction: msgspec.Raw = ABSENT
     prompt_cache_key: msgspec.Raw = ABSENT
-    prompt_token_ids: list[TokenId] | None = None
+    prompt_token_ids: msgspec.Raw = ABSENT
     """The prompt as a prefill worker computed it, media and all; set by the router for who goes on."""
+
+    def computed_ids(self) -> bytes | None:
+        """Return `prompt_token_ids` as little-endian u32s; None: there are none; raise `RequestInvalid`."""
+        given = self.prompt_token_ids
+        return read_ids(given, "prompt_token_ids") if is_given(given) else None
 
     @property
     def template_options(self) -> dict[str, Any]:
@@ -134,12 +139,16 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/completions`. `prompt` is a text or its token ids."""
+    """`POST /v1/completions`. `prompt` is a text or its token ids (`openai_prompts.py`)."""
 
-    prompt: Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+    prompt: msgspec.Raw
     echo: bool | None = None
     suffix: str | None = None
     logprobs: int | None = None
+
+    def read_prompt(self) -> str | bytes:
+        """Return the text, or its ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+        return read_prompt(self.prompt)
 
     @property
     def limit_tokens(self) -> int | None:
@@ -153,7 +162,7 @@ _chat_decoder = msgspec.json.Decoder(ChatRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
 
-def decode_chat(body: bytes) -> ChatRequest:
+def decode_chat(body: bytes | bytearray) -> ChatRequest:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
     try:
         return _chat_decoder.decode(body)
@@ -161,7 +170,7 @@ def decode_chat(body: bytes) -> ChatRequest:
         raise explained(error, body) from error
 
 
-def decode_completion(body: bytes) -> CompletionRequest:
+def decode_completion(body: bytes | bytearray) -> CompletionRequest:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
     try:
         return _completion_decoder.decode(body)

@@ -1,31 +1,81 @@
-"""What is wrong with a request body, said as its client would look for it: the path, what was found, what may be."""
+"""What is wrong with a request body, said as its client would look for it: the path, what was found, what may be.
 
+What was found is shown as JSON, since that is what the client wrote, and cut to `FOUND_CHARACTERS_MAX` characters.
+"""
+
+import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE, LimitExceeded
 
+FOUND_CHARACTERS_MAX = 80
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
-_FOUND_CHARACTERS_MAX = 80
 _ROUTERS_OWN = frozenset({"kv_continue", "kv_prompt_ids", "prompt_token_ids"})
 """Keys that agents may take from the router, and nobody else."""
+
+
+class Verbatim(str):
+    """Text that a message shows as it stands: it is JSON already, or describes what was found."""
+
+    __slots__ = ()
 
 
 class RequestInvalid(LimitExceeded):
     """A request body that may not be as it is; `field` is its path, as clients write it."""
 
+    @staticmethod
+    def shown(found: object) -> str:
+        """Return it as JSON."""
+        return as_json(found)
 
-def explained(error: Exception, body: bytes | msgspec.Raw, root: str = "") -> RequestInvalid:
+
+class BodyTooLarge(RequestInvalid):
+    """A request body of more bytes or values than are read."""
+
+
+def as_json(found: object, characters_max: int = FOUND_CHARACTERS_MAX) -> str:
+    """Return `found` as JSON; of what is long, its beginning and `...`. What is cut off costs nothing."""
+    text = ""
+    for piece in (found,) if isinstance(found, Verbatim) else _written(found, characters_max):
+        text += piece
+        if len(text) > characters_max:
+            return f"{text[:characters_max]}..."
+    return text
+
+
+def _written(found: object, characters_max: int) -> Iterator[str]:
+    if isinstance(found, Mapping):
+        yield "{"
+        for at, (key, value) in enumerate(found.items()):
+            yield f"{', ' if at else ''}{_quoted(str(key), characters_max)}: "
+            yield from _written(value, characters_max)
+        yield "}"
+    elif isinstance(found, list | tuple):
+        yield "["
+        for at, value in enumerate(found):
+            yield ", " if at else ""
+            yield from _written(value, characters_max)
+        yield "]"
+    elif found is None or isinstance(found, bool | int | float):
+        yield json.dumps(found)
+    else:
+        yield _quoted(found if isinstance(found, str) else str(found), characters_max)
+
+
+def _quoted(text: str, characters_max: int) -> str:
+    quoted = json.dumps(text[: characters_max + 1], ensure_ascii=False)
+    return quoted if quoted.isprintable() else json.dumps(text[: characters_max + 1])
+
+
+def explained(error: Exception, body: bytes | bytearray | msgspec.Raw, root: str = "") -> RequestInvalid:
     """Return what msgspec found wrong in `body`, which the client knows as `root` (empty: the whole of it)."""
-    body = bytes(body)
     if not isinstance(error, msgspec.ValidationError):
-        found = body[:_FOUND_CHARACTERS_MAX].decode("utf-8", "replace")
-        return RequestInvalid(root or "body", found, f"JSON ({error})")
+        return RequestInvalid(root or "body", _begun(body), f"JSON ({error})")
     text = str(error)
     where = _PATH.search(text)
     path = where["path"] if where else ""
@@ -40,25 +90,32 @@ def explained(error: Exception, body: bytes | msgspec.Raw, root: str = "") -> Re
     return RequestInvalid(_joined(root, path) or "body", _found(body, path), allowed)
 
 
-def shortened(found: object) -> object:
-    """Return what is shown of a value that a client sent: itself, or the beginning of what is long."""
-    told = repr(found)
-    return found if len(told) <= _FOUND_CHARACTERS_MAX else f"{told[:_FOUND_CHARACTERS_MAX]}..."
-
-
 def _joined(*parts: str) -> str:
     """Return a path of those parts that are not empty; an index follows without a dot."""
     return ".".join(part for part in parts if part).replace(".[", "[")
 
 
-def _found(body: bytes, path: str) -> Any:  # noqa: ANN401 - whatever the client sent there
+def _found(body: bytes | bytearray | msgspec.Raw, path: str) -> Verbatim:
+    """Return what stands at `path`, as the client wrote it; nothing but what leads there is decoded."""
+    value: bytes | bytearray | msgspec.Raw = body
     try:
-        value: Any = msgspec.json.decode(body)
-    except UNDECODABLE:
-        return "what cannot be read"
-    for key in re.findall(r"[^.\[\]]+", path):
-        if isinstance(value, Mapping):
-            value = value.get(key)
-        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-            value = value[int(key)]
-    return shortened(value)
+        for key in re.findall(r"[^.\[\]]+", path):
+            is_index = key.isdecimal() and _begins_list(value)
+            value = (
+                msgspec.json.decode(value, type=list[msgspec.Raw])[int(key)]
+                if is_index
+                else msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
+            )
+    except (*UNDECODABLE, LookupError):
+        pass  # msgspec does not name the keys of objects: what is around it is shown
+    return Verbatim(_begun(value))
+
+
+def _begins_list(value: bytes | bytearray | msgspec.Raw) -> bool:
+    return bytes(memoryview(value)[:1]) == b"["
+
+
+def _begun(value: bytes | bytearray | msgspec.Raw) -> str:
+    """Return its beginning, one character more than is shown."""
+    begun = bytes(memoryview(value)[: 4 * (FOUND_CHARACTERS_MAX + 1)]).decode("utf-8", "replace")
+    return begun[: FOUND_CHARACTERS_MAX + 1]

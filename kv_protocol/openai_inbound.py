@@ -27,16 +27,14 @@ from kv_protocol.openai_options import (
     PassedOn,
     Priority,
     StreamOptions,
-    TokenIds,
     template_options,
 )
 from kv_protocol.openai_parts import ABSENT, OptionalPart, RawPart, is_given
+from kv_protocol.openai_prompts import read_prompt
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 UNUSED_KEYS = ("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
 """Keys of the interface that have no effect here, in the order of their names."""
-
-_Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,8 +110,8 @@ class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
         named = () if read(self) == absent else _given(self)
         return named if self.nvext is None else named + tuple(self.nvext.ineffective)
 
-    def token_data(self) -> list[int] | None:
-        """Return the prompt that `nvext` brings as ids, None where it brings none; raise `RequestInvalid`."""
+    def token_data(self) -> bytes | None:
+        """Return the ids that `nvext` brings, as little-endian u32s; None: it brings none; raise `RequestInvalid`."""
         return self.nvext.prompt_ids() if self.nvext else None
 
 
@@ -161,15 +159,15 @@ class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class CompletionInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`POST /v1/completions`. `prompt` is a text or its token ids."""
+    """`POST /v1/completions`. `prompt` is a text or its token ids (`openai_prompts.py`)."""
 
     prompt: msgspec.Raw
     echo: msgspec.Raw = ABSENT
     suffix: msgspec.Raw = ABSENT
 
-    def read_prompt(self) -> str | list[int]:
-        """Return the text or its ids; raise `RequestInvalid`, which names the place."""
-        return _prompt.read(self.prompt, "prompt")
+    def read_prompt(self) -> str | bytes:
+        """Return the text, or its ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
+        return read_prompt(self.prompt)
 
 
 _GUIDES = (
@@ -185,7 +183,6 @@ def _given(inbound: Inbound) -> tuple[str, ...]:
 
 
 _messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
-_prompt = RawPart[str | list[int]](_Text | TokenIds)
 _objects = OptionalPart[list[dict[str, Any]]](list[dict[str, Any]])
 _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])
 
@@ -206,7 +203,7 @@ _decoders: dict[str, msgspec.json.Decoder[ChatInbound] | msgspec.json.Decoder[Co
 }
 
 
-def decode_inbound(path: str, body: bytes) -> Inbound:
+def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else.
 
     `path` is that of an endpoint; of any other path (`/v1/route`) the body itself says for which it is: a chat has
@@ -218,5 +215,5 @@ def decode_inbound(path: str, body: bytes) -> Inbound:
         raise explained(error, body) from error
 
 
-def _endpoint_of(body: bytes) -> str:
+def _endpoint_of(body: bytes | bytearray) -> str:
     return CHAT if "messages" in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) else COMPLETIONS

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kv_protocol.ids import TokenId
-from kv_protocol.openai_parts import ABSENT, OptionalPart
+from kv_protocol.openai_parts import ABSENT, is_given
+from kv_protocol.openai_prompts import read_ids
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
@@ -20,10 +20,8 @@ Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3.6e6)]
 I64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Priority = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
-TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1)]
 
 _MS_PER_S = 1000
-_token_ids = OptionalPart[list[int]](TokenIds)
 
 
 def template_options(
@@ -92,9 +90,9 @@ class NvExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     use_raw_prompt: bool | None = None
     max_thinking_tokens: U32 | None = None
 
-    def prompt_ids(self) -> list[int] | None:
-        """Return `token_data`, None where there is none; raise `RequestInvalid`."""
-        return _token_ids.read(self.token_data, "nvext.token_data")
+    def prompt_ids(self) -> bytes | None:
+        """Return `token_data` as little-endian u32s, None where there is none; raise `RequestInvalid`."""
+        return read_ids(self.token_data, "nvext.token_data") if is_given(self.token_data) else None
 
     @property
     def hints(self) -> AgentHints:

@@ -238,6 +238,7 @@ class _Router:
         new_id = Names(instance).new
         recent = RecentPrompts(settings.handover.prompts_bytes_max)
         serving = Serving(self._routing, self._prompts, self._admission, metrics, tenants, settings, new_id, recent)
+        self._bodies = serving.bodies
         endpoints = Endpoints(serving, index_name=self._index.implementation)
         self.data = HttpPlane(endpoints, settings.data.limits())
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
@@ -325,6 +326,7 @@ class _Router:
             Part("handover", self._handover.run, 0),
             Part("control-plane", self.control.run, 1),
             Part("admission", self._admission.run, 1),
+            *self._bodies.parts(1),
             *self._prompts.parts(1),
             Part("feeds", self._feeds.run, 2),
             Part("trust-watch", TrustWatch(self._routing, self._clock).run, 2),

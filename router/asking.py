@@ -4,8 +4,8 @@
      |         |         |
      +---------+---------+--> refused: the client's fault, named; or nobody there, or no room
 
-Whoever continues it says what follows (`_asked`) and how a refusal is told (`_refuse`). Long prompts are encoded off
-the loop; a client that leaves meanwhile is not waited for.
+Whoever continues it says what follows (`_asked`) and how a refusal is told (`_refuse`). Large bodies are read, and long
+prompts encoded, off the loop; a client that leaves meanwhile is not waited for.
 """
 
 import asyncio
@@ -15,9 +15,11 @@ from time import perf_counter
 
 import structlog
 
-from kv_protocol.openai import Inbound, RequestInvalid, decode_inbound
+from kv_protocol.body_limits import Body
+from kv_protocol.openai import Inbound, RequestInvalid
 from kv_runtime.chat_template import TextError
 from router import refusals
+from router.bodies import ReadBody
 from router.core.view import RouteRequest
 from router.http.exchange import Exchange
 from router.refusals import Refusal, Refused
@@ -28,17 +30,18 @@ _log = structlog.get_logger("router")
 
 
 class Asking(ABC):
-    """One request as it is read; `inbound`, `prompt` and `route` are there when `_asked` is called."""
+    """One request as it is read; `body`, `inbound`, `prompt` and `route` are there when `_asked` is called."""
 
-    __slots__ = ("_awaited", "_began_s", "_over", "exchange", "inbound", "prompt", "route", "serving")
+    __slots__ = ("_awaited", "_began_s", "_over", "body", "exchange", "inbound", "prompt", "route", "serving")
 
+    body: Body
     inbound: Inbound
     prompt: Prompt | None
     route: RouteRequest
 
     def __init__(self, exchange: Exchange, serving: Serving) -> None:
         self.exchange, self.serving = exchange, serving
-        self._awaited: asyncio.Future[Prompt] | None = None
+        self._awaited: asyncio.Future[ReadBody] | asyncio.Future[Prompt] | None = None
         self._over = False
 
     @abstractmethod
@@ -65,11 +68,24 @@ class Asking(ABC):
             self._awaited.cancel()
 
     def _read(self) -> None:
-        began_s = perf_counter()
-        inbound = self.inbound = decode_inbound(self.exchange.path, self.exchange.body)
         self._began_s = perf_counter()
+        read = self.serving.bodies.read(self.exchange.path, self.exchange.body)
+        if isinstance(read, asyncio.Future):
+            self._awaited = read
+            read.add_done_callback(self._body_read)
+        else:
+            self._prompt_of(read)
+
+    def _body_read(self, awaited: "asyncio.Future[ReadBody]") -> None:
+        self._awaited = None
+        if not self._over and not awaited.cancelled():
+            self._refusing(lambda: self._prompt_of(awaited.result()))
+
+    def _prompt_of(self, read: ReadBody) -> None:
+        self.body, self.inbound = read
+        began_s, self._began_s = self._began_s, perf_counter()
         self.serving.metrics.parsed(self._began_s - began_s)
-        prompt = self.serving.prompt_of(inbound)
+        prompt = self.serving.prompt_of(self.inbound, self.body)
         if isinstance(prompt, asyncio.Future):
             self._awaited = prompt
             prompt.add_done_callback(self._prompted)
@@ -92,7 +108,7 @@ class Asking(ABC):
         try:
             step()
         except (RequestInvalid, TextError) as error:
-            self._refuse(refusals.invalid(str(error), error.field))
+            self._refuse(refusals.bad_request(error))
         except EncodersBusy as error:
             self._refuse(refusals.unavailable(str(error), "overloaded"))
         except Refused as refused:

@@ -12,13 +12,14 @@ Before them stand the prompt's token ids, for workers that take them, and how fa
 where it is: the decode worker is told, fetches it, and is left.
 """
 
+from kv_protocol.body_limits import Body, Bytes
 from kv_protocol.continuation import HEADER, KEY, Progress
 from kv_protocol.openai import Inbound, is_given
 from router.config import RouterSettings
 from router.core.fleet import Fleet
 from router.core.handoff import ALONE, PrefillAnswer, decode_body, prefill_body
 from router.core.verdict import Verdict
-from router.http.exchange import Exchange, OutboundCall
+from router.http.exchange import OutboundCall
 from router.http.heads import Headers
 from router.http.kept import Kept
 from router.tokens import Prompt, with_prompt_ids
@@ -51,7 +52,8 @@ class Calls:
         self,
         verdict: Verdict,
         inbound: Inbound,
-        exchange: Exchange,
+        body: Body,
+        client: Headers,
         prompt: Prompt | None,
         handoff: PrefillAnswer | None = None,
         progress: Progress | None = None,
@@ -59,32 +61,36 @@ class Calls:
     ) -> OutboundCall | None:
         """Return what the winner is sent; None where it left meanwhile.
 
-        `handoff` is what the prefill worker said, `progress` how far the answer has come; `kept` gets the rest of it.
+        `client` are the headers of the client's request, `handoff` is what the prefill worker said, `progress` how far
+        the answer has come; `kept` gets the rest of it.
         """
         worker = self._fleet.worker(verdict.winner.worker_id)
         if worker is None:
             return None
         told, phase = worker.registration, verdict.request.phase
-        body = exchange.body
+        text = body.text
         if phase != "whole" and not is_given(inbound.disaggregated_params):
-            body = _of_phase(body, phase, handoff or _ALONE, told.role)
+            text = _of_phase(text, phase, handoff or _ALONE, told.role)
         if progress is not None:
-            body = b'{"%b":%b,%b' % (KEY.encode(), progress.continuation(), body[body.index(b"{") + 1 :])
+            text = b'{"%b":%b,%b' % (KEY.encode(), progress.continuation(), bytes(text[text.index(b"{") + 1 :]))
         headers = b"%bx-request-id: %b\r\n" % (self._worker_headers, verdict.request.request_id.encode())
-        if not _PASSED_ON_NAMES.isdisjoint(exchange.headers):
-            headers += _passed_on(exchange.headers)
-        if kept is not None or wants_tokens(exchange.headers):
+        if not _PASSED_ON_NAMES.isdisjoint(client):
+            headers += _passed_on(client)
+        if kept is not None or wants_tokens(client):
             headers += _CONTINUABLE
         limits = self._limits if inbound.stream and phase != "prefill" else self._whole_limits
         is_decode = phase == "decode"
         if not told.accepts_token_ids:
-            return OutboundCall(told.base_url, inbound.path, headers, body, *limits, kept, is_decode)
+            sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
+            return OutboundCall(told.base_url, inbound.path, headers, sent, *limits, kept, is_decode)
         headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
-        parts = body if prompt is None else with_prompt_ids(body, prompt.ids, prompt.encoded)
+        parts = (text,) if prompt is None else with_prompt_ids(text, prompt.ids, prompt.encoded)
+        if body.images:
+            parts = (*parts[:-1], *body.with_images(parts[-1]))
         return OutboundCall(told.base_url, inbound.path, headers, parts, *limits, kept, is_decode)
 
 
-def _of_phase(body: bytes, phase: str, handoff: PrefillAnswer, role: str) -> bytes:
+def _of_phase(body: Bytes, phase: str, handoff: PrefillAnswer, role: str) -> Bytes:
     if phase == "prefill":
         return prefill_body(body)
     if phase == "decode":

@@ -2,6 +2,7 @@
 
 from pydantic import Field, SecretStr, field_validator
 
+from kv_protocol.body_limits import BodyLimits
 from kv_runtime.config import ControlSection, IndexSection, NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.encoders import Wanted
 from router.core.breakers import BreakerLimits
@@ -27,6 +28,25 @@ class DataSection(Section):
         ge=1024,
         le=1 << 40,
         description="bodies of all requests that are read or served; beyond it 503; memory",
+    )
+    prompt_bytes_max: int = Field(
+        8 << 20,
+        ge=1024,
+        le=1 << 30,
+        description="JSON bytes of messages, prompts and documents without images; beyond it 413; token ids: a quarter"
+        " as many; more holds up other requests for longer",
+    )
+    options_bytes_max: int = Field(
+        1 << 20,
+        ge=1024,
+        le=1 << 30,
+        description="JSON bytes of all else in a body, as tools and schemas; beyond it 413",
+    )
+    values_max: int = Field(
+        1 << 16,
+        ge=64,
+        le=1 << 24,
+        description="values in a body of more than 64 KiB, token ids apart; beyond it 413; more holds up others",
     )
     worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
     drain_s: float = Field(30.0, ge=0, le=3600, description="how long running requests may take after a stop")
@@ -63,6 +83,10 @@ class DataSection(Section):
     worker_idle_s: float = Field(
         4.0, ge=0, le=3600, description="how long a worker's connection is kept idle; less than the worker keeps it"
     )
+
+    def body_limits(self) -> BodyLimits:
+        """Return the bounds on what a body says."""
+        return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max)
 
     def limits(self) -> HttpLimits:
         """Return what is taken from clients, and how long they are awaited."""

@@ -7,6 +7,8 @@
 
 from typing import NamedTuple
 
+from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid
+from kv_runtime.chat_messages import TextError
 from kv_runtime.http import error_body
 
 Kind = str
@@ -49,6 +51,13 @@ class Refused(Exception):
 def invalid(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> Refusal:
     """Return that the client is at fault."""
     return Refusal(status, message, _INVALID, param, code)
+
+
+def bad_request(error: RequestInvalid | TextError) -> Refusal:
+    """Return that the client is at fault: 413 for what is too large, else 400."""
+    if isinstance(error, BodyTooLarge):
+        return invalid(str(error), error.field, "body_too_large", 413)
+    return invalid(str(RequestInvalid(error.field, error.found, error.allowed)), error.field)
 
 
 def unavailable(message: str, code: str, *, retry_after_s: float = 1.0, outcome: str = "failed") -> Refusal:

@@ -154,7 +154,14 @@ class Served(Asking):
         is_kept = self._plan.may_migrate() and not self._is_aside
         self._kept = self.serving.kept(self.exchange.headers) if is_kept or self.exchange.is_begun else None
         return self.serving.calls.call(
-            verdict, self.inbound, self.exchange, self.prompt, self._handoff, self._progress, self._kept
+            verdict,
+            self.inbound,
+            self.body,
+            self.exchange.headers,
+            self.prompt,
+            self._handoff,
+            self._progress,
+            self._kept,
         )
 
     @property

@@ -9,6 +9,7 @@ import structlog
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
+from kv_protocol.body_limits import Body
 from kv_protocol.decision import Exclusion
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
@@ -21,6 +22,7 @@ from router import refusals
 from router.admission import Admission
 from router.asked import Asked
 from router.attempt import Attempt
+from router.bodies import BodyReader
 from router.calls import Calls, wants_tokens
 from router.config import RouterSettings
 from router.core.disaggregation import asked_phase, first_phase, placement
@@ -84,6 +86,7 @@ class Serving:
         self.inflight = 0
         self._inflight_max = settings.queue.inflight_requests_max
         self._prompts, self._tenants, self._settings = prompts, tenants, settings
+        self.bodies = BodyReader(settings.data.body_limits())
         self._asked = Asked(new_id)
         self.calls = Calls(routing.state.fleet, settings)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
@@ -107,7 +110,7 @@ class Serving:
 
     # ------------------------------------------------------------------------------------------- asking
 
-    def prompt_of(self, inbound: Inbound) -> "Prompt | asyncio.Future[Prompt] | None":
+    def prompt_of(self, inbound: Inbound, body: Body) -> "Prompt | asyncio.Future[Prompt] | None":
         """Return the prompt, now or later; None where neither the mode nor the configuration wants it.
 
         Raises:
@@ -117,7 +120,7 @@ class Serving:
         model, state = self._model(inbound.model), self.routing.state
         if not (state.modes[state.policy.mode].reads_overlap or self._settings.tokens.always):
             return None
-        return self._prompts.prompt(inbound, model.hashing, model.lora, model.images)
+        return self._prompts.prompt(inbound, model.hashing, model.lora, model.images, body=body)
 
     def route_request(self, inbound: Inbound, headers: Headers, prompt: Prompt | None) -> RouteRequest:
         """Return what routing reads of the request; raise `RequestInvalid`, `Refused`."""

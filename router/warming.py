@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from kv_protocol.body_limits import Body
 from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai import Inbound, decode_inbound
 from kv_protocol.openai_inbound import COMPLETIONS
@@ -26,8 +27,8 @@ from router.core.recent_prompts import TOKEN_BYTES, RecentPrompt
 from router.core.verdict import Verdict
 from router.core.view import RouteRequest
 from router.http.collected import Collected
-from router.http.exchange import Exchange, Phase
-from router.http.heads import Headers, RequestHead
+from router.http.exchange import Phase
+from router.http.heads import Headers
 from router.http.upstream import Upstreams
 from router.serving import Serving
 from router.tokens import Prompt
@@ -36,7 +37,6 @@ from router.usage import usage_in
 _USAGE_BYTES = 4096
 _ANSWER_BYTES_MAX = 4 << 20
 """Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
-_HEAD = RequestHead("POST", COMPLETIONS, "", {}, 0, keep_alive=False, http_1_1=False)
 
 
 class Wish(NamedTuple):
@@ -110,8 +110,7 @@ class Warming:
         serving = self._serving
         answer = Collected(self._upstreams, _ANSWER_BYTES_MAX)
         asked = _Asked(Attempt(verdict, serving.routing.take(verdict)), answer, serving)
-        exchange = Exchange(answer, _HEAD, wish.body, 0.0)
-        call = serving.calls.call(verdict, wish.inbound, exchange, wish.prompt, handoff)
+        call = serving.calls.call(verdict, wish.inbound, Body(wish.body), {}, wish.prompt, handoff)
         try:
             if call is None:
                 asked.on_failed("connect", "the worker left", begun=False)

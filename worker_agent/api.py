@@ -15,9 +15,11 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from kv_protocol.body_limits import BodyLimits
 from kv_protocol.fleet import Role
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
 from kv_runtime.text import Text
+from worker_agent.bodies import DEFAULT_LIMITS
 from worker_agent.completions import Completions
 from worker_agent.core.request_rules import RequestRules
 from worker_agent.engines.port import Engine
@@ -48,12 +50,21 @@ class AgentApi:
         fault: Callable[[], str | None] = lambda: None,
         role: Role = "aggregated",
         loras: tuple[str, ...] = (),
+        body_limits: BodyLimits = DEFAULT_LIMITS,
     ) -> None:
         self._description = engine.describe()
         self._names = (*served_names, *loras)
         rules = RequestRules(self._description, text, default_max_tokens=default_max_tokens, role=role, loras=loras)
         self._completions = Completions(
-            engine, text, prompts, rules, names=self._names, wall_ns=wall_ns, now_s=now_s, new_id=new_id
+            engine,
+            text,
+            prompts,
+            rules,
+            names=self._names,
+            wall_ns=wall_ns,
+            now_s=now_s,
+            new_id=new_id,
+            body_limits=body_limits,
         )
         self._position, self._status, self._fault = position, status, fault
         self._in_flight = InFlight(inflight_requests_max)

@@ -24,12 +24,15 @@ from contextlib import aclosing
 from aiohttp import web
 
 from kv_protocol import openai
+from kv_protocol.body_limits import BodyLimits, Bytes
 from kv_protocol.continuation import HEADER, token_comment
 from kv_protocol.decode_time import DECODE_HEADER, decode_header
-from kv_protocol.openai import ChatRequest, Request, RequestInvalid
+from kv_protocol.openai import Request, RequestInvalid
+from kv_protocol.openai_errors import BodyTooLarge, as_json
 from kv_runtime.chat_template import TextError
 from kv_runtime.http import error_body, error_response
 from kv_runtime.text import Text
+from worker_agent.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, worked
 from worker_agent.core.answers import SSE_DONE, Answer, sse_error
 from worker_agent.core.engine import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
 from worker_agent.core.request_rules import RequestRules
@@ -59,8 +62,10 @@ class Completions:
         wall_ns: Callable[[], int],
         now_s: Callable[[], float],
         new_id: Callable[[], str],
+        body_limits: BodyLimits = DEFAULT_LIMITS,
     ) -> None:
         self._now_s = now_s
+        self._bodies = RequestBodies(body_limits)
         self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
         self._names, self._wall_ns, self._new_id = names, wall_ns, new_id
 
@@ -72,30 +77,36 @@ class Completions:
         """Return the answer to `POST /v1/completions`, and how the request ended."""
         return await self._answered(http, openai.decode_completion)
 
-    async def _answered(self, http: web.Request, decode: Callable[[bytes], Request]) -> Answered:
+    async def _answered(self, http: web.Request, decode: Callable[[Bytes], Request]) -> Answered:
         try:
-            request = decode(await http.read())
+            read = await self._bodies.read(http, decode)
+            request = read.request
             if request.model not in self._names:
                 return self._no_such_model(request.model), "refused"
-            before = self._rules.before(request)
-            asked = await self._asked(http, request, before)
+            before = await worked(read.is_large, lambda: self._rules.before(request))
+            asked = await self._asked(http, read, before)
             answer = Answer(request, asked.request_id, self._wall_ns() // _NS_PER_S, self._text.token_bytes)
             generation = Generation(self._engine, self._text, asked, request.stops, now_s=self._now_s, before=before)
             if request.stream:
                 return await self._stream(http, generation, answer, include_usage=request.include_usage)
             return await self._whole(generation, answer, asked)
-        except (RequestInvalid, TextError, RequestRefused) as error:
+        except BodyTooLarge as error:
+            message, kind = str(error), "invalid_request_error"
+            return error_response(413, message, kind, param=error.field, code="body_too_large"), "refused"
+        except (RequestInvalid, RequestRefused) as error:
             return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
+        except TextError as error:
+            message = str(RequestInvalid(error.field, error.found, error.allowed))
+            return error_response(400, message, "invalid_request_error", param=error.field), "refused"
         except EngineError as error:
             return _failed(error), "failed"
 
-    async def _asked(self, http: web.Request, request: Request, before: tuple[int, ...]) -> EngineRequest:
-        rank = http.headers.get("x-dp-rank")
+    async def _asked(self, http: web.Request, read: ReadRequest, before: tuple[int, ...]) -> EngineRequest:
+        request, rank = read.request, http.headers.get("x-dp-rank")
         if rank is not None and not _RANK.fullmatch(rank):
             raise RequestInvalid("x-dp-rank", rank[:_FOUND_CHARACTERS_MAX], "a decimal number")
-        wishes = self._rules.wishes(request)
-        computed = request.prompt_token_ids if isinstance(request, ChatRequest) else None
-        prompt = await self._prompts.prompt(request, computed=computed)
+        wishes = await worked(read.is_large, lambda: self._rules.wishes(request))
+        prompt = await self._prompts.prompt(request, body=read.body, tokens_max=self._rules.prompt_tokens_max)
         return self._rules.engine_request(
             request,
             wishes,
@@ -152,7 +163,7 @@ class Completions:
         return response, outcome
 
     def _no_such_model(self, model: str) -> web.Response:
-        message = f"model: found {model!r}, allowed {', '.join(self._names)}"
+        message = f"model: found {as_json(model)}, allowed {', '.join(self._names)}"
         return error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from kv_protocol.body_limits import BodyLimits
 from kv_protocol.endpoint_names import default_endpoint, endpoint_name
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WORKER_ID_PATTERN
@@ -71,12 +72,35 @@ class WorkerSection(Section):
 class ServedWorkerSection(WorkerSection):
     """A worker whose engine runs in this process."""
 
+    prompt_bytes_max: int = Field(
+        8 << 20,
+        ge=1024,
+        le=1 << 30,
+        description="JSON bytes of messages, prompts and documents without images; beyond it 413; token ids: a quarter"
+        " as many; more holds up other requests for longer",
+    )
+    options_bytes_max: int = Field(
+        1 << 20,
+        ge=1024,
+        le=1 << 30,
+        description="JSON bytes of all else in a body, as tools and schemas; beyond it 413",
+    )
+    values_max: int = Field(
+        1 << 16,
+        ge=64,
+        le=1 << 24,
+        description="values in a body of more than 64 KiB, token ids apart; beyond it 413; more holds up others",
+    )
     canary_wait_s: float = Field(
         0.0, ge=0, le=3600, description="silence after which the engine is asked for a token; 0: never. Above a prefill"
     )
     canary_timeout_s: float = Field(
         3.0, gt=0, le=600, description="how long that token may take; then the worker leaves the fleet until one comes"
     )
+
+    def body_limits(self) -> BodyLimits:
+        """Return the bounds on what a body says."""
+        return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max, section="worker")
 
     @model_validator(mode="after")
     def _one_that_can_be_asked(self) -> "ServedWorkerSection":

@@ -77,14 +77,16 @@ class EncodeClient:
 
     async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
         """Return what became of the media; see `MediaEncoder`."""
-        media = tuple(EncodeMedia(field=part.field, url=part.url) for part in parts)
-        asked = EncodeRequest(model=self._model, form=self._form, prompt=prompt, media=media)
-        answer = await self._ask(msgspec.json.encode(asked))
+        answer = await self._ask(await asyncio.to_thread(self._question, prompt, parts))
         if len(answer.digests) != len(parts):
             raise self._unavailable(f"{len(answer.digests)} digests for {len(parts)} items")
         if self._form == "handles":
             return self._handles(answer)
         return await self._embeddings(answer, parts)
+
+    def _question(self, prompt: str, parts: Sequence[MediaPart]) -> bytes:
+        media = tuple(EncodeMedia(field=part.field, url=part.whole_url) for part in parts)
+        return msgspec.json.encode(EncodeRequest(model=self._model, form=self._form, prompt=prompt, media=media))
 
     async def _ask(self, body: bytes) -> EncodeAnswer:
         if self._session is None:

@@ -208,6 +208,7 @@ def _api(worker: _Worker, idle: Canary | None) -> AgentApi:
         fault=lambda: None if trtllm is None else trtllm.fault,
         role=settings.worker.role,
         loras=tuple(settings.trtllm.loras),
+        body_limits=settings.worker.body_limits(),
     )
 
 

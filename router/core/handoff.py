@@ -61,7 +61,7 @@ class PrefillAnswer(NamedTuple):
     prompt_ids: bytes = b""
 
 
-def prefill_body(body: bytes) -> bytes:
+def prefill_body(body: bytes | bytearray) -> bytes:
     """Return what the prefill pool is asked; `body` is a request that was read before."""
     request = _objects.decode(body)
     for key in ("stream_options", "best_of", "n", *_LIMITS):
@@ -72,7 +72,7 @@ def prefill_body(body: bytes) -> bytes:
     return msgspec.json.encode(_with_nvext(request, _prefill_nvext) | said)
 
 
-def decode_body(body: bytes, params: bytes, prompt_ids: bytes = b"") -> bytes:
+def decode_body(body: bytes | bytearray, params: bytes, prompt_ids: bytes = b"") -> bytes:
     """Return what who decodes is asked; `params` and `prompt_ids` are those of a `PrefillAnswer`."""
     request = _with_nvext(_objects.decode(body), _decode_nvext) | {_PARAMS: msgspec.Raw(params)}
     if prompt_ids:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from kv_protocol.body_limits import SCANNED_BYTES, Bytes
 from kv_runtime.http import error_body
 from router.http.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, Outward, Watcher
 from router.http.framing import BodyReader, ChunkReader, body_reader
@@ -250,7 +251,7 @@ class ClientConnection:
             return
         self._gathering = None
         self._buffer = data[end:]
-        self._serve(gathering.head, bytes(body))
+        self._serve(gathering.head, body if len(body) > SCANNED_BYTES else bytes(body))
         self._advance()
 
     def _count_body(self, gathered: int) -> None:
@@ -269,7 +270,7 @@ class ClientConnection:
         if found > allowed:
             raise Malformed(413, f"body: found {found} bytes and more, allowed {allowed}")
 
-    def _serve(self, head: RequestHead, body: bytes) -> None:
+    def _serve(self, head: RequestHead, body: Bytes) -> None:
         exchange = self._exchange = Exchange(self, head, body, self._began_s)
         self._state = _SERVING
         try:

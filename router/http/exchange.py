@@ -16,6 +16,7 @@ All of it happens in callbacks of one event loop, and none of them may block.
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+from kv_protocol.body_limits import Bytes
 from router.http.framing import LAST_CHUNK, chunk
 from router.http.heads import Headers, RequestHead
 from router.http.kept import Kept
@@ -38,7 +39,7 @@ class OutboundCall(NamedTuple):
     base_url: str
     path: str
     headers: bytes
-    body: bytes | tuple[bytes | memoryview, ...]
+    body: bytes | tuple[Bytes | memoryview, ...]
     connect_s: float
     first_byte_s: float
     between_bytes_s: float
@@ -172,7 +173,7 @@ class Exchange:
 
     __slots__ = ("_client", "_on_gone", "began_s", "body", "carried", "headers", "is_begun", "method", "path", "query")
 
-    def __init__(self, client: ClientEnd, head: RequestHead, body: bytes, began_s: float) -> None:
+    def __init__(self, client: ClientEnd, head: RequestHead, body: Bytes, began_s: float) -> None:
         self._client: ClientEnd | None = client
         self.method, self.path, self.query = head.method, head.path, head.query
         self.headers: Headers = head.headers

@@ -19,10 +19,12 @@ from typing import Literal
 import msgspec
 import structlog
 
+from kv_protocol.body_limits import Body
 from kv_protocol.hashing import Hashing
-from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid, decode_inbound
+from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid
 from kv_runtime.chat_template import TextError
 from router import refusals
+from router.bodies import ReadBody
 from router.core.pools.attempts import Plan
 from router.core.pools.selection import Asked, Targets
 from router.core.view import RouteRequest
@@ -34,6 +36,7 @@ from router.tokens import EncodersBusy, Prompt
 _HASHING = Hashing(64)
 """Of prompts whose hashes nobody reads."""
 _MS_PER_S = 1000
+_ID_BYTES = 4
 
 IslOrigin = Literal["tokens", "estimate", "unread"]
 _log = structlog.get_logger("pools")
@@ -49,17 +52,18 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolAsking(ABC):
-    """One request as it is read; `inbound`, `question` and `plans` are there when `_asked` is called."""
+    """One request as it is read; `body`, `inbound`, `question` and `plans` are there when `_asked` is called."""
 
-    __slots__ = ("_awaited", "_over", "exchange", "inbound", "plans", "question", "service")
+    __slots__ = ("_awaited", "_over", "body", "exchange", "inbound", "plans", "question", "service")
 
+    body: Body
     inbound: Inbound
     question: Question
     plans: tuple[Plan, ...]
 
     def __init__(self, exchange: Exchange, service: PoolService) -> None:
         self.exchange, self.service = exchange, service
-        self._awaited: asyncio.Future[Prompt] | None = None
+        self._awaited: asyncio.Future[ReadBody] | asyncio.Future[Prompt] | None = None
         self._over = False
 
     @abstractmethod
@@ -81,7 +85,22 @@ class PoolAsking(ABC):
             self._awaited.cancel()
 
     def _read(self) -> None:
-        inbound = self.inbound = decode_inbound(self.exchange.path, self.exchange.body)
+        read = self.service.bodies.read(self.exchange.path, self.exchange.body)
+        if isinstance(read, asyncio.Future):
+            self._awaited = read
+            read.add_done_callback(self._body_read)
+        else:
+            self._measure(read)
+
+    def _body_read(self, awaited: "asyncio.Future[ReadBody]") -> None:
+        self._awaited = None
+        if not self._over and not awaited.cancelled():
+            self._refusing(lambda: self._measure(awaited.result()))
+
+    def _measure(self, read: ReadBody) -> None:
+        """Go on as soon as the prompt's length is known, where a grid reads it."""
+        self.body, inbound = read
+        self.inbound = inbound
         models = self.service.identity.models
         if inbound.model not in models:
             self._refuse(refusals.unknown_model(inbound.model, models))
@@ -93,7 +112,7 @@ class PoolAsking(ABC):
             text_bytes = len(inbound.messages if isinstance(inbound, ChatInbound) else _prompt(inbound))
             self._go_on(math.ceil(text_bytes / self.service.config.characters_per_token), "estimate")
         else:
-            prompt = self.service.prompts.prompt(inbound, _HASHING)
+            prompt = self.service.prompts.prompt(inbound, _HASHING, body=self.body)
             if isinstance(prompt, asyncio.Future):
                 self._awaited = prompt
                 prompt.add_done_callback(self._prompted)
@@ -119,7 +138,7 @@ class PoolAsking(ABC):
         try:
             step()
         except (RequestInvalid, TextError) as error:
-            self._refuse(refusals.invalid(str(error), error.field))
+            self._refuse(refusals.bad_request(error))
         except EncodersBusy as error:
             self._refuse(refusals.unavailable(str(error), "overloaded"))
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
@@ -132,8 +151,8 @@ def _count_of_ids(inbound: Inbound) -> int | None:
     given = inbound.token_data()
     if given is None and isinstance(inbound, CompletionInbound) and bytes(memoryview(inbound.prompt)[:1]) == b"[":
         read = inbound.read_prompt()
-        given = read if isinstance(read, list) else None
-    return None if given is None else len(given)
+        given = read if isinstance(read, bytes) else None
+    return None if given is None else len(given) // _ID_BYTES
 
 
 def _prompt(inbound: Inbound) -> msgspec.Raw:

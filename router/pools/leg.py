@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import structlog
 
+from kv_protocol.body_limits import Bytes
 from router import refusals
 from router.core.pools.attempts import Plan
 from router.http.exchange import OutboundCall, Phase, Watcher
@@ -35,7 +36,7 @@ class Outbound(NamedTuple):
 
     path: str
     headers: bytes
-    body: bytes
+    body: bytes | tuple[Bytes | memoryview, ...]
     streamed: bool
 
 

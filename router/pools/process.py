@@ -110,7 +110,7 @@ class PoolsProcess:
         prompts = self._prompts = None if loaded is None else Prompts(loaded, settings.tokens.limits())
         self.data = HttpPlane(self._serve, settings.data.limits(), not_passed_on=HOP_BY_HOP | {b"x-request-id"})
         new_id = Names(uuid.uuid4().hex).new
-        service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
+        service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
         self._endpoints = PoolEndpoints(service)
         app = PoolControl(service).app(self._registry, token=settings.control.token.get_secret_value())
         self.control = HttpServer(app, settings.control.host, settings.control.port)
@@ -135,6 +135,7 @@ class PoolsProcess:
             Part("pools-control-plane", self.control.run, 1),
             Part("pool-watch", self._watch.run, 1),
             Part("loop-lag", LoopLag(self._registry, self._clock).run, 1),
+            *self._service.bodies.parts(1),
             *([] if self._prompts is None else self._prompts.parts(1)),
         ]
 

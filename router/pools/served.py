@@ -16,6 +16,7 @@ on to the decode pool as TensorRT-LLM's servers pass it on (`router.core.handoff
 
 import structlog
 
+from kv_protocol.body_limits import Bytes
 from router.core.handoff import ALONE, AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
 from router.http.collected import Collected
 from router.http.exchange import Exchange, HeaderLines
@@ -49,23 +50,26 @@ class PoolServed(PoolAsking):
         if len(self.plans) > 1:
             self._ask_prefill()
         elif self.service.config.mode == "agg":
-            self._forward(self.exchange.body, b"")
+            self._forward(self.body.text, b"")
         else:
-            self._forward(decode_body(self.exchange.body, ALONE), b"")
+            self._forward(decode_body(self.body.text, ALONE), b"")
 
     @property
     def _request_id(self) -> bytes:
         return self.question.request_id.encode()
 
-    def _forward(self, body: bytes, lines: bytes) -> None:
+    def _forward(self, text: Bytes, lines: bytes) -> None:
         """The last phase: its answer is the client's."""
 
         def with_pool(namespace: str) -> bytes:
             return b"%bx-request-id: %b\r\nx-pool: %b\r\n" % (lines, self._request_id, namespace.encode())
 
         headers = sent_on(self.exchange.headers, self.question.request_id)
-        outbound = Outbound(self.inbound.path, headers, body, streamed=bool(self.inbound.stream))
+        outbound = Outbound(self.inbound.path, headers, self._sent(text), streamed=bool(self.inbound.stream))
         Leg(self.service, self.plans[-1], outbound, self.exchange.forward, with_pool, self._forwarded).begin()
+
+    def _sent(self, text: Bytes) -> bytes | tuple[Bytes | memoryview, ...]:
+        return text if isinstance(text, bytes) and not self.body.images else self.body.with_images(text)
 
     def _forwarded(self, ended: Ended) -> None:
         if ended.refusal is not None:
@@ -78,7 +82,7 @@ class PoolServed(PoolAsking):
     def _ask_prefill(self) -> None:
         prefill = self._prefill = Collected(self.service.upstreams, ANSWER_BYTES_MAX)
         headers = sent_on(self.exchange.headers, self.question.request_id, to_prefill=True)
-        outbound = Outbound(self.inbound.path, headers, prefill_body(self.exchange.body), streamed=False)
+        outbound = Outbound(self.inbound.path, headers, self._sent(prefill_body(self.body.text)), streamed=False)
         Leg(self.service, self.plans[0], outbound, prefill.ask, lambda _: b"", self._prefilled).begin()
 
     def _prefilled(self, ended: Ended) -> None:
@@ -103,7 +107,7 @@ class PoolServed(PoolAsking):
                 self._answer_final(answer.body, pool)
             else:
                 lines = b"x-prefill-pool: %b\r\n" % pool.encode()
-                self._forward(decode_body(self.exchange.body, answer.params, answer.prompt_ids), lines)
+                self._forward(decode_body(self.body.text, answer.params, answer.prompt_ids), lines)
 
     def _refuse_as(self, ended: Ended, body: bytes) -> None:
         """The client gets what the prefill pool said; of an answer that was not whole, that there is none."""

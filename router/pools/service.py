@@ -7,6 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from router.asked import Asked as RouteAsked
+from router.bodies import BodyReader
 from router.config import RouterSettings
 from router.core.pools.attempts import Plan, plan
 from router.core.pools.config import PoolsConfig
@@ -58,6 +59,7 @@ class PoolService:
         """`prompts`: None where there is no tokenizer, and lengths are estimated."""
         self.config, self.identity, self.live, self.metrics = config, identity, watch.live, watch.metrics
         self.upstreams, self.prompts = upstreams, prompts
+        self.bodies = BodyReader(settings.data.body_limits())
         self.route_request = RouteAsked(new_id).route_request
         self.attempt_failed = watch.attempt_failed
         self.inflight_max = settings.queue.inflight_requests_max

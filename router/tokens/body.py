@@ -2,10 +2,14 @@
 
 import base64
 
+from kv_protocol.body_limits import Bytes
+
+_SLICE = 3 << 18
+"""Bytes, in threes, that become base64 in one call."""
 _OPENING, _CLOSING = b'{"kv_prompt_ids":"', b'",'
 
 
-def with_prompt_ids(body: bytes, ids: bytes, encoded: bytes = b"") -> tuple[bytes | memoryview, ...]:
+def with_prompt_ids(body: Bytes, ids: bytes, encoded: bytes = b"") -> tuple[Bytes | memoryview, ...]:
     """Return the JSON object `body` with `kv_prompt_ids` as its first key, in parts; else byte for byte as it was.
 
     `ids` are little-endian u32s, `encoded` the same in base64 where somebody has it; of no ids, those of a prompt with
@@ -14,4 +18,12 @@ def with_prompt_ids(body: bytes, ids: bytes, encoded: bytes = b"") -> tuple[byte
     if not ids:
         return (memoryview(body),)
     rest = memoryview(body)[body.index(b"{") + 1 :]
-    return (_OPENING, encoded or base64.b64encode(ids), _CLOSING, rest)
+    return (_OPENING, encoded or base64_of(ids), _CLOSING, rest)
+
+
+def base64_of(data: Bytes | memoryview) -> bytes:
+    """Return `data` in base64, in calls that are short enough for a thread beside the event loop."""
+    if len(data) <= _SLICE:
+        return base64.b64encode(data)
+    view = memoryview(data)
+    return b"".join([base64.b64encode(view[at : at + _SLICE]) for at in range(0, len(view), _SLICE)])

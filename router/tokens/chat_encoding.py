@@ -4,9 +4,8 @@ The text is encoded in stretches that end at marks, so that it can be known up t
 `_STRETCH_CHARACTERS`, but the last mark always ends one, since there the next turn goes on.
 """
 
-import base64
-
 from kv_runtime.text import TokenizerText
+from router.tokens.body import base64_of
 from router.tokens.prefix_cache import Cut, Kept, Known
 
 _STRETCH_CHARACTERS = 256
@@ -51,6 +50,6 @@ def _stretches(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _encoded(ids: bytes, known: Known | None) -> bytes:
     """Return the ids in base64, of which the beginning may be known."""
     if known is None:
-        return base64.b64encode(ids)
+        return base64_of(ids)
     begun = known.encoded
-    return b"".join((begun, base64.b64encode(ids[len(begun) // _TEXT_CHARACTERS * _TEXT_BYTES :])))
+    return b"".join((begun, base64_of(memoryview(ids)[len(begun) // _TEXT_CHARACTERS * _TEXT_BYTES :])))

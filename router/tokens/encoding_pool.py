@@ -1,4 +1,4 @@
-"""Threads that encode long texts while the event loop serves others.
+"""Threads that read and encode what is long while the event loop serves others.
 
 submit(work, size)    its outcome, as a future of the calling loop
 cancelled             work that was not begun never is; of what was begun the outcome is let go
@@ -32,8 +32,8 @@ class EncodersBusy(Exception):
 class EncodingPool:
     """The threads, and what waits for them. All but `work` belongs to the event loop's thread."""
 
-    def __init__(self, threads: int, waiting_bytes_max: int) -> None:
-        self._threads = threads
+    def __init__(self, threads: int, waiting_bytes_max: int, *, name: str = "encoder") -> None:
+        self._threads, self._name = threads, name
         self._waiting_bytes_max = waiting_bytes_max
         self._jobs: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = SimpleQueue()
         self.waiting_bytes = 0
@@ -43,7 +43,7 @@ class EncodingPool:
 
     def parts(self, stage: int) -> list[Part]:
         """Return the threads as parts of a process."""
-        return [thread_part(f"encoder-{at}", self.work, stage=stage) for at in range(self._threads)]
+        return [thread_part(f"{self._name}-{at}", self.work, stage=stage) for at in range(self._threads)]
 
     def submit(self, work: Callable[[], T], size_bytes: int) -> "asyncio.Future[T]":
         """Return the future outcome of `work` on `size_bytes` of text; raise `EncodersBusy` where too much waits."""

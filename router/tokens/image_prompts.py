@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from blake3 import blake3
 
+from kv_protocol.body_limits import Body
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import Hashing, chain, pack_tokens, unpack_tokens
 from kv_protocol.image_headers import image_pixels, image_type
@@ -66,16 +67,18 @@ class KnownPrompt(NamedTuple):
         return pack_u64(chain(mm_block_hashes(self.tokens, self.runs, block_size, seed=seed, is_eagle=is_eagle)))
 
 
-def seen_image(url: str, rule: ImageRule) -> SeenImage | None:
-    """Return the image in a `data:` URL; None where there is none in it, or none that can be counted."""
+def seen_image(url: str, rule: ImageRule, body: Body | None = None) -> SeenImage | None:
+    """Return the image in a `data:` URL, or cut out of it; None: there is none, or none that can be counted."""
     comma = url.find(",", 0, _HEAD_CHARACTERS_MAX)
     head = url[: max(0, comma)].lower()
     if not head.startswith(_DATA) or not head.endswith(";base64"):
         return None
     digest, first = blake3(), b""
-    for at in range(comma + 1, len(url), _DIGITS):
+    cut = None if body is None else body.base64_of(url)
+    encoded = url[comma + 1 :] if cut is None else cut
+    for at in range(0, len(encoded), _DIGITS):
         try:
-            data = binascii.a2b_base64(url[at : at + _DIGITS], strict_mode=True)
+            data = binascii.a2b_base64(encoded[at : at + _DIGITS], strict_mode=True)
         except ValueError:  # also of characters that are not ASCII
             return None
         digest.update(data)
@@ -91,12 +94,12 @@ def names_embeddings(url: str) -> bool:
     return url[: len(_DATA)].lower() != _DATA and _EMBEDDINGS in unquote(url).lower()
 
 
-def seen_images(urls: Sequence[str], rule: ImageRule) -> list[SeenImage]:
+def seen_images(urls: Sequence[str], rule: ImageRule, body: Body | None = None) -> list[SeenImage]:
     """Return the first images, up to one that is not seen, or that would be too many tokens."""
     seen: list[SeenImage] = []
     room = TOKENS_MAX
     for url in urls:
-        image = seen_image(url, rule)
+        image = seen_image(url, rule, body)
         if image is None or image.tokens > room:
             break
         room -= image.tokens
@@ -104,7 +107,7 @@ def seen_images(urls: Sequence[str], rule: ImageRule) -> list[SeenImage]:
     return seen
 
 
-def with_images(ids: Sequence[int], urls: Sequence[str], rule: ImageRule) -> KnownPrompt:
+def with_images(ids: Sequence[int], urls: Sequence[str], rule: ImageRule, body: Body | None = None) -> KnownPrompt:
     """Return what is known of a prompt whose text, with a placeholder an image, has these `ids`.
 
     Raises:
@@ -113,7 +116,7 @@ def with_images(ids: Sequence[int], urls: Sequence[str], rule: ImageRule) -> Kno
     places = [at for at, token in enumerate(ids) if token == rule.image_token_id]
     if len(places) != len(urls):
         raise RequestInvalid("messages", f"{len(places)} image tokens in the prompt", f"{len(urls)}, one an image")
-    seen = seen_images(urls, rule)
+    seen = seen_images(urls, rule, body)
     end = places[len(seen)] if len(seen) < len(places) else len(ids)
     tokens, runs = expanded(
         ids[:end],

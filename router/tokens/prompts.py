@@ -21,13 +21,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import structlog
 
 from indexer.embedded import hash_blocks
-from kv_protocol.hashing import Hashing, hash_seed, pack_tokens, unpack_tokens
+from kv_protocol.body_limits import Body
+from kv_protocol.hashing import Hashing, hash_seed, unpack_tokens
 from kv_protocol.images import ImageRule
 from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
 from kv_runtime.chat_messages import HasImages, split_images
 from kv_runtime.encoders import CONFIGURED
 from kv_runtime.supervise import Part
 from kv_runtime.text import Text, TokenizerText
+from router.tokens.body import base64_of
 from router.tokens.chat_encoding import encode_chat
 from router.tokens.encoding_pool import EncodingPool
 from router.tokens.image_prompts import KnownPrompt, before_images, names_embeddings, with_images
@@ -114,18 +116,24 @@ class Prompts:
         return self._pool.parts(stage)
 
     def prompt(
-        self, inbound: Inbound, hashing: Hashing, lora: str = "", images: ImageRule | None = None
+        self,
+        inbound: Inbound,
+        hashing: Hashing,
+        lora: str = "",
+        images: ImageRule | None = None,
+        *,
+        body: Body | None = None,
     ) -> "Prompt | asyncio.Future[Prompt]":
         """Return the prompt as the workers of the adapter `lora` (empty: of the base model) will see it, or its future.
 
-        `images` is what those workers say that images become; None: they do not say. A cancelled future ends its work,
-        unless that has begun.
+        `images` is what those workers say that images become; None: they do not say. `body` has the images that were
+        cut out of the request. A cancelled future ends its work, unless that has begun.
 
         Raises (also the future):
             RequestInvalid, TextError: there is none; both name the field.
             EncodersBusy: too much text waits to be encoded.
         """
-        finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed, images)
+        finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed, images, body)
         given = inbound.extension.token_data
         if is_given(given):
             work = partial(_of_token_data, inbound, finish)
@@ -205,7 +213,7 @@ class Prompts:
                 ids = self._ids(text, text.render_utf8(chat.messages, **options))
             else:
                 ids = text.pack_chat(chat.messages, **options)
-            known = with_images(unpack_tokens(ids), chat.urls, rule)
+            known = with_images(unpack_tokens(ids), chat.urls, rule, finish.body)
         if any(map(names_embeddings, chat.urls)):
             known = known.unknown
         with self._images_lock:
@@ -218,9 +226,9 @@ class Prompts:
         self._cache.keep(chat)
         return chat.ids
 
-    def _of_prompt(self, prompt: str | list[int], inbound: CompletionInbound, finish: "_Finish") -> Prompt:
+    def _of_prompt(self, prompt: str | bytes, inbound: CompletionInbound, finish: "_Finish") -> Prompt:
         if not isinstance(prompt, str):
-            return finish(pack_tokens(prompt), "prompt")
+            return finish(prompt, "prompt")
         adds = inbound.add_special_tokens is not False
         return finish(self._text.pack(prompt, add_special_tokens=adds), "prompt")
 
@@ -229,7 +237,7 @@ class Prompts:
 
 
 def _of_token_data(inbound: Inbound, finish: "_Finish") -> Prompt:
-    return finish(pack_tokens(inbound.token_data() or ()), "nvext.token_data")
+    return finish(inbound.token_data() or b"", "nvext.token_data")
 
 
 class _Finish(NamedTuple):
@@ -239,6 +247,7 @@ class _Finish(NamedTuple):
     seed: int
     hashed: Callable[[float], None]
     images: ImageRule | None
+    body: Body | None
 
     def __call__(self, ids: bytes, key: str, encoded: bytes = b"") -> Prompt:
         if not ids:
@@ -247,6 +256,8 @@ class _Finish(NamedTuple):
         began_s = perf_counter()
         hashes = hash_blocks(ids, hashing.block_size, self.seed, is_eagle=hashing.is_eagle)
         self.hashed(perf_counter() - began_s)
+        if not encoded and len(ids) > _READ_BYTES_MAX:
+            encoded = base64_of(ids)
         return Prompt(ids, len(ids) // _TOKEN_BYTES, hashing, hashes, encoded)
 
     def known(self, known: KnownPrompt) -> Prompt:

@@ -275,6 +275,48 @@ async def test_a_body_beyond_the_bound_is_a_413_and_counted_as_refused() -> None
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param", "words"),
+    [
+        (CHAT, {"messages": [{}] * 70_000}, 413, "messages", "allowed at most 65536 (worker.values_max)"),
+        (CHAT, {"messages": HELLO, "tools": [{"a": 0}] * 40_000}, 413, "tools", "(worker.values_max)"),
+        (
+            CHAT,
+            {"messages": HELLO, "response_format": {"a": "x" * 1_100_000}},
+            413,
+            "response_format",
+            "options_bytes_max",
+        ),
+        (COMPLETIONS, {"prompt": "x" * 9_000_000}, 413, "prompt", "(worker.prompt_bytes_max)"),
+        (COMPLETIONS, {"prompt": "x" * 90_000}, 400, "prompt", 'found "90000 tokens", allowed at most'),
+        (COMPLETIONS, {"prompt": [1] * 90_000}, 400, "prompt", 'found "90000 tokens", allowed at most'),
+        (COMPLETIONS, {"prompt": "a", "guided_json": {"a": ["x" * 90_000]}}, 400, "guided_json", "found {"),
+        (COMPLETIONS, {"prompt": ["a", "b"]}, 400, "prompt", "found 2 prompts, allowed one text"),
+    ],
+)
+async def test_a_large_or_wrong_body_is_refused_by_name(
+    path: str, body: dict[str, Any], status: int, param: str, words: str
+) -> None:
+    async with worker(body_bytes=16 << 20) as running:
+        answered = await running.ask(path, body)
+    error = answered.body["error"]
+    assert (answered.status, error["param"]) == (status, param)
+    assert words in error["message"]
+    assert len(error["message"]) < 400
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("prompt", ["a", [97]])
+async def test_a_list_of_one_prompt_is_that_prompt(prompt: Any) -> None:
+    async with worker() as running:
+        alone, listed = [
+            await running.ask(COMPLETIONS, {"prompt": each, "max_tokens": 4}) for each in (prompt, [prompt])
+        ]
+    assert listed.status == 200
+    assert listed.body["choices"] == alone.body["choices"]
+
+
+@pytest.mark.asyncio
 async def test_several_choices_of_a_simulated_engine_are_told_apart() -> None:
     asked = {"prompt": "hello", "n": 3, "max_tokens": 10, "logprobs": 2}
     async with worker() as running:

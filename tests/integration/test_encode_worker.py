@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -136,7 +137,9 @@ async def test_encode_prefill_and_decode_workers_together_say_the_same(model: Mo
         running(worker(model, "decode", arguments=TRANSFER)) as decode,
     ):
         (first,) = await outputs(prefill, asked(await prompts.prompt(request)))
-        computed = await prompts.prompt(request, computed=first.prompt)
+        computed = await prompts.prompt(
+            msgspec.structs.replace(request, prompt_token_ids=msgspec.Raw(msgspec.json.encode(first.prompt)))
+        )
         told = await outputs(
             decode, EngineRequest(request_id="d", prompt=computed.tokens, max_tokens=4, handoff=first.handoff)
         )

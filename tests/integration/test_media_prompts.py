@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -104,7 +105,7 @@ async def test_text_is_rendered_as_without_media(model_path: Any) -> None:
     for request in (chat("a", "b"), ChatRequest(model="m", messages=[{"role": "user", "content": "hello"}])):
         expected = made.text.encode_chat(request.messages)
         assert await made.prompts.prompt(request) == Prompt(tokens=tuple(expected))
-    completion = CompletionRequest(model="m", prompt="hello")
+    completion = CompletionRequest(model="m", prompt=msgspec.Raw(b'"hello"'))
     assert await made.prompts.prompt(completion) == Prompt(tokens=tuple(made.text.encode("hello")))
 
 
@@ -119,7 +120,9 @@ async def test_the_worker_s_own_tokens_win_where_there_are_media(model_path: Any
 @pytest.mark.asyncio
 async def test_a_prompt_that_another_worker_computed_is_taken_as_it_is(model_path: Any) -> None:
     made = worker(model_path)
-    prompt = await made.prompts.prompt(chat(image_part("https://10.0.0.1/a.png")), computed=[made.token] * 9)
+    prompt = await made.prompts.prompt(
+        chat(image_part("https://10.0.0.1/a.png"), prompt_token_ids=msgspec.Raw(msgspec.json.encode([made.token] * 9)))
+    )
     assert prompt == Prompt(tokens=(made.token,) * 9)
 
 
@@ -144,7 +147,7 @@ async def test_a_model_without_images_takes_none(model_path: Any) -> None:
         ChatRequest(model="m", messages=[{"role": "user", "content": f"see {PLACEHOLDER}"}]),
         chat(f"see {PLACEHOLDER}"),
         chat(f"see {PLACEHOLDER}", image_part(data_url(PNG))),
-        CompletionRequest(model="m", prompt=f"see {PLACEHOLDER}"),
+        CompletionRequest(model="m", prompt=msgspec.Raw(msgspec.json.encode(f"see {PLACEHOLDER}"))),
     ],
 )
 async def test_text_that_says_it_is_an_image_is_refused(model_path: Any, request_: Any) -> None:
@@ -155,7 +158,7 @@ async def test_text_that_says_it_is_an_image_is_refused(model_path: Any, request
 async def test_token_ids_that_say_it_are_refused_whoever_sends_them(model_path: Any) -> None:
     made = worker(model_path)
     for request in (
-        CompletionRequest(model="m", prompt=[1, made.token]),
+        CompletionRequest(model="m", prompt=msgspec.Raw(msgspec.json.encode([1, made.token]))),
         chat("see", kv_prompt_ids=ids([made.token])),
     ):
         assert (await made.refusal(request))[0] == "placeholder"

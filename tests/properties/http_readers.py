@@ -93,7 +93,7 @@ def read_by_us(pieces: Sequence[bytes]) -> Reading:
 
     def service(exchange: Exchange) -> None:
         start = (exchange.method, exchange.path, exchange.query)
-        messages.append(Message(start, dict(exchange.headers), exchange.body))
+        messages.append(Message(start, dict(exchange.headers), bytes(exchange.body)))
         exchange.answer(200, b"")
 
     plane = HttpPlane(service, HttpLimits())

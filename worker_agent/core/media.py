@@ -58,11 +58,20 @@ class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Media that a request names: `field` is the path of its URL, which is not shown."""
+    """Media that a request names: `field` is the path of its URL, which is not shown.
+
+    `base64` is that of a `data:` URL, where it was cut out of the URL (`kv_protocol/body_limits.py`).
+    """
 
     field: str
     kind: MediaKind
     url: str
+    base64: memoryview | None = None
+
+    @property
+    def whole_url(self) -> str:
+        """The URL as the client sent it."""
+        return self.url if self.base64 is None else self.url[: self.url.rfind(",") + 1] + str(self.base64, "ascii")
 
     def __repr__(self) -> str:
         return f"MediaPart({self.field}, {self.kind}, {shown_url(self.url)})"

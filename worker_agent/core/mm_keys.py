@@ -13,6 +13,6 @@ def check_placeholders(prompt: Sequence[int], image_token_id: int, items: int, f
 
     More of them come from a client's text, wherever it stands: they would take other items' features.
     """
-    found = sum(token == image_token_id for token in prompt)
+    found = prompt.count(image_token_id)
     if found != items:
         raise MediaRefused("placeholder", field, f"{found} image tokens in the prompt", f"{items}, one an image")

@@ -22,9 +22,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from kv_protocol.fleet import Role
-from kv_protocol.hashing import unpack_tokens
 from kv_protocol.openai import ChatRequest, Request, RequestInvalid
-from kv_protocol.openai_errors import shortened
 from kv_protocol.openai_parts import OptionalPart
 from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.engine import EngineDescription, EngineRequest
@@ -92,6 +90,11 @@ class RequestRules:
         self._description, self._vocabulary = description, vocabulary
         self._default_max_tokens, self._role, self._loras = default_max_tokens, role, loras
 
+    @property
+    def prompt_tokens_max(self) -> int:
+        """The longest prompt that leaves room for an answer, in tokens."""
+        return self._description.max_seq_len - 1
+
     def wishes(self, request: Request) -> Wishes:
         """Return what is asked for; raise `RequestInvalid` where this worker does not do it."""
         phase = phase_of(request, self._role)
@@ -153,12 +156,11 @@ class RequestRules:
             raise RequestInvalid("kv_continue.tokens", "other bytes", str(error)) from error
 
     def _max_tokens(self, request: Request, isl: int) -> int:
-        field, longest = "messages" if isinstance(request, ChatRequest) else "prompt", self._description.max_seq_len
-        room = longest - isl
+        field, room = prompt_field(request), self._description.max_seq_len - isl
         if not isl:
             raise RequestInvalid(field, "0 tokens", "at least one token")
         if room < 1:
-            raise RequestInvalid(field, f"{isl} tokens", f"at most {longest - 1} tokens")
+            raise RequestInvalid(field, f"{isl} tokens", f"at most {self.prompt_tokens_max} tokens")
         if self._role == "prefill":
             return 1
         if request.limit_tokens is not None and request.limit_tokens > room:
@@ -173,7 +175,7 @@ def check_supported(
     for field, neutral in _NEUTRAL.items():
         asked = _value(getattr(request, field, None), field)
         if asked is not None and asked not in neutral:
-            raise RequestInvalid(field, shortened(asked), "none on this worker")
+            raise RequestInvalid(field, asked, "none on this worker")
     if request.stream and sampling.prompt_logprobs is not None:
         raise RequestInvalid("prompt_logprobs", sampling.prompt_logprobs, "none in a stream")
     if sampling.best_of not in (None, sampling.choices):
@@ -185,18 +187,23 @@ def check_supported(
     )
     for skill, field, found, allowed in wanted:
         if found is not None and skill not in skills:
-            raise RequestInvalid(field, shortened(found), allowed)
+            raise RequestInvalid(field, found, allowed)
 
 
-def prompt_ids(encoded: str) -> list[int]:
-    """Return the token ids in `kv_prompt_ids`: base64 of little-endian u32s; raise `RequestInvalid`."""
+def prompt_field(request: Request) -> str:
+    """Return the field that has the prompt."""
+    return "messages" if isinstance(request, ChatRequest) else "prompt"
+
+
+def prompt_ids(encoded: str) -> bytes:
+    """Return the token ids in `kv_prompt_ids`, base64 of little-endian u32s; raise `RequestInvalid`."""
     try:
         data = base64.b64decode(encoded, validate=True)
     except ValueError as error:
         raise RequestInvalid("kv_prompt_ids", encoded[:16], f"base64 ({error})") from error
     if not data or len(data) % _TOKEN_BYTES:
         raise RequestInvalid("kv_prompt_ids", f"{len(data)} bytes", "one or more little-endian u32s")
-    return unpack_tokens(data)
+    return data
 
 
 def _value(option: object, field: str) -> object:

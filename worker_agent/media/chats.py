@@ -8,9 +8,13 @@ a chat with media            its own tokens and no others: whoever computed `kv_
 an encode worker is known    it loads the media, and what it makes of them comes in their place
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
+
+from kv_protocol.body_limits import Body
 from kv_protocol.openai import ChatRequest, RequestInvalid
 from kv_runtime.text import Text
 from worker_agent.core.disaggregated import Handoff
@@ -19,6 +23,8 @@ from worker_agent.core.media import Media, MediaPart, SplitChat, names_media
 from worker_agent.core.media_refusals import MediaRefused
 from worker_agent.core.mm_keys import check_placeholders
 from worker_agent.media.loader import MediaLoader
+
+NO_IMAGES = Body(b"")
 
 
 class EncodedMedia(NamedTuple):
@@ -56,8 +62,10 @@ class ChatMedia:
     ) -> None:
         self._text, self._loader, self._facts, self._encoder = text, loader, facts, encoder
 
-    async def prompt(self, request: ChatRequest) -> ChatWithMedia | None:
+    async def prompt(self, request: ChatRequest, body: Body = NO_IMAGES) -> ChatWithMedia | None:
         """Return the prompt of a chat with media; None for any other, which may be rendered as it is.
+
+        `body` has the images that were cut out of the request.
 
         Raises:
             MediaRefused, RequestInvalid, TextError: which name the field.
@@ -68,10 +76,11 @@ class ChatMedia:
             return None
         if request.nvext is not None and request.nvext.prompt_ids() is not None:
             raise RequestInvalid("nvext.token_data", "token ids beside media", "either of them")
-        rendered = self._text.render_chat(split.messages, **request.template_options)
-        tokens = self._text.encode(rendered, add_special_tokens=False)
+        rendered = await asyncio.to_thread(self._text.render_chat, split.messages, **request.template_options)
+        tokens = await asyncio.to_thread(self._text.encode, rendered, add_special_tokens=False)
         self.check(tokens, len(split.parts), "messages")
-        return ChatWithMedia(rendered, tokens, await self._become(rendered, split.parts))
+        parts = [msgspec.structs.replace(each, base64=body.base64_of(each.url)) for each in split.parts]
+        return ChatWithMedia(rendered, tokens, await self._become(rendered, parts))
 
     def check(self, tokens: Sequence[int], items: int, field: str) -> None:
         """Return when a prompt has an image token for each of its media, and no more; raise `MediaRefused`."""

@@ -90,7 +90,7 @@ class MediaLoader:
         bytes_max = self.rules.part_bytes_max
         scheme = scheme_of(part.url)
         if scheme == "data":
-            said_type, data = await asyncio.to_thread(decoded_data, part.url, part.field, bytes_max)
+            said_type, data = await asyncio.to_thread(decoded_data, part.url, part.field, bytes_max, part.base64)
             return data, said_type
         if scheme == "file" or part.url.startswith("/"):
             path = file_path(part.url, part.field)

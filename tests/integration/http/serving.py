@@ -119,7 +119,7 @@ class Http:
         kept = None if self.kept_bytes is None else Kept(self.kept_bytes)
         if kept is not None:
             self.kept.append(kept)
-        call = OutboundCall(self.worker, exchange.path, headers, exchange.body, *self.timeouts, kept, self.is_once)
+        call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), *self.timeouts, kept, self.is_once)
         exchange.forward(call, watcher)
 
     @property

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from kv_protocol.hashing import pack_tokens
 from kv_protocol.openai import (
     ChatRequest,
     CompletionRequest,
@@ -33,7 +34,7 @@ def completion(**fields: Any) -> CompletionRequest:
         ("max_tokens", 0, "max_tokens", ">= 1"),
         ("max_tokens", 1.5, "max_tokens", "found 1.5"),
         ("temperature", 3, "temperature", "found 3"),
-        ("stream", "yes", "stream", "found 'yes'"),
+        ("stream", "yes", "stream", 'found "yes"'),
         ("stream_options", {"usage": True}, "stream_options.usage", "no others"),
         ("typo", 1, "typo", "no others"),
         ("stop", 1, "stop", "found 1"),
@@ -53,7 +54,7 @@ def test_a_chat_field_that_may_not_be_is_named(field: str, value: Any, named: st
 )
 def test_a_prompt_that_may_not_be_is_named(prompt: Any, named: str) -> None:
     with pytest.raises(RequestInvalid) as refused:
-        completion(prompt=prompt)
+        completion(prompt=prompt).read_prompt()
     assert refused.value.field == named
 
 
@@ -108,11 +109,14 @@ def test_what_the_client_leaves_open_of_a_rendering_is_left_open() -> None:
 
 def test_an_agent_reads_what_routers_tell_it() -> None:
     told = chat(prompt_token_ids=[1, 2], disaggregated_params={"request_type": "context_only"}, logits_processors=["a"])
-    assert (told.prompt_token_ids, bytes(told.disaggregated_params)) == ([1, 2], b'{"request_type": "context_only"}')
+    assert (told.computed_ids(), bytes(told.disaggregated_params)) == (
+        pack_tokens([1, 2]),
+        b'{"request_type": "context_only"}',
+    )
     assert bytes(told.logits_processors) == b'["a"]'
 
 
 @pytest.mark.parametrize("ids", [[-1], [2**32], ["a"], 7])
 def test_a_computed_prompt_is_token_ids(ids: Any) -> None:
     with pytest.raises(RequestInvalid, match=r"^prompt_token_ids"):
-        chat(prompt_token_ids=ids)
+        chat(prompt_token_ids=ids).computed_ids()

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from kv_protocol.hashing import pack_tokens
 from kv_protocol.openai import (
     CHAT,
     COMPLETIONS,
@@ -127,7 +128,7 @@ def test_what_routers_tell_agents_is_refused_from_clients(fields: dict[str, Any]
 
 @pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
 def test_what_is_missing_is_named(path: str, field: str) -> None:
-    with pytest.raises(RequestInvalid, match=f"{field}: found None, allowed a value: it is required"):
+    with pytest.raises(RequestInvalid, match=f"{field}: found null, allowed a value: it is required"):
         decode_inbound(path, b'{"model":"m"}')
 
 
@@ -174,7 +175,7 @@ def test_the_extension_is_read() -> None:
     assert read.hints == AgentHints(priority=-3, strict_priority=2, osl=100, speculative_prefill=True)
     assert read.router == Targets(ttft_target=250, itl_target=12.5)
     assert (read.ttft_target_s, read.itl_target_s) == (0.25, 0.0125)
-    assert chat(nvext=EXTENSION).token_data() == [1, 2]
+    assert chat(nvext=EXTENSION).token_data() == pack_tokens([1, 2])
 
 
 @pytest.mark.parametrize("nvext", [None, {}, {"agent_hints": None, "router": None, "token_data": None}, {"router": {}}])

@@ -5,6 +5,7 @@ import itertools
 import json
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple, cast
@@ -251,7 +252,8 @@ async def running_plane(
         telemetry=RouterTelemetrySection(request_log_ratio=request_log_ratio),
     )
     plane = Plane(settings, policy or Policy(), limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0))
-    stop = asyncio.Event()
+    stop, read = asyncio.Event(), threading.Event()
+    threading.Thread(target=plane.serving.bodies.work, args=(read,), daemon=True).start()
     await plane.server.start("127.0.0.1", 0)
     serving = asyncio.ensure_future(plane.server.run(stop))
     try:
@@ -261,4 +263,5 @@ async def running_plane(
     finally:
         await plane.hang_up()
         stop.set()
+        read.set()
         await serving

@@ -57,10 +57,11 @@ def ids_of(inbound: Inbound) -> list[int]:
 def as_worker(request: Request) -> list[int]:
     """Return the ids that an agent computes on: those it is sent, else its own."""
     if request.kv_prompt_ids is not None:
-        return prompt_ids(request.kv_prompt_ids)
+        return unpack_tokens(prompt_ids(request.kv_prompt_ids))
     if isinstance(request, ChatRequest):
         return TEXT.encode_chat(request.messages, **request.template_options)
-    return TEXT.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+    prompt = request.read_prompt()
+    return TEXT.encode(prompt) if isinstance(prompt, str) else unpack_tokens(prompt)
 
 
 def test_a_chat_is_encoded_with_its_template_and_tools() -> None:
@@ -146,7 +147,12 @@ def test_what_a_template_refuses_is_named() -> None:
         (chat(nvext={"token_data": [1, -1]}), "nvext.token_data[1]"),
         (completion(""), "prompt"),
         (completion([]), "prompt"),
-        (completion(["a", "b"]), "prompt[0]"),
+        (completion(["a", "b"]), "prompt"),
+        (completion([[1], [2]]), "prompt"),
+        (completion([""]), "prompt[0]"),
+        (completion([[1, -1]]), "prompt[0][1]"),
+        (completion([["a"]]), "prompt[0][0]"),
+        (completion([{"a": 1}]), "prompt[0]"),
         (completion([1, 2**32]), "prompt[1]"),
         (completion({"a": 1}), "prompt"),
     ],

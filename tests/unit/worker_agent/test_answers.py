@@ -19,7 +19,9 @@ def chat(**fields: Any) -> Answer:
 
 
 def completion(**fields: Any) -> Answer:
-    return Answer(CompletionRequest(model="m", prompt="hi", **fields), "7", CREATED, lambda token: bytes((token,)))
+    return Answer(
+        CompletionRequest(model="m", prompt=msgspec.Raw(b'"hi"'), **fields), "7", CREATED, lambda token: bytes((token,))
+    )
 
 
 CHAT, COMPLETION = chat(), completion()

@@ -89,7 +89,10 @@ def test_the_deltas_of_every_choice_joined_are_its_whole_answer(
         outputs.append(output(tokens, choice, finish_reason="length" if is_last else None))
         if is_last:
             del left[choice]
-    engine, answer = Saying(outputs), Answer(CompletionRequest(model="m", prompt="x"), "7", 0, TEXT.token_bytes)
+    engine, answer = (
+        Saying(outputs),
+        Answer(CompletionRequest(model="m", prompt=msgspec.Raw(b'"x"')), "7", 0, TEXT.token_bytes),
+    )
     streamed = collected(generation(engine, choices=len(said), stops=stops))
     events = b"".join(answer.events(piece) for piece in streamed)
     whole = asyncio.run(generation(engine, choices=len(said), stops=stops).whole())

@@ -1,0 +1,340 @@
+"""Bounds on a large request body, checked before a decoder reads it.
+
+A decoder builds every value that a body has, in one call that holds the interpreter. 45 MB of `[],` are 15 million
+values and seconds. So a body of more than `SCANNED_BYTES` is scanned first, in slices of at most `_SLICE` bytes, and
+the scan stops at the first bound that is exceeded:
+
+    prompt text       `prompt_bytes_max`       messages, prompt, documents, kv_prompt_ids, kv_continue, as JSON
+    token ids         `prompt_bytes_max` / 4   prompt, prompt_token_ids, nvext.token_data; their JSON may have twice the
+                                               bytes of prompt text
+    everything else   `options_bytes_max`      all other values, keys, white space
+    values            `values_max`             members of objects and items of lists, at any depth; token ids beside
+    depth             `DEPTH_MAX`              lists and objects in one another
+    images            the whole body           the base64 of `data:` URLs among the messages
+
+Images are cut out (`cut`): decoders read a body without them. The scan follows strings and brackets alone. A decoder
+still has to refuse what is no JSON.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple, NoReturn
+
+import msgspec
+
+from kv_protocol.errors import UNDECODABLE
+from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid, Verbatim
+
+SCANNED_BYTES = 64 << 10
+"""Smaller bodies are not scanned: a decoder is done with them within a few milliseconds."""
+DEPTH_MAX = 64
+_SLICE = 256 << 10
+_SHORT_STRING = 1024
+_IMAGE_BYTES_MIN = 4 << 10
+_URL_HEAD_BYTES_MAX = 128
+_ID_BYTES = 4
+_ID_JSON = 2
+"""JSON bytes of token ids may be so many times those of prompt text."""
+
+_TEXT_KEYS = frozenset({"messages", "prompt", "documents", "kv_prompt_ids", "kv_continue"})
+_ID_KEYS = frozenset({"prompt", "prompt_token_ids", "nvext.token_data"})
+_EXTENSION = "nvext"
+_QUOTE, _COLON, _COMMA, _BACKSLASH = b'":,\\'
+_OBJECT, _LIST = b"{["
+_TOKEN = re.compile(rb'"(?:[^"\\]{0,%d}+")?|[\[\]{}]' % _SHORT_STRING)
+_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_SPACE = re.compile(rb"[ \t\r\n]*+")
+_SCALAR = re.compile(rb"[-+.0-9A-Za-z]*+")
+_IDS = re.compile(rb"[0-9, \t\r\n]*+")
+_PLACEHOLDER = re.compile(rb"kv-cut-[0-9a-z-]+")
+
+Bytes = bytes | bytearray
+
+
+class BodyLimits(NamedTuple):
+    """Bounds; `section` is the section of the configuration that has them, for messages."""
+
+    prompt_bytes_max: int = 8 << 20
+    options_bytes_max: int = 1 << 20
+    values_max: int = 1 << 16
+    section: str = "data"
+
+
+class Body(NamedTuple):
+    """A body as decoders read it: `text` is JSON, in which a name of `images` stands for each image's base64."""
+
+    text: Bytes
+    images: Mapping[str, memoryview] = {}
+
+    def base64_of(self, url: str) -> memoryview | None:
+        """Return the base64 that was cut out of a `data:` URL; None where the URL has it itself."""
+        return self.images.get(url[url.rfind(",", -_URL_HEAD_BYTES_MAX) + 1 :]) if self.images else None
+
+    def with_images(self, text: Bytes | memoryview) -> tuple[Bytes | memoryview, ...]:
+        """Return `text`, which was made of this body's, in parts, with the images where their names stand."""
+        if not self.images:
+            return (text,)
+        parts: list[Bytes | memoryview] = []
+        view, at = memoryview(text), 0
+        for found in _PLACEHOLDER.finditer(text):
+            image = self.images.get(found[0].decode())
+            if image is not None:
+                parts += view[at : found.start()], image
+                at = found.end()
+        return (*parts, view[at:])
+
+
+def read_body(data: Bytes, limits: BodyLimits, mark: str) -> Body:
+    """Return the body without its images; raise `BodyTooLarge`, `RequestInvalid`.
+
+    `mark` is a name that no client can know, of lower-case letters and digits. Of 64 MiB of text this takes tenths of a
+    second, none of whose calls takes more than a few milliseconds: it is work for a thread.
+    """
+    return cut(data, _Scan(data, limits).images(), mark)
+
+
+def cut(data: Bytes, spans: list[tuple[int, int]], mark: str) -> Body:
+    """Return the body without the spans, each of which is base64."""
+    if not spans:
+        return Body(data)
+    parts: list[bytes | memoryview] = []
+    view, images, at = memoryview(data), dict[str, memoryview](), 0
+    for number, (begin, end) in enumerate(spans):
+        name = f"kv-cut-{mark}-{number}"
+        images[name] = view[begin:end]
+        parts += view[at:begin], name.encode()
+        at = end
+    return Body(b"".join((*parts, view[at:])), images)
+
+
+class _Scan:
+    """One pass over a body. `_stop` is where the bytes of the current kind of values end."""
+
+    def __init__(self, body: Bytes, limits: BodyLimits) -> None:
+        self._body, self._limits = body, limits
+        self._end = len(body)
+        self._at = 0
+        self._field = ""
+        """The field whose values are scanned; empty: between fields."""
+        self._values = self._ids = 0
+        self._stop = limits.options_bytes_max
+        self._setting, self._allowed = "options_bytes_max", limits.options_bytes_max
+        self._text_left = limits.prompt_bytes_max
+        self._id_bytes_left = _ID_JSON * limits.prompt_bytes_max
+        self._found: list[tuple[int, int]] = []
+
+    def images(self) -> list[tuple[int, int]]:
+        """Return where the base64 of images stands; raise where a bound is exceeded."""
+        self._space()
+        if self._byte() == _OBJECT:
+            self._members("")
+            self._space()
+        return self._found
+
+    # ------------------------------------------------------------ fields
+
+    def _members(self, prefix: str) -> None:
+        """Pass an object whose members are fields."""
+        self._at += 1
+        self._space()
+        while self._byte() != b"}"[0]:
+            begin = self._at
+            if self._byte() != _QUOTE:
+                self._malformed()
+            self._string()
+            path = prefix + _key(self._body[begin : self._at])
+            self._space()
+            self._expect(_COLON)
+            self._space()
+            self._count(1)
+            if path == _EXTENSION and self._byte() == _OBJECT:
+                self._members(f"{_EXTENSION}.")
+            else:
+                self._member(path)
+            self._space()
+            if self._byte() == _COMMA:
+                self._at += 1
+                self._space()
+        self._at += 1
+
+    def _member(self, path: str) -> None:
+        """Pass the value of a field, whose bytes count as what it is."""
+        self._field = path
+        is_ids = path in _ID_KEYS and self._byte() == _LIST
+        if not is_ids and path not in _TEXT_KEYS:
+            self._value(is_chat=False)
+        else:
+            begin, stop = self._at, self._stop
+            self._setting, self._allowed = "prompt_bytes_max", self._limits.prompt_bytes_max
+            depth = self._id_list() if is_ids else 0
+            self._stop = self._at + self._text_left
+            if is_ids:
+                self._container(depth, is_chat=False)
+            else:
+                self._value(is_chat=path == "messages")
+            self._text_left = self._stop - self._at
+            self._stop = stop + self._at - begin
+            self._setting, self._allowed = "options_bytes_max", self._limits.options_bytes_max
+        self._field = ""
+
+    def _id_list(self) -> int:
+        """Pass the ids at the beginning of a list, or of a list of lists; return how many lists are open then."""
+        self._stop = self._at + self._id_bytes_left
+        self._at += 1
+        self._space()
+        depth = 1
+        if self._byte() == _LIST:
+            self._at += 1
+            depth = 2
+        allowed = self._limits.prompt_bytes_max // _ID_BYTES
+        passed = _SLICE
+        while passed == _SLICE:
+            at = self._at
+            passed = self._match(_IDS)
+            self._ids += self._body.count(_COMMA, at, self._at)
+            if self._ids >= allowed:
+                self._refuse(f"more than {allowed} token ids", f"at most {allowed}", "prompt_bytes_max / 4")
+        self._count(depth)
+        self._id_bytes_left = self._stop - self._at
+        return depth
+
+    # ------------------------------------------------------------ values
+
+    def _value(self, *, is_chat: bool) -> None:
+        first = self._byte()
+        if first == _QUOTE:
+            self._string()
+        elif first in (_LIST, _OBJECT):
+            self._container(0, is_chat=is_chat)
+        else:
+            begin = self._at
+            while self._match(_SCALAR) == _SLICE:
+                pass
+            if self._at == begin:
+                self._malformed()
+
+    def _container(self, depth: int, *, is_chat: bool) -> None:
+        """Pass lists and objects until `depth`, how many are open, is 0 again."""
+        body = self._body
+        while True:
+            window = min(self._at + _SLICE, self._end)
+            at = self._at
+            for token in _TOKEN.finditer(body, at, window):
+                begin = token.start()
+                self._values += body.count(_COMMA, at, begin)
+                at = token.end()
+                first = body[begin]
+                if first == _QUOTE:
+                    if at - begin == 1:  # a long string, or one with escapes, or cut by the window
+                        self._at = begin
+                        self._string(is_chat=is_chat)
+                        break
+                elif first in (_LIST, _OBJECT):
+                    depth += 1
+                    if depth > DEPTH_MAX:
+                        raise RequestInvalid(
+                            self._field, Verbatim(f"more than {DEPTH_MAX} levels"), f"at most {DEPTH_MAX}"
+                        )
+                    self._values += 1
+                    if self._values > self._limits.values_max:
+                        break
+                else:
+                    depth -= 1
+                    if not depth:
+                        self._at = at
+                        self._count(0)
+                        return
+            else:
+                self._values += body.count(_COMMA, at, window)
+                self._at = window
+                if window == self._end:
+                    self._malformed()
+            self._count(0)
+
+    def _string(self, *, is_chat: bool = False) -> None:
+        """Pass a string; one that is an image's URL is free."""
+        begin = self._at
+        if is_chat and self._body.startswith(b"data:", begin + 1) and self._image():
+            return
+        self._at = begin + 1
+        while True:
+            passed = self._match(_STRING)
+            if self._at < self._end and self._body[self._at] == _QUOTE:
+                break
+            if not passed:
+                self._malformed()
+        self._at += 1
+
+    def _image(self) -> bool:
+        """Pass a `data:` URL that is long, ASCII, and has no escapes; return whether it is one."""
+        body, begin = self._body, self._at + 1
+        comma = body.find(_COMMA, begin, begin + _URL_HEAD_BYTES_MAX)
+        if comma < 0 or not bytes(body[begin:comma]).lower().endswith(b";base64"):
+            return False
+        at = comma + 1
+        while at < self._end:
+            window = min(at + _SLICE, self._end)
+            quote = body.find(_QUOTE, at, window)
+            piece = body[at : window if quote < 0 else quote]
+            if not piece.isascii() or _BACKSLASH in piece:
+                return False
+            if quote >= 0:
+                return self._cut_out(comma + 1, quote)
+            at = window
+        return False
+
+    def _cut_out(self, begin: int, end: int) -> bool:
+        if end - begin < _IMAGE_BYTES_MIN:
+            return False
+        self._found.append((begin, end))
+        self._at = end + 1
+        self._stop += end - begin
+        self._count(1)
+        return True
+
+    # ------------------------------------------------------------ bytes
+
+    def _byte(self) -> int:
+        return self._body[self._at] if self._at < self._end else 0
+
+    def _expect(self, byte: int) -> None:
+        if self._byte() != byte:
+            self._malformed()
+        self._at += 1
+
+    def _space(self) -> None:
+        while self._match(_SPACE) == _SLICE:
+            pass
+
+    def _match(self, pattern: re.Pattern[bytes]) -> int:
+        """Pass what matches, of a slice at most; return how many bytes."""
+        begin = self._at
+        found = pattern.match(self._body, begin, min(begin + _SLICE, self._end))
+        self._at = begin if found is None else found.end()
+        self._count(0)
+        return self._at - begin
+
+    def _count(self, values: int) -> None:
+        """So many values more were passed; raise where there are too many, or too many bytes."""
+        self._values += values
+        if self._values > self._limits.values_max:
+            allowed = self._limits.values_max
+            self._refuse(f"more than {allowed} values in the body", f"at most {allowed}", "values_max")
+        if self._at > self._stop:
+            what = "bytes of prompts beside images" if self._setting == "prompt_bytes_max" else "bytes beside prompts"
+            self._refuse(f"more than {self._allowed} {what}", f"at most {self._allowed}", self._setting)
+
+    def _refuse(self, found: str, allowed: str, setting: str) -> NoReturn:
+        allowed += f" ({self._limits.section}.{setting})"
+        raise BodyTooLarge(self._field or "body", Verbatim(found), allowed)
+
+    def _malformed(self) -> NoReturn:
+        found = bytes(self._body[self._at : self._at + 16]).decode("utf-8", "replace")
+        raise RequestInvalid(self._field or "body", found, f"JSON (malformed at byte {self._at})")
+
+
+def _key(quoted: Bytes) -> str:
+    try:
+        return msgspec.json.decode(quoted, type=str)
+    except UNDECODABLE:
+        return ""

@@ -1,0 +1,142 @@
+"""Large bodies: what is refused, by which name, what is free, and that nothing is lost of what is let in."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.body_limits import DEPTH_MAX, Body, BodyLimits, cut, read_body
+from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid
+
+LIMITS = BodyLimits(prompt_bytes_max=4000, options_bytes_max=1000, values_max=100)
+IMAGE = "data:image/png;base64," + "QUJD" * 3000
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", **fields}).encode()
+
+
+def read(data: bytes | bytearray, limits: BodyLimits = LIMITS) -> Body:
+    return read_body(data, limits, "mark")
+
+
+def image_part(url: str = IMAGE) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def chat(*parts: Any) -> bytes:
+    return body(messages=[{"role": "user", "content": list(parts)}])
+
+
+@pytest.mark.parametrize(
+    ("data", "field", "setting"),
+    [
+        (body(messages=[[]] * 101), "messages", "values_max"),
+        (body(tools=[{"a": 0}] * 51), "tools", "values_max"),
+        (body(nvext={"annotations": [""] * 101}), "nvext.annotations", "values_max"),
+        (body(logit_bias={str(key): 0 for key in range(101)}), "logit_bias", "values_max"),
+        (body(messages=[{"a": [1] * 101}]), "messages", "values_max"),
+        (body(prompt=["a"] * 101), "prompt", "values_max"),
+        (body(prompt=[[1], [2] * 101]), "prompt", "values_max"),
+        (body(**{str(key): 0 for key in range(101)}), "body", "values_max"),
+        (body(messages="x" * 4001), "messages", "prompt_bytes_max"),
+        (body(messages=['"' * 2001]), "messages", "prompt_bytes_max"),
+        (body(messages=["x" * 2500], documents=["x" * 2500]), "documents", "prompt_bytes_max"),
+        (body(prompt=[1] * 1001), "prompt", "prompt_bytes_max / 4"),
+        (body(prompt=[[1] * 1001]), "prompt", "prompt_bytes_max / 4"),
+        (body(nvext={"token_data": [1] * 1001}), "nvext.token_data", "prompt_bytes_max / 4"),
+        (body(prompt=[10**9] * 900), "prompt", "prompt_bytes_max"),
+        (body(prompt=["x" * 4001]), "prompt", "prompt_bytes_max"),
+        (body(guided_json={"a": "x" * 1001}), "guided_json", "options_bytes_max"),
+        (body(tools=[image_part()]), "tools", "options_bytes_max"),
+        (body(user="x" * 600, metadata={"a": "x" * 600}), "metadata", "options_bytes_max"),
+        (b'{"%b":1}' % (b"k" * 1001), "body", "options_bytes_max"),
+        (b" " * 1001 + b"{}", "body", "options_bytes_max"),
+        (b"{}" + b" " * 1001, "body", "options_bytes_max"),
+        (b'{"seed":' + b"1" * 1001 + b"}", "seed", "options_bytes_max"),
+    ],
+)
+def test_what_is_beyond_a_bound_is_named_with_its_setting(data: bytes, field: str, setting: str) -> None:
+    with pytest.raises(BodyTooLarge) as refused:
+        read(data)
+    assert refused.value.field == field
+    assert str(refused.value).endswith(f"(data.{setting})")
+
+
+def test_a_body_is_read_no_further_than_to_the_bound() -> None:
+    with pytest.raises(BodyTooLarge):
+        read(b'{"tools":[' + b"[]," * 101 + b'"no JSON from here on')
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_what_is_nested_too_deeply_is_refused(opening: bytes) -> None:
+    levels = DEPTH_MAX + 1
+    with pytest.raises(RequestInvalid, match=f"tools: found more than {DEPTH_MAX} levels, allowed at most {DEPTH_MAX}"):
+        read(b'{"tools":' + opening * levels)
+    closing = b"]" if opening == b"[" else b"1}"
+    read(b'{"tools":' + opening * DEPTH_MAX + closing[:-1] + closing[-1:] * DEPTH_MAX + b"}")
+
+
+@pytest.mark.parametrize(
+    "data", [b'{"a":1', b'{"a', b'{"a":"b\\', b'{"a":[1,', b'{"a" 1}', b"{1:2}", b'{"a":}', b"{,}"]
+)
+def test_what_cannot_be_followed_is_no_json(data: bytes) -> None:
+    with pytest.raises(RequestInvalid, match="JSON"):
+        read(data)
+
+
+def test_all_bounds_can_be_reached() -> None:
+    read(body(prompt=[1] * 1000))
+    read(body(messages=["x" * 3990], tools=[""] * 90))
+    read(body(prompt=[7] * 1000, messages="x" * 3900))
+
+
+def test_images_count_for_nothing_and_stay_what_they_are() -> None:
+    data = chat(image_part(), {"type": "text", "text": "hi"}, image_part(IMAGE + "REVG"))
+    made = read(bytearray(data))
+    urls = [part["image_url"]["url"] for part in json.loads(made.text)["messages"][0]["content"][::2]]
+    assert len(made.text) < 500
+    assert [bytes(made.base64_of(url) or b"") for url in urls] == [b"QUJD" * 3000, b"QUJD" * 3000 + b"REVG"]
+    assert b"".join(made.with_images(made.text)) == data
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["data:image/png;base64," + "QUJD" * 10, "data:image/png," + "QUJD" * 300, IMAGE[:2000] + "\\", "é" + IMAGE[:3000]],
+)
+def test_other_urls_are_text(url: str) -> None:
+    made = read(chat(image_part(url)))
+    assert (made.images, bytes(made.text)) == ({}, chat(image_part(url)))
+    assert made.base64_of(url) is None
+
+
+def test_a_name_that_a_client_wrote_is_not_taken_for_an_image() -> None:
+    data = chat({"type": "text", "text": "kv-cut-mark-7 kv-cut-other-0"}, image_part())
+    made = read(data)
+    assert b"".join(made.with_images(made.text)) == data
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=30,
+)
+_KEYS = ("model", "messages", "prompt", "prompt_token_ids", "nvext", "tools")
+
+
+@given(
+    st.dictionaries(st.sampled_from(_KEYS) | st.text(), _json, max_size=6), st.booleans(), st.sampled_from([None, 1])
+)
+def test_every_small_object_passes_as_it_is(fields: dict[str, Any], is_ascii: bool, indent: int | None) -> None:
+    data = json.dumps(fields, ensure_ascii=is_ascii, indent=indent).encode("utf-8", "surrogatepass")
+    assert bytes(read_body(data, BodyLimits(), "mark").text) == data
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=6))
+def test_what_is_cut_out_comes_back(data: bytes, places: list[int]) -> None:
+    ends = sorted({min(place, len(data)) for place in places})
+    spans = list(zip(ends[::2], ends[1::2], strict=False))
+    made = cut(data, spans, "m0")
+    assert b"".join(made.with_images(made.text)) == data or b"kv-cut-m0" in data

@@ -1,0 +1,61 @@
+"""A completion's prompt: a text, its ids, or a list of one of either."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from kv_protocol.hashing import pack_tokens
+from kv_protocol.openai_errors import RequestInvalid
+from kv_protocol.openai_prompts import read_ids, read_prompt
+
+MANY = list(range(90_000))
+
+
+def raw(value: Any, **layout: Any) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value, **layout).encode())
+
+
+@pytest.mark.parametrize("prompt", ["a", ["a"]])
+def test_a_text_alone_or_in_a_list_is_that_text(prompt: Any) -> None:
+    assert read_prompt(raw(prompt)) == "a"
+
+
+@pytest.mark.parametrize("ids", [[1, 2], MANY])
+@pytest.mark.parametrize("layout", [{}, {"indent": 2}, {"separators": (",", ":")}])
+def test_ids_alone_or_in_a_list_are_those_ids(ids: list[int], layout: Any) -> None:
+    assert read_prompt(raw(ids, **layout)) == read_prompt(raw([ids], **layout)) == pack_tokens(ids)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "found"),
+    [
+        (["a", "b"], "prompt", "found 2 prompts, allowed one text, or one list of token ids"),
+        ([[1], [2], [3]], "prompt", "found 3 prompts"),
+        ([], "prompt", "found []"),
+        ([""], "prompt[0]", 'found ""'),
+        ([[]], "prompt[0]", "found []"),
+        ([["a"]], "prompt[0][0]", 'found "a"'),
+        ([[[1]]], "prompt[0][0]", "found [1]"),
+        ([1, "a"], "prompt[1]", 'found "a"'),
+        ([1, None], "prompt[1]", "found null"),
+        ([True], "prompt[0]", "found true"),
+        ({"a": 1}, "prompt", 'found {"a": 1}'),
+        (7, "prompt", "found 7"),
+        ([*MANY, -1], "prompt[90000]", "found -1"),
+        ([*MANY, "a", *MANY], "prompt[90000]", 'found "a"'),
+        ([*MANY, [1, 2], *MANY], "prompt[90000]", "found [1, 2]"),
+    ],
+)
+def test_what_is_no_prompt_is_named_by_its_place(prompt: Any, field: str, found: str) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        read_prompt(raw(prompt))
+    assert refused.value.field == field
+    assert found in str(refused.value)
+
+
+@pytest.mark.parametrize("ids", ["x" * 200_000, {"a": "x" * 200_000}, [[1, 2] * 50_000], 7, [], [1.5], None])
+def test_what_is_no_list_of_ids_is_refused(ids: Any) -> None:
+    with pytest.raises(RequestInvalid, match=r"^nvext\.token_data"):
+        read_ids(raw(ids), "nvext.token_data")

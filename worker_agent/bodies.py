@@ -1,0 +1,70 @@
+"""The body of a client's request becomes what is read of it: on the event loop where it is small, else on a thread.
+
+What is large is read by one thread at a time, within bounds (`kv_protocol/body_limits.py`): others wait, and tokens of
+other requests are streamed meanwhile.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from aiohttp import web
+
+from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
+from kv_protocol.openai import Request
+
+DEFAULT_LIMITS = BodyLimits(section="worker")
+_Done = TypeVar("_Done")
+
+
+class ReadRequest(NamedTuple):
+    """A request, and its body, which has the images that were cut out of the request."""
+
+    request: Request
+    body: Body
+
+    @property
+    def is_large(self) -> bool:
+        """Whether what is made of it may take long, and is work for a thread."""
+        return len(self.body.text) > SCANNED_BYTES
+
+
+class RequestBodies:
+    """Reads the bodies of one worker's requests."""
+
+    def __init__(self, limits: BodyLimits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._turn = asyncio.Semaphore(1)
+
+    async def read(self, http: web.Request, decode: Callable[[Bytes], Request]) -> ReadRequest:
+        """Return the request.
+
+        Raises:
+            RequestInvalid: it is none; `BodyTooLarge`: it exceeds a bound.
+            HTTPRequestEntityTooLarge: its body has more bytes than the application takes.
+        """
+        data = await _received(http)
+        if len(data) <= SCANNED_BYTES:
+            return ReadRequest(decode(data), Body(data))
+        async with self._turn:
+            return await asyncio.to_thread(self._read_large, data, decode)
+
+    def _read_large(self, data: Bytes, decode: Callable[[Bytes], Request]) -> ReadRequest:
+        body = read_body(data, self._limits, uuid.uuid4().hex)
+        return ReadRequest(decode(body.text), body)
+
+
+async def worked(is_long: bool, work: Callable[[], _Done]) -> _Done:  # noqa: FBT001 - a fact of the work
+    """Return what `work` returns, which a thread does where it takes long."""
+    return await asyncio.to_thread(work) if is_long else work()
+
+
+async def _received(http: web.Request) -> bytearray:
+    """Return the body's bytes. The framework's own `read` copies all of them once they are here."""
+    data, bytes_max = bytearray(), http.client_max_size
+    async for piece in http.content.iter_any():
+        data += piece
+        if len(data) > bytes_max:
+            raise web.HTTPRequestEntityTooLarge(max_size=bytes_max, actual_size=len(data))
+    return data
