@@ -107,6 +107,8 @@ class Prompts:
         if isinstance(text, TokenizerText) and text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
             _log.warning("encoder_not_fast", reason=text.encoder.reason)
         self._pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
+        self.work = self._pool.work
+        """What each of its threads does, until an event is set."""
         self._cache = PrefixCache(limits.cache_bytes_max)
         self._images_lock = Lock()  # several threads read images
         self._images_seen = self._images_unseen = 0

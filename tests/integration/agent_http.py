@@ -1,6 +1,7 @@
 """An agent's HTTP that runs, over any engine, and a client of it."""
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -87,7 +88,7 @@ class Agent:
     async def ask(self, path: str, body: Any, **headers: str) -> Answered:
         data = body if isinstance(body, bytes) else json.dumps({"model": "m", **body}).encode()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.session.post(path, data=data, headers=named) as response:
+        async with self.session.post(path, data=io.BytesIO(data), headers=named) as response:
             return Answered(response.status, dict(response.headers), await response.read())
 
     async def open(

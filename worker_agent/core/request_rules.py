@@ -181,7 +181,7 @@ def check_supported(
     if sampling.best_of not in (None, sampling.choices):
         raise RequestInvalid("best_of", sampling.best_of, f"n, {sampling.choices}, or none")
     wanted: tuple[tuple[Skill, str, object, str], ...] = (
-        ("guides", guide_field(request), sampling.guide, "none: this worker guides no decoding"),
+        ("guides", guide_field(request), _guide_of(sampling), "none: this worker guides no decoding"),
         ("logits_processors", "logits_processors", processors or None, "none: this worker has none"),
         ("prompt_logprobs", "prompt_logprobs", sampling.prompt_logprobs, "none: this worker tells none of the prompt"),
     )
@@ -204,6 +204,12 @@ def prompt_ids(encoded: str) -> bytes:
     if not data or len(data) % _TOKEN_BYTES:
         raise RequestInvalid("kv_prompt_ids", f"{len(data)} bytes", "one or more little-endian u32s")
     return data
+
+
+def _guide_of(sampling: Sampling) -> object:
+    """Return what guides the answer, as the client said it."""
+    guide = sampling.guide
+    return guide and (guide.kind if guide.value is None else guide.value)
 
 
 def _value(option: object, field: str) -> object:

@@ -1,6 +1,7 @@
 """The real data plane on a port that the system chose, with a state that the test fills and an index that it fakes."""
 
 import asyncio
+import io
 import itertools
 import json
 import socket
@@ -99,9 +100,10 @@ class Plane:
         number = itertools.count(1)
         room = FleetRoom(self.routing, settings.queue.threshold)
         self.admission = Admission(self.clock, room, settings.queue.limits())
+        self.prompts = Prompts(TEXT)
         self.serving = Serving(
             self.routing,
-            Prompts(TEXT),
+            self.prompts,
             self.admission,
             RequestMetrics(self.registry, self.state),
             TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, bytes(32)),
@@ -146,7 +148,8 @@ class Plane:
     async def post(self, body: Any = None, path: str = COMPLETIONS, **headers: str) -> Answered:
         """Post a body (None: the usual prompt; a dict: changes to it; bytes: as they are)."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.session.post(self.url + path, data=encoded(body), headers=named) as response:
+        data = io.BytesIO(encoded(body))
+        async with self.session.post(self.url + path, data=data, headers=named) as response:
             return Answered(response.status, response.headers.copy(), await response.read())
 
     async def get(self, path: str) -> Answered:
@@ -253,7 +256,8 @@ async def running_plane(
     )
     plane = Plane(settings, policy or Policy(), limits or HttpLimits(body_bytes_max=1 << 20, drain_s=0.0))
     stop, read = asyncio.Event(), threading.Event()
-    threading.Thread(target=plane.serving.bodies.work, args=(read,), daemon=True).start()
+    for work in (plane.serving.bodies.work, plane.prompts.work):
+        threading.Thread(target=work, args=(read,), daemon=True).start()
     await plane.server.start("127.0.0.1", 0)
     serving = asyncio.ensure_future(plane.server.run(stop))
     try:
