@@ -24,7 +24,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         (CHAT, {"model": 7, "messages": HELLO}, 400, "model", "found 7"),
         (CHAT, {"model": "gpt-9", "messages": HELLO}, 404, "model", "allowed sim-8b"),
         (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": 0}, 400, "max_tokens", ">= 1"),
-        (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": "9"}, 400, "max_tokens", "found '9'"),
+        (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": "9"}, 400, "max_tokens", 'found "9"'),
         (CHAT, {"model": MODEL, "messages": HELLO, "max_tokens": 100_000}, 400, None, "max_seq_len"),
         (CHAT, {"model": MODEL, "messages": HELLO, "temprature": 1}, 400, "temprature", "parameters"),
         (CHAT, {"model": MODEL, "messages": HELLO, "temperature": 9}, 400, "temperature", "found 9"),
