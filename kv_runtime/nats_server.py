@@ -5,6 +5,9 @@
     in use  its exit surfaces in `wait` and `run`
     stop    SIGTERM, SIGKILL after a budget; the private directory goes
 
+A process that is killed leaves its private directory behind; the next server that starts on the machine removes it. A
+directory in use is known by the lock on its `.owner`, which its process holds for as long as it lives.
+
 The server does not outlive its parent, even if that is killed: the child asks the kernel for SIGTERM at its parent's
 death (`prctl`, Linux), then becomes nats-server by exec. It also leaves the terminal's process group, lest Ctrl-C end
 it before the parts that still drain into it, and locks its store, which the server itself does not: two servers would
@@ -14,6 +17,7 @@ other systems than Linux a killed parent leaves the server running.
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -29,7 +33,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import structlog
+
 from kv_runtime.supervise import until
+
+_log = structlog.get_logger("nats_server")
 
 HOST = "127.0.0.1"
 MAX_PAYLOAD_BYTES = 1024 * 1024
@@ -37,6 +45,9 @@ _LOG_LINES = 20
 _LISTENING = re.compile(r"Listening for client connections on \S+:(\d+)")
 _READY = "Server is ready"
 _IN_USE = "address already in use"
+_PRIVATE, _UNLOCKED = "kv-nats-", "new-"
+"""How names of private directories begin, and what stands before that until they are locked."""
+_OWNER, _STORE = ".owner", "store"
 _STORE_LOCKED = "store is locked by another server"
 
 _CHILD = f"""
@@ -98,7 +109,7 @@ class EmbeddedNats:
         self._stop_s = stop_s
         self._on_log_line = on_log_line
         self._child: _Child | None = None
-        self._private: tempfile.TemporaryDirectory[str] | None = None
+        self._private: _PrivateDirectory | None = None
 
     @property
     def url(self) -> str:
@@ -138,8 +149,9 @@ class EmbeddedNats:
             raise
 
     async def _start(self, binary: str) -> None:
-        self._private = tempfile.TemporaryDirectory(prefix="kv-nats-", ignore_cleanup_errors=True)
-        config, store = self._write_config(Path(self._private.name))
+        remove_abandoned()
+        self._private = _PrivateDirectory()
+        config, store = self._write_config(self._private.path)
         command = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid()), store, binary, "--config", config]
         loop = asyncio.get_running_loop()
         _, self._child = await loop.subprocess_exec(
@@ -154,7 +166,7 @@ class EmbeddedNats:
 
     def _write_config(self, directory: Path) -> tuple[str, str]:
         """Write the configuration; return its path and the store's, which exists."""
-        store = self._store_dir or directory / "store"
+        store = self._store_dir or directory / _STORE
         store.mkdir(parents=True, exist_ok=True)
         config = {
             "listen": f"{HOST}:{self._port or -1}",
@@ -200,12 +212,53 @@ class EmbeddedNats:
         finally:
             self._child = None
             if self._private:
-                self._private.cleanup()
+                self._private.remove()
                 self._private = None
 
     def _running(self) -> "_Child":
         assert self._child is not None, "nats-server is not started"
         return self._child
+
+
+class _PrivateDirectory:
+    """A directory of this process, locked until `remove`; it has its name only once it is locked."""
+
+    def __init__(self) -> None:
+        made = Path(tempfile.mkdtemp(prefix=_UNLOCKED + _PRIVATE))
+        self._lock = os.open(made / _OWNER, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = made.rename(made.with_name(made.name.removeprefix(_UNLOCKED)))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_abandoned() -> None:
+    """Remove private directories of this user's processes that were killed; one that has a server still stays."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PRIVATE}*"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid == os.getuid() and _is_unlocked(path / _OWNER) and not _is_served(path):
+                shutil.rmtree(path, ignore_errors=True)
+                _log.info("abandoned_nats_directory_removed", path=str(path))
+
+
+def _is_served(path: Path) -> bool:
+    lock = path / _STORE / ".lock"
+    return lock.exists() and not _is_unlocked(lock)
+
+
+def _is_unlocked(path: Path) -> bool:
+    """Return whether no process holds the lock; raise `OSError` where there is no such file."""
+    lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(lock)
 
 
 class _Child(asyncio.SubprocessProtocol):

@@ -182,18 +182,21 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.asyncio
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
-async def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+async def started_by(script: str, directory: Path) -> tuple[asyncio.subprocess.Process, int]:
+    """Return a process that started a server, with this temporary directory, and the server's id."""
     parent = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        PARENT,
+        script,
         stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])},
+        env={**os.environ, "TMPDIR": str(directory), "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert parent.stdout is not None
-    pid = int(await parent.stdout.readline())
+    return parent, int(await parent.stdout.readline())
+
+
+async def killed(parent: asyncio.subprocess.Process, pid: int) -> None:
+    """Kill a process and return once its server is gone, too."""
     server = os.pidfd_open(pid)
     ended = asyncio.Event()
     asyncio.get_running_loop().add_reader(server, ended.set)
@@ -204,3 +207,29 @@ async def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         asyncio.get_running_loop().remove_reader(server)
         os.close(server)
         await parent.wait()
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+async def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    await killed(*await started_by(PARENT, tmp_path))
+
+
+@pytest.mark.asyncio
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server survives, and its directory stays")
+async def test_what_a_killed_parent_left_is_removed_at_the_next_start_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "kv-nats-of-somebody-else").mkdir()
+    living, living_pid = await started_by(PARENT, tmp_path)
+    parent, pid = await started_by(PARENT, tmp_path)
+    assert len(names_in(tmp_path)) == 3
+    await killed(parent, pid)
+    assert len(names_in(tmp_path)) == 3
+    async with EmbeddedNats(port=0) as own, EmbeddedNats(port=0) as other:
+        assert len(names_in(tmp_path)) == 4, "of those that live, and what has no lock"
+        assert (await publish(own.url), await publish(other.url)) == (1, 1)
+    assert exists(living_pid)
+    assert len(names_in(tmp_path)) == 2
+    await killed(living, living_pid)
