@@ -1,0 +1,47 @@
+"""The events of the log and their table in docs/OPERATIONS.md: both name the same."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LEVELS = ("info", "warning", "error", "exception")
+NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)+")
+
+
+def trees() -> Iterator[ast.AST]:
+    for package in ("kv_runtime", "indexer", "router", "worker_agent"):
+        for path in (ROOT / package).rglob("*.py"):
+            yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def constants(node: ast.expr) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str) and NAME.fullmatch(each.value):
+            yield each.value
+
+
+def events_of_the_code() -> set[str]:
+    """Return the names that logs are called with, and those of variables that they are called with."""
+    found = set[str]()
+    for node in trees():
+        match node:
+            case ast.Call(func=ast.Attribute(attr=level), args=[ast.Constant(value=str(name)), *_]) if level in LEVELS:
+                found.add(name)
+            case ast.Call(func=ast.Name(id="say"), args=[ast.Constant(value=str(name)), *_]):
+                found.add(name)
+            case ast.Assign(targets=[ast.Name(id="event" | "what")], value=value):
+                found.update(constants(value))
+    return {name for name in found if NAME.fullmatch(name)}
+
+
+def documented_events() -> list[str]:
+    text = (ROOT / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
+    section = text.partition("### Events of the log\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+
+
+def test_every_event_of_the_log_is_documented_once_and_no_other() -> None:
+    documented = documented_events()
+    assert sorted(documented) == sorted(events_of_the_code())
