@@ -34,6 +34,7 @@ MODULES = (
     "router.core.eligibility",
     "router.core.forecasts",
     "router.core.history",
+    "router.core.latency",
     "router.core.journal_encoder",
     "router.core.ledger",
     "router.core.newcomers",

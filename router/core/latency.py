@@ -8,8 +8,8 @@
 | any other | not known: its first byte came with its last token | not known |
 
 Tokens are counted by `usage`; in a stream without it by token comments, else by its events. An engine that puts several
-tokens into one event makes the time between events an upper bound. Of several choices side by side nobody knows which
-tokens followed which. What is not known is None, and is not counted.
+tokens into one event makes the time between events an upper bound. Where an answer has several choices it is not known
+which token followed which. What is not known is None, and is not counted.
 """
 
 from typing import NamedTuple

@@ -20,7 +20,7 @@ class Kept:
         self._size = 0
         self.is_overfull = False
         self.later_tokens = 0
-        """Tokens of which comments told, without those that came first."""
+        """Tokens in comments, without those of the first call of `add`."""
 
     def add(self, data: bytes, *, framed: bool) -> bytes:
         """Keep what came next; return what the client gets of it. `framed`: both are whole HTTP chunks."""

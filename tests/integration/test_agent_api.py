@@ -63,7 +63,7 @@ class _Failing(SimulatedEngine):
 
 
 class _Timed(ScriptedEngine):
-    """An engine whose three tokens come a quarter of a second apart, the first after one, by a clock of its own."""
+    """An engine that makes three tokens, a quarter of a second apart by the test's clock."""
 
     def __init__(self, clock: ManualClock) -> None:
         super().__init__()
@@ -136,9 +136,9 @@ async def test_an_unstreamed_answer_says_how_long_it_took_behind_its_first_token
 
 @pytest.mark.asyncio
 async def test_a_stream_of_several_choices_has_no_token_comments() -> None:
-    asked = {"prompt": "hello", "max_tokens": 3, "stream": True}
+    body = {"prompt": "hello", "max_tokens": 3, "stream": True}
     async with worker() as running:
-        one, two = [await running.ask(COMPLETIONS, asked | {"n": n}, x_kv_continuable="1") for n in (1, 2)]
+        one, two = [await running.ask(COMPLETIONS, body | {"n": n}, x_kv_continuable="1") for n in (1, 2)]
     assert b": tokens " in one.data
     assert b": tokens " not in two.data
 

@@ -43,8 +43,8 @@ async def router_before_an_agent() -> AsyncIterator[Plane]:
 @pytest.mark.asyncio
 async def test_an_agents_unstreamed_answers_are_measured_like_its_streams() -> None:
     async with router_before_an_agent() as plane:
-        asked = {"model": "m", "max_tokens": TOKENS}
-        whole, stream = [await plane.post(asked | {"stream": is_streamed}) for is_streamed in (False, True)]
+        body = {"model": "m", "max_tokens": TOKENS}
+        whole, stream = [await plane.post(body | {"stream": is_streamed}) for is_streamed in (False, True)]
         outcomes = [plane.outcome(each.headers["x-decision-id"]) for each in (whole, stream)]
         shown = plane.metric("time_to_first_token_seconds_count", mode="predicted-ttft")
     assert b": tokens" not in stream.body

@@ -46,9 +46,9 @@ class TimedWorker:
         """After so many tokens the next stream is cut."""
 
     async def __call__(self, exchange: Exchange) -> None:
-        asked = json.loads(exchange.received.body)
+        body = json.loads(exchange.received.body)
         await self._clock.advance(TTFT_S)
-        if not asked.get("stream"):
+        if not body.get("stream"):
             await self._clock.advance(DECODE_S)
             said: dict[str, Any] = {DECODE_HEADER: f"{DECODE_S * 1e3:.3f}"} if self._is_ours else {}
             await exchange.answer(body=json.dumps({"choices": [{"text": "words"}], **USAGE}).encode(), **said)
@@ -56,7 +56,7 @@ class TimedWorker:
         await exchange.head(transfer_encoding="chunked")
         has_comments = self._is_ours and "x-kv-continuable" in exchange.received.headers
         step, cut_after, self.cut_after = self._tokens_per_event, self.cut_after, None
-        before = len(Continuation(**asked["kv_continue"]).token_ids()) if "kv_continue" in asked else 0
+        before = len(Continuation(**body["kv_continue"]).token_ids()) if "kv_continue" in body else 0
         for at in range(before, TOKENS, step):
             tokens = list(range(at, min(TOKENS, at + step)))
             if at > before:
@@ -67,7 +67,7 @@ class TimedWorker:
                 await exchange.cut()
                 return
         usage = b"data: " + json.dumps({"choices": [], **USAGE}).encode() + b"\n\n"
-        await exchange.send(chunked((usage if "stream_options" in asked else b"") + DONE) + b"0\r\n\r\n")
+        await exchange.send(chunked((usage if "stream_options" in body else b"") + DONE) + b"0\r\n\r\n")
 
 
 class Fleet(NamedTuple):
@@ -225,23 +225,23 @@ async def test_a_prefill_workers_answer_is_its_first_token() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("is_ours", [True, False])
-@pytest.mark.parametrize("asked", [{}, WITH_USAGE])
-async def test_a_stream_shows_when_its_tokens_came_with_usage_or_without(*, is_ours: bool, asked: Any) -> None:
+@pytest.mark.parametrize("options", [{}, WITH_USAGE])
+async def test_a_stream_shows_when_its_tokens_came_with_usage_or_without(*, is_ours: bool, options: Any) -> None:
     async with fleet(is_ours=is_ours) as found:
-        await found.stream(**asked)
+        await found.stream(**options)
         assert found.shown("time_to_first_token") == pytest.approx((1, TTFT_S))
         assert found.shown("inter_token_latency") == pytest.approx((1, ITL_S))
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("is_ours", "asked", "itl_s"), [(True, {}, ITL_S), (False, WITH_USAGE, ITL_S), (False, {}, 4 * ITL_S)]
+    ("is_ours", "options", "itl_s"), [(True, {}, ITL_S), (False, WITH_USAGE, ITL_S), (False, {}, 4 * ITL_S)]
 )
 async def test_of_several_tokens_an_event_the_time_between_events_is_a_bound(
-    *, is_ours: bool, asked: Any, itl_s: float
+    *, is_ours: bool, options: Any, itl_s: float
 ) -> None:
     async with fleet(is_ours=is_ours, tokens_per_event=4) as found:
-        await found.stream(**asked)
+        await found.stream(**options)
         count, mean_s = found.shown("inter_token_latency")
         assert count == 1
         assert mean_s == pytest.approx(itl_s, rel=0.25)
@@ -256,14 +256,16 @@ async def test_of_a_stream_that_comes_at_once_nothing_is_known_between_its_token
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("asked", [{}, WITH_USAGE])
-async def test_a_stream_that_went_on_elsewhere_is_measured_by_the_tokens_of_each_worker(asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, WITH_USAGE])
+async def test_a_stream_that_went_on_elsewhere_is_measured_by_the_tokens_of_each_worker(
+    options: dict[str, Any],
+) -> None:
     async with fleet(is_ours=True) as found:
         worker = found.plane.state.fleet.worker("w0")
         assert worker is not None
         found.plane.join("w1", worker.registration.base_url)
         found.worker.cut_after = 15
-        events = await found.stream(**asked)
+        events = await found.stream(**options)
         assert events.count(b'"text"') == TOKENS
         assert found.shown("time_to_first_token") == pytest.approx((1, TTFT_S))
         assert found.shown("inter_token_latency") == pytest.approx((1, ITL_S))

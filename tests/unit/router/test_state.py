@@ -31,6 +31,7 @@ from router.core.ledger import RankLoad
 from router.core.policy import Policy
 from router.core.state import RouterState
 from router.core.trust import trust_of
+from router.core.ttft_model import ItlModel, TtftModel
 from router.core.verdict import taken
 from router.core.view import View
 from tests.unit.router.samples import Held, Row, answer, chain, rank, registered, route, state
@@ -502,6 +503,23 @@ def test_what_was_measured_changes_what_is_forecast_of_that_rank_alone() -> None
     assert after is not None
     assert (after.ttft_s[0] > before.ttft_s[0], after.itl_s[0] > before.itl_s[0]) == (True, True)
     assert (after.ttft_s[1], after.itl_s[1]) == (before.ttft_s[1], before.itl_s[1])
+
+
+@pytest.mark.parametrize(("ttft_s", "duration_s"), [(0.5, 4.5), (4.5, 4.5)])
+def test_a_record_of_the_former_version_is_learnt_as_that_version_learnt_it(ttft_s: float, duration_s: float) -> None:
+    folded = under(joined(registered()), mode="predicted-ttft")
+    verdict = decide(seen(folded), route(), folded.policy, 1)
+    folded.apply(taken(verdict))
+    folded.apply(
+        OutcomeKnown(now_s=9.0, decision_id="d-1", outcome="ok", ttft_s=ttft_s, duration_s=duration_s, output_tokens=11)
+    )
+    ttft, itl = TtftModel(), ItlModel()
+    uncached_tokens = verdict.request.isl_tokens - verdict.expected_blocks * verdict.request.block_size
+    ttft.learn(verdict.winner, (uncached_tokens, 0.0, 0.0), ttft_s)
+    itl.learn(verdict.winner, (0.0, 0.0), (duration_s - ttft_s) / 10)
+    assert folded.forecasts.ttft.rows() == ttft.rows()
+    assert folded.forecasts.itl.rows() == itl.rows()
+    assert folded.forecasts.itl.refused_total == itl.refused_total
 
 
 def test_what_is_not_known_of_an_outcome_is_not_learnt() -> None:
