@@ -8,9 +8,10 @@
 | replayed | the reader has keys, and the event was signed before the newest one accepted of this worker |
 | base_url | the instance is registered at another address: an address changes only together with the instance |
 
-A signature is the message header `Kv-Signature: v1 <time_ns> <mac>`; `mac` is HMAC-SHA256 in hex over
+The header `Kv-Claim` of an agent's event is the place of its instance's first registration in the stream; that first
+one has none. A signature is the header `Kv-Signature: v1 <time_ns> <mac>`; `mac` is HMAC-SHA256 in hex over
 
-    "kv-router fleet event v1" LF subject LF time_ns LF message bytes
+    "kv-router fleet event v1" LF subject LF time_ns LF the value of Kv-Claim, if any LF message bytes
 
 The subject names model and worker, the bytes name worker and instance. `time_ns` grows with every event of a worker,
 whatever the clocks of the signers say: each signs later than the newest event that it has accepted.
@@ -30,6 +31,7 @@ from kv_protocol.errors import MalformedMessage, ProtocolError
 from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered, decode_fleet_event
 
 SIGNATURE_HEADER = "Kv-Signature"
+CLAIM_HEADER = "Kv-Claim"
 WORKERS_MAX = 16_384
 """Workers that a gate remembers; beyond it the one whose newest event is oldest is forgotten."""
 
@@ -37,6 +39,7 @@ RefusalReason = Literal["unreadable", "subject", "signature", "replayed", "base_
 REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 
 _CONTEXT = b"kv-router fleet event v1"
+_CLAIM = re.compile(r"[1-9][0-9]{0,17}")
 _SIGNATURE = re.compile(r"v1 (0|[1-9][0-9]{0,18}) ([0-9a-f]{64})")
 
 
@@ -99,7 +102,8 @@ class FleetGate:
         found = _SIGNATURE.fullmatch((headers or {}).get(SIGNATURE_HEADER, ""))
         if found is None:
             raise FleetEventRefused("signature", f"{SIGNATURE_HEADER}: found none, allowed one by a key of the fleet")
-        macs = [_mac(key, subject, data, found[1]) for key in self._keys]
+        claim = (headers or {}).get(CLAIM_HEADER, "")
+        macs = [_mac(key, subject, data, found[1], claim) for key in self._keys]
         if not sum(hmac.compare_digest(mac, found[2]) for mac in macs):  # every key is compared: the time tells nothing
             raise FleetEventRefused("signature", f"{SIGNATURE_HEADER}: found another key's, or of other bytes")
         return int(found[1])
@@ -133,14 +137,25 @@ class FleetGate:
             del self._known[next(iter(self._known))]
         self._known[event.worker_id] = known
 
-    def signed(self, subject: str, worker_id: str, data: bytes, now_ns: int) -> dict[str, str]:
-        """Return the headers to publish the worker's event with; none without a key. `now_ns`: since 1970."""
-        if not self._keys:
-            return {}
-        time_ns = str(max(now_ns, self._known.get(worker_id, _UNKNOWN).time_ns + 1))
-        return {SIGNATURE_HEADER: f"v1 {time_ns} {_mac(self._keys[0], subject, data, time_ns)}"}
+    def headers(self, subject: str, worker_id: str, data: bytes, now_ns: int, claim: int = 0) -> dict[str, str]:
+        """Return the headers to publish the worker's event with: its claim, if it has one, and with keys a signature.
+
+        `now_ns`: since 1970.
+        """
+        headers = {CLAIM_HEADER: str(claim)} if claim else {}
+        if self._keys:
+            time_ns = str(max(now_ns, self._known.get(worker_id, _UNKNOWN).time_ns + 1))
+            mac = _mac(self._keys[0], subject, data, time_ns, headers.get(CLAIM_HEADER, ""))
+            headers[SIGNATURE_HEADER] = f"v1 {time_ns} {mac}"
+        return headers
 
 
-def _mac(key: bytes, subject: str, data: bytes, time_ns: str) -> str:
-    signed = b"\n".join((_CONTEXT, subject.encode(), time_ns.encode(), data))
+def claim_in(headers: Mapping[str, str] | None) -> int:
+    """Return the claim that an event's headers state; 0 if they state none that is a place in a stream."""
+    found = _CLAIM.fullmatch((headers or {}).get(CLAIM_HEADER, ""))
+    return 0 if found is None else int(found[0])
+
+
+def _mac(key: bytes, subject: str, data: bytes, time_ns: str, claim: str) -> str:
+    signed = b"\n".join((_CONTEXT, subject.encode(), time_ns.encode(), claim.encode(), data))
     return hmac.new(key, signed, hashlib.sha256).hexdigest()

@@ -158,7 +158,7 @@ class ControlPlane:
         subject, data = subjects.fleet(model, event.worker_id), fleet.encode(event)
         try:
             self._gate.check(subject, event)
-            headers = self._gate.signed(subject, event.worker_id, data, self._routing.clock.wall_ns())
+            headers = self._gate.headers(subject, event.worker_id, data, self._routing.clock.wall_ns())
             await self._event_log.publish(subject, data, headers=headers)
         except FleetEventRefused as error:
             return error_response(409, str(error), "invalid_request_error", param=error.reason)

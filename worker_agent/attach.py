@@ -47,6 +47,7 @@ from worker_agent.membership import Membership
 from worker_agent.polled_events import PolledEvents
 from worker_agent.status import StatusApi
 from worker_agent.unrun import end_unrun
+from worker_agent.worker_id import WorkerId
 
 _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
@@ -69,7 +70,9 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, say: Calla
 
     Raises:
         ConfigurationError: what is configured may not be, or not of this engine.
+        WorkerIdTaken: another living worker has the id.
     """
+    settings = settings.model_copy(update={"worker": settings.worker.identified()})
     engine, instance, clock = settings.engine, uuid.uuid4().hex[:16], SystemClock()
     async with AsyncExitStack() as cleanup:
         if not engine.base_url:
@@ -123,12 +126,14 @@ class _Attached(NamedTuple):
     log: EventLog
     found: asyncio.Event
     """Set whenever the log was found again."""
+    worker_id: WorkerId
 
 
 class _Fronted(NamedTuple):
     """What stands before an engine that has an address; its parts are to run."""
 
     watch: HealthWatch
+    membership: Membership
     loads: EngineLoads | None
     forwarder: Forwarder | None
     parts: list[Part]
@@ -146,11 +151,15 @@ async def _run(
 ) -> None:
     found = asyncio.Event()
     log = await _connected(settings, worker, found, cleanup)
+    gate = FleetGate(settings.nats.fleet_secrets)
+    worker_id = WorkerId(log, clock, gate, worker_id=worker.id, instance=worker.instance)
+    if asked is not None:
+        await until(stop, worker_id.check())
     context = zmq.asyncio.Context()
     cleanup.callback(context.destroy, linger=0)
     streams = EventStreams(worker, settings.events, log, context, clock, polled=_polled(settings))
     parts = streams.parts(first_stage=2)
-    attached = _Attached(settings, facts, worker, asked, clock, log, found)
+    attached = _Attached(settings, facts, worker, asked, clock, log, found, worker_id)
     async with AsyncExitStack() as until_run:
         until_run.push_async_callback(end_unrun, parts)
         others = await _others(attached, streams, cleanup, say)
@@ -198,18 +207,25 @@ async def _fronted(attached: _Attached, asked: _Asked, cleanup: AsyncExitStack) 
         served = await _served(settings, forwarder)
         base_url = f"http://{settings.worker.advertised_host}:{served.port}"
         parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
-    watch = _health_watch(attached, asked, base_url)
+    membership = _membership(attached, asked, base_url)
+    watch = _health_watch(attached, asked, membership, base_url)
     cleanup.push_async_callback(watch.leave, "stopped")
-    parts.append(Part("health-watch", watch.run, 0))
-    return _Fronted(watch, loads, forwarder, parts)
+    parts += [Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
+    return _Fronted(watch, membership, loads, forwarder, parts)
 
 
-def _health_watch(attached: _Attached, asked: _Asked, base_url: str) -> HealthWatch:
+def _membership(attached: _Attached, asked: _Asked, base_url: str) -> Membership:
+    registration = foreign_registration(
+        attached.settings, attached.facts, asked.text, attached.worker.instance, base_url
+    )
+    return Membership(registration, attached.worker_id, attached.clock, attached.found)
+
+
+def _health_watch(attached: _Attached, asked: _Asked, membership: Membership, base_url: str) -> HealthWatch:
     settings, worker = attached.settings, attached.worker
-    registration = foreign_registration(settings, attached.facts, asked.text, worker.instance, base_url)
     return HealthWatch(
         asked.client,
-        Membership(registration, attached.log, attached.clock, attached.found, FleetGate(settings.nats.fleet_secrets)),
+        membership,
         attached.clock,
         attached.found,
         describe=_describe(settings, asked.survey, worker, asked.text, base_url),
@@ -219,10 +235,14 @@ def _health_watch(attached: _Attached, asked: _Asked, base_url: str) -> HealthWa
 def _status_http(attached: _Attached, streams: EventStreams, fronted: _Fronted | None) -> HttpServer:
     control, registry = attached.settings.control, new_registry()
     client = None if attached.asked is None else attached.asked.client
-    watch, loads, forwarder = (None, None, None) if fronted is None else fronted[:3]
+    watch, loads, forwarder = (
+        (None, None, None) if fronted is None else (fronted.watch, fronted.loads, fronted.forwarder)
+    )
     Projection(registry, ConsolidatorMetrics([streams.consolidator]).families)
     Projection(registry, AttachMetrics(attached.worker.id, streams, client, watch, loads, forwarder).families)
     Projection(registry, lambda: log_families(attached.log.statistics()))
+    if fronted is not None:
+        Projection(registry, fronted.membership.families)
     sources = list if streams.path is None else streams.path.status
     status = StatusApi([streams.consolidator], version("kv-router"), sources=sources)
     return HttpServer(status.app(registry, token=control.token.get_secret_value()), control.host, control.port)

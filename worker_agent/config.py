@@ -1,7 +1,9 @@
 """The agent's configuration tree."""
 
+import re
+import secrets
 import socket
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -21,6 +23,8 @@ HOST = "host"
 """The source that a simulated engine's host tier is, where it is one of its own."""
 SIMULATED = "sim-8b"
 """The simulated engine's model, unless it is told another."""
+_HOST_CHARACTERS_MAX = 48
+"""Of the host's name in a worker id that is made up."""
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
 _OF_EVERY_ENGINE = {"kind", "model", "served_names", "text", "chat_template", "default_max_tokens"}
 """What the section `engine` says of any engine; all else is the simulated one's."""
@@ -31,7 +35,12 @@ _MARGIN_S = 5.0
 class WorkerSection(Section):
     """Who the worker is, and where it serves."""
 
-    id: str = Field("worker-0", pattern=f"^{WORKER_ID_PATTERN}$", description="unique in the fleet, kept over restarts")
+    id: str = Field(
+        "",
+        pattern=f"^({WORKER_ID_PATTERN})?$",
+        description="unique in the fleet, kept over restarts; empty: made at each start, of the host's name and 8"
+        " random hex digits",
+    )
     role: Literal["aggregated", "prefill", "decode", "encode"] = Field("aggregated", description="phases it serves")
     endpoint: str = Field(
         "", description="its name, namespace.component.endpoint, with or without dyn://; empty: by its role"
@@ -57,6 +66,13 @@ class WorkerSection(Section):
         if not is_loopback(self.host) and not self.token.get_secret_value():
             raise ValueError(f"host is {self.host}: beyond loopback a token is required")
         return self
+
+    def identified(self) -> Self:
+        """Return the section with an id: the configured one, else one that no other process has."""
+        if self.id:
+            return self
+        host = re.sub(r"[^a-z0-9]+", "-", socket.gethostname().lower()).strip("-")[:_HOST_CHARACTERS_MAX]
+        return self.model_copy(update={"id": f"{host or 'worker'}-{secrets.token_hex(4)}"})
 
     @property
     def advertised_host(self) -> str:

@@ -47,6 +47,7 @@ from worker_agent.served_events import ServedEvents
 from worker_agent.served_media import ServedMedia
 from worker_agent.served_metrics import ServedMetrics
 from worker_agent.unrun import end_unrun
+from worker_agent.worker_id import WorkerId
 
 _SWITCH_S = 0.0005
 """How long a thread may keep the interpreter: the event threads must not hold up the loop that streams answers."""
@@ -67,6 +68,7 @@ class _Worker(NamedTuple):
     clock: SystemClock
     log: EventLog
     events: ServedEvents
+    worker_id: WorkerId
 
 
 async def run_served(settings: AgentSettings, chosen: Chosen, stop: asyncio.Event, say: Callable[[str], None]) -> None:
@@ -74,15 +76,20 @@ async def run_served(settings: AgentSettings, chosen: Chosen, stop: asyncio.Even
 
     Raises:
         EngineError: the engine cannot be loaded.
+        WorkerIdTaken: another living worker has the id; at the start no engine was loaded, later all has drained.
         PartGaveUp: the engine died; all else has drained.
         TextError, BrokerUnavailable, PortUsed: what else a worker cannot do without.
     """
+    settings = settings.model_copy(update={"worker": settings.worker.identified()})
     sys.setswitchinterval(_SWITCH_S)
     clock, text, found = SystemClock(), engine_text(settings, chosen), asyncio.Event()
     media, made = served_media(settings, chosen, text, clock), made_engine(settings, chosen, text, clock)
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(media.close)
-        log = await _connected(settings, found, cleanup)
+        log, instance = await _connected(settings, found, cleanup), uuid.uuid4().hex[:16]
+        gate = FleetGate(settings.nats.fleet_secrets)
+        worker_id = WorkerId(log, clock, gate, worker_id=settings.worker.id, instance=instance)
+        await until(stop, worker_id.check())
         context = zmq.asyncio.Context()
         cleanup.callback(context.destroy, linger=0)
         async with AsyncExitStack() as until_run:
@@ -90,10 +97,10 @@ async def run_served(settings: AgentSettings, chosen: Chosen, stop: asyncio.Even
             await until(stop, made.engine.start())
             if stop.is_set():
                 return
-            names, instance = served_names(settings, chosen), uuid.uuid4().hex[:16]
+            names = served_names(settings, chosen)
             events = ServedEvents(settings, chosen, made, names[0], instance, log, context, clock)
             until_run.push_async_callback(end_unrun, events.path.parts(first_stage=0))
-            worker = _Worker(settings, chosen, made, text, media, names, instance, clock, log, events)
+            worker = _Worker(settings, chosen, made, text, media, names, instance, clock, log, events, worker_id)
             parts = await _parts(worker, found, cleanup, say)
             until_run.pop_all()  # from here on engine and events are ended by their parts
         await run_parts(parts, stop=stop, drain_s=settings.drain_s + _ABORTS_S)
@@ -121,21 +128,21 @@ async def _parts(
     await worker.media.start()
     await http.start()
     registration = _registration(worker, http.port)
-    membership = Membership(
-        registration, worker.log, worker.clock, found, FleetGate(worker.settings.nats.fleet_secrets)
-    )
+    membership = Membership(registration, worker.worker_id, worker.clock, found)
     watch = None if idle is None else _canary_watch(worker, idle, membership)
     worker_id = worker.settings.worker.id
     Projection(registry, AgentMetrics(worker_id, events.rules, events.path, loads, api).families)
     Projection(registry, ServedMetrics(worker_id, worker.made.trtllm, worker.made.simulated, watch).families)
     Projection(registry, lambda: worker.media.families(worker_id))
     Projection(registry, lambda: log_families(worker.log.statistics()))
+    Projection(registry, membership.families)
     await events.path.consolidator.start()
     cleanup.push_async_callback(membership.leave, "stopped")
     say(f"worker {worker_id} on {registration.base_url}")
     life = _EngineLife(worker.made.engine, membership)
     return [
         Part("membership", membership.run, 0),
+        Part("worker-id", membership.watch, 0),
         *([] if watch is None else [Part("canary", watch.run, 0)]),
         Part("http", http.run, 1, lambda: {"requests": api.running}),
         *worker.media.parts(2),

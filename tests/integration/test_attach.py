@@ -17,6 +17,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary, sequence_hashes
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import ManualClock
@@ -32,6 +33,7 @@ from worker_agent.attached import HealthWatch
 from worker_agent.core.attachment import FAILURES_MAX, PROBE_PERIOD_S
 from worker_agent.engine_client import EngineClient
 from worker_agent.membership import Membership
+from worker_agent.worker_id import WorkerId
 
 MODEL, WORKER = "llama-8b", "vllm-0"
 OPERATIONS = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
@@ -272,7 +274,8 @@ async def test_an_engine_is_in_the_fleet_while_its_health_answers(log: EventLog)
             hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
         )  # fmt: skip
         log_found = asyncio.Event()
-        watch = HealthWatch(client, Membership(registration, log, clock, log_found), clock, log_found)
+        worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance=registration.instance)
+        watch = HealthWatch(client, Membership(registration, worker_id, clock, log_found), clock, log_found)
         health.status = 503
         running_watch = group.create_task(watch.run(stop))
 
@@ -312,7 +315,8 @@ async def test_an_engine_whose_health_does_not_answer_is_told_of_once_until_it_d
             hash_scheme=HASH_SCHEME, tokenizer_digest="", template_digest="", canary=canary(16), event_source="vllm",
         )  # fmt: skip
         log_found = asyncio.Event()
-        watch = HealthWatch(client, Membership(registration, log, clock, log_found), clock, log_found)
+        worker_id = WorkerId(log, clock, FleetGate(), worker_id=WORKER, instance=registration.instance)
+        watch = HealthWatch(client, Membership(registration, worker_id, clock, log_found), clock, log_found)
         health.status = 404
         with capture_logs() as lines:
             running_watch = group.create_task(watch.run(stop))

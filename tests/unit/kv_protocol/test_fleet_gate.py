@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from kv_protocol import fleet, subjects
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft
-from kv_protocol.fleet_gate import REFUSAL_REASONS, SIGNATURE_HEADER, WORKERS_MAX, FleetEventRefused, FleetGate
+from kv_protocol.fleet_gate import (
+    CLAIM_HEADER,
+    REFUSAL_REASONS,
+    SIGNATURE_HEADER,
+    WORKERS_MAX,
+    FleetEventRefused,
+    FleetGate,
+    claim_in,
+)
 from tests.unit.router.samples import MODEL, registered
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -32,7 +40,7 @@ def refusal(gate: FleetGate, event: FleetEvent | bytes, headers: Any = None, sub
 
 def signed(event: FleetEvent, time_ns: int, key: bytes = KEY, subject: str = SUBJECT) -> dict[str, str]:
     """Return the headers that a signer with a fresh memory gives the event."""
-    return FleetGate((key,)).signed(subject, event.worker_id, fleet.encode(event), time_ns)
+    return FleetGate((key,)).headers(subject, event.worker_id, fleet.encode(event), time_ns)
 
 
 # ------------------------------------------------------------------------------------------------- without keys
@@ -101,15 +109,17 @@ def test_a_gate_remembers_a_bounded_number_of_workers_and_forgets_the_oldest() -
 
 
 def test_without_a_key_nothing_is_added_to_what_is_published() -> None:
-    assert FleetGate().signed(SUBJECT, "w0", b"{}", 1) == {}
+    assert FleetGate().headers(SUBJECT, "w0", b"{}", 1) == {}
+    assert FleetGate().headers(SUBJECT, "w0", b"{}", 1, claim=3) == {CLAIM_HEADER: "3"}
 
 
 # ------------------------------------------------------------------------------------------------- with keys
 def test_a_signature_is_the_hmac_of_subject_time_and_bytes() -> None:
     """Source of the vector: `printf 'kv-router fleet event v1\\n...' | openssl dgst -sha256 -hmac`."""
-    headers = FleetGate((KEY,)).signed("kv.v1.fleet.m-1.w0", "w0", b'{"type":"left"}', 1_700_000_000_000_000_000)
-    mac = "c2983321311644a3040957c57161df2518306f6717866f1a31cb05afe67a87c3"
-    assert headers == {SIGNATURE_HEADER: f"v1 1700000000000000000 {mac}"}
+    at = 1_700_000_000_000_000_000
+    headers = FleetGate((KEY,)).headers("kv.v1.fleet.m-1.w0", "w0", b'{"type":"left"}', at, claim=12)
+    mac = "6d2b8826c0b803acbb27f4214c617dde07bbb073392a113d850ec09047ed908d"
+    assert headers == {CLAIM_HEADER: "12", SIGNATURE_HEADER: f"v1 {at} {mac}"}
 
 
 @pytest.mark.parametrize("event", [registered(), WorkerDraining(worker_id="w0", instance="w0-1"), LEFT])
@@ -135,6 +145,19 @@ def test_what_is_signed_cannot_be_changed(forge: Callable[[bytes, str], tuple[by
     assert refusal(FleetGate((KEY,)), data, {SIGNATURE_HEADER: header}) == "signature"
 
 
+@pytest.mark.parametrize("claim", ["", "2", "01", "1 "])
+def test_a_signature_covers_the_claim(claim: str) -> None:
+    data = fleet.encode(registered())
+    headers = FleetGate((KEY,)).headers(SUBJECT, "w0", data, 5, claim=1)
+    assert refusal(FleetGate((KEY,)), data, headers | {CLAIM_HEADER: claim}) == "signature"
+    assert refusal(FleetGate((KEY,)), data, headers) == ""
+
+
+@pytest.mark.parametrize(("value", "claim"), [("7", 7), ("0", 0), ("", 0), ("-1", 0), ("1" * 19, 0), ("x", 0)])
+def test_a_claim_is_a_place_in_a_stream_or_none(value: str, claim: int) -> None:
+    assert (claim_in({CLAIM_HEADER: value}), claim_in(None)) == (claim, 0)
+
+
 def test_a_signature_counts_on_its_own_subject_alone() -> None:
     elsewhere = signed(LEFT, 5, subject=subjects.fleet("n", "w0"))
     assert refusal(FleetGate((KEY,)), LEFT, elsewhere) == "signature"
@@ -155,14 +178,14 @@ def test_a_signer_whose_clock_is_behind_signs_later_than_what_it_has_admitted() 
     drained = WorkerDraining(worker_id="w0", instance="w0-1")
     for gate in (reader, late):
         assert refusal(gate, drained, signed(drained, 1000)) == ""
-    headers = late.signed(SUBJECT, "w0", fleet.encode(LEFT), 10)
+    headers = late.headers(SUBJECT, "w0", fleet.encode(LEFT), 10)
     assert headers[SIGNATURE_HEADER].startswith("v1 1001 ")
     assert refusal(reader, LEFT, headers) == ""
 
 
 def test_keys_are_rotated_by_adding_the_new_one_first_everywhere() -> None:
     old, both, new = FleetGate((OTHER_KEY,)), FleetGate((KEY, OTHER_KEY)), FleetGate((KEY,))
-    by_old, by_new = signed(LEFT, 5, OTHER_KEY), both.signed(SUBJECT, "w0", fleet.encode(LEFT), 5)
+    by_old, by_new = signed(LEFT, 5, OTHER_KEY), both.headers(SUBJECT, "w0", fleet.encode(LEFT), 5)
     assert [refusal(gate, LEFT, by_old) for gate in (old, both, new)] == ["", "", "signature"]
     assert [refusal(gate, LEFT, by_new) for gate in (old, both, new)] == ["signature", "", ""]
 

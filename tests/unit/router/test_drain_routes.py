@@ -154,7 +154,7 @@ async def test_a_worker_that_drains_gets_nothing_new_from_then_on(control: Contr
 async def test_what_the_control_plane_publishes_is_signed_later_than_what_the_fleet_said(control: Control) -> None:
     subject, told = subjects.fleet(MODEL, "w0"), fleet.encode(registered())
     reader = FleetGate(KEYS)
-    said = FleetGate(KEYS).signed(subject, "w0", told, 2_000_000_000_000_000_000)
+    said = FleetGate(KEYS).headers(subject, "w0", told, 2_000_000_000_000_000_000)
     for gate in (control.gate, reader):
         gate.admit(subject, told, said)
     await control.post(b'{"handover_tokens": 0}')
@@ -176,7 +176,7 @@ async def test_another_address_of_a_registered_instance_is_not_published(control
 def signed_registration() -> tuple[str, bytes, dict[str, str]]:
     """Return w0's registration as its agent publishes it."""
     subject, data = subjects.fleet(MODEL, "w0"), fleet.encode(registered())
-    return subject, data, FleetGate(KEYS).signed(subject, "w0", data, 1)
+    return subject, data, FleetGate(KEYS).headers(subject, "w0", data, 1)
 
 
 @pytest.mark.asyncio

@@ -247,7 +247,7 @@ async def test_with_a_key_only_signed_events_reach_the_fleet() -> None:
     subject, data = subjects.fleet(MODEL, "w0"), fleet.encode(registered())
     await feeds._on_fleet_event(LogMessage(subject, data))
     assert addresses(feeds) == []
-    signed = FleetGate((b"k" * 32,)).signed(subject, "w0", data, 5)
+    signed = FleetGate((b"k" * 32,)).headers(subject, "w0", data, 5)
     await feeds._on_fleet_event(LogMessage(subject, data, headers=signed))
     assert addresses(feeds) == ["http://127.0.0.1:1"]
     assert feeds.gate.refused_total["signature"] == 1

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered, decode_fleet_event
+from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.clock import ManualClock
-from kv_runtime.event_log import BrokerUnavailable
+from kv_runtime.event_log import BrokerUnavailable, LogMessage
 from worker_agent.canary import BEGIN_ID, CanaryWatch, HeardEngine
 from worker_agent.core.canary import OUTCOMES, SALT, Canary, canary_request
 from worker_agent.core.engine import EngineDescription, EngineError, EngineOutput, EngineRequest
 from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.engines.simulated import SimulatedEngine
 from worker_agent.membership import Membership
+from worker_agent.worker_id import WorkerId
 
 WAIT_S, TIMEOUT_S = 10.0, 3.0
 DESCRIPTION = EngineDescription(
@@ -84,17 +86,26 @@ def test_the_question_is_one_token_that_no_client_s_prefix_can_meet() -> None:
 
 # ------------------------------------------------------------------------------------------------- the watch
 class Log:
-    """What a worker tells the fleet, kept; `is_away`: nothing can be told."""
+    """What a worker tells the fleet, kept, the newest to be read; `is_away`: nothing can be told."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []
         self.is_away = False
+        self._newest: LogMessage | None = None
 
-    async def publish(self, _: str, data: bytes, headers: Any) -> None:
-        assert not headers
+    async def publish(self, subject: str, data: bytes, *, headers: Any, after_seq: int) -> int:
         if self.is_away:
             raise BrokerUnavailable("gone")
+        assert after_seq == len(self.told)
         self.told.append(decode_fleet_event(data))
+        self._newest = LogMessage(subject, data, len(self.told), headers=headers)
+        return len(self.told)
+
+    async def message_from(self, _: str, seq: int, _pattern: str) -> LogMessage | None:
+        return self._newest if seq <= len(self.told) else None
+
+    async def listen(self, *_: Any) -> None:
+        pass
 
 
 class Scripted(SimulatedEngine):
@@ -135,7 +146,9 @@ class Watched:
             template_digest="",
             canary=canary(4),
         )
-        self.membership = Membership(registration, self.log, self.clock, asyncio.Event())  # type: ignore[arg-type]
+        log: Any = self.log
+        worker_id = WorkerId(log, self.clock, FleetGate(), worker_id="w", instance="i")
+        self.membership = Membership(registration, worker_id, self.clock, asyncio.Event())
         self.watch = CanaryWatch(
             self.engine,
             self.idle,

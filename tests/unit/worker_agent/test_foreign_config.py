@@ -25,7 +25,7 @@ def consolidate(**worker: Any) -> ConsolidateSettings:
 
 def attach(**engine: Any) -> tuple[PublisherSection, ...]:
     flags = {f"engine.{name}": value for name, value in engine.items()}
-    streams = load_settings(AttachSettings, flags={"engine.model": "m", **flags}).streams("i")
+    streams = load_settings(AttachSettings, flags={"worker.id": "w", "engine.model": "m", **flags}).streams("i")
     return streams.publishers if isinstance(streams, WorkerStreamsSection) else ()
 
 

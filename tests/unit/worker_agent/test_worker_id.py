@@ -1,0 +1,84 @@
+"""Which instance keeps a worker id: the table, row by row."""
+
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerDraining, WorkerLeft
+from kv_protocol.ids import checked_worker_id
+from tests.unit.router.samples import registered
+from worker_agent.config import AgentSettings, ServedWorkerSection
+from worker_agent.core.worker_id import NO_CLAIM, SILENT_S, Newest, action, life
+
+OWN = registered(instance="own")
+OTHER = registered(instance="other", base_url="http://127.0.0.1:2")
+FORGED = registered(instance="own", base_url="http://10.6.6.6:1")
+
+
+def left(instance: str, reason: str = "stopped") -> WorkerLeft:
+    return WorkerLeft(worker_id="w0", instance=instance, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("newest", "expected"),
+    [
+        (None, "register"),
+        (Newest(None), "register"),
+        (Newest(OWN, 5), "keep"),
+        (Newest(FORGED, 5), "replace"),
+        (Newest(replace(OWN, ends_drain=True), 5), "keep"),
+        (Newest(replace(FORGED, ends_drain=True), 5), "replace"),
+        (Newest(WorkerDraining(worker_id="w0", instance="own", by_hand=True), 5), "keep"),
+        (Newest(WorkerDraining(worker_id="w0", instance="own"), 5), "replace"),
+        (Newest(left("own", REMOVED_BY_HAND), 5), "keep"),
+        (Newest(left("own"), 5), "register"),
+        (Newest(left("other"), 4), "register"),
+        (Newest(OTHER, 6), "register"),
+        (Newest(WorkerDraining(worker_id="w0", instance="other"), 6), "register"),
+    ],
+)
+def test_what_is_done_whatever_the_life_of_another_instance(newest: Newest | None, expected: str) -> None:
+    assert {action(newest, OWN, 5, life) for life in ("alive", "silent", "unknown")} == {expected}
+
+
+@pytest.mark.parametrize("event", [OTHER, WorkerDraining(worker_id="w0", instance="other")])
+@pytest.mark.parametrize("own_claim", [5, NO_CLAIM])
+def test_an_earlier_instance_is_given_way_to_if_it_is_alive(event: FleetEvent, own_claim: int) -> None:
+    actions = {life: action(Newest(event, 4), OWN, own_claim, life) for life in ("alive", "silent", "unknown")}
+    assert actions == {"alive": "stop", "silent": "register", "unknown": "wait"}
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "listened_s", "has_ended", "expected"),
+    [
+        (0.0, 0.0, True, "alive"),
+        (SILENT_S - 0.01, 60.0, True, "alive"),
+        (SILENT_S, 60.0, False, "silent"),
+        (None, SILENT_S - 0.01, False, "unknown"),
+        (None, SILENT_S, False, "silent"),
+        (None, 0.0, True, "silent"),
+    ],
+)
+def test_an_instance_is_alive_by_its_heartbeats(
+    silence_s: float | None, listened_s: float, has_ended: bool, expected: str
+) -> None:
+    assert life(silence_s, listened_s, has_ended=has_ended) == expected
+
+
+@pytest.mark.parametrize("host", ["gpu-7.cluster.example", "GPU_7", "", "x" * 200, "-é-"])
+def test_without_a_configured_id_each_start_makes_one_that_no_other_has(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: host)
+    section = AgentSettings().worker
+    made = {section.identified().id for _ in range(100)}
+    assert len(made) == 100
+    assert all(checked_worker_id(each) for each in made)
+    slug = "-".join(re.findall("[a-z0-9]+", host.lower()))[:48] or "worker"
+    assert all(re.fullmatch(f"{slug}-[0-9a-f]{{8}}", each) for each in made)
+
+
+def test_a_configured_id_is_kept() -> None:
+    section = ServedWorkerSection(id="w0")
+    assert section.identified() == section

@@ -1,0 +1,94 @@
+"""Which instance keeps a worker id: decided from the id's newest fleet event, the order of claims, and heartbeats.
+
+An instance *claims* the id with its first registration, whose place in `KV_FLEET` is the claim; later events of the
+instance carry that place (`Kv-Claim`). The lower claim is the earlier one. An instance that leaves gives its claim up.
+Another instance is *alive* while its heartbeats come, *silent* once none came for long enough, *unknown* before that.
+
+| newest event of the id | of | claim | life | this instance |
+|---|---|---|---|---|
+| none: purged, or a new stream | | | | registers |
+| refused: unreadable, or not signed | | | | registers |
+| its own registration, `ends_drain` or not | itself | | | keeps |
+| another registration of its instance: forged | itself | | | leaves and registers |
+| draining by hand | itself | | | keeps: the control plane drains it |
+| draining otherwise: forged | itself | | | leaves and registers |
+| left, `removed by hand` | itself | | | keeps: it stays out |
+| left otherwise: forged | itself | | | registers |
+| left | another | | | registers |
+| registered, draining | another | later | | registers |
+| registered, draining | another | earlier | alive | stops, or does not start |
+| registered, draining | another | earlier | silent | registers: it takes the id over |
+| registered, draining | another | earlier | unknown | waits |
+
+An instance without a claim is later than all others. Of two living instances exactly one is earlier, so that one stops
+and the other keeps the id, whatever the order of their messages.
+"""
+
+from typing import Literal, NamedTuple
+
+from msgspec.structs import replace
+
+from kv_protocol.fleet import (
+    HEARTBEAT_PERIOD_S,
+    MISSED_HEARTBEATS_MAX,
+    REMOVED_BY_HAND,
+    FleetEvent,
+    WorkerDraining,
+    WorkerLeft,
+    WorkerRegistered,
+)
+
+SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
+"""An instance without a heartbeat for this long is silent."""
+NO_CLAIM = 1 << 63
+"""Later than every place in a stream."""
+
+Life = Literal["alive", "silent", "unknown"]
+Action = Literal["keep", "register", "replace", "wait", "stop"]
+
+
+class Newest(NamedTuple):
+    """The newest message of a subject of the id. `event` is None if it was refused; `claim` is that of its instance."""
+
+    event: FleetEvent | None
+    claim: int = 0
+
+
+def action(newest: Newest | None, own: WorkerRegistered, own_claim: int, life: Life) -> Action:
+    """Return what the instance that registered `own`, or is about to, does; `life` is that of the other instance."""
+    event = None if newest is None else newest.event
+    if newest is None or event is None:
+        return "register"
+    if event.instance == own.instance:
+        return _action_on_own(event, own)
+    return action_on_another(event, newest.claim, own.instance, own_claim, life)
+
+
+def action_on_another(event: FleetEvent, claim: int, instance: str, own_claim: int, life: Life) -> Action:
+    """Return what `instance` does about the newest event of the id, which is another instance's."""
+    if isinstance(event, WorkerLeft) or (own_claim, instance) < (claim, event.instance):
+        return "register"
+    if life == "alive":
+        return "stop"
+    return "register" if life == "silent" else "wait"
+
+
+def _action_on_own(event: FleetEvent, own: WorkerRegistered) -> Action:
+    if isinstance(event, WorkerLeft):
+        return "keep" if event.reason == REMOVED_BY_HAND else "register"
+    if isinstance(event, WorkerDraining):
+        return "keep" if event.by_hand else "replace"
+    return "keep" if replace(event, ends_drain=own.ends_drain) == own else "replace"
+
+
+def life(silence_s: float | None, listened_s: float, *, has_ended: bool) -> Life:
+    """Return the state of an instance.
+
+    Args:
+        silence_s: seconds since its newest heartbeat; None: none came.
+        listened_s: for how many seconds its heartbeats would have been received.
+        has_ended: whether its own address refuses connections: nothing is waited for.
+    """
+    if silence_s is not None and silence_s < SILENT_S:
+        return "alive"
+    return "silent" if has_ended or listened_s >= SILENT_S else "unknown"
