@@ -162,6 +162,9 @@ async def test_a_gap_is_healed(index: Index, scripted: ScriptedRank) -> None:
     await scripted.store(2, parent=1, silently=True)
     await scripted.store(3, parent=2)
     await scripted.store(4, parent=3)
+    await index.until_stale(scripted.rank, "resyncing")
+    assert scripted.dumps_asked == 0
+    await index.pass_time(0.6)
     await index.until_at(scripted)
     assert index.view(scripted.rank, 1, 2, 3, 4) == RankView(gpu(4), 7, 4, "")
     assert (index.happened("gaps", scripted.rank), scripted.dumps_asked) == (1, 1)
@@ -223,6 +226,8 @@ async def test_a_log_whose_beginning_is_gone_is_healed_at_cold_start(
     await other.start()
     await other.store(1)
     async with running_index(broker.url) as index:
+        await index.until_stale(scripted.rank, "resyncing")
+        await index.pass_time(0.6)
         await index.until_at(scripted)
         await index.until_at(other)
         assert index.view(scripted.rank, *range(1, 11)) == RankView(gpu(10), 7, 10, "")
