@@ -107,7 +107,7 @@ async def _serve(settings: IndexerSettings, stop: asyncio.Event) -> None:
         registry = new_registry()
         Projection(registry, index.families)
         app = IndexApi(index).app(registry, token=settings.control.token.get_secret_value())
-        http = HttpServer(app, settings.control.host, settings.control.port)
+        http = HttpServer(app, settings.control.host, settings.control.port, hosts=settings.control.host_names())
         await http.start()
         await index.start()
         print(f"index on http://{settings.control.host}:{http.port}", flush=True)

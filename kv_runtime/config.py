@@ -15,7 +15,7 @@ import click
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from kv_runtime.http import is_loopback
+from kv_runtime.hosts import HostName, HostNames, is_loopback
 
 ENV_PREFIX = "KVROUTER_"
 _NESTED = "__"
@@ -107,12 +107,19 @@ class ControlSection(Section):
     host: str = Field("127.0.0.1", description="address to bind; anything but loopback needs a token")
     port: int = Field(8001, ge=0, le=65535, description="0: any free one")
     token: SecretStr = Field(SecretStr(""), description="bearer token; required unless host is loopback")
+    hosts: tuple[HostName, ...] = Field(
+        (), max_length=64, description="names that requests without the token may call it by (Host), else 421; *: any"
+    )
 
     @model_validator(mode="after")
     def _token_beyond_loopback(self) -> "ControlSection":
         if not is_loopback(self.host) and not self.token.get_secret_value():
             raise ValueError(f"host is {self.host}: beyond loopback a token is required")
         return self
+
+    def host_names(self) -> HostNames:
+        """Return the names that it may be called by."""
+        return HostNames(self.host, self.hosts)
 
 
 class IndexSection(Section):

@@ -5,10 +5,8 @@ Every error is an OpenAI error body: {"error": {"message", "type", "param", "cod
 
 import asyncio
 import hmac
-import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
 
 import msgspec
 import structlog
@@ -19,11 +17,19 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from kv_runtime.hosts import HostNames
+from kv_runtime.slow_bodies import BodyTooSlow, BodyWatch
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_PATHS = frozenset({"/metrics", "/health", "/live", "/ready", "/version"})
 """What needs no token: it changes nothing and names no request."""
 
+HEAD_S = 30.0
+"""Within which a request's head must be whole, from its connection's beginning or from the answer before it."""
+_HOST_NAMES = web.AppKey("host_names", HostNames)
+_BACKLOG = 1024
+_MESSAGE_CHARACTERS_MAX = 200
 _METRICS_TURN_S = 0.001
 """How long a scrape computes before all else has a turn of the event loop."""
 
@@ -62,6 +68,8 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except web.HTTPRequestEntityTooLarge as error:
         return error_response(413, f"body: {error.text}", "invalid_request_error", code="body_too_large")
+    except BodyTooSlow as error:
+        return error_response(408, str(error), "invalid_request_error", code="timeout")
     except web.HTTPException as error:
         if error.status < 400:  # noqa: PLR2004 - the first of the refusals
             raise
@@ -90,29 +98,51 @@ def _cut(request: web.Request) -> web.Response:
 def require_token(token: str) -> Middleware:
     """Return a middleware that wants `Authorization: Bearer <token>` on all but `OPEN_PATHS`; none without a token.
 
-    Without one, what a browser sends for a page of another site is refused: that page may not act for who looks at it.
+    A request without it must call the server by one of its names, and must not be for a page of another site: a
+    browser sends such requests for whoever looks at that page.
     """
     expected = f"Bearer {token}".encode()
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")  # as aiohttp decoded it
-        if not token and _is_for_another_site(request):
-            message = f"Origin: found {request.headers['Origin']!r}, allowed this server's own at a loopback address"
-            return error_response(403, message, "invalid_request_error", param="Origin")
-        if not token or request.path in OPEN_PATHS or hmac.compare_digest(given, expected):
+        if token and hmac.compare_digest(given, expected):
             return await handler(request)
-        return error_response(401, "Authorization: a bearer token is needed", "authentication_error")
+        if token and request.path not in OPEN_PATHS:
+            return error_response(401, "Authorization: a bearer token is needed", "authentication_error")
+        if reason := _host_names(request).refusal(request.headers.get("Host", "")):
+            return error_response(421, reason, "invalid_request_error", param="Host", code="unknown_host")
+        if _is_for_another_site(request):
+            message = f"Origin: found {request.headers['Origin']!r}, allowed this server's own"
+            return error_response(403, message, "invalid_request_error", param="Origin", code="foreign_origin")
+        return await handler(request)
 
     return check
 
 
+def _host_names(request: web.Request) -> HostNames:
+    return request.app.get(_HOST_NAMES) or HostNames("127.0.0.1")
+
+
 def _is_for_another_site(request: web.Request) -> bool:
-    """Return whether it names an origin other than this address; one by a foreign name may be a page's own DNS."""
+    """Return whether it names an origin other than the address that it calls, which is one of ours."""
     origin = request.headers.get("Origin")
-    if origin is None:
-        return False
-    return origin.partition("://")[2] != request.host or not is_loopback(request.url.host or "")
+    return origin is not None and origin.partition("://")[2] != request.host
+
+
+@web.middleware
+async def _body_in_time(request: web.Request, handler: Handler) -> web.StreamResponse:
+    watch = BodyWatch(request.content)
+    watch.look()
+    try:
+        return await handler(request)
+    finally:
+        watch.stop()
+
+
+async def _without_versions(_: web.Request, response: web.StreamResponse) -> None:
+    """Do not tell clients which software and version answers."""
+    response.headers.popall("Server", None)
 
 
 class _Some(Collector):
@@ -145,31 +175,76 @@ def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time
     return metrics
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether `host` can be reached from this machine alone."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+class _Connection(web.RequestHandler):
+    """A connection that answers what is no request as all else: with an OpenAI error body, and no traceback."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Return the answer; the connection ends with it."""
+        if request.writer.output_size:
+            raise ConnectionError("a part of another answer was sent")
+        if status < 500:  # noqa: PLR2004 - the first that says that the fault is ours
+            _log.debug("request_malformed", peer=request.remote, reason=message)
+            text = (message or "it cannot be read").strip().split("\n", 1)[0][:_MESSAGE_CHARACTERS_MAX]
+            response = error_response(status, f"request: {text}", "invalid_request_error")
+        else:
+            _log.error("request_failed", path=request.path, exc_info=exc)
+            response = error_response(status, f"our fault: {type(exc).__name__}; see the log", "server_error")
+        response.headers["Server"] = ""  # without one the framework adds its own
+        response.force_close()
+        return response
 
 
 class HttpServer:
     """An application on an address: bound by `start`, given up at the end of `run`."""
 
-    def __init__(self, app: web.Application, host: str, port: int, *, drain_s: float = 5.0, **runner: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        app: web.Application,
+        host: str,
+        port: int,
+        *,
+        hosts: HostNames | None = None,
+        drain_s: float = 5.0,
+        handler_cancellation: bool = False,
+    ) -> None:
+        """`hosts` are the names that it may be called by; without them those of its address."""
         self._host, self._port = host, port
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=drain_s, **runner)
+        app[_HOST_NAMES] = hosts or HostNames(host)
+        app.middlewares.append(_body_in_time)
+        app.on_response_prepare.append(_without_versions)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=drain_s,
+            handler_cancellation=handler_cancellation,
+        )
+        self._listener: asyncio.Server | None = None
 
     async def start(self, *, reuse_port: bool = False) -> None:
         """The address is bound and served.
 
         Raises:
-            PortUsed: somebody else has it.
+            PortUsed: another process has it.
         """
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, reuse_port=reuse_port or None)
+        loop, server = asyncio.get_running_loop(), self._runner.server
+        assert server is not None, "there is one after the set-up"
+
+        def connection() -> _Connection:
+            return _Connection(server, loop=loop, access_log=None, keepalive_timeout=HEAD_S)  # type: ignore[arg-type]
+
         try:
-            await site.start()
+            self._listener = await loop.create_server(
+                connection, self._host, self._port, reuse_port=reuse_port or None, backlog=_BACKLOG
+            )
         except OSError as error:
             await self._runner.cleanup()
             raise PortUsed(
@@ -179,12 +254,14 @@ class HttpServer:
     @property
     def port(self) -> int:
         """The port in use, also where 0 was asked for."""
-        addresses = self._runner.addresses
-        return int(addresses[0][1]) if addresses else self._port
+        sockets = () if self._listener is None else self._listener.sockets
+        return int(sockets[0].getsockname()[1]) if sockets else self._port
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then refuse connections, and give running requests `drain_s` to end."""
         try:
             await stop.wait()
         finally:
+            if self._listener is not None:
+                self._listener.close()
             await self._runner.cleanup()

@@ -240,11 +240,13 @@ class _Router:
         serving = Serving(self._routing, self._prompts, self._admission, metrics, tenants, settings, new_id, recent)
         self._bodies = serving.bodies
         endpoints = Endpoints(serving, index_name=self._index.implementation)
-        self.data = HttpPlane(endpoints, settings.data.limits())
+        self.data = HttpPlane(endpoints, settings.data.limits(), sites=settings.data.sites())
         self._handover = Handover(serving, recent, Warming(serving, self.data.upstreams), settings.handover)
         control = ControlPlane(self._routing, self._index, log, self._handover, gate, policies)
         app = control.app(self._registry, token=settings.control.token.get_secret_value())
-        self.control = HttpServer(app, settings.control.host, settings.control.port)
+        self.control = HttpServer(
+            app, settings.control.host, settings.control.port, hosts=settings.control.host_names()
+        )
         self._project()
 
     @property

@@ -5,11 +5,13 @@ from pydantic import Field, SecretStr, field_validator
 from kv_protocol.body_limits import BodyLimits
 from kv_runtime.config import ControlSection, IndexSection, NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.encoders import Wanted
+from kv_runtime.hosts import HostName, HostNames, WebOrigin
 from router.core.breakers import BreakerLimits
 from router.core.fair_share import FairShareLimits
 from router.core.tenants import SECRET_HEADERS, FairShareBy
 from router.core.waiting import QueueLimits, QueuePolicy
 from router.http.limits import HttpLimits
+from router.http.sites import Sites
 from router.policy_config import DisaggregationSection, PolicySection, picked
 from router.tokens.prompts import PromptLimits
 
@@ -47,6 +49,14 @@ class DataSection(Section):
         ge=64,
         le=1 << 24,
         description="values in a body of more than 64 KiB, token ids apart; beyond it 413; more holds up others",
+    )
+    hosts: tuple[HostName, ...] = Field(
+        (),
+        max_length=64,
+        description="names that clients may call it by (Host), else 421; *: any, as behind a balancer",
+    )
+    cors_origins: tuple[WebOrigin, ...] = Field(
+        (), max_length=64, description="sites of which browsers may send requests (Origin), else 403; *: any"
     )
     worker_token: SecretStr = Field(SecretStr(""), description="bearer token that workers beyond loopback want")
     drain_s: float = Field(30.0, ge=0, le=3600, description="how long running requests may take after a stop")
@@ -91,6 +101,10 @@ class DataSection(Section):
     def limits(self) -> HttpLimits:
         """Return what is taken from clients, and how long they are awaited."""
         return picked(self, HttpLimits)
+
+    def sites(self) -> Sites:
+        """Return the names that clients may call it by, and the sites of which browsers may send requests."""
+        return Sites(HostNames(self.host, self.hosts, setting="data.hosts"), self.cors_origins)
 
 
 class LedgerSection(Section):

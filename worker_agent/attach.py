@@ -245,7 +245,8 @@ def _status_http(attached: _Attached, streams: EventStreams, fronted: _Fronted |
         Projection(registry, fronted.membership.families)
     sources = list if streams.path is None else streams.path.status
     status = StatusApi([streams.consolidator], version("kv-router"), sources=sources)
-    return HttpServer(status.app(registry, token=control.token.get_secret_value()), control.host, control.port)
+    app = status.app(registry, token=control.token.get_secret_value())
+    return HttpServer(app, control.host, control.port, hosts=control.host_names())
 
 
 def _polled(settings: AttachSettings) -> PolledEvents | None:
@@ -285,7 +286,14 @@ def _forwarder(settings: AttachSettings, base_url: str) -> Forwarder:
 async def _served(settings: AttachSettings, forwarder: Forwarder) -> HttpServer:
     worker = settings.worker
     app = forwarder.app(token=worker.token.get_secret_value(), body_bytes_max=worker.body_bytes_max)
-    server = HttpServer(app, worker.host, worker.port, drain_s=worker.drain_s, handler_cancellation=True)
+    server = HttpServer(
+        app,
+        worker.host,
+        worker.port,
+        hosts=worker.host_names(),
+        drain_s=worker.drain_s,
+        handler_cancellation=True,
+    )
     await server.start()
     return server
 

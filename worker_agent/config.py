@@ -12,7 +12,7 @@ from kv_protocol.endpoint_names import default_endpoint, endpoint_name
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WORKER_ID_PATTERN
 from kv_runtime.config import NatsSection, Section, Settings, TelemetrySection
-from kv_runtime.http import is_loopback
+from kv_runtime.hosts import HostName, HostNames, is_loopback
 from worker_agent.core.mirror import ENGINE
 from worker_agent.engines.simulated_config import KvTransferSection
 from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
@@ -49,6 +49,9 @@ class WorkerSection(Section):
     port: int = Field(0, ge=0, le=65535, description="0: any free one, which is advertised")
     advertise_host: str = Field("", description="host that routers use; empty: worker.host")
     token: SecretStr = Field(SecretStr(""), description="bearer token of the agent's HTTP; required beyond loopback")
+    hosts: tuple[HostName, ...] = Field(
+        (), max_length=64, description="names that requests without the token may call it by (Host), else 421; *: any"
+    )
     body_bytes_max: int = Field(64 << 20, ge=1024, le=1 << 30, description="larger bodies are refused with 413")
     inflight_requests_max: int = Field(4096, ge=1, le=1_000_000, description="beyond it requests are refused with 503")
     drain_s: float = Field(10.0, ge=0, le=3600, description="how long running requests may take after a stop")
@@ -78,6 +81,10 @@ class WorkerSection(Section):
     def advertised_host(self) -> str:
         """The host that stands in the registered address."""
         return self.advertise_host or (self.host if self.host != "0.0.0.0" else socket.gethostname())  # noqa: S104
+
+    def host_names(self) -> HostNames:
+        """Return the names that it may be called by: what routers call it is one of them."""
+        return HostNames(self.host, (self.advertised_host.lower(), *self.hosts), setting="worker.hosts")
 
     @property
     def endpoint_name(self) -> str:

@@ -57,7 +57,8 @@ async def _begun(settings: ConsolidateSettings, heads: Sequence[Consolidator], l
     Projection(registry, ConsolidatorMetrics(heads).families)
     Projection(registry, lambda: log_families(log.statistics()))
     api = StatusApi(heads, version("kv-router"))
-    http = HttpServer(api.app(registry, token=control.token.get_secret_value()), control.host, control.port)
+    app = api.app(registry, token=control.token.get_secret_value())
+    http = HttpServer(app, control.host, control.port, hosts=control.host_names())
     await http.start()
     for head in heads:
         await head.start()

@@ -9,7 +9,7 @@ Source: `event_plane.md` section 3.5.
 
 import re
 
-from kv_runtime.http import is_loopback
+from kv_runtime.hosts import is_loopback
 
 PORT_MAX = 65_535
 IPC_PATH_BYTES_MAX = 107

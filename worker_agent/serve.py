@@ -222,7 +222,14 @@ def _api(worker: _Worker, idle: Canary | None) -> AgentApi:
 def _http(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> HttpServer:
     section = worker.settings.worker
     app = _app(worker, api, registry)
-    return HttpServer(app, section.host, section.port, drain_s=section.drain_s, handler_cancellation=True)
+    return HttpServer(
+        app,
+        section.host,
+        section.port,
+        hosts=section.host_names(),
+        drain_s=section.drain_s,
+        handler_cancellation=True,
+    )
 
 
 def _app(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> web.Application:

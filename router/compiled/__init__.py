@@ -56,6 +56,7 @@ MODULES = (
     "router.http.heads",
     "router.http.kept",
     "router.http.nobody",
+    "router.http.sites",
     "router.http.splice",
     "router.http.sweep",
     "router.http.upstream",

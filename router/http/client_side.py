@@ -6,6 +6,7 @@
 
 | the client | what happens |
 |---|---|
+| calls us by a name that is not ours, or is a foreign page's browser | 421, 403 (`sites.py`) |
 | sends the next request before it has its answer | it is kept, within a bound, and served in its turn |
 | expects `100-continue` | it is told to go on, unless it is refused: then that is its answer |
 | is slower than `head_s`, `body_s`, `body_total_s`, `body_rate_min_bytes_s` | 408 |
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from router.http.plane import HttpPlane
 
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
-_CODES = {408: "timeout", 413: "body_too_large", 431: "head_too_large"}
+_CODES = {403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host", 431: "head_too_large"}
 
 _log = structlog.get_logger("http")
 
@@ -87,6 +88,7 @@ class ClientConnection:
         "_reading_paused",
         "_served",
         "_since_s",
+        "_site_lines",
         "_slot",
         "_state",
         "_transport",
@@ -97,7 +99,7 @@ class ClientConnection:
     def __init__(self, plane: "HttpPlane") -> None:
         self._plane = plane
         self._state = _IDLE
-        self._buffer = b""
+        self._buffer = self._site_lines = b""
         self._gathering: _Gathering | None = None
         self._exchange: Exchange | None = None
         self._keep_alive = self.http_1_1 = True
@@ -215,6 +217,7 @@ class ClientConnection:
                 raise Malformed(431, f"head: found more than {HEAD_BYTES_MAX} bytes, allowed {HEAD_BYTES_MAX}")
             return False
         head = self._plane.heads.request(buffer[:end])
+        self._site_lines = self._plane.sites.checked(head.headers)
         self.http_1_1, self._keep_alive = head.http_1_1, head.keep_alive
         body_bytes, body_bytes_max = head.body_bytes, self._plane.limits.body_bytes_max
         if body_bytes > body_bytes_max:
@@ -296,10 +299,10 @@ class ClientConnection:
 
     @property
     def connection_line(self) -> bytes:
-        """The header line that says that the connection ends with this answer; empty where it does not."""
+        """The header lines that let its site's page read the answer, and that say that the connection ends with it."""
         if self._plane.draining or (self._half_closed and not self._buffer):
             self._keep_alive = False
-        return b"" if self._keep_alive else b"connection: close\r\n"
+        return self._site_lines if self._keep_alive else self._site_lines + b"connection: close\r\n"
 
     @property
     def outward(self) -> Outward:

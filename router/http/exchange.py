@@ -114,7 +114,7 @@ class AnswerEnd(Protocol):
 
     @property
     def connection_line(self) -> bytes:
-        """The header line that says what becomes of the connection, if one is needed. Read when the head is sent."""
+        """Header lines of the connection's own: what becomes of it, and who may read. Read when the head is sent."""
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
         """Send a whole answer of our own, which ends the exchange."""

@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 
 import structlog
 
+from kv_runtime.hosts import HostNames
 from kv_runtime.http import error_body
 from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
@@ -27,6 +28,7 @@ from router.http.exchange import Exchange
 from router.http.heads import HeadReader
 from router.http.limits import HttpLimits
 from router.http.own_answer import own_answer
+from router.http.sites import Sites
 from router.http.sweep import Sweep, Watched
 from router.http.upstream import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
 
@@ -61,15 +63,20 @@ class HttpPlane:
         service: Callable[[Exchange], None],
         limits: HttpLimits | None = None,
         *,
+        sites: Sites | None = None,
         not_passed_on: frozenset[bytes] = OURS,
         files: Callable[[], OpenFiles] = open_files,
     ) -> None:
-        """`not_passed_on` are headers of workers that clients do not get; `files` is read once, at the start."""
+        """`sites` says whose requests are served; without it, those that call it by a name of loopback.
+
+        `not_passed_on` are headers of workers that clients do not get; `files` is read once, at the start.
+        """
         self._service = service
         self.limits = limits or HttpLimits()
         self.sweep = Sweep(self.limits.sweep_s)
         self.upstreams = Upstreams(self.limits, self.sweep, not_passed_on)
         self.heads = HeadReader()
+        self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))
         self.draining = False
         self.draining_since_s = 0.0
         """When it began, by the loop's clock."""
@@ -173,6 +180,8 @@ class HttpPlane:
         if self._is_over:
             body = error_body("the router stops; try again", "server_error", code="shutting_down")
             exchange.answer(503, body, headers=((b"retry-after", b"1"),))
+        elif exchange.method == "OPTIONS" and (allowed := self.sites.preflight(exchange.headers)):
+            exchange.answer(200, b"", headers=allowed)
         else:
             self._service(exchange)
 

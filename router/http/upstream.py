@@ -24,6 +24,7 @@ from kv_runtime.telemetry import RateLimitedLog
 from router.http.exchange import AnswerEnd, Exchange, OutboundCall, Phase, Watcher
 from router.http.heads import HOP_BY_HOP, HeadReader
 from router.http.limits import HttpLimits
+from router.http.sites import CORS_HEADERS
 from router.http.splice import Splice
 from router.http.sweep import Sweep, Watched
 
@@ -36,7 +37,7 @@ _SYSTEMS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 """What the system refuses us, whoever the worker is."""
 _RESOLVERS = frozenset({socket.EAI_SYSTEM, socket.EAI_MEMORY})
 """What the resolver says where the system refused it a descriptor or memory: nothing about the worker's name."""
-OURS = HOP_BY_HOP | {
+OURS = HOP_BY_HOP | CORS_HEADERS | {
     b"x-request-id", b"x-worker-instance-id", b"x-prefill-instance-id", b"x-dp-rank", b"x-decision-id",
     b"x-overlap-blocks", b"x-ignored-parameters", DECODE_HEADER.encode(),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kv_runtime.telemetry import Family, counter, gauge
 from router.http.plane import HttpStatistics
 
-REFUSED_STATUSES = (400, 408, 413, 415, 417, 431, 501, 503, 505)
+REFUSED_STATUSES = (400, 403, 408, 413, 415, 417, 421, 431, 501, 503, 505)
 """With which the data plane refuses what is no request, too large or too slow, before anybody looks into it."""
 
 ACCEPT_ERRORS = ("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED")

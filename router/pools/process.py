@@ -26,6 +26,7 @@ from router.core.pools.places import RouterAddress
 from router.http.exchange import Exchange
 from router.http.heads import HOP_BY_HOP
 from router.http.plane import HttpPlane
+from router.http.sites import CORS_HEADERS
 from router.metrics import http_families, prompt_families
 from router.names import Names
 from router.pools.control import PoolControl
@@ -108,12 +109,19 @@ class PoolsProcess:
         watch = self._watch = PoolWatch(config, identity.models, self.live, metrics, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None
         prompts = self._prompts = None if loaded is None else Prompts(loaded, settings.tokens.limits())
-        self.data = HttpPlane(self._serve, settings.data.limits(), not_passed_on=HOP_BY_HOP | {b"x-request-id"})
+        self.data = HttpPlane(
+            self._serve,
+            settings.data.limits(),
+            sites=settings.data.sites(),
+            not_passed_on=HOP_BY_HOP | CORS_HEADERS | {b"x-request-id"},
+        )
         new_id = Names(uuid.uuid4().hex).new
         service = self._service = PoolService(config, identity, settings, watch, self.data.upstreams, prompts, new_id)
         self._endpoints = PoolEndpoints(service)
         app = PoolControl(service).app(self._registry, token=settings.control.token.get_secret_value())
-        self.control = HttpServer(app, settings.control.host, settings.control.port)
+        self.control = HttpServer(
+            app, settings.control.host, settings.control.port, hosts=settings.control.host_names()
+        )
         Projection(self._registry, metrics.families)
         Projection(self._registry, lambda: http_families(self.data.statistics()))
         if prompts is not None:

@@ -19,7 +19,7 @@ from router.pools.watch import PoolWatch
 from router.routing import Readiness
 from router.tokens import Prompts
 
-_NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"x-request-id"}
+_NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"origin", b"x-request-id"}
 """Of a connection, or said by us."""
 _OF_A_DECODE_WORKER = frozenset({b"x-worker-instance-id", b"x-dp-rank"})
 """Headers that a prefill pool has no use for."""

@@ -41,7 +41,7 @@ def request(number: int) -> bytes:
     """Return a stream's request, of which the beginning is everybody's."""
     prompt = "everybody begins like this, " * 4 + f"and goes on as number {number}"
     body = json.dumps({"model": MODEL, "prompt": prompt, "stream": True, "max_tokens": 4000}).encode()
-    return b"POST /v1/completions HTTP/1.1\r\nhost: router\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+    return b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
 async def begin(port: int, number: int) -> asyncio.StreamWriter:

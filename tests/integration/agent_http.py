@@ -97,7 +97,11 @@ class Agent:
         """Send a request, with these header lines besides; return its connection, of which nothing was read."""
         data = json.dumps({"model": "m", **body}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        head = b"POST %b HTTP/1.1\r\nHost: x\r\n%bContent-Length: %d\r\n\r\n" % (path.encode(), headers, len(data))
+        head = b"POST %b HTTP/1.1\r\nHost: localhost\r\n%bContent-Length: %d\r\n\r\n" % (
+            path.encode(),
+            headers,
+            len(data),
+        )
         writer.write(head + data)
         return reader, writer
 

@@ -21,7 +21,7 @@ from msgspec import Meta
 from yarl import URL
 
 from kv_protocol.errors import UNDECODABLE
-from kv_runtime.http import HttpServer, error_response, json_response, openai_errors
+from kv_runtime.http import HttpServer, error_response, json_response, openai_errors, require_token
 from worker_agent.core.engine import RequestRefused
 from worker_agent.core.media_addresses import parsed_networks
 from worker_agent.core.simulator.transfer import Fetch
@@ -60,7 +60,7 @@ class HttpCarrier:
         self._networks = parsed_networks(section.networks)
         self._send: Send | None = None
         self._asking = 0
-        app = web.Application(middlewares=[openai_errors], client_max_size=_BODY_BYTES_MAX)
+        app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_BODY_BYTES_MAX)
         app.add_routes([web.post(PATH, self._answer)])
         self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
 

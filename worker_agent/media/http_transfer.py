@@ -19,7 +19,7 @@ from blake3 import blake3
 from yarl import URL
 
 from kv_runtime.clock import Clock
-from kv_runtime.http import HttpServer, openai_errors
+from kv_runtime.http import HttpServer, openai_errors, require_token
 from kv_runtime.supervise import Part, until
 from worker_agent.core.media_addresses import Address, parsed_networks
 from worker_agent.core.media_refusals import MediaReason, MediaRefused
@@ -42,7 +42,7 @@ class HttpEmbeddingTransfer:
         self._section, self._clock = section, clock
         self._networks = parsed_networks(section.networks)
         self._offers: Offers[bytes] = Offers(section.store_bytes_max, section.ttl_s)
-        app = web.Application(middlewares=[openai_errors])
+        app = web.Application(middlewares=[openai_errors, require_token("")])
         app.add_routes([web.get(PATH, self._give, allow_head=False)])
         self._server = HttpServer(app, section.host, section.port)
 

@@ -13,6 +13,7 @@ from router.http.heads import Headers
 from router.http.kept import Kept
 from router.http.limits import HttpLimits
 from router.http.plane import HttpPlane
+from router.http.sites import Sites
 
 OURS = b"x-decision-id: d1\r\n"
 MANY_FILES = OpenFiles(used=20, allowed=1 << 20)
@@ -79,9 +80,9 @@ class Recorded:
 class Http:
     """The plane, and what its service did. `GET` is answered with what was asked for; all else is forwarded."""
 
-    def __init__(self, files: OpenFiles = MANY_FILES, **limits: Any) -> None:
+    def __init__(self, files: OpenFiles = MANY_FILES, sites: Sites | None = None, **limits: Any) -> None:
         limits = {"sweep_s": 0.02, "drain_s": 5.0, "drain_idle_s": 0.0} | limits
-        self.plane = HttpPlane(self.serve, HttpLimits(**limits), files=lambda: files)
+        self.plane = HttpPlane(self.serve, HttpLimits(**limits), sites=sites, files=lambda: files)
         self.stop = asyncio.Event()
         self.worker = ""
         self.timeouts = Timeouts()
@@ -184,13 +185,13 @@ async def answered(reader: asyncio.StreamReader, *, bodyless: bool = False) -> A
 
 def post(body: bytes = b'{"model":"m"}', path: str = "/v1/completions", headers: bytes = b"") -> bytes:
     """Return a request's bytes."""
-    head = f"POST {path} HTTP/1.1\r\nhost: router\r\ncontent-length: {len(body)}\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n".encode()
     return head + headers + b"\r\n" + body
 
 
 def get(path: str = "/health", headers: bytes = b"", method: str = "GET") -> bytes:
     """Return a request's bytes."""
-    return f"{method} {path} HTTP/1.1\r\nhost: router\r\n".encode() + headers + b"\r\n"
+    return f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n".encode() + headers + b"\r\n"
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -200,9 +201,9 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(files: OpenFiles = MANY_FILES, **limits: Any) -> AsyncIterator[Http]:
+async def running(files: OpenFiles = MANY_FILES, sites: Sites | None = None, **limits: Any) -> AsyncIterator[Http]:
     """Run a plane; when it is over nothing of it may be left."""
-    http = Http(files, **limits)
+    http = Http(files, sites, **limits)
     await http.plane.start("127.0.0.1", 0)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(http.plane.run(http.stop))

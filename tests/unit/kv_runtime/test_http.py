@@ -13,12 +13,13 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 from structlog.testing import capture_logs
 
+from kv_runtime import slow_bodies
+from kv_runtime.hosts import is_loopback
 from kv_runtime.http import (
     OPEN_PATHS,
     HttpServer,
     PortUsed,
     error_body,
-    is_loopback,
     json_response,
     metrics_handler,
     openai_errors,
@@ -170,7 +171,7 @@ async def test_a_fault_of_ours_is_logged_and_not_told() -> None:
 async def test_an_answer_that_had_begun_is_cut_and_not_followed_by_another() -> None:
     with capture_logs() as lines:
         async with served(application()) as server:
-            answer = await server.raw(b"GET /v1/fail_late HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = await server.raw(b"GET /v1/fail_late HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer.count(b"HTTP/1.1") == 1
     assert b"data: 1\n\n" in answer
     assert b"our fault" not in answer
@@ -197,7 +198,7 @@ async def test_a_client_that_went_away_is_no_fault_of_ours(caplog: pytest.LogCap
     with capture_logs() as lines:
         async with served(app) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(b"GET /v1/endless HTTP/1.1\r\nHost: x\r\n\r\n")
+            writer.write(b"GET /v1/endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await reader.readuntil(b"\r\n\r\n")
             writer.transport.abort()
             left.set()
@@ -277,7 +278,7 @@ async def test_without_a_token_everything_is_open() -> None:
 async def test_whoever_has_no_token_is_refused_alike_whatever_was_asked(line: bytes, given: bytes | None) -> None:
     header = b"" if given is None else b"Authorization: " + given + b"\r\n"
     async with served(application(TOKEN)) as server:
-        answer = await server.raw(line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + b"\r\n")
+        answer = await server.raw(line + b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + header + b"\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 401 ")
     assert json.loads(body) == {
@@ -301,7 +302,9 @@ async def test_with_the_token_everything_is_as_without_one() -> None:
 async def test_a_token_may_be_any_text() -> None:
     async with served(application("tökén")) as server:
         header = "Authorization: Bearer tökén".encode()
-        answer = await server.raw(b"GET /v1/none HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + header + b"\r\n\r\n")
+        answer = await server.raw(
+            b"GET /v1/none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + header + b"\r\n\r\n"
+        )
     assert answer.startswith(b"HTTP/1.1 404")
 
 
@@ -469,3 +472,74 @@ async def test_a_stop_does_not_wait_for_idle_connections() -> None:
             assert await reader.read() == b""
         writer.close()
         await writer.wait_closed()
+
+
+# ---------------------------------------------------------------- what is no request, or comes too slowly
+
+
+TWO_LENGTHS = (
+    b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "sent", [TWO_LENGTHS, b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: localhost\r\nx y: z\r\n\r\n"]
+)
+async def test_what_is_no_request_gets_an_error_body_and_no_traceback_is_logged(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with capture_logs() as lines:
+        async with served(application()) as server:
+            answer = await server.raw(sent)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.split(b" ")[1] == b"400"
+    assert set(json.loads(body)["error"]) == SHAPE
+    assert b"aiohttp" not in answer
+    assert caplog.records == []
+    assert [(line["event"], line["log_level"], "exc_info" in line) for line in lines] == [
+        ("request_malformed", "debug", False)
+    ]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["/metrics", "/v1/fail", "/nowhere"])
+async def test_no_answer_says_which_software_and_version_it_is_from(path: str) -> None:
+    async with served(application()) as server, server.session.get(path) as response:
+        assert "Server" not in response.headers
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_trickles_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_bodies, "BODY_S", 0.1)
+    async with served(application()) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\nx")
+        answer = await reader.readuntil(b"}}")
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"body: found 1 bytes within 0 s, allowed 500 a second after 0.1 s, and 300 s in all" in answer
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_comes_at_the_least_rate_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slow_bodies, "BODY_S", 0.1)
+    monkeypatch.setattr(slow_bodies, "RATE_MIN_BYTES_S", 100.0)
+    gate = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"x" * 800
+        asyncio.get_running_loop().call_later(0.3, gate.set)
+        await gate.wait()
+        yield b"x"
+
+    async with served(application()) as server, server.session.post("/v1/echo", data=body()) as response:
+        assert await response.json() == {"bytes": 801}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: lo"])
+async def test_a_head_that_does_not_come_ends_its_connection(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kv_runtime.http.HEAD_S", 0.1)
+    async with served(application()) as server:
+        assert await server.raw(sent) == b""

@@ -6,24 +6,25 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from kv_runtime.hosts import HostNames
 from kv_runtime.http import HttpServer, openai_errors, require_token
 
 _ASKED_FOR = "answered"
 
 
-async def _status(token: str, method: str = "POST", **headers: str) -> int:
+async def _status(token: str, method: str = "POST", path: str = "/v1/workers", **headers: str) -> int:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=_ASKED_FOR)
 
     app = web.Application(middlewares=[openai_errors, require_token(token)])
-    app.router.add_route("*", "/v1/workers", answer)
-    server, stop = HttpServer(app, "127.0.0.1", 0), asyncio.Event()
+    app.router.add_route("*", path, answer)
+    server, stop = HttpServer(app, "127.0.0.1", 0, hosts=HostNames("127.0.0.1", ("router.example",))), asyncio.Event()
     await server.start()
     address = f"127.0.0.1:{server.port}"
     named = {name: value.format(address=address, port=server.port) for name, value in headers.items()}
     async with asyncio.TaskGroup() as group, aiohttp.ClientSession() as session:
         group.create_task(server.run(stop))
-        async with session.request(method, f"http://{address}/v1/workers", headers=named) as response:
+        async with session.request(method, f"http://{address}{path}", headers=named) as response:
             await response.read()
         stop.set()
     return response.status
@@ -40,7 +41,11 @@ async def _status(token: str, method: str = "POST", **headers: str) -> int:
         ({"Origin": "https://elsewhere.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Origin": "http://127.0.0.1:1"}, 403),
-        ({"Origin": "http://elsewhere.example:{port}", "Host": "elsewhere.example:{port}"}, 403),
+        ({"Origin": "http://elsewhere.example:{port}", "Host": "elsewhere.example:{port}"}, 421),
+        ({"Host": "elsewhere.example:{port}"}, 421),
+        ({"Host": "router.example:{port}"}, 200),
+        ({"Origin": "https://router.example", "Host": "router.example"}, 200),
+        ({"Origin": "https://elsewhere.example", "Host": "router.example"}, 403),
     ],
 )
 async def test_without_a_token_a_page_of_another_site_is_refused(headers: dict[str, str], status: int) -> None:
@@ -48,7 +53,15 @@ async def test_without_a_token_a_page_of_another_site_is_refused(headers: dict[s
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("path", "token"), [("/v1/decisions", ""), ("/metrics", ""), ("/metrics", "secret")])
+async def test_a_page_that_calls_the_server_by_its_own_name_reads_nothing(path: str, token: str) -> None:
+    assert await _status(token, "GET", path, Host="rebound.example:{port}") == 421
+    assert await _status(token, "GET", path, Host="localhost:{port}") == 200
+
+
+@pytest.mark.asyncio
 async def test_with_a_token_it_alone_decides() -> None:
     elsewhere = "https://elsewhere.example"
     assert await _status("secret", Origin=elsewhere, Authorization="Bearer secret") == 200
+    assert await _status("secret", Host="elsewhere.example", Authorization="Bearer secret") == 200
     assert await _status("secret", Origin=elsewhere) == 401

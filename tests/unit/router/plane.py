@@ -162,7 +162,7 @@ class Plane:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Send a request over a connection of its own, which the test may leave at any time."""
         data = encoded(body)
-        head = f"POST {path} HTTP/1.1\r\nhost: router\r\ncontent-length: {len(data)}\r\n".encode()
+        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n".encode()
         return await self.dial_bytes(head + headers + b"\r\n" + data)
 
     async def dial_bytes(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -753,7 +753,7 @@ async def test_a_client_that_reads_nothing_and_leaves_frees_everything(plane: Pl
 async def test_a_client_that_leaves_in_its_own_body_asked_for_nothing(plane: Plane) -> None:
     plane.join("w0", refusing_url())
     _, writer = await plane.dial_bytes(
-        b"POST /v1/completions HTTP/1.1\r\nhost: router\r\ncontent-length: 1000\r\n\r\n{"
+        b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1000\r\n\r\n{"
     )
     await until(lambda: plane.server.statistics().connections == 1)
     writer.close()

@@ -1,0 +1,44 @@
+"""A bound in time for the body of a request to an aiohttp server: the rule of the router's data plane.
+
+A body of n bytes is whole within `BODY_S + n / RATE_MIN_BYTES_S` and within `TOTAL_S`; else its request gets 408.
+"""
+
+import asyncio
+
+from aiohttp import StreamReader
+
+BODY_S = 30.0
+RATE_MIN_BYTES_S = 500.0
+TOTAL_S = 300.0
+
+
+class BodyTooSlow(Exception):
+    """A request's body did not come in time."""
+
+
+class BodyWatch:
+    """Watches a body from its head on; one that is too slow raises `BodyTooSlow` where it is read."""
+
+    def __init__(self, body: StreamReader) -> None:
+        self._body = body
+        self._loop = asyncio.get_running_loop()
+        self._began_s = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def look(self) -> None:
+        """Look whether the body is in time, now and when it would be too late."""
+        if self._body.is_eof():
+            return
+        found = self._body.total_bytes
+        due_s = self._began_s + min(TOTAL_S, BODY_S + found / RATE_MIN_BYTES_S)
+        if due_s > self._loop.time():
+            self._timer = self._loop.call_at(due_s, self.look)
+            return
+        took_s = self._loop.time() - self._began_s
+        allowed = f"{RATE_MIN_BYTES_S:g} a second after {BODY_S:g} s, and {TOTAL_S:g} s in all"
+        self._body.set_exception(BodyTooSlow(f"body: found {found} bytes within {took_s:.0f} s, allowed {allowed}"))
+
+    def stop(self) -> None:
+        """The request is over."""
+        if self._timer is not None:
+            self._timer.cancel()
