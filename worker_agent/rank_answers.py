@@ -15,6 +15,7 @@ from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.supervise import until
+from kv_runtime.telemetry import RateLimitedLog
 from worker_agent.core.consolidation import Consolidation
 from worker_agent.core.questions import Question, Questions
 from worker_agent.core.recoveries import Kind, kind_of
@@ -27,6 +28,7 @@ class RankAnswers:
 
     def __init__(self, model: str, rank: WorkerRank, core: Consolidation, log: EventLog, clock: Clock) -> None:
         self._rank, self._core, self._event_log, self._clock = rank, core, log, clock
+        self._refusals = RateLimitedLog(_log, clock)
         self._subject = subjects.recover(model, rank)
         self._questions = Questions()
         self._asked = asyncio.Event()
@@ -66,7 +68,7 @@ class RankAnswers:
 
     def _refuse(self, reason: str) -> None:
         self.refused_total += 1
-        _log.warning("recover_request_refused", rank=str(self._rank), reason=reason)
+        self._refusals.warning("recover_request_refused", key=reason, rank=str(self._rank), reason=reason)
 
     async def _answer(self, question: Question) -> None:
         try:

@@ -48,15 +48,15 @@ def test_what_is_not_wished_for_is_as_configured(body: bytes, wish: tuple[int, f
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"[]", "body: found '[]', allowed a JSON object"),
+        (b"[]", 'body: found "[]", allowed a JSON object'),
         (b"\xff", "body: found "),
         (b'{"handover": 1}', "handover: found 1, allowed handover_tokens and handover_s"),
         (b'{"handover_tokens": -1}', "handover_tokens: found -1, allowed 0..1073741824"),
         (b'{"handover_tokens": 1073741825}', "handover_tokens: found 1073741825, allowed 0..1073741824"),
-        (b'{"handover_tokens": true}', "handover_tokens: found True, allowed 0..1073741824"),
+        (b'{"handover_tokens": true}', "handover_tokens: found true, allowed 0..1073741824"),
         (b'{"handover_tokens": 1.5}', "handover_tokens: found 1.5, allowed 0..1073741824"),
         (b'{"handover_s": 0}', "handover_s: found 0, allowed more than 0, 3600 at most"),
-        (b'{"handover_s": "soon"}', "handover_s: found 'soon', allowed more than 0, 3600 at most"),
+        (b'{"handover_s": "soon"}', 'handover_s: found "soon", allowed more than 0, 3600 at most'),
         (b'{"handover_s": 3601}', "handover_s: found 3601, allowed more than 0, 3600 at most"),
     ],
 )
