@@ -108,11 +108,16 @@ class Index:
     def _ask(self, questions: list[Question]) -> None:
         for question in questions:
             self.traffic.questions += 1
-            stream = self.fold._ranks[question.rank]
-            reader = Reader(self._inbox, stream, *stream.follower.position, frozenset(self.fold.held(question.rank)))
+            reader = self._as_reader(question.rank)
             self._answers.on_question(reader, question.rank, question.request, self._timeline.now_s)
             data = recovery.encode(question.request)
             self.connection.announce(f"recover {question.rank}", question.rank, data, self._inbox)
+
+    def _as_reader(self, rank: WorkerRank) -> Reader:
+        stream = self.fold._ranks[rank]
+        counts, place = stream.follower.statistics().counts, stream.follower.position
+        answered = counts.replays + counts.repairs + counts.resyncs
+        return Reader(self._inbox, stream, answered, *place, frozenset(self.fold.held(rank)))
 
     # -------------------------------------------------------------- the streams
     def _follow(self) -> None:

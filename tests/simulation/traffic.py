@@ -6,7 +6,7 @@
     the question          the reader's place                           at most
     -------------------   ------------------------------------------   ---------------------------------------------
     any                   repeats a question that is younger than      nothing
-                            `answer_s`, of the same place and set
+                            `answer_s` and was not answered
     tail                  behind it is a batch younger than `gap_s`,   nothing; but where seqs may be wrong, the tail
                             which the log may still bring                may be wanted because of one of these
     any                   in another epoch, or beyond the rank's       all blocks
@@ -78,11 +78,13 @@ class Traffic:
 class Reader(NamedTuple):
     """A reader that sends a question: where its answers go, its place in the rank's stream, and what it holds there.
 
-    `stream` is another object once the reader has forgotten the rank and admitted it again.
+    `stream` is another object once the reader has forgotten the rank and admitted it again; `answered` is how many
+    answers it has used since.
     """
 
     inbox: str
     stream: object
+    answered: int
     epoch: int
     seq: int
     held: frozenset[HeldBlock]
