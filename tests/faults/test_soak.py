@@ -62,9 +62,9 @@ class CuttingProxy:
 @pytest.mark.asyncio
 @pytest.mark.timeout(300)
 async def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
-    soak = await SoakRun(Plan(2_000, PROGRAMS, workers=4, fault_every=190, rounds=2), tmp_path, print).run()
+    soak = await SoakRun(Plan(1_200, PROGRAMS, workers=4, fault_every=110, rounds=2), tmp_path, print).run()
     assert soak.tally.lost() == {}, soak.tally.examples
-    assert soak.tally.requests == 2_000
+    assert soak.tally.requests == 1_200
     assert {each.fault.kind for each in soak.faults} >= {"worker killed", "nats-server killed"}
     assert [each.verified for each in soak.quiet] == [""] * 2
     assert soak.complaints == []
