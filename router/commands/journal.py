@@ -16,7 +16,10 @@ from router.commands.options import run_on_log, with_settings
 from router.config import RouterSettings
 from router.journal_reading import Told, follow_journal
 
-_NOT_SHOWN = ("now_s", "request", "best", "terms", "costs", "overlap", "event", "exclusions", "settings", "report")
+_NOT_SHOWN = (
+    "now_s", "request", "best", "terms", "costs", "overlap", "event", "exclusions", "settings", "report",
+    "data", "rows",
+)  # fmt: skip
 
 
 @click.group()

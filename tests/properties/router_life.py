@@ -26,6 +26,7 @@ from kv_protocol.journal import (
     LedgerApplied,
     LoadApplied,
     LogConnection,
+    OutcomeKnown,
     WorkerHeard,
     decode_journal,
     encode_record,
@@ -77,6 +78,7 @@ POLICIES = {
     "phased": Policy(prefill=PhaseOverrides(mode="round-robin"), decode=PhaseOverrides(decode_scale=2.0)),
 }
 LIFE = 77
+_IMPOSSIBLE_EVERY = 20
 ARRIVALS = (None, Arrival(is_streamed=False, later_tokens=6), Arrival(is_streamed=False, later_tokens=6, decode_s=1e-3))
 PHASES: tuple[Phase, ...] = ("whole", "whole", "whole", "whole", "whole", "whole", "prefill", "decode", "alone")
 
@@ -162,6 +164,7 @@ class Life:
         self._policy = policy
         self._lives = dict.fromkeys(WORKERS, 0)
         self._leases: list[Lease] = []
+        self._newest_id = ""
         self._requests = self._foreign = 0
 
     async def run(self, checkpoint_every: int = 0) -> list[JournalRecord]:
@@ -195,10 +198,19 @@ class Life:
             await self.clock.advance(self.draw.choice([0.0, 0.01, 0.3, self.draw.random()]))
             self.routing.tick()
             self.draw.choice(happenings)()
+            if step % _IMPOSSIBLE_EVERY == 0:
+                self._end_impossibly()
 
     def _take_checkpoint(self) -> None:
         began = CheckpointBegan(now_s=self.clock.now(), router="router-1", settings=msgspec.to_builtins(SETTINGS))
         self.shelf.record(Checkpoint(self.state, began))
+
+    def _end_impossibly(self) -> None:
+        """Tell that the newest request was answered in no time, of which nothing can be learnt."""
+        known = OutcomeKnown(
+            now_s=self.clock.now(), decision_id=self._newest_id, outcome="ok", ttft_s=0.0, itl_s=0.0, came_whole=False
+        )
+        self.routing.apply(known)
 
     def _anyone(self) -> str:
         return self.draw.choice(WORKERS)
@@ -326,6 +338,7 @@ class Life:
             request = msgspec.structs.replace(request, decision_id=request.decision_id + "+", tried=tried)
             if self.draw.random() < 0.5:
                 self._leases.append(lease)
+                self._newest_id = verdict.decision_id
                 return
             self._attempt(verdict.winner, verdict.decision_id)
             lease.end("failed")
