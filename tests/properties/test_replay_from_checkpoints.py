@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import Decided
-from kv_protocol.journal import JournalRecord, Lost, Refused
+from kv_protocol.journal import JournalRecord, Lost, Refused, TimePassed
 from router.core.checkpoint import tables_of
 from router.core.replay import CheckpointRead, Redecided, Replay
+from router.core.state import RouterState
 from tests.properties.router_life import POLICIES, SETTINGS, Life, journal
 from tests.properties.test_replay import count, statistics_of
 
@@ -29,7 +30,6 @@ LEARNT = {"forecasts", "ttft", "itl", "pending"}
 """Tables that only lives with forecasts fill."""
 
 
-@cache
 def lived(seed: int, policy: str) -> tuple[Life, list[JournalRecord]]:
     return asyncio.run(journal(seed, POLICIES[policy], EVERY))
 
@@ -49,11 +49,18 @@ def taken(records: Sequence[JournalRecord]) -> tuple[Replay, list[Redecided], li
     return again, decisions, checkpoints
 
 
+def rows_of(state: RouterState, now_s: float) -> dict[str, list[Any]]:
+    """Return the rows of a checkpoint of the state, by table."""
+    state.apply(TimePassed(now_s=now_s))
+    return {table.name: list(table.rows()) for table in tables_of(state)}
+
+
 @given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)))
 @LIVES
 def test_from_every_checkpoint_all_that_follows_is_as_from_the_beginning(seed: int, policy: str) -> None:
     life, records = lived(seed, policy)
-    whole = statistics_of(life.state)
+    whole, now_s = statistics_of(life.state), life.clock.now()
+    remembered = list[dict[str, list[Any]]]()
     for at in starts(records):
         again, decisions, (start, *others) = taken(records[at:])
         assert start == CheckpointRead(is_compared=False)
@@ -62,6 +69,9 @@ def test_from_every_checkpoint_all_that_follows_is_as_from_the_beginning(seed: i
         assert len(decisions) == count(records[at:], Decided) + count(records[at:], Refused)
         assert again.state is not None
         assert statistics_of(again.state) == whole
+        remembered.append(rows_of(again.state, now_s))
+    whole_rows = rows_of(life.state, now_s)
+    assert [each == whole_rows for each in remembered] == [True] * len(remembered)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(sorted(POLICIES)))
@@ -141,9 +151,12 @@ def planted(
     return [*checkpoint, *records[ended:]]
 
 
+lived_before = cache(lived)
+
+
 def is_found(seed: int, policy: str, table: str, change: Callable[[list[Any]], list[Any]]) -> bool:
     """Return whether a replay from some checkpoint with other rows comes to other decisions or figures."""
-    life, records = lived(seed, policy)
+    life, records = lived_before(seed, policy)
     whole = statistics_of(life.state)
     for at in starts(records):
         again, decisions, (start, *_) = taken(planted(records, at, table, change))
