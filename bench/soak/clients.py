@@ -60,6 +60,8 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         if is_complete:
+            if self.answer.header(b"connection") == b"close":
+                self.close()
             self._end("complete")
         elif self._leaves_after and self.answer.events >= self._leaves_after:
             self._end("left")

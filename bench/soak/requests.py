@@ -152,7 +152,5 @@ def _words(draw: Random, size: tuple[int, int]) -> str:
 
 
 def _http(path: str, body: bytes) -> bytes:
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: soak\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
+    lines = ("host: localhost", "content-type: application/json", f"content-length: {len(body)}", "", "")
+    return "\r\n".join((f"POST {path} HTTP/1.1", *lines)).encode() + body
