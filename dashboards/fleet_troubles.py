@@ -82,9 +82,13 @@ FAILURES = Row(
             description="kvrouter_http_connections: open to clients and to workers, and of these idle; "
             "kvrouter_http_client_connections_total and kvrouter_http_worker_connections_total: opened, "
             "at the right. Workers' opened as often as requests come: something between closes them, they "
-            "should be reused.",
+            "should be reused. kvrouter_http_connections_max: how many may be open; "
+            "kvrouter_http_accept_failures_total, at the right: connections that the system refused to accept, "
+            "by error. Any: the limit of open files is too low.",
             queries=(
                 Query(f"sum by (side) ({selected('http_connections')})", "{{side}}"),
+                Query(f"sum by (side) ({selected('http_connections_max')})", "{{side}}, at most"),
+                Query(rate("http_accept_failures_total", by="error"), "not accepted: {{error}}", right=True),
                 Query(rate("http_client_connections_total"), "opened by clients", right=True),
                 Query(rate("http_worker_connections_total"), "opened to workers", right=True),
             ),
@@ -103,10 +107,14 @@ FAILURES = Row(
             bad_from=0.01,
         ),
         Panel(
-            title="Messages that could not be read",
-            description="kvrouter_feed_refused_messages_total: fleet and load messages. Any: versions differ, or "
-            "somebody else writes to our subjects; the log names subject and reason.",
-            queries=(Query(rate("feed_refused_messages_total"), "refused"),),
+            title="Messages that were refused",
+            description="kvrouter_feed_refused_messages_total: fleet and load messages that could not be read; "
+            "kvrouter_fleet_refused_total: fleet events by the reason of their refusal. Any: versions or keys "
+            "differ, or another program writes to our subjects; the log names subject and reason.",
+            queries=(
+                Query(rate("feed_refused_messages_total"), "unreadable"),
+                Query(rate("fleet_refused_total", by="reason"), "fleet event: {{reason}}"),
+            ),
             unit="cps",
         ),
     ),
