@@ -162,3 +162,18 @@ def test_of_agents_that_start_together_the_first_whose_registration_is_taken_kee
         world.act(world.agents[at])
     world.settle()
     assert [agent.is_alive for agent in world.agents] == [at == order[0] for at in range(AGENTS)]
+
+
+@given(st.permutations(range(AGENTS)), st.sets(st.integers(0, AGENTS - 1), min_size=1))
+def test_of_instances_that_took_the_id_over_one_after_the_other_the_earliest_that_returns_keeps_it(
+    order: list[int], returning: set[int]
+) -> None:
+    world = World()
+    for at in order:
+        for what in ("start", "look", "act", "freeze"):
+            world.step(what, at)
+    for at in returning:
+        world.step("thaw", at)
+    world.settle()
+    earliest = next(at for at in order if at in returning)
+    assert [agent.is_alive for agent in world.agents] == [at == earliest for at in range(AGENTS)]
