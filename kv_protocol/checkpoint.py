@@ -4,9 +4,8 @@
     CheckpointPart     rows of one table of the state, in their order; a table may take any number of parts
     CheckpointEnded    how many parts there were
 
-The tables and the fields of their rows are those of `router/core/state_tables.py`, of the version that wrote them. They
-are read by a router of the same version: others refuse a table that they do not know, and the replay starts at a later
-checkpoint.
+The tables are those of `router/core/checkpoint.py`, their rows those of `checkpoint_rows.py`, as the writer has them. A
+router of another version refuses a table that it does not know, and its replay starts at a later checkpoint.
 """
 
 from typing import Any

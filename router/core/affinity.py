@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, LedgerEvent, Routed
+from router.core.checkpoint_rows import AffinityTotals, BoundRow, IdleRow, SessionLeaseRow
 
 
 class AffinityLimits(NamedTuple):
@@ -32,35 +33,6 @@ class AffinityStatistics(NamedTuple):
     in_flight: int
     evicted_total: int
     moved_total: int
-
-
-class AffinityTotals(NamedTuple):
-    """Row of a checkpoint: bindings that went for want of room, and that changed their rank."""
-
-    evicted_total: int
-    moved_total: int
-
-
-class BoundRow(NamedTuple):
-    """Row of a checkpoint: a session in flight."""
-
-    name: str
-    rank: WorkerRank
-
-
-class IdleRow(NamedTuple):
-    """Row of a checkpoint: a session without a lease."""
-
-    name: str
-    rank: WorkerRank
-    until_s: float
-
-
-class SessionLeaseRow(NamedTuple):
-    """Row of a checkpoint: a lease of a session; None: of one that is not bound any more."""
-
-    lease_id: str
-    name: str | None
 
 
 class _Idle(NamedTuple):

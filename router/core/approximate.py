@@ -18,6 +18,7 @@ from sortedcontainers import SortedDict
 
 from kv_protocol.ids import WorkerRank
 from router.core.chains import BLOCK_BYTES, block_count, shared_blocks
+from router.core.checkpoint_rows import ApproximateTotals, StretchRow
 
 
 class ApproximateLimits(NamedTuple):
@@ -34,28 +35,6 @@ class ApproximateStatistics(NamedTuple):
     expired_blocks_total: int
     evicted_blocks_total: int
     left_blocks_total: int
-
-
-class ApproximateTotals(NamedTuple):
-    """Row of a checkpoint: requests that were routed, and blocks that went."""
-
-    requests: int
-    expired_blocks: int
-    evicted_blocks: int
-    left_blocks: int
-
-
-class StretchRow(NamedTuple):
-    """Row of a checkpoint: one stretch of a rank. `parent` is the place of another among the rank's rows; -1: none.
-
-    A rank's rows follow each other, parents before their children.
-    """
-
-    rank: WorkerRank
-    parent: int
-    blocks: bytes
-    expires_at_s: float
-    request: int
 
 
 class _Age(NamedTuple):

@@ -18,20 +18,34 @@ import msgspec
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.errors import UNDECODABLE
-from router.core.affinity import AffinityTotals, BoundRow, IdleRow, SessionLeaseRow
-from router.core.approximate import ApproximateTotals, StretchRow
-from router.core.breakers import BreakerRow, BreakerStatistics
-from router.core.fleet import FleetTotals, Worker
-from router.core.forecasts import ForecastTotals, PendingRow
-from router.core.history import HistoryMoment, HistoryRow
-from router.core.ledger import LeaseRow, LedgerRow, LedgerTotals
-from router.core.newcomers import NewcomerRow
+from router.core.breakers import BreakerStatistics
+from router.core.checkpoint_rows import (
+    AffinityTotals,
+    ApproximateTotals,
+    BoundRow,
+    BreakerRow,
+    FitRow,
+    FleetTotals,
+    ForecastTotals,
+    HistoryMoment,
+    HistoryRow,
+    IdleRow,
+    LeaseRow,
+    LedgerRow,
+    LedgerTotals,
+    LifeRow,
+    NewcomerRow,
+    PendingRow,
+    PredictionRow,
+    SeenRow,
+    SessionLeaseRow,
+    StretchRow,
+)
+from router.core.fleet import Worker
 from router.core.policies import Mode
 from router.core.policy import Policy
-from router.core.predictions import LifeRow, PredictionRow, SeenRow
 from router.core.state import RouterState
 from router.core.state_settings import StateSettings
-from router.core.ttft_model import FitRow
 
 PART_BYTES = 32 * 1024
 """A part is ended by the row that reaches this."""

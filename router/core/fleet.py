@@ -11,7 +11,6 @@ fit), its tokenizer and template are this router's; of a worker that differs the
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,6 +24,7 @@ from kv_protocol.fleet import (
 )
 from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
 from kv_protocol.images import ImageRule, rule_text
+from router.core.checkpoint_rows import FleetTotals
 from router.core.trust import PARITY_FIELDS, Disparity
 
 _Rules = tuple[Hashing, ImageRule | None]
@@ -51,13 +51,6 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool = False
     drained_by_hand: bool = False
     """Whether an operator drains it, who may put it back; false once its agent stops."""
-
-
-class FleetTotals(NamedTuple):
-    """Row of a checkpoint: what there is beside the workers."""
-
-    is_log_heard: bool
-    refused_total: int
 
 
 class Fleet:

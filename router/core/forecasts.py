@@ -10,40 +10,15 @@ Only decisions of modes that read forecasts are learnt from: others know less of
 
 from collections.abc import Iterable
 from itertools import starmap
-from typing import NamedTuple
 
-from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import OutcomeKnown
+from router.core.checkpoint_rows import Features, ForecastTotals, PendingRow
 from router.core.ttft_model import ItlModel, TtftModel
 from router.core.verdict import Verdict
 from router.core.view import Forecast, RouteRequest, View
 
 PENDING_MAX = 65_536
 """Decisions without an outcome that are remembered; beyond it the oldest is not learnt from."""
-
-
-class Features(NamedTuple):
-    """What a decision's latencies are learnt with."""
-
-    rank: WorkerRank
-    uncached_tokens: float
-    queued_tokens: float
-    running_requests: float
-    active_blocks: float
-
-
-class ForecastTotals(NamedTuple):
-    """Row of a checkpoint: measurements of each model that were not learnt from."""
-
-    ttft_refused_total: int
-    itl_refused_total: int
-
-
-class PendingRow(NamedTuple):
-    """Row of a checkpoint: a decision without an outcome yet, and the features that it is learnt with."""
-
-    decision_id: str
-    features: Features
 
 
 class Forecasts:

@@ -7,29 +7,16 @@ lives: the sums then halve exactly.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kv_protocol.ids import WorkerRank
+from router.core.checkpoint_rows import HistoryMoment, HistoryRow
 from router.core.rank_table import RankTable
 
 HALF_LIFE_S = 30.0
 _HALF_LIVES_MAX = 64.0
-
-
-class HistoryMoment(NamedTuple):
-    """Row of a checkpoint: the moment of which all sums are; None: nothing was routed yet."""
-
-    as_of_s: float | None
-
-
-class HistoryRow(NamedTuple):
-    """Row of a checkpoint: a rank's sum."""
-
-    rank: WorkerRank
-    blocks: float
 
 
 class History:

@@ -34,8 +34,9 @@ from kv_protocol.ledger import (
     Unreported,
 )
 from router.core.chains import ChainCounts, Path
+from router.core.checkpoint_rows import LeaseRow, LedgerRow, LedgerTotals
 from router.core.rank_table import RankTable
-from router.core.reported import Reported, ReportedRow
+from router.core.reported import Reported
 
 SILENT_S = 10.0
 """A lease that gave a sign of life within this time is not ended because its engine knows of fewer requests."""
@@ -71,34 +72,6 @@ class LedgerStatistics(NamedTuple):
     expired_total: int
     corrected_total: int
     differences: dict[WorkerRank, int]
-
-
-class LedgerTotals(NamedTuple):
-    """Row of a checkpoint: leases that nobody ended."""
-
-    expired_total: int
-    corrected_total: int
-
-
-class LedgerRow(NamedTuple):
-    """Row of a checkpoint: a rank, whose sums are those of its leases."""
-
-    rank: WorkerRank
-    is_gone: bool
-    reported: ReportedRow
-
-
-class LeaseRow(NamedTuple):
-    """Row of a checkpoint: a lease."""
-
-    lease_id: str
-    rank: WorkerRank
-    origin: str
-    blocks: bytes
-    uncached_tokens: int
-    extra_blocks: int
-    generation: int
-    expires_at_s: float
 
 
 class _Rank:

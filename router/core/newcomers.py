@@ -16,27 +16,14 @@ There are counters alone, so the same records give the same answers.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
+from router.core.checkpoint_rows import NewcomerRow
 
 GATHER_S = 30.0
 SETTLED_SHARE = 4
 """A quarter of its blocks."""
-
-
-class NewcomerRow(NamedTuple):
-    """Row of a checkpoint: a rank of the fleet, newcomer or not."""
-
-    rank: WorkerRank
-    model: str
-    joined_s: float
-    settled_blocks: int
-    is_newcomer: bool
-    is_settled: bool
-    promised_blocks: float
-    misses: int
 
 
 class _Rank:

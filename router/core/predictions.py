@@ -11,37 +11,13 @@ Nothing of it outlives its request, so of requests that come one after the other
 """
 
 from collections import deque
-from typing import NamedTuple
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Routed
 from router.core.chains import ChainCounts, Path
+from router.core.checkpoint_rows import LifeRow, PredictionRow, SeenRow
 
 SEEN_S = 2.0
-
-
-class LifeRow(NamedTuple):
-    """Row of a checkpoint: one epoch of a rank's stream; `is_current`: in which a request was routed last."""
-
-    rank: WorkerRank
-    epoch: int
-    is_current: bool
-
-
-class PredictionRow(NamedTuple):
-    """Row of a checkpoint: the blocks on their way into the epoch that is the row `life` of those."""
-
-    lease_id: str
-    life: int
-    blocks: bytes
-    is_seen: bool
-
-
-class SeenRow(NamedTuple):
-    """Row of a checkpoint: when a prediction is over whose request had its first token."""
-
-    over_at_s: float
-    lease_id: str
 
 
 class _Life:

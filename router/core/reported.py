@@ -13,25 +13,12 @@ for `UNREPORTED_S` (one without work does not report) is as one that never did.
 """
 
 from collections import deque
-from typing import NamedTuple
 
 from kv_protocol.ledger import Reconciled
+from router.core.checkpoint_rows import ReportedRow
 
 REPORTS = 5
 UNREPORTED_S = 5.0
-
-
-class ReportedRow(NamedTuple):
-    """One rank's reports in a checkpoint."""
-
-    generation: int
-    young: list[int]
-    newest: tuple[int, int, int]
-    foreign: int
-    excess: int
-    reported: list[int]
-    surpluses: list[int]
-    reported_at_s: float | None
 
 
 class Reported:

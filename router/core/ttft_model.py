@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kv_protocol.ids import WorkerRank
+from router.core.checkpoint_rows import FitRow
 from router.core.rank_table import RankTable
 
 FORGETTING = 0.99
@@ -64,14 +65,6 @@ Source: the same capture's ITL rows (batch 1..256 at 1024 tokens), of which read
 (`worker_agent/core/simulator/timing.py`): the rest is 5.52 ms + 12.7 us a request, worst error 8.5 %. A block
 is taken to have 32 tokens.
 """
-
-
-class FitRow(NamedTuple):
-    """Row of a checkpoint: what was learnt of one rank, about the scaled features."""
-
-    rank: WorkerRank
-    weights: list[float]
-    covariance: list[list[float]]
 
 
 class _Fit:

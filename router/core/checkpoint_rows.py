@@ -1,0 +1,206 @@
+"""The rows of a checkpoint's tables, by component.
+
+Apart from the components because those are compiled in a wheel (`router/compiled`): mypyc keeps no types of a class's
+fields that msgspec could decode by.
+"""
+
+from typing import NamedTuple
+
+from kv_protocol.ids import WorkerRank
+
+
+class FleetTotals(NamedTuple):
+    """What there is beside the workers."""
+
+    is_log_heard: bool
+    refused_total: int
+
+
+class HistoryMoment(NamedTuple):
+    """The moment of which all sums are; None: nothing was routed yet."""
+
+    as_of_s: float | None
+
+
+class HistoryRow(NamedTuple):
+    """A rank's sum."""
+
+    rank: WorkerRank
+    blocks: float
+
+
+class ReportedRow(NamedTuple):
+    """One rank's reports."""
+
+    generation: int
+    young: list[int]
+    newest: tuple[int, int, int]
+    foreign: int
+    excess: int
+    reported: list[int]
+    surpluses: list[int]
+    reported_at_s: float | None
+
+
+class LedgerTotals(NamedTuple):
+    """Leases that nobody ended."""
+
+    expired_total: int
+    corrected_total: int
+
+
+class LedgerRow(NamedTuple):
+    """A rank, whose sums are those of its leases."""
+
+    rank: WorkerRank
+    is_gone: bool
+    reported: ReportedRow
+
+
+class LeaseRow(NamedTuple):
+    """A lease."""
+
+    lease_id: str
+    rank: WorkerRank
+    origin: str
+    blocks: bytes
+    uncached_tokens: int
+    extra_blocks: int
+    generation: int
+    expires_at_s: float
+
+
+class ApproximateTotals(NamedTuple):
+    """Requests that were routed, and blocks that went."""
+
+    requests: int
+    expired_blocks: int
+    evicted_blocks: int
+    left_blocks: int
+
+
+class StretchRow(NamedTuple):
+    """One stretch of a rank. `parent` is the place of another among the rank's rows; -1: none.
+
+    A rank's rows follow each other, parents before their children.
+    """
+
+    rank: WorkerRank
+    parent: int
+    blocks: bytes
+    expires_at_s: float
+    request: int
+
+
+class AffinityTotals(NamedTuple):
+    """Bindings that went for want of room, and that changed their rank."""
+
+    evicted_total: int
+    moved_total: int
+
+
+class BoundRow(NamedTuple):
+    """A session in flight."""
+
+    name: str
+    rank: WorkerRank
+
+
+class IdleRow(NamedTuple):
+    """A session without a lease."""
+
+    name: str
+    rank: WorkerRank
+    until_s: float
+
+
+class SessionLeaseRow(NamedTuple):
+    """A lease of a session; None: of one that is not bound any more."""
+
+    lease_id: str
+    name: str | None
+
+
+class BreakerRow(NamedTuple):
+    """The breaker of a rank, or of a worker's HTTP where `dp_rank` is None."""
+
+    worker_id: str
+    dp_rank: int | None
+    failed_at_s: list[float]
+    open_until_s: float | None
+    busy_until_s: float
+    busy_reason: str
+    openings: int
+    probe: str
+    last_probe: str
+    is_probation: bool
+    reason: str
+
+
+class LifeRow(NamedTuple):
+    """One epoch of a rank's stream; `is_current`: in which a request was routed last."""
+
+    rank: WorkerRank
+    epoch: int
+    is_current: bool
+
+
+class PredictionRow(NamedTuple):
+    """The blocks on their way into the epoch that is the row `life` of those."""
+
+    lease_id: str
+    life: int
+    blocks: bytes
+    is_seen: bool
+
+
+class SeenRow(NamedTuple):
+    """When a prediction is over whose request had its first token."""
+
+    over_at_s: float
+    lease_id: str
+
+
+class NewcomerRow(NamedTuple):
+    """A rank of the fleet, newcomer or not."""
+
+    rank: WorkerRank
+    model: str
+    joined_s: float
+    settled_blocks: int
+    is_newcomer: bool
+    is_settled: bool
+    promised_blocks: float
+    misses: int
+
+
+class FitRow(NamedTuple):
+    """What was learnt of one rank, about the scaled features."""
+
+    rank: WorkerRank
+    weights: list[float]
+    covariance: list[list[float]]
+
+
+class Features(NamedTuple):
+    """What a decision's latencies are learnt with."""
+
+    rank: WorkerRank
+    uncached_tokens: float
+    queued_tokens: float
+    running_requests: float
+    active_blocks: float
+
+
+class ForecastTotals(NamedTuple):
+    """Measurements of each model that were not learnt from."""
+
+    ttft_refused_total: int
+    itl_refused_total: int
+
+
+class PendingRow(NamedTuple):
+    """A decision without an outcome yet, and the features that it is learnt with."""
+
+    decision_id: str
+    features: Features
