@@ -116,8 +116,8 @@ class Index:
     def _as_reader(self, rank: WorkerRank) -> Reader:
         stream = self.fold._ranks[rank]
         counts, place = stream.follower.statistics().counts, stream.follower.position
-        answered = counts.replays + counts.repairs + counts.resyncs
-        return Reader(self._inbox, stream, answered, *place, frozenset(self.fold.held(rank)))
+        beginnings = counts.replays + counts.repairs + counts.resyncs + counts.restarts
+        return Reader(self._inbox, stream, beginnings, *place, frozenset(self.fold.held(rank)))
 
     # -------------------------------------------------------------- the streams
     def _follow(self) -> None:

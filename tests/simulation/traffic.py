@@ -31,6 +31,7 @@ from worker_agent.core.consolidation import Consolidation
 
 _COUNT_BYTES, _HEAD_BYTES, _BLOCK_BYTES = 2, 52, 8
 _ROW_BYTES = 17
+_ROUNDING_S = 1e-6
 _ENVELOPE_BYTES = 256
 """What a dump's fields take beside its rows: by so much a replay may be larger."""
 
@@ -78,13 +79,13 @@ class Traffic:
 class Reader(NamedTuple):
     """A reader that sends a question: where its answers go, its place in the rank's stream, and what it holds there.
 
-    `stream` is another object once the reader has forgotten the rank and admitted it again; `answered` is how many
-    answers it has used since.
+    `stream` is another object once the reader has forgotten the rank and admitted it again; `beginnings` is how many
+    answers it has used, and how many restarts of the rank it has seen, since.
     """
 
     inbox: str
     stream: object
-    answered: int
+    beginnings: int
     epoch: int
     seq: int
     held: frozenset[HeldBlock]
@@ -135,14 +136,14 @@ class Answers:
         self._newest[reader.inbox, rank] = self._questions[reader.inbox, request.request_id] = question
 
     def _is_repetition(self, question: _Question, former: _Question | None) -> bool:
-        is_young = former is not None and question.at_s - former.at_s < self._answer_s
+        is_young = former is not None and question.at_s - former.at_s < self._answer_s - _ROUNDING_S
         return is_young and former is not None and (former.reader, former.wants) == (question.reader, question.wants)
 
     def _may_come(self, question: _Question, rank: WorkerRank) -> bool:
         """Return whether the next batch is so young that the log may still bring it."""
         numbered = self._numbered_at_s.get((rank, question.reader.epoch), {})
         next_at_s = next((at_s for seq, at_s in numbered.items() if seq > question.reader.seq), None)
-        return next_at_s is not None and question.at_s - next_at_s < self._gap_s
+        return next_at_s is not None and question.at_s - next_at_s < self._gap_s - _ROUNDING_S
 
     def on_begin(self, inbox: str, rank: WorkerRank, request: RecoverRequest, source: Consolidation) -> None:
         """The rank begins to answer a question."""
