@@ -2,6 +2,7 @@
 
 import click
 
+from bench.bodies import bodies
 from bench.dataplane import dataplane
 from bench.decision import decision
 from bench.disagg import disagg
@@ -14,6 +15,7 @@ from bench.soak.command import soak
 from bench.trace_command import trace
 
 COMMANDS: dict[str, click.Command] = {
+    "bodies": bodies,
     "dataplane": dataplane,
     "decision": decision,
     "disagg": disagg,

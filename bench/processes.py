@@ -31,13 +31,17 @@ _PORTS = range(20_000, 32_000)
 
 
 class FleetShape(NamedTuple):
-    """What to start. `worker_settings` and `router_settings` are `section.key=value` assignments."""
+    """What to start. `worker_settings` and `router_settings` are `section.key=value` assignments.
+
+    `router_module` is what runs as the router: a test may plant a fault in it.
+    """
 
     workers: int = 4
     mode: str = "kv"
     model: str = "sim-8b"
     worker_settings: tuple[str, ...] = ()
     router_settings: tuple[str, ...] = ()
+    router_module: str = "router"
 
 
 class ProcessFailed(Exception):
@@ -144,10 +148,12 @@ class Fleet:
         self._clock = SystemClock()
         self.router = Process("router", self._router_command())
         self.workers: dict[str, Process] = {}
+        self.worker_urls: dict[str, str] = {}
         self.data_url = self.control_url = self.nats_url = ""
 
     def _router_command(self) -> list[str]:
-        command = [sys.executable, "-m", "router", "--mode", self._shape.mode, "--port", "0", "--control-port", "0"]
+        command = [sys.executable, "-m", self._shape.router_module, "--mode", self._shape.mode]
+        command += ["--port", "0", "--control-port", "0"]
         settings = ("nats.port=0", *self._shape.router_settings)
         return command + [part for setting in settings for part in ("--set", setting)]
 
@@ -187,7 +193,8 @@ class Fleet:
             command += ["--set", setting]
         worker = self.workers[worker_id] = Process(worker_id, command)
         await worker.start(self._group)
-        return (await worker.line_with(f"worker {worker_id} on")).split()[3]
+        url = self.worker_urls[worker_id] = (await worker.line_with(f"worker {worker_id} on")).split()[3]
+        return url
 
     async def kill(self, worker_id: str) -> None:
         """The worker is gone without a word, as by a fault."""

@@ -1,0 +1,115 @@
+"""What one body does to one process: how long it answers nothing else, its CPU time, and its memory at most.
+
+`/live` is asked over a connection of its own, one question after the other, by a thread that sends nothing else. The
+longest wait for an answer is the pause. It contains what the machine itself takes away: on a shared one a body is sent
+several times, and the shortest of its pauses counts. Memory at most is the kernel's (`VmHWM`, which Linux lets reset).
+"""
+
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+
+_TIMEOUT_S = 120.0
+_RESET_PEAK = "5"
+_READ_BYTES = 1 << 16
+_SETTLE_S = 0.3
+"""How long the probe goes on after the answer: what is freed and forgotten later counts too."""
+
+
+class Target(NamedTuple):
+    """A process, and where it serves."""
+
+    name: str
+    url: str
+    pid: int
+
+
+class Probed(NamedTuple):
+    """`status` 0: the connection was cut. `memory_bytes` is what the process had at most beyond what it had before."""
+
+    status: int
+    pause_s: float
+    cpu_s: float
+    memory_bytes: int
+
+
+def probe(target: Target, path: str, body: bytes) -> Probed:
+    """Return what the body does to the target."""
+    process = psutil.Process(target.pid)
+    over, pauses = threading.Event(), [0.0]
+    watching = threading.Thread(target=_watch, args=(target, over, pauses))
+    before_bytes, before_s = _reset_peak(target.pid), _cpu_s(process)
+    watching.start()
+    try:
+        status = _posted(target, path, body)
+        time.sleep(_SETTLE_S)
+    finally:
+        over.set()
+        watching.join()
+    return Probed(status, max(pauses), _cpu_s(process) - before_s, _memory(target.pid, "VmHWM") - before_bytes)
+
+
+def _watch(target: Target, over: threading.Event, pauses: list[float]) -> None:
+    question = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+    with _connected(target) as connection:
+        while not over.is_set():
+            began_s = time.perf_counter()
+            connection.sendall(question)
+            _answered(connection)
+            pauses.append(time.perf_counter() - began_s)
+            time.sleep(0.0005)
+
+
+def _posted(target: Target, path: str, body: bytes) -> int:
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    with _connected(target) as connection:
+        try:
+            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode())
+            connection.sendall(body)
+        except OSError:
+            pass  # it was refused before all of it was sent: the answer says why
+        try:
+            return int(_answered(connection).split(b" ", 2)[1])
+        except (OSError, IndexError):
+            return 0
+
+
+def _connected(target: Target) -> socket.socket:
+    parts = urlsplit(target.url)
+    return socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 80), timeout=_TIMEOUT_S)
+
+
+def _answered(connection: socket.socket) -> bytes:
+    """Return the first bytes of an answer, once its head and a body of a known length are here."""
+    data = b""
+    while True:
+        piece = connection.recv(_READ_BYTES)
+        data += piece
+        head, end, rest = data.partition(b"\r\n\r\n")
+        if not piece:
+            return data
+        if end:
+            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            if lengths and len(rest) >= int(lengths[0].partition(b":")[2]):
+                return data
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _reset_peak(pid: int) -> int:
+    """The peak is what the process has now; return that, in bytes."""
+    Path(f"/proc/{pid}/clear_refs").write_text(_RESET_PEAK)
+    return _memory(pid, "VmRSS")
+
+
+def _memory(pid: int, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
