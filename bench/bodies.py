@@ -18,7 +18,7 @@ from bench.processes import Fleet, FleetShape
 from bench.report import machine_line
 from kv_runtime.supervise import run_process
 
-PAUSE_MS_MAX = 20.0
+HELD_MS_MAX = 20.0
 MEMORY_RATIO_MAX = 3.0
 _MIB = 1 << 20
 SIZES = (60 << 10, 250 << 10, _MIB - 4096, 4 * _MIB, 8 * _MIB - 4096, 16 * _MIB, 64 * _MIB - 4096)
@@ -28,12 +28,13 @@ _MS_PER_S = 1000
 
 
 class Found(NamedTuple):
-    """A shape at a target: its shortest pause of several, its least CPU time, its least memory."""
+    """A shape at a target: the least of several probes (`Probed`)."""
 
     target: str
     shape: Shape
     status: int
     pause_ms: float
+    held_ms: float
     cpu_ms: float
     memory_bytes: int
 
@@ -50,17 +51,18 @@ def found_of(target: Target, shape: Shape, probed: list[Probed]) -> Found:
         shape,
         probed[-1].status,
         min(each.pause_s for each in probed) * _MS_PER_S,
+        min(each.held_s for each in probed) * _MS_PER_S,
         min(each.cpu_s for each in probed) * _MS_PER_S,
         min(each.memory_bytes for each in probed),
     )
 
 
 def searched(target: Target, seed: int, draws: int, sizes: tuple[int, ...], *, by_cpu: bool = False) -> Search:
-    """Return a search that has sent `draws` bodies; `by_cpu`: what costs CPU time is bad, else what takes long."""
+    """Return a search that has sent `draws` bodies; `by_cpu`: what costs CPU time is bad, else what holds up."""
     search = Search(seed, sizes)
     for shape in search.shapes(draws):
         probed = probe(target, shape.path, shape.body())
-        search.scores[shape] = probed.cpu_s if by_cpu else probed.pause_s
+        search.scores[shape] = probed.cpu_s if by_cpu else probed.held_s
     return search
 
 
@@ -70,7 +72,7 @@ def worst(target: Target, seed: int, draws: int, repeats: int, rows: int) -> lis
     found = [
         found_of(target, shape, [probe(target, shape.path, shape.body()) for _ in range(repeats)]) for shape in shapes
     ]
-    return sorted(found, key=lambda each: -each.pause_ms)[:rows]
+    return sorted(found, key=lambda each: -each.held_ms)[:rows]
 
 
 def targets_of(fleet: Fleet) -> list[Target]:
@@ -81,7 +83,7 @@ def targets_of(fleet: Fleet) -> list[Target]:
 
 def verdicts(found: list[Found]) -> list[str]:
     """Return what is not as it should be."""
-    slow = [f"{each.target}: {each.shape}: a pause of {each.pause_ms:.0f} ms" for each in found if _is_slow(each)]
+    slow = [f"{each.target}: {each.shape}: held for {each.held_ms:.0f} ms" for each in found if _is_slow(each)]
     return slow + [
         f"{each.target}: {each.shape}: memory of {each.memory_ratio:.1f} bodies"
         for each in found
@@ -90,7 +92,7 @@ def verdicts(found: list[Found]) -> list[str]:
 
 
 def _is_slow(found: Found) -> bool:
-    return found.pause_ms > PAUSE_MS_MAX
+    return found.held_ms > HELD_MS_MAX
 
 
 @click.command("bodies", context_settings={"show_default": True})
@@ -103,7 +105,7 @@ def _is_slow(found: Found) -> bool:
 def bodies(context: click.Context, draws: int, repeats: int, rows: int, seed: int, *, is_json: bool) -> None:
     """Search for the request bodies that hold up a router or a worker for longest, and print the worst.
 
-    Exit code 1 where one pauses a process for more than 20 ms, or takes more than three times its own memory.
+    Exit code 1 where one holds a process for more than 20 ms, or takes more than three times its own memory.
     """
     found: list[Found] = []
 
@@ -130,11 +132,25 @@ def bodies(context: click.Context, draws: int, repeats: int, rows: int, seed: in
 def _show(found: list[Found], problems: list[str]) -> None:
     console = Console(width=_WIDTH)
     table = Table(
-        "process", "place", "filled with", "KiB", "status", "pause ms", "CPU ms", "memory MiB", title="bodies"
+        "process",
+        "place",
+        "filled with",
+        "KiB",
+        "status",
+        "held ms",
+        "pause ms",
+        "CPU ms",
+        "memory MiB",
+        title="bodies",
     )
     for each in found:
         place, filler, size_bytes = each.shape
-        figures = (f"{each.pause_ms:.1f}", f"{each.cpu_ms:.0f}", f"{each.memory_bytes / _MIB:.0f}")
+        figures = (
+            f"{each.held_ms:.1f}",
+            f"{each.pause_ms:.1f}",
+            f"{each.cpu_ms:.0f}",
+            f"{each.memory_bytes / _MIB:.0f}",
+        )
         table.add_row(each.target, place, filler, str(size_bytes >> 10), str(each.status), *figures)
     console.print(table)
     console.print(machine_line())

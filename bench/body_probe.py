@@ -1,13 +1,17 @@
 """What one body does to one process: how long it answers nothing else, its CPU time, and its memory at most.
 
-`/live` is asked over a connection of its own, one question after the other, by a thread that sends nothing else. The
-longest wait for an answer is the pause. It contains what the machine itself takes away: on a shared one a body is sent
-several times, and the shortest of its pauses counts. Memory at most is the kernel's (`VmHWM`, which Linux lets reset).
+`/live` is requested over a connection of its own, one request after the other, by a thread that sends nothing else.
+
+    pause     the longest wait for an answer, by the clock. On a shared machine most of it is other processes' turns
+    held      the most CPU time that the process itself used during one such wait, by the kernel's accounts
+              (`schedstat`): what the pause is on a machine that has nothing else to do. Other processes do not count
+    memory    what the process had at most beyond what it had before (`VmHWM`, which Linux lets reset)
 """
 
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -17,6 +21,7 @@ import psutil
 _TIMEOUT_S = 120.0
 _RESET_PEAK = "5"
 _READ_BYTES = 1 << 16
+_NS_PER_S = 1_000_000_000
 _SETTLE_S = 0.3
 """How long the probe goes on after the answer: what is freed and forgotten later counts too."""
 
@@ -30,10 +35,11 @@ class Target(NamedTuple):
 
 
 class Probed(NamedTuple):
-    """`status` 0: the connection was cut. `memory_bytes` is what the process had at most beyond what it had before."""
+    """`status` 0: the connection was cut."""
 
     status: int
     pause_s: float
+    held_s: float
     cpu_s: float
     memory_bytes: int
 
@@ -41,8 +47,8 @@ class Probed(NamedTuple):
 def probe(target: Target, path: str, body: bytes) -> Probed:
     """Return what the body does to the target."""
     process = psutil.Process(target.pid)
-    over, pauses = threading.Event(), [0.0]
-    watching = threading.Thread(target=_watch, args=(target, over, pauses))
+    over, waits = threading.Event(), [_Wait(0.0, 0.0)]
+    watching = threading.Thread(target=_watch, args=(target, over, waits))
     before_bytes, before_s = _reset_peak(target.pid), _cpu_s(process)
     watching.start()
     try:
@@ -51,17 +57,26 @@ def probe(target: Target, path: str, body: bytes) -> Probed:
     finally:
         over.set()
         watching.join()
-    return Probed(status, max(pauses), _cpu_s(process) - before_s, _memory(target.pid, "VmHWM") - before_bytes)
+    pause_s, held_s = (max(column) for column in zip(*waits, strict=True))
+    memory_bytes = _memory(target.pid, "VmHWM") - before_bytes
+    return Probed(status, pause_s, held_s, _cpu_s(process) - before_s, memory_bytes)
 
 
-def _watch(target: Target, over: threading.Event, pauses: list[float]) -> None:
+class _Wait(NamedTuple):
+    """One request for `/live`: how long its answer took, and how much CPU time the process used meanwhile."""
+
+    pause_s: float
+    held_s: float
+
+
+def _watch(target: Target, over: threading.Event, waits: list[_Wait]) -> None:
     question = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
     with _connected(target) as connection:
         while not over.is_set():
-            began_s = time.perf_counter()
+            used_s, began_s = _used_s(target.pid), time.perf_counter()
             connection.sendall(question)
             _answered(connection)
-            pauses.append(time.perf_counter() - began_s)
+            waits.append(_Wait(time.perf_counter() - began_s, _used_s(target.pid) - used_s))
             time.sleep(0.0005)
 
 
@@ -97,6 +112,15 @@ def _answered(connection: socket.socket) -> bytes:
             lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
             if lengths and len(rest) >= int(lengths[0].partition(b":")[2]):
                 return data
+
+
+def _used_s(pid: int) -> float:
+    """Return the CPU time of all threads that run, in seconds; Linux accounts it by the nanosecond."""
+    used_ns = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):  # the thread has ended
+            used_ns += int((task / "schedstat").read_text().split()[0])
+    return used_ns / _NS_PER_S
 
 
 def _cpu_s(process: psutil.Process) -> float:
