@@ -70,7 +70,7 @@ class _Wait(NamedTuple):
 
 
 def _watch(target: Target, over: threading.Event, waits: list[_Wait]) -> None:
-    question = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
+    question = f"GET /live HTTP/1.1\r\nhost: {urlsplit(target.url).netloc}\r\n\r\n".encode()
     with _connected(target) as connection:
         while not over.is_set():
             used_s, began_s = _used_s(target.pid), time.perf_counter()
@@ -81,10 +81,11 @@ def _watch(target: Target, over: threading.Event, waits: list[_Wait]) -> None:
 
 
 def _posted(target: Target, path: str, body: bytes) -> int:
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    lines = (f"POST {path} HTTP/1.1", f"host: {urlsplit(target.url).netloc}", "connection: close")
+    head = "\r\n".join((*lines, "content-type: application/json", f"content-length: {len(body)}", "", ""))
     with _connected(target) as connection:
         try:
-            connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode())
+            connection.sendall(head.encode())
             connection.sendall(body)
         except OSError:
             pass  # it was refused before all of it was sent: the answer says why

@@ -11,9 +11,9 @@ from typing import NamedTuple
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _MODEL = b"sim-8b"
 _HELLO = b'"messages":[{"role":"user","content":"hi"}],'
-_KEEP = 8
+_KEEP = 4
 """Worst shapes that are changed."""
-_CHANGED_RATIO = 0.5
+_CHANGED_RATIO = 0.6
 
 PLACES: dict[str, tuple[str, bytes, bytes]] = {
     "messages": (CHAT, b'"messages":', b""),

@@ -35,6 +35,8 @@ from router.http.own_answer import own_answer
 if TYPE_CHECKING:
     from router.http.plane import HttpPlane
 
+_TURN_BYTES = 64 << 10
+"""What is read at once, from which on others have a turn before more of a body is read."""
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 _CODES = {403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host", 431: "head_too_large"}
 
@@ -173,6 +175,8 @@ class ClientConnection:
         if state == _BODY:
             assert self._gathering is not None, "there is one while a body is awaited"
             self._feed_body(self._gathering, data)
+            if len(data) >= _TURN_BYTES:
+                self._end_turn()
         elif state <= _HEAD and not self._writing_paused:
             self._buffer = self._buffer + data if self._buffer else data
             self._advance()
@@ -181,6 +185,16 @@ class ClientConnection:
             if len(self._buffer) > self._plane.limits.pipelined_bytes_max and not self._reading_paused:
                 self._reading_paused = True
                 self._transport.pause_reading()
+
+    def _end_turn(self) -> None:
+        """Read on in the loop's next turn: libuv reads up to 32 times in a row while more is there, 8 MB of a body."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        if not self._reading_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _advance(self) -> None:
         """Serve what is in the buffer, one request after the other."""

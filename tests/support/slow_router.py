@@ -1,0 +1,22 @@
+"""`python -m tests.support.slow_router`: the router, with a parser that is quadratic in the objects of a body."""
+
+import asyncio
+
+from router.__main__ import main
+from router.bodies import BodyReader, ReadBody
+
+_read = BodyReader.read
+
+
+def _read_slowly(self: BodyReader, path: str, data: bytes | bytearray) -> ReadBody | asyncio.Future[ReadBody]:
+    """Count, for each object, those before it: a thousand cost nothing, ten thousand a second."""
+    at = data.find(b"{")
+    while at >= 0:
+        data.count(b"{", 0, at)
+        at = data.find(b"{", at + 1)
+    return _read(self, path, data)
+
+
+if __name__ == "__main__":
+    BodyReader.read = _read_slowly  # type: ignore[method-assign]
+    main()
