@@ -393,8 +393,8 @@ def install_signals(stop: asyncio.Event) -> Callable[[], None]:
 def map_large_blocks() -> None:
     """Each block of memory of 1 MiB and more is a mapping of its own from now on, where the C library is glibc.
 
-    By default glibc takes blocks of up to 32 MiB from its heap, once larger ones were freed. A buffer that grows there is
-    copied again and again, 32 MiB at a time: tens of milliseconds in which nothing else runs. A mapping is moved.
+    By default glibc takes blocks of up to 32 MiB from its heap, once larger ones were freed. A buffer that grows there
+    is copied again and again, 32 MiB at a time: tens of milliseconds in which nothing else runs. A mapping moves.
     Source: mallopt(3), `M_MMAP_THRESHOLD`.
     """
     with suppress(AttributeError, OSError):
