@@ -7,7 +7,7 @@
 
 from typing import NamedTuple
 
-from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid
+from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid, as_json
 from kv_runtime.chat_messages import TextError
 from kv_runtime.http import error_body
 
@@ -69,7 +69,7 @@ def unknown_model(name: str, models: tuple[str, ...]) -> Refusal:
     """Return that nobody serves a model of this name; of the others, whether there are any."""
     if not models:
         return unavailable("no worker is registered yet", "no_worker")
-    return invalid(f"model: found {name!r}, allowed {', '.join(models)}", "model", "model_not_found", status=404)
+    return invalid(f"model: found {as_json(name)}, allowed {', '.join(models)}", "model", "model_not_found", status=404)
 
 
 def worker_failed(worker: object, reason: str) -> Refusal:

@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
+from kv_protocol.openai_errors import as_json
 from kv_runtime.http import error_response
 from worker_agent.core.disaggregated import Handoff, handoff_json
 from worker_agent.core.embedding_cache import EmbeddingCache
@@ -82,7 +83,7 @@ class EncodeApi:
         try:
             request = read_request(await http.read())
             if request.model not in self._served_names:
-                message = f"model: found {request.model!r}, allowed {', '.join(self._served_names)}"
+                message = f"model: found {as_json(request.model)}, allowed {', '.join(self._served_names)}"
                 response = error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
                 return response, "refused"
             answer = await self._encoded(request)

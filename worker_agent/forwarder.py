@@ -23,6 +23,7 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
+from kv_protocol.openai_errors import as_json
 from kv_runtime.http import error_response, openai_errors, require_token
 from worker_agent.core.forwarding import ROUTER_RANK_HEADER, answered_headers, asked_headers, without_prompt_ids
 from worker_agent.in_flight import Answered, InFlight, Outcome
@@ -109,7 +110,7 @@ class Forwarder:
 
     def _no_such_rank(self, rank: str) -> web.Response:
         allowed = f"one of {self._dp_ranks}"
-        message = f"{ROUTER_RANK_HEADER}: found {rank[:_FOUND_CHARACTERS_MAX]!r}, allowed {allowed}"
+        message = f"{ROUTER_RANK_HEADER}: found {as_json(rank, _FOUND_CHARACTERS_MAX)}, allowed {allowed}"
         return error_response(400, message, "invalid_request_error", param=ROUTER_RANK_HEADER)
 
     async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> Answered:

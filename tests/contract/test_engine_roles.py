@@ -69,7 +69,7 @@ async def nothing_held(engine: Engine) -> None:
 @pytest.mark.asyncio
 async def test_an_aggregated_engine_takes_no_prefill_engine_s_handoff(run_engine: RunEngine) -> None:
     async with run_engine() as running:
-        with pytest.raises(RequestRefused, match="disaggregated_params: found 'one', allowed none"):
+        with pytest.raises(RequestRefused, match='disaggregated_params: found "one", allowed none'):
             await outputs(running.engine, request(handoff=Handoff(ctx_request_id=1)))
 
 
@@ -134,7 +134,7 @@ async def test_a_stop_token_on_the_prefill_engine_is_the_whole_answer(run_engine
 async def test_what_a_prefill_engine_cannot_take_is_refused_with_its_field(run_engine: RunEngine) -> None:
     async with run_engine("prefill") as prefill:
         allowed = "none, or an encoder's multimodal_embedding_handles"
-        with pytest.raises(RequestRefused, match=f"disaggregated_params: found 'one', allowed {allowed}"):
+        with pytest.raises(RequestRefused, match=f'disaggregated_params: found "one", allowed {allowed}'):
             await outputs(prefill.engine, request(handoff=Handoff(first_gen_tokens=(1,), opaque_state=b"x")))
         with pytest.raises(RequestRefused, match="n: found 2, allowed 1 on a prefill worker"):
             await outputs(prefill.engine, request(sampling=Sampling(choices=2, temperature=0.5)))
@@ -170,12 +170,12 @@ async def test_a_decode_engine_requires_what_a_prefill_engine_said_of_this_promp
     async with run_engine("prefill") as prefill, run_engine("decode") as decode:
         _, handoff = await handed_over(prefill.engine)
         wrong: list[tuple[dict[str, Any], str]] = [
-            ({}, "disaggregated_params: found 'none', allowed .*decode mode requires them"),
-            ({"handoff": Handoff(opaque_state=b"x")}, "first_gen_tokens: found None, allowed one token or more"),
-            ({"handoff": Handoff(first_gen_tokens=(1,))}, "encoded_opaque_state: found None"),
+            ({}, 'disaggregated_params: found "none", allowed .*decode mode requires them'),
+            ({"handoff": Handoff(opaque_state=b"x")}, "first_gen_tokens: found null, allowed one token or more"),
+            ({"handoff": Handoff(first_gen_tokens=(1,))}, "encoded_opaque_state: found null"),
             ({"handoff": msgspec.structs.replace(handoff, opaque_state=b"x")}, "opaque.state"),
             ({"handoff": handoff, "prompt": PROMPT[:-1]}, "opaque.state"),
-            ({"handoff": handoff, "serves_alone": True}, "disaggregated_params: found 'one', allowed none"),
+            ({"handoff": handoff, "serves_alone": True}, 'disaggregated_params: found "one", allowed none'),
         ]
         for fields, refusal in wrong:
             with pytest.raises(RequestRefused, match=refusal):
@@ -231,7 +231,7 @@ async def test_an_encoder_says_a_handle_and_a_hash_of_each_image_and_nothing_els
     async with run_engine("encode") as encoder:
         said = await encoder.engine.encode("<image><image>", PICTURES)
         again = await encoder.engine.encode("<image>", PICTURES[1:])
-        with pytest.raises(RequestRefused, match=r"role: found 'encode', allowed .* an encoder generates nothing"):
+        with pytest.raises(RequestRefused, match=r"role: found \"encode\", allowed .* an encoder generates nothing"):
             await outputs(encoder.engine, request())
     assert said.multimodal_hashes == tuple(digest_words(each.digest) for each in PICTURES)
     assert again.multimodal_hashes == said.multimodal_hashes[1:]
@@ -243,7 +243,7 @@ async def test_an_encoder_says_a_handle_and_a_hash_of_each_image_and_nothing_els
 @pytest.mark.parametrize("role", ["aggregated", "prefill", "decode"])
 async def test_only_an_encoder_encodes(run_engine: RunEngine, role: Role) -> None:
     async with run_engine(role) as running:
-        with pytest.raises(RequestRefused, match=f"role: found '{role}', allowed encode"):
+        with pytest.raises(RequestRefused, match=f'role: found "{role}", allowed encode'):
             await running.engine.encode("<image>", PICTURES[:1])
 
 

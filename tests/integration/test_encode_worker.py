@@ -223,7 +223,7 @@ async def test_more_than_are_encoded_at_a_time_are_sent_away(trtllm: Fake, model
     ("fields", "said"),
     [
         ({"token": "wrong"}, "401"),
-        ({"model": "other"}, "404: model: found 'other', allowed m"),
+        ({"model": "other"}, '404: model: found "other", allowed m'),
         ({"url": "http://127.0.0.1:1"}, "ClientConnectorError"),
     ],
 )

@@ -209,7 +209,7 @@ async def test_a_worker_without_a_carrier_serves_no_transfers() -> None:
     for role in ("prefill", "decode"):
         engine = SimulatedEngine(Simulator(DESCRIPTION, role=role), SystemClock())
         await engine.start()
-        with pytest.raises(RequestRefused, match=f"role: found '{role}'"):
+        with pytest.raises(RequestRefused, match=f'role: found "{role}"'):
             await outputs(engine, request())
 
 

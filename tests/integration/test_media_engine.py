@@ -160,7 +160,7 @@ async def test_an_image_that_cannot_be_decoded_fails_its_request_alone(model: Mo
     (media,) = prompt.media
     cut = Media(field=media.field, kind="image", media_type="image/png", data=PNG[:20], digest=media.digest)
     async with running(worker(model)) as engine:
-        with pytest.raises(RequestRefused, match=r"image_url.url: found 'image/png \(OSError\)'"):
+        with pytest.raises(RequestRefused, match=r"image_url.url: found \"image/png \(OSError\)\""):
             await outputs(engine, asked(prompt, media=(cut,)))
         assert len(tokens_of(await outputs(engine, asked(prompt)))) == 4
         assert engine.fault is None

@@ -178,9 +178,9 @@ async def test_what_was_not_loaded_is_refused_by_name(trtllm: Fake) -> None:
     del trtllm
     async with running(trtllm_engine()) as engine:
         cases: list[tuple[dict[str, Any], str]] = [
-            ({"lora_name": "x"}, "lora_name: found 'x', allowed none"),
+            ({"lora_name": "x"}, 'lora_name: found "x", allowed none'),
             ({"sampling": Sampling(guide=Guide(kind="json_object"))}, "guided_decoding"),
-            ({"logits_processors": ("x",)}, "logits_processors: found 'x'"),
+            ({"logits_processors": ("x",)}, 'logits_processors: found "x"'),
             ({"handoff": Handoff()}, "disaggregated_params"),
             ({"sampling": Sampling(choices=2, best_of=3)}, "best_of"),
         ]
@@ -440,7 +440,7 @@ async def test_an_encoder_generates_nothing_and_nobody_else_encodes(trtllm: Fake
     async with running(encoder), running(worker("prefill", QUICK)) as prefill:
         with pytest.raises(RequestRefused, match="an encoder generates nothing"):
             await outputs(encoder, request())
-        with pytest.raises(RequestRefused, match="role: found 'prefill', allowed encode"):
+        with pytest.raises(RequestRefused, match='role: found "prefill", allowed encode'):
             await prefill.encode("<image>", [])
 
 

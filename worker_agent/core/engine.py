@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from kv_protocol.openai_errors import as_json
 from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.media import Media
 from worker_agent.core.sampling import Sampling, TokenLogprobs
@@ -102,7 +103,7 @@ class RequestRefused(EngineError):
     """The request's own fault: the message names the field, what was found and what is allowed."""
 
     def __init__(self, field: str, found: object, allowed: str) -> None:
-        super().__init__(f"{field}: found {found!r}, allowed {allowed}")
+        super().__init__(f"{field}: found {as_json(found)}, allowed {allowed}")
         self.field = field
 
 

@@ -599,7 +599,7 @@ async def test_a_model_that_nobody_serves_is_named_beside_those_that_are(plane: 
     plane.join("w0", refusing_url(), served_names=("m", "alias"))
     answered = await plane.post({"model": "gpt-9"})
     assert (answered.status, answered.error["code"]) == (404, "model_not_found")
-    assert answered.error["message"] == "model: found 'gpt-9', allowed m, alias"
+    assert answered.error["message"] == 'model: found "gpt-9", allowed m, alias'
 
 
 @pytest.mark.asyncio

@@ -56,7 +56,7 @@ def test_a_prefill_worker_takes_what_an_encode_worker_said() -> None:
     ],
 )
 def test_another_role_s_part_is_refused(role: Role, kind: str, allowed: str) -> None:
-    message = f"disaggregated_params.request_type: found '{kind}', allowed {allowed} a worker whose role is {role}"
+    message = f'disaggregated_params.request_type: found "{kind}", allowed {allowed} a worker whose role is {role}'
     with pytest.raises(RequestInvalid, match=message):
         phase_of(asked({"request_type": kind, **STATE}), role)
 
@@ -67,5 +67,5 @@ def test_an_aggregated_worker_hands_what_it_was_told_to_the_engine_which_refuses
 
 @pytest.mark.parametrize("params", [None, MEDIA])
 def test_an_encode_worker_generates_nothing(params: dict[str, Any] | None) -> None:
-    with pytest.raises(RequestInvalid, match="role: found 'encode', allowed aggregated, prefill or decode"):
+    with pytest.raises(RequestInvalid, match='role: found "encode", allowed aggregated, prefill or decode'):
         phase_of(asked(params), "encode")
