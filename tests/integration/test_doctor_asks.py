@@ -15,6 +15,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, StorageType, StreamConfig
 from kv_protocol.subjects import EVENTS_STREAM, FLEET_STREAM
 from kv_runtime.clock import ManualClock, SystemClock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.hosts import HostNames
 from kv_runtime.http import HttpServer, json_response, openai_errors, require_token
 from kv_runtime.supervise import Part, run_parts
 from router.core.doctor.facts import Answer
@@ -48,7 +49,9 @@ async def asked(
     """Be where the routes are served at a name beyond loopback, and somebody asks."""
     app = web.Application(middlewares=[openai_errors, require_token(token)])
     app.add_routes([web.get(path, handler) for path, handler in routes.items()])
-    server, stop = HttpServer(app, "127.0.0.1", 0, drain_s=0.1, handler_cancellation=True), asyncio.Event()
+    names = HostNames("127.0.0.1", ("far.test",))
+    server = HttpServer(app, "127.0.0.1", 0, drain_s=0.1, handler_cancellation=True, hosts=names)
+    stop = asyncio.Event()
     await server.start()
     async with (
         asyncio.TaskGroup() as group,

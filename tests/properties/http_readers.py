@@ -21,6 +21,7 @@ DELIBERATE = (
     "allowed a token",  # h11 reads a first line behind a bare LF
     "allowed method, target, version",  # the same
     "allowed HTTP/1.1 and HTTP/1.0",  # h11 leaves versions like 1.7 to its caller
+    "host: found",  # a name that is not ours: a page of another site may have sent it (DNS rebinding)
     "allowed alone",  # transfer-encoding beside content-length: RFC 9112, 6.3 lets a server refuse it
     "found in HTTP/1.0",  # RFC 9112, 6.1: faulty framing
     "found it twice",  # h11 joins equal lengths, and keeps other names apart

@@ -18,11 +18,11 @@ from tests.properties.http_readers import (
 )
 
 REQUESTS = [
-    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
-    b"POST /v1/completions?x=y HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello",
-    b"POST / HTTP/1.1\r\nhost:a\r\ntransfer-encoding: CHUNKED\r\n\r\n3\r\nabc\r\n0A;x=y\r\n0123456789\r\n0\r\n\r\n",
-    b"PUT /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\n\n\r\n0\r\nx-trailer: 1\r\n\r\n",
-    b"POST / HTTP/1.1\r\nHost: a\r\nX: 1\r\nx:\t2 \r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"POST /v1/completions?x=y HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello",
+    b"POST / HTTP/1.1\r\nhost:[::1]\r\ntransfer-encoding: CHUNKED\r\n\r\n3\r\nabc\r\n0A;x=y\r\n0123456789\r\n0\r\n\r\n",
+    b"PUT /a HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\n\n\r\n0\r\nx-trailer: 1\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nX: 1\r\nx:\t2 \r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
     b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}",
     b"OPTIONS /x HTTP/1.1\r\nhost: \r\nempty:\r\nhigh: \xe4\xf6\r\n\r\n",
 ]

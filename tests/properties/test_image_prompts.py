@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from kv_protocol import mm_keys
+from kv_protocol.body_limits import Body
 from kv_protocol.codec import unpack_u64
 from kv_protocol.hashing import Hashing, unpack_tokens
 from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
@@ -299,7 +300,7 @@ def test_a_key_in_the_first_of_an_images_blocks_alone_is_found(fake: Fake, monke
 
 def test_images_in_another_order_are_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     see = image_prompts.seen_images
-    monkeypatch.setattr(image_prompts, "seen_images", lambda urls, rule: see(urls, rule)[::-1])
+    monkeypatch.setattr(image_prompts, "seen_images", lambda urls, rule, body: see(urls, rule, body)[::-1])
     assert found_wrong(fake)
 
 
@@ -319,8 +320,8 @@ def test_an_image_of_one_token_more_is_found(fake: Fake, monkeypatch: pytest.Mon
 def test_the_hash_of_the_url_in_place_of_the_bytes_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     see = image_prompts.seen_image
 
-    def of_the_url(url: str, rule: ImageRule) -> Any:
-        image = see(url, rule)
+    def of_the_url(url: str, rule: ImageRule, body: Body | None) -> Any:
+        image = see(url, rule, body)
         return image and image._replace(digest=content_digest(url.encode()))
 
     monkeypatch.setattr(image_prompts, "seen_image", of_the_url)
