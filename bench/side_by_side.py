@@ -86,13 +86,24 @@ def _play_cells(connection: Connection) -> None:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Processes that start within the block never see SIGINT: each would print a traceback of its own at Ctrl-C."""
+    """Start processes in the block: they never see SIGINT, and this one raises `KeyboardInterrupt` behind the block only.
+
+    A child that sees SIGINT prints a traceback, and so does one whose start is broken off. The mask is inherited by the
+    child; it does not protect the start, because another thread of this process may take the signal.
+    """
     resource_tracker.ensure_running()  # which unblocks the signal when it starts
+    held_back: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda number, _: held_back.append(number)) for number in numbers]
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    if held_back:
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from kv_runtime.config import IndexSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.telemetry import new_registry
 from router.control_plane import ControlPlane
+from router.core.policy import Policy
+from router.policy_store import PolicyStore
 from tests.dumped import dump_chunks
 from tests.integration.broker import Broker, eventually
 from tests.integration.index_on_log import Index, running_index
@@ -115,7 +117,8 @@ async def test_a_right_index_is_equal_to_every_mirror(broker: Broker, log: Event
 async def test_a_router_s_control_plane_can_be_verified_as_well(broker: Broker, log: EventLog) -> None:
     async with running_index(broker.url) as index:
         workers = await living(log, index, 1)
-        app = ControlPlane(NOTHING_ROUTED, index.index, log).app(new_registry(), token="")
+        policies = PolicyStore("", Policy(), {})
+        app = ControlPlane(NOTHING_ROUTED, index.index, log, policies=policies).app(new_registry(), token="")
         async with serving(app) as api, answering(log, *workers):
             found = await Verified(api.url, log).verdicts(*ranks_of(workers))
     assert [each.verdict for each in found] == ["equal", "equal"]
