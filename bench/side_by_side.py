@@ -86,7 +86,7 @@ def _play_cells(connection: Connection) -> None:
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Start processes in the block: they never see SIGINT, and this one raises `KeyboardInterrupt` behind the block only.
+    """Start processes in the block: they never see SIGINT; here `KeyboardInterrupt` comes behind the block.
 
     A child that sees SIGINT prints a traceback, and so does one whose start is broken off. The mask is inherited by the
     child; it does not protect the start, because another thread of this process may take the signal.
