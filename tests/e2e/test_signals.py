@@ -17,16 +17,27 @@ END_S = 30.0
 """For a loaded machine; what is interrupted here would go on for minutes."""
 
 
+@contextmanager
+def interrupts_not_ignored() -> Iterator[None]:
+    """Processes that start in the block take SIGINT as in a terminal; a shell lets its background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Started:
     """A process in a session of its own, so that a signal to its group is what Ctrl-C in a terminal is."""
 
     def __init__(self, *arguments: str) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True, env=clean,
-        )  # fmt: skip
+        with interrupts_not_ignored():
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                start_new_session=True, env=clean,
+            )  # fmt: skip
         self.output = ""
 
     def line_with(self, words: str) -> str:
