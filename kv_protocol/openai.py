@@ -14,7 +14,7 @@ from kv_protocol.continuation import Continuation
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.openai_errors import RequestInvalid, explained
 from kv_protocol.openai_inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound, decode_inbound
-from kv_protocol.openai_options import Choices, Count, NvExt, PassedOn, StreamOptions, template_options
+from kv_protocol.openai_options import CacheSalt, Choices, Count, NvExt, PassedOn, StreamOptions, template_options
 from kv_protocol.openai_parts import ABSENT, is_given
 from kv_protocol.openai_prompts import read_ids, read_prompt
 
@@ -56,7 +56,7 @@ class _Request(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
-    cache_salt: str | None = None
+    cache_salt: CacheSalt | None = None
     priority: float | None = None
     response_format: dict[str, Any] | None = None
     best_of: int | None = None

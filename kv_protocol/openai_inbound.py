@@ -18,9 +18,10 @@ from typing import Annotated, Any
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai_errors import explained
+from kv_protocol.openai_errors import RequestInvalid, Verbatim, explained
 from kv_protocol.openai_options import (
     NO_NVEXT,
+    CacheSalt,
     Choices,
     Count,
     NvExt,
@@ -45,7 +46,7 @@ class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     n: Choices | None = None
-    cache_salt: str | None = None
+    cache_salt: CacheSalt | None = None
     priority: Priority | None = None
     nvext: NvExt | None = None
     add_special_tokens: bool | None = None
@@ -207,12 +208,22 @@ def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else.
 
     `path` is that of an endpoint; of any other path (`/v1/route`) the body itself says for which it is: a chat has
-    messages.
+    messages. All of the body has to be UTF-8, also the values that the router does not read.
     """
+    if not body.isascii():
+        _check_utf8(body)
     try:
         return (_decoders.get(path) or _decoders[_endpoint_of(body)]).decode(body)
     except UNDECODABLE as error:
         raise explained(error, body) from error
+
+
+def _check_utf8(body: bytes | bytearray) -> None:
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        found = Verbatim(f"byte 0x{body[error.start]:02x} at {error.start}")
+        raise RequestInvalid("body", found, f"UTF-8 ({error.reason})") from error
 
 
 def _endpoint_of(body: bytes | bytearray) -> str:

@@ -19,6 +19,9 @@ Rank = Annotated[int, msgspec.Meta(ge=0, le=4095)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3.6e6)]
 I64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Priority = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+CACHE_SALT_CHARACTERS_MAX = 1024
+"""At most 4096 bytes of UTF-8: less than the 65,536 bytes that an agent accepts in an engine's event."""
+CacheSalt = Annotated[str, msgspec.Meta(max_length=CACHE_SALT_CHARACTERS_MAX)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 
 _MS_PER_S = 1000
@@ -81,7 +84,7 @@ class NvExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dp_rank: Rank | None = None
     prefill_dp_rank: Rank | None = None
     token_data: msgspec.Raw = ABSENT
-    cache_salt: str | None = None
+    cache_salt: CacheSalt | None = None
     agent_hints: AgentHints | None = None
     router: Targets | None = None
     annotations: list[str] | None = None

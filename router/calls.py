@@ -26,6 +26,9 @@ from router.tokens import Prompt, with_prompt_ids
 
 _PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
 """Headers of a client that workers get, too."""
+_TRACE_NAMES = frozenset({b"traceparent", b"tracestate"})
+_TRACE_BYTES_MAX = 1024
+"""A longer trace header is dropped: W3C Trace Context asks for 512 bytes of `tracestate`; workers refuse 8,190."""
 _PASSED_ON_NAMES = frozenset(_PASSED_ON)
 _ALONE = PrefillAnswer(b"", ALONE, is_final=False)
 """What a decode worker is told that serves alone."""
@@ -99,7 +102,12 @@ def _of_phase(body: Bytes, phase: str, handoff: PrefillAnswer, role: str) -> Byt
 
 
 def _passed_on(headers: Headers) -> bytes:
-    return b"".join(b"%s: %s\r\n" % (name, headers[name]) for name in _PASSED_ON if name in headers)
+    lines = b""
+    for name in _PASSED_ON:
+        value = headers.get(name)
+        if value is not None and (name not in _TRACE_NAMES or len(value) <= _TRACE_BYTES_MAX):
+            lines += b"%s: %s\r\n" % (name, value)
+    return lines
 
 
 def _worker_headers(token: str) -> bytes:

@@ -1,6 +1,7 @@
 """What the router reads of a request, what it leaves to the worker, and how what may not be is named."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,9 +18,10 @@ from kv_protocol.openai import (
     Inbound,
     NvExt,
     RequestInvalid,
+    decode_chat,
     decode_inbound,
 )
-from kv_protocol.openai_options import AgentHints, Targets
+from kv_protocol.openai_options import CACHE_SALT_CHARACTERS_MAX, AgentHints, Targets
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -118,6 +120,34 @@ def test_what_may_not_be_is_named_by_its_path(fields: dict[str, Any], path: str)
     with pytest.raises(RequestInvalid) as refused:
         chat(**fields)
     assert refused.value.field == path
+
+
+@pytest.mark.parametrize("character", ["s", "é", "😀"])
+@pytest.mark.parametrize("decode", [decode_inbound, lambda _path, body: decode_chat(body)], ids=["router", "agent"])
+@pytest.mark.parametrize("place", ["cache_salt", "nvext.cache_salt"])
+def test_a_cache_salt_of_1024_characters_is_read_and_a_longer_one_is_refused_by_its_path(
+    character: str, decode: Callable[[str, bytes], Any], place: str
+) -> None:
+    def body(salt: str) -> bytes:
+        fields = {"cache_salt": salt}
+        return json.dumps(
+            {"model": "m", "messages": MESSAGES, **(fields if place == "cache_salt" else {"nvext": fields})}
+        ).encode()
+
+    longest = character * CACHE_SALT_CHARACTERS_MAX
+    assert decode(CHAT, body(longest)).salt == longest
+    with pytest.raises(RequestInvalid, match="length <= 1024") as refused:
+        decode(CHAT, body(longest + "s"))
+    assert refused.value.field == place
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/route"])
+def test_a_body_that_is_not_utf_8_is_refused_also_where_the_router_reads_nothing(path: str) -> None:
+    prompt = b'"prompt":"x"' if path == COMPLETIONS else b'"messages":[{"role":"user","content":"hi"}]'
+    body = b'{"model":"m",%b,"user":"%b"}'
+    assert decode_inbound(path, body % (prompt, "é😀".encode())).model == "m"
+    with pytest.raises(RequestInvalid, match=r"body: found byte 0xff at \d+, allowed UTF-8"):
+        decode_inbound(path, body % (prompt, b"\xff"))
 
 
 @pytest.mark.parametrize("fields", [{"kv_prompt_ids": "AAAA"}, {"kv_continue": {}}])

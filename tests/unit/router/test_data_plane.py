@@ -188,6 +188,17 @@ async def test_a_worker_that_takes_no_token_ids_gets_the_clients_bytes_unchanged
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("name", ["traceparent", "tracestate"])
+async def test_a_trace_header_is_passed_on_up_to_1024_bytes(plane: Plane, name: str) -> None:
+    async with Upstream(GOOD) as worker:
+        plane.join("w0", worker.base_url)
+        for size in (512, 1024, 1025):
+            await plane.post(**{name: "s" * size, "x_session_id": "talk"})
+    assert [len(each.headers.get(name, "")) for each in worker.received] == [512, 1024, 0]
+    assert {each.headers["x-session-id"] for each in worker.received} == {"talk"}
+
+
+@pytest.mark.asyncio
 async def test_parameters_without_effect_are_named(plane: Plane) -> None:
     async with Upstream(GOOD) as worker:
         plane.join("w0", worker.base_url)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.hashing import image_pad
+from kv_protocol.openai_options import CACHE_SALT_CHARACTERS_MAX
 from tests.unit.worker_agent.trtllm_json import (
     BLOCK_SIZE,
     Json,
@@ -112,6 +113,12 @@ def test_the_one_salt_of_an_event_is_published(
 
 def test_the_salt_of_the_event_alone_is_published(rules: TrtllmRules) -> None:
     assert the_store(rules, stored(block(1), cache_salt="s")).cache_salt == "s"
+
+
+def test_the_longest_salt_of_a_request_can_be_read_in_an_event(rules: TrtllmRules) -> None:
+    longest = "😀" * CACHE_SALT_CHARACTERS_MAX
+    assert the_store(rules, stored(block(1), cache_salt=longest)).cache_salt == longest
+    assert rules.stale(0) == ""
 
 
 @pytest.mark.parametrize(
