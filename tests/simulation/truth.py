@@ -32,6 +32,7 @@ from tests.simulation.traffic import Answers, batches_of, blocks_of
 from tests.simulation.workload import Conversation
 
 if TYPE_CHECKING:
+    from indexer.core.follower import StreamFollower
     from tests.simulation.world import World
 
 RECHECK_RATIO = 0.1
@@ -69,7 +70,7 @@ class Truth:
         self._logged: dict[tuple[WorkerRank, int], set[int]] = {}
         self._purged: dict[str, int] = {}
         self._seen_objects: set[str] = set()
-        self._silences: dict[tuple[int, WorkerRank], tuple[int, float]] = {}
+        self._silences: dict[tuple[int, WorkerRank], tuple[StreamFollower, int, float]] = {}
         self._places: dict[tuple[int, WorkerRank], _Place] = {}
         limits = world.setup.follower
         self.answers = Answers(0.0 if world.kind == "silent" else limits.gap_s, limits.answer_s)
@@ -148,10 +149,11 @@ class Truth:
         if not follower.is_recovering or follower.is_in_flight(now_s) or not index.connection.is_connected:
             self._silences.pop((life, rank), None)
             return
-        asked, since_s = self._silences.get((life, rank), (-1, now_s))
-        if asked != follower._asking.request_id:
-            asked, since_s = follower._asking.request_id, now_s
-        self._silences[life, rank] = asked, since_s
+        request_id = follower._asking.request_id
+        known, newest_id, since_s = self._silences.get((life, rank), (follower, -1, now_s))
+        if known is not follower or newest_id != request_id:  # another follower: the rank was forgotten meanwhile
+            since_s = now_s
+        self._silences[life, rank] = follower, request_id, since_s
         silent_s = now_s - since_s
         assert silent_s <= self._world.setup.follower.backoff_max_s, f"{index.name}: {rank}: silent for {silent_s} s"
 
