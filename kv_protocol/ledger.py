@@ -10,6 +10,8 @@ import msgspec
 from kv_protocol.errors import LimitExceeded
 
 _BLOCK_BYTES = 8
+_COUNT_MAX = (1 << 40) - 1
+"""Tokens or blocks of one request: sums over all leases of a router still fit 64 bits."""
 
 ExpiryCause = Literal["silence", "engine"]
 """Nothing was heard of the lease for its whole time; or its rank's engine has known of fewer requests for a while."""
@@ -22,7 +24,7 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
     still prefill.
 
     Raises:
-        LimitExceeded: `blocks` is cut within a block, or a count is less than nothing.
+        LimitExceeded: `blocks` is cut within a block, or a count is not within 0..2^40-1.
     """
 
     lease_id: str
@@ -40,9 +42,9 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
     def __post_init__(self) -> None:
         if len(self.blocks) % _BLOCK_BYTES:
             raise LimitExceeded("blocks", len(self.blocks), f"a multiple of {_BLOCK_BYTES} bytes")
-        if self.uncached_tokens < 0 or self.extra_blocks < 0:
+        if not (0 <= self.uncached_tokens <= _COUNT_MAX and 0 <= self.extra_blocks <= _COUNT_MAX):
             found = (self.uncached_tokens, self.extra_blocks)
-            raise LimitExceeded("uncached_tokens and extra_blocks", found, "0 or more")
+            raise LimitExceeded("uncached_tokens and extra_blocks", found, f"0..{_COUNT_MAX}")
 
 
 class FirstToken(msgspec.Struct, frozen=True, tag="first_token", kw_only=True, gc=False):

@@ -6,8 +6,11 @@ it held last.
 
 import msgspec
 
-from kv_protocol.errors import UNDECODABLE, MalformedMessage
+from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.ids import checked_u64
+
+COUNT_MAX = (1 << 48) - 1
+"""Requests, blocks and tokens of a report: far beyond any engine, and sums of some of them still fit 64 bits."""
 
 
 class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,10 +55,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     phases: PhaseLoad | None = None
 
     def __post_init__(self) -> None:
-        for field in (
-            "iteration", "running_requests", "waiting_requests", "used_blocks", "total_blocks", "context_tokens",
-        ):  # fmt: skip
-            checked_u64(field, getattr(self, field))
+        checked_u64("iteration", self.iteration)
+        for field in ("running_requests", "waiting_requests", "used_blocks", "total_blocks", "context_tokens"):
+            if not 0 <= (value := getattr(self, field)) <= COUNT_MAX:
+                raise LimitExceeded(field, value, f"0..{COUNT_MAX}")
 
 
 _decoder = msgspec.json.Decoder(LoadReport)

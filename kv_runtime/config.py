@@ -6,6 +6,7 @@ was found and what is allowed. The sections here are those that several processe
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -22,6 +23,8 @@ _NESTED = "__"
 _FLEET_KEY_CHARACTERS_MIN = 16
 _INDEX_BYTES_MIN = 1 << 20
 """With less an index has room for hardly any rank."""
+
+_USER_OF_URL = re.compile(r"://[^/@\s]+@")
 
 
 class ConfigurationError(Exception):
@@ -221,7 +224,12 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def render(settings: Settings) -> str:
     """Return the tree as YAML that loads again, but for secrets: they are masked, and a mask is refused as a guess."""
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)
+    return without_user(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+
+
+def without_user(text: str) -> str:
+    """Return the text with the user and the password, or the token, of each URL in it masked."""
+    return _USER_OF_URL.sub("://**********@", text)
 
 
 def _assigned(kind: type[BaseModel], assignments: Iterable[str], problems: list[str]) -> Iterator[tuple[str, Any]]:

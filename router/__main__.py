@@ -16,7 +16,7 @@ from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import LeaseEvent
 from kv_runtime.chat_template import TextError
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import ConfigurationError, config_options, given_paths, load_settings, render
+from kv_runtime.config import ConfigurationError, config_options, given_paths, load_settings, render, without_user
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.http import HttpServer, PortUsed
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
@@ -180,7 +180,7 @@ async def _serve(settings: RouterSettings, stop: asyncio.Event, given: frozenset
         router = await _opened(settings, stop, cleanup, given)
         print(f"router on      {router.data_url}  (mode {router.mode})")
         print(f"control plane  {router.control_url}")
-        print(f"event log      {router.log_url}")
+        print(f"event log      {without_user(router.log_url)}")
         print(f"running        index: {_INDEX_NAMES[router.index_name]}, hot path: {hot_path()}", flush=True)
         await run_parts(router.parts, stop=stop, drain_s=router.drain_s)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
+import aiohttp
 import pytest
 
 from bench.processes import free_ports
@@ -28,6 +29,16 @@ PAUSE_S_MAX = 0.1
 """Between two requests of a client; every second one follows at once, when the connection of the one before may end."""
 ANSWER_TOKENS_MAX = 24
 QUIET = ("telemetry.log_level=warning",)
+
+
+async def until_ready(control_url: str) -> None:
+    """Return once the router has a worker that may be sent requests."""
+    async with asyncio.timeout(60), aiohttp.ClientSession() as session:
+        while True:
+            async with session.get(f"{control_url}/ready") as response:
+                if response.status == 200:
+                    return
+            await SystemClock().sleep(0.05)
 
 
 class Clients:
@@ -103,6 +114,8 @@ async def test_of_two_routers_on_one_port_one_stops_and_no_request_is_lost(
         worker = ("worker_agent", "serve", "--worker-id", "w0", "--model", "m", "--nats-url", server.url)
         await children.start_ours("w0", *worker, ready="worker w0 on", settings=("engine.speed=2", *QUIET))
         routers = [await router("a"), await router("b")]
+        for each in routers:
+            await until_ready((await each.line_with("control plane")).split()[2])
         clients, stops = Clients(port, random), 0
         sending = asyncio.ensure_future(clients.run())
         while not sending.done():

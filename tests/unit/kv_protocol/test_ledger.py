@@ -13,7 +13,13 @@ def routed(**changed: object) -> Routed:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("blocks", b"1234567"), ("blocks", b"123456789"), ("uncached_tokens", -1), ("extra_blocks", -1)],
+    [
+        ("blocks", b"1234567"),
+        ("blocks", b"123456789"),
+        ("uncached_tokens", -1),
+        ("extra_blocks", -1),
+        ("uncached_tokens", 1 << 40),
+    ],
 )
 def test_a_promise_that_cannot_be_does_not_exist(field: str, value: object) -> None:
     with pytest.raises(LimitExceeded, match=field):

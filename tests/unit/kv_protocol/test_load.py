@@ -5,7 +5,7 @@ import pytest
 
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.journal import LoadApplied, decode_journal, encode_record, pack_journal
-from kv_protocol.load import LoadReport, PhaseLoad, decode_load, encode_load
+from kv_protocol.load import COUNT_MAX, LoadReport, PhaseLoad, decode_load, encode_load
 
 LEAST: dict[str, Any] = {
     "instance": "i",
@@ -16,10 +16,10 @@ LEAST: dict[str, Any] = {
     "total_blocks": 5,
 }
 FULL: dict[str, Any] = LEAST | {"context_tokens": 6, "iteration_s": 0.012}
-COUNTS = [field for field, value in FULL.items() if isinstance(value, int)]
+COUNTS = [field for field, value in FULL.items() if isinstance(value, int) and field != "iteration"]
 
 
-@pytest.mark.parametrize("fields", [LEAST, FULL, LEAST | dict.fromkeys(COUNTS, 2**64 - 1)])
+@pytest.mark.parametrize("fields", [LEAST, FULL, LEAST | dict.fromkeys(COUNTS, COUNT_MAX) | {"iteration": 2**64 - 1}])
 def test_a_report_survives_the_wire_and_the_journal(fields: dict[str, Any]) -> None:
     report = LoadReport(**fields)
     assert decode_load(encode_load(report)) == report
@@ -51,12 +51,17 @@ def test_a_report_of_an_old_engine_has_no_context_figures() -> None:
 
 
 @pytest.mark.parametrize("field", COUNTS)
-@pytest.mark.parametrize("value", [-1, 2**64, 10**30])
-def test_a_count_that_the_journal_could_not_hold_is_refused_by_its_name(field: str, value: int) -> None:
-    with pytest.raises(LimitExceeded, match=f"^{field}: found {value}, allowed u64"):
+@pytest.mark.parametrize("value", [-1, COUNT_MAX + 1, 2**63, 10**30])
+def test_a_count_beyond_what_sums_of_a_ledger_hold_is_refused_by_its_name(field: str, value: int) -> None:
+    with pytest.raises(LimitExceeded, match=f"^{field}: found {value}, allowed 0..{COUNT_MAX}"):
         LoadReport(**FULL | {field: value})
-    with pytest.raises(MalformedMessage, match=f"load report: {field}: found {value}, allowed u64"):
+    with pytest.raises(MalformedMessage, match=f"load report: {field}: found {value}, allowed 0..{COUNT_MAX}"):
         decode_load(json.dumps(FULL | {field: value}).encode())
+
+
+def test_an_iteration_that_the_journal_could_not_hold_is_refused_by_its_name() -> None:
+    with pytest.raises(LimitExceeded, match=f"^iteration: found {2**64}, allowed u64"):
+        LoadReport(**FULL | {"iteration": 2**64})
 
 
 @pytest.mark.parametrize("field", LEAST)

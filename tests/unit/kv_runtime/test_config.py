@@ -287,6 +287,13 @@ def test_a_shown_tree_masks_secrets() -> None:
     assert set(yaml.safe_load(shown)["control"]["token"]) == {"*"}
 
 
+@pytest.mark.parametrize("url", ["nats://user:hunter2@host:4222", "nats://hunter2@host:4222,nats://u:hunter2@other:1"])
+def test_the_user_of_a_url_is_not_shown(url: str) -> None:
+    shown = render(load_settings(Tree, flags={"nats.url": url}))
+    assert "hunter2" not in shown
+    assert "@host:4222" in shown
+
+
 def test_a_mask_is_no_secret(tmp_path: Path) -> None:
     shown = render(load_settings(Tree, assignments=["control.token=hunter2", "nats.credentials=hunter2"]))
     assert problems(file_with(tmp_path, shown)) == [
