@@ -14,12 +14,16 @@ its first token came (`kv_protocol/decode_time.py`).
 
 Headers that are read: `x-dp-rank`, a rank of this worker's; `x-session-id`, the conversation, up to 128 printable
 characters, any other is ignored; `traceparent` and `tracestate`. In-flight requests are bounded (`in_flight.py`).
+
+An unstreamed answer with many log probabilities is rendered on a thread, one such answer at a time.
 """
 
+import asyncio
 import math
 import re
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 
 from aiohttp import web
 
@@ -45,6 +49,8 @@ _RANK = re.compile("[0-9]{1,4}")
 _SESSION_CHARACTERS_MAX = 128
 _TRACE_HEADERS = ("traceparent", "tracestate")
 _FOUND_CHARACTERS_MAX = 16
+_LOGPROBS_ON_LOOP_MAX = 1024
+"""An answer with more log probabilities is rendered on a thread; these take the event loop a few milliseconds."""
 _NS_PER_S = 1_000_000_000
 
 
@@ -68,6 +74,7 @@ class Completions:
         self._bodies = RequestBodies(body_limits)
         self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
         self._names, self._wall_ns, self._new_id = names, wall_ns, new_id
+        self._rendering = asyncio.Semaphore(1)
 
     async def chat(self, http: web.Request) -> Answered:
         """Return the answer to `POST /v1/chat/completions`, and how the request ended."""
@@ -124,12 +131,20 @@ class Completions:
     async def _whole(self, generation: Generation, answer: Answer, asked: EngineRequest) -> Answered:
         pieces = await generation.whole()
         wants_prompt = asked.sampling.prompt_logprobs is not None
-        body = answer.whole(
+        render = partial(
+            answer.whole,
             pieces,
             generation.usage(),
             prompt=generation.prompt,
             told_of_prompt=(generation.prompt or asked.prompt, generation.prompt_logprobs) if wants_prompt else None,
         )
+        told = sum(len(piece.places) for piece in pieces) * (1 + (asked.sampling.logprobs or 0))
+        told += len(generation.prompt_logprobs) * (1 + (asked.sampling.prompt_logprobs or 0))
+        if told <= _LOGPROBS_ON_LOOP_MAX:
+            body = render()
+        else:
+            async with self._rendering:
+                body = await asyncio.to_thread(render)
         headers = {DECODE_HEADER: decode_header(generation.decode_s)}
         return web.Response(body=body, content_type="application/json", headers=headers), "ok"
 

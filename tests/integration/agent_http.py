@@ -14,7 +14,7 @@ import aiohttp
 from kv_runtime.http import HttpServer
 from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import new_registry
-from kv_runtime.text import load_text
+from kv_runtime.text import Text, load_text
 from worker_agent.api import AgentApi
 from worker_agent.engines.port import Engine
 from worker_agent.prompts import Prompts
@@ -123,12 +123,16 @@ async def serving(
     body_bytes: int = 1 << 20,
     position: Any = nowhere,
     now_s: Callable[[], float] = time.monotonic,
+    text: Text | None = None,
     **options: Any,
 ) -> AsyncIterator[Agent]:
-    """Be where an agent with the model "m" and the byte tokenizer serves the engine, which runs if it is driven."""
+    """Be where an agent with the model "m" serves the engine, which runs if it is driven.
+
+    Without `text` its tokenizer is the byte tokenizer.
+    """
     if drive:
         await engine.start()
-    ids, text = iter(f"id{number}" for number in range(1_000_000)), load_text("byte")
+    ids, text = iter(f"id{number}" for number in range(1_000_000)), text or load_text("byte")
     api = AgentApi(
         engine,
         text,

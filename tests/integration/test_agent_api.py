@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import threading
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from structlog.testing import capture_logs
 
 from kv_protocol.decode_time import DECODE_HEADER
 from kv_runtime.clock import ManualClock, SystemClock
+from kv_runtime.text import ByteText
 from tests.integration.agent_http import CHAT, COMPLETIONS, CREATED, HELLO, Agent, Answered, serving
 from tests.integration.broker import eventually
 from tests.integration.scripted_engine import ScriptedEngine
@@ -60,6 +62,19 @@ class _Failing(SimulatedEngine):
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         yield EngineOutput(token_ids=(97,), cached_tokens=0)
         raise KeyError(request.request_id)
+
+
+class _HeldText(ByteText):
+    """Text whose `token_bytes`, which log probabilities need, wait until the test lets them go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_rendered, self.may_go_on = threading.Event(), threading.Event()
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        self.is_rendered.set()
+        assert self.may_go_on.wait(WAIT_S)
+        return super().token_bytes(token_id)
 
 
 class _Timed(ScriptedEngine):
@@ -326,6 +341,21 @@ async def test_several_choices_of_a_simulated_engine_are_told_apart() -> None:
     assert [stream.said(choice) for choice in range(3)] == said
     assert (len({each["text"] for each in said}), whole.usage["completion_tokens"]) == (3, 30)
     assert all("".join(each["logprobs"]["tokens"]) == each["text"] for each in said)
+
+
+@pytest.mark.asyncio
+async def test_while_a_large_answer_is_rendered_other_requests_are_answered() -> None:
+    text = _HeldText()
+    asked = {"messages": HELLO, "n": 8, "max_tokens": 20, "logprobs": True, "top_logprobs": 20}
+    async with worker(text=text) as running:
+        large = asyncio.create_task(running.ask(CHAT, asked))
+        assert await asyncio.to_thread(text.is_rendered.wait, WAIT_S)
+        other = await running.ask(COMPLETIONS, {"prompt": "x", "max_tokens": 1})
+        assert not large.done()
+        text.may_go_on.set()
+        answered = await large
+    assert (other.status, answered.status) == (200, 200)
+    assert [len(choice["logprobs"]["content"]) for choice in answered.body["choices"]] == [20] * 8
 
 
 @pytest.mark.asyncio

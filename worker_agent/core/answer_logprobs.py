@@ -9,12 +9,17 @@ r"""Log probabilities as OpenAI clients read them, in either interface's shape.
     a logprob below -9999, or none    -9999
     a token of no whole characters    token: U+FFFD for what is broken, and its bytes; completion: `bytes:\xe2\x80`
 
+Each place is encoded as JSON by itself (`msgspec.Raw`): the objects of one place are freed before those of the next are
+made, and a thread that renders a long answer gives other threads their turn between places.
+
 Source: the OpenAI interface (chat completion object: -9999.0 "signifies that the token is very unlikely"); `prompt`:
 vLLM's interface.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from worker_agent.core.choice_text import Place
 from worker_agent.core.sampling import TokenLogprob, TokenLogprobs
@@ -27,7 +32,7 @@ TokenBytes = Callable[[int], bytes | None]
 
 def chat_logprobs(places: Sequence[Place], token_bytes: TokenBytes) -> dict[str, Any]:
     """Return the value of a chat choice's `logprobs`."""
-    return {"content": [_chat_place(place, token_bytes) for place in places], "refusal": None}
+    return {"content": [_encoded(_chat_place(place, token_bytes)) for place in places], "refusal": None}
 
 
 def completion_logprobs(places: Sequence[Place], token_bytes: TokenBytes) -> dict[str, Any]:
@@ -35,17 +40,24 @@ def completion_logprobs(places: Sequence[Place], token_bytes: TokenBytes) -> dic
     return {
         "tokens": [_spelt(place.token_id, token_bytes) for place in places],
         "token_logprobs": [place.logprobs and _bounded(place.logprobs.chosen) for place in places],
-        "top_logprobs": [_top(place.logprobs, token_bytes) for place in places],
+        "top_logprobs": [_encoded(_top(place.logprobs, token_bytes)) for place in places],
         "text_offset": [place.start for place in places],
     }
 
 
 def prompt_logprobs(
     prompt: Sequence[int], places: Sequence[TokenLogprobs | None], token_bytes: TokenBytes
-) -> list[dict[str, Any] | None]:
+) -> list[msgspec.Raw | None]:
     """Return a place for each token of the prompt; before the first nothing stands that could foretell it."""
     known = [*places, *[None] * (len(prompt) - len(places))]
-    return [None if place is None or not at else _prompt_place(place, token_bytes) for at, place in enumerate(known)]
+    return [
+        None if place is None or not at else _encoded(_prompt_place(place, token_bytes))
+        for at, place in enumerate(known)
+    ]
+
+
+def _encoded(place: dict[str, Any] | None) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(place))
 
 
 def _chat_place(place: Place, token_bytes: TokenBytes) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from kv_protocol.openai_parts import OptionalPart
 from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.engine import EngineDescription, EngineRequest
 from worker_agent.core.request_phases import phase_of
-from worker_agent.core.request_sampling import guide_field, sampling_of
+from worker_agent.core.request_sampling import check_size, guide_field, sampling_of
 from worker_agent.core.request_tokens import Vocabulary, bad_token_ids_of, logit_bias_of, stop_token_ids_of
 from worker_agent.core.sampling import Sampling
 
@@ -124,13 +124,15 @@ class RequestRules:
         before: tuple[int, ...] = (),
         **others: Any,  # noqa: ANN401 - more fields of `EngineRequest`
     ) -> EngineRequest:
-        """Return what the engine is asked; raise `RequestInvalid` where it cannot fit or names no rank of ours.
+        """Return what the engine is asked; raise `RequestInvalid` where it cannot fit or names no rank of ours,
+        and where the answer would have too many log probabilities.
 
         `before` are the answer's first tokens, where another worker has generated them. `max_tokens` 0: there are all.
         """
         if dp_rank is not None and dp_rank not in self._description.dp_ranks:
             raise RequestInvalid("x-dp-rank", dp_rank, ", ".join(map(str, self._description.dp_ranks)))
         max_tokens, sampling = self._max_tokens(request, len(prompt)), wishes.sampling
+        check_size(request, sampling, prompt_tokens=len(prompt), max_tokens=max_tokens)
         if before:
             max_tokens = max_tokens if self._role == "prefill" else max(0, max_tokens - len(before))
             min_tokens = None if sampling.min_tokens is None else max(0, sampling.min_tokens - len(before))

@@ -23,8 +23,9 @@ from typing import Annotated, Any
 import msgspec
 
 from kv_protocol.openai import ChatRequest, Request, RequestInvalid
+from kv_protocol.openai_errors import Verbatim
 from kv_protocol.openai_parts import OptionalPart
-from worker_agent.core.sampling import LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
+from worker_agent.core.sampling import ANSWER_LOGPROBS_MAX, LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
 
 _Choices = Annotated[list[str], msgspec.Meta(min_length=1, max_length=1024)]
 _COPIED = (
@@ -67,6 +68,26 @@ def sampling_of(request: Request) -> Sampling:
         prompt_logprobs=_count.read(request.prompt_logprobs, "prompt_logprobs"),
         guide=_guide(request)[1],
     )
+
+
+def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_tokens: int) -> None:
+    """Return when the answer has at most `ANSWER_LOGPROBS_MAX` log probabilities; raise `RequestInvalid` otherwise.
+
+    A stream has no such bound: its events leave as they come.
+    """
+    if request.stream:
+        return
+    field = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
+    for name, length, tokens, top in (
+        (field, "max_tokens", max_tokens, sampling.logprobs),
+        ("prompt_logprobs", "prompt tokens", prompt_tokens, sampling.prompt_logprobs),
+    ):
+        count = 0 if top is None else sampling.choices * tokens * (1 + top)
+        if count > ANSWER_LOGPROBS_MAX:
+            found = Verbatim(
+                f"n {sampling.choices} x {length} {tokens} x (1 + {name} {top}) = {count} log probabilities"
+            )
+            raise RequestInvalid(name, found, f"at most {ANSWER_LOGPROBS_MAX} in an answer that is not streamed")
 
 
 def guide_field(request: Request) -> str:

@@ -1,6 +1,7 @@
 """Log probabilities in the shapes of the OpenAI interface."""
 
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,18 +19,33 @@ def place(chosen: TokenLogprob, *top: TokenLogprob, start: int = 0) -> Place:
     return Place(chosen.token_id, start, TokenLogprobs(chosen=chosen, top=top))
 
 
+def read(told: object) -> Any:
+    """Return it as a client reads it."""
+    return msgspec.json.decode(msgspec.json.encode(told))
+
+
+def test_each_place_is_encoded_by_itself() -> None:
+    told, places = TokenLogprobs(chosen=B, top=(A,)), [place(B, A), place(A)]
+    encoded = (
+        chat_logprobs(places, BYTES)["content"],
+        completion_logprobs(places, BYTES)["top_logprobs"],
+        prompt_logprobs((97, 98, 99), (told, told, told), BYTES)[1:],
+    )
+    assert [[type(each) for each in column] for column in encoded] == [[msgspec.Raw] * 2] * 3
+
+
 def test_a_chat_tells_each_token_with_its_bytes_and_the_likeliest() -> None:
     a = {"token": "a", "logprob": -0.97, "bytes": [97]}
     b = {"token": "b", "logprob": -0.98, "bytes": [98]}
     half = {"token": "\ufffd", "logprob": -2.26, "bytes": [0xE2], "top_logprobs": []}
-    assert chat_logprobs([place(B, A, B), place(HALF)], BYTES) == {
+    assert read(chat_logprobs([place(B, A, B), place(HALF)], BYTES)) == {
         "content": [{**b, "top_logprobs": [a, b]}, half],
         "refusal": None,
     }
 
 
 def test_a_completion_tells_columns_with_the_chosen_token_among_the_top() -> None:
-    assert completion_logprobs([place(B, A, start=3), place(A, start=4), place(HALF, start=5)], BYTES) == {
+    assert read(completion_logprobs([place(B, A, start=3), place(A, start=4), place(HALF, start=5)], BYTES)) == {
         "tokens": ["b", "a", "bytes:\\xe2"],
         "token_logprobs": [-0.98, -0.97, -2.26],
         "top_logprobs": [{"a": -0.97, "b": -0.98}, {"a": -0.97}, {"bytes:\\xe2": -2.26}],
@@ -39,7 +55,7 @@ def test_a_completion_tells_columns_with_the_chosen_token_among_the_top() -> Non
 
 def test_of_the_prompt_every_token_but_the_first_is_told() -> None:
     told = TokenLogprobs(chosen=B, top=(A,))
-    assert prompt_logprobs((97, 98, 99), (told, told), BYTES) == [
+    assert read(prompt_logprobs((97, 98, 99), (told, told), BYTES)) == [
         None,
         {
             "97": {"logprob": -0.97, "rank": 1, "decoded_token": "a"},
@@ -51,14 +67,14 @@ def test_of_the_prompt_every_token_but_the_first_is_told() -> None:
 
 def test_a_place_of_which_nothing_is_known_says_so() -> None:
     unknown = [Place(97, 0, None)]
-    (content,) = chat_logprobs(unknown, BYTES)["content"]
+    (content,) = read(chat_logprobs(unknown, BYTES))["content"]
     assert (content["token"], content["logprob"], content["top_logprobs"]) == ("a", -9999.0, [])
-    told = completion_logprobs(unknown, BYTES)
+    told = read(completion_logprobs(unknown, BYTES))
     assert (told["token_logprobs"], told["top_logprobs"]) == ([None], [None])
 
 
 def test_a_token_that_nobody_can_tell_has_no_bytes() -> None:
-    (content,) = chat_logprobs([place(TokenLogprob(token_id=9_999, logprob=-1.0))], BYTES)["content"]
+    (content,) = read(chat_logprobs([place(TokenLogprob(token_id=9_999, logprob=-1.0))], BYTES))["content"]
     assert (content["token"], content["bytes"]) == ("", None)
 
 

@@ -246,6 +246,50 @@ def test_more_tokens_than_there_is_room_for_are_refused_with_the_numbers() -> No
         asked(chat(max_tokens=91))
 
 
+LONG = rules(max_seq_len=1 << 20, event_source="polled")
+MANY = {"n": 64, "max_tokens": 195}  # times 21: 64 less than the bound, 262,144
+
+
+@pytest.mark.parametrize(
+    ("fits", "is_too_large", "prompt_tokens", "field", "found"),
+    [
+        (
+            chat(logprobs=True, top_logprobs=20, **MANY),
+            chat(logprobs=True, top_logprobs=20, n=64, max_completion_tokens=196),
+            10,
+            "top_logprobs",
+            "n 64 x max_tokens 196 x (1 + top_logprobs 20) = 263424 log probabilities",
+        ),
+        (
+            completion(logprobs=20, **MANY),
+            completion(logprobs=20, n=65, max_tokens=195),
+            10,
+            "logprobs",
+            "n 65 x max_tokens 195 x (1 + logprobs 20) = 266175 log probabilities",
+        ),
+        (
+            completion(prompt_logprobs=msgspec.Raw(b"3")),
+            completion(prompt_logprobs=msgspec.Raw(b"4")),
+            1 << 16,
+            "prompt_logprobs",
+            "n 1 x prompt tokens 65536 x (1 + prompt_logprobs 4) = 327680 log probabilities",
+        ),
+    ],
+)
+def test_more_log_probabilities_than_an_unstreamed_answer_may_have_are_refused_with_the_numbers(
+    fits: Request, is_too_large: Request, prompt_tokens: int, field: str, found: str
+) -> None:
+    assert asked(fits, prompt_tokens, LONG).sampling.choices == (fits.n or 1)
+    with pytest.raises(RequestInvalid) as refused:
+        asked(is_too_large, prompt_tokens, LONG)
+    assert refused.value.field == field
+    assert str(refused.value) == f"{field}: found {found}, allowed at most 262144 in an answer that is not streamed"
+
+
+def test_a_stream_may_have_any_number_of_log_probabilities() -> None:
+    assert asked(chat(logprobs=True, top_logprobs=20, n=128, max_tokens=4096, stream=True), 10, LONG).max_tokens == 4096
+
+
 @pytest.mark.parametrize(("request_", "field"), [(chat(), "messages"), (completion(), "prompt")])
 @pytest.mark.parametrize(("prompt_tokens", "message"), [(0, "at least one token"), (100, "at most 99 tokens")])
 def test_a_prompt_of_no_tokens_or_too_many_is_refused(
