@@ -124,9 +124,9 @@ class RequestRules:
         before: tuple[int, ...] = (),
         **others: Any,  # noqa: ANN401 - more fields of `EngineRequest`
     ) -> EngineRequest:
-        """Return what the engine is asked; raise `RequestInvalid` where it cannot fit or names no rank of ours,
-        and where the answer would have too many log probabilities.
+        """Return what the engine is asked; raise `RequestInvalid` where it cannot fit or names no rank of ours.
 
+        Likewise where the answer would have too many log probabilities (`check_size`).
         `before` are the answer's first tokens, where another worker has generated them. `max_tokens` 0: there are all.
         """
         if dp_rank is not None and dp_rank not in self._description.dp_ranks:
