@@ -22,7 +22,7 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from kv_protocol.errors import UNDECODABLE
+from kv_protocol.errors import UNDECODABLE, shortened
 from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid, Verbatim
 
 SCANNED_BYTES = 64 << 10
@@ -159,7 +159,7 @@ class _Scan:
 
     def _member(self, path: str) -> None:
         """Pass the value of a field, whose bytes count as what it is."""
-        self._field = path
+        self._field = shortened(path)
         is_ids = path in _ID_KEYS and self._byte() == _LIST
         if not is_ids and path not in _TEXT_KEYS:
             self._value(is_chat=False)

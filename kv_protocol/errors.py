@@ -2,6 +2,15 @@
 
 import msgspec
 
+FOUND_CHARACTERS_MAX = 80
+"""How much an error shows of a value or a key that was found."""
+_REASON_CHARACTERS_MAX = 300
+
+
+def shortened(text: str, characters_max: int = FOUND_CHARACTERS_MAX) -> str:
+    """Return `text`; of what is longer, its beginning and `...`."""
+    return text if len(text) <= characters_max else f"{text[:characters_max]}..."
+
 
 class ProtocolError(Exception):
     """A peer broke the protocol. The message names the field, what was found and what is allowed."""
@@ -11,6 +20,7 @@ class MalformedMessage(ProtocolError):
     """Bytes that are not a message: `offset` is where reading stopped, `reason` is why."""
 
     def __init__(self, offset: int, reason: str) -> None:
+        reason = shortened(reason, _REASON_CHARACTERS_MAX)
         super().__init__(f"malformed at byte {offset}: {reason}")
         self.offset = offset
         self.reason = reason
@@ -28,7 +38,7 @@ class LimitExceeded(ProtocolError):
     @staticmethod
     def shown(found: object) -> str:
         """Return how the message shows what was found."""
-        return repr(found)
+        return shortened(repr(found))
 
 
 UNDECODABLE = (msgspec.DecodeError, ValueError, RecursionError, LimitExceeded)

@@ -1,6 +1,7 @@
 """What is wrong with a request body, said as its client would look for it: the path, what was found, what may be.
 
-What was found is shown as JSON, since that is what the client wrote, and cut to `FOUND_CHARACTERS_MAX` characters.
+What was found is shown as JSON, since that is what the client wrote, and cut to `FOUND_CHARACTERS_MAX` characters;
+so is a key that is unknown.
 """
 
 import json
@@ -9,9 +10,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from kv_protocol.errors import UNDECODABLE, LimitExceeded
+from kv_protocol.errors import FOUND_CHARACTERS_MAX, UNDECODABLE, LimitExceeded, shortened
 
-FOUND_CHARACTERS_MAX = 80
+_ALLOWED_CHARACTERS_MAX = 200
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
@@ -82,12 +83,14 @@ def explained(error: Exception, body: bytes | bytearray | msgspec.Raw, root: str
     allowed = _PATH.sub("", text).removeprefix("Expected ")
     if unknown := _UNKNOWN.search(text):
         allowed = "the parameters of the OpenAI interface and no others"
-        return RequestInvalid(_joined(root, path, unknown["field"]), unknown["field"], allowed)
+        return RequestInvalid(_joined(root, path, shortened(unknown["field"])), unknown["field"], allowed)
     if missing := _MISSING.search(text):
         return RequestInvalid(_joined(root, path, missing["field"]), None, "a value: it is required")
     if path in _ROUTERS_OWN and allowed.startswith("`null`"):
         allowed = "none: the router sets it"
-    return RequestInvalid(_joined(root, path) or "body", _found(body, path), allowed)
+    return RequestInvalid(
+        _joined(root, path) or "body", _found(body, path), shortened(allowed, _ALLOWED_CHARACTERS_MAX)
+    )
 
 
 def _joined(*parts: str) -> str:

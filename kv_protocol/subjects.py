@@ -7,7 +7,7 @@ import re
 
 from xxhash import xxh3_64_intdigest
 
-from kv_protocol.errors import MalformedMessage
+from kv_protocol.errors import MalformedMessage, shortened
 from kv_protocol.ids import DP_RANK_MAX, WORKER_ID_PATTERN, WorkerRank, checked_dp_rank, checked_worker_id
 
 EVENTS_STREAM = "KV_EVENTS"
@@ -101,7 +101,7 @@ def rank_of(subject: str) -> WorkerRank:
     """Return the rank that a per-rank subject names; raise `MalformedMessage` where it names none."""
     found = _OF_RANK.fullmatch(subject)
     if found is None or int(found[2]) > DP_RANK_MAX:
-        raise MalformedMessage(0, f"subject {subject!r}, allowed kv.v1.<kind>.<model>.<worker>.<rank>")
+        raise MalformedMessage(0, f"subject {shortened(subject)!r}, allowed kv.v1.<kind>.<model>.<worker>.<rank>")
     return WorkerRank(found[1], int(found[2]))
 
 

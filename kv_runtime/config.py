@@ -20,6 +20,7 @@ from kv_runtime.hosts import HostName, HostNames, is_loopback
 
 ENV_PREFIX = "KVROUTER_"
 _NESTED = "__"
+_NEAREST_CHARACTERS_MAX = 80
 _FLEET_KEY_CHARACTERS_MIN = 16
 _INDEX_BYTES_MIN = 1 << 20
 """With less an index has room for hardly any rank."""
@@ -332,9 +333,12 @@ def unknown_key(found: str, allowed: Iterable[str], candidates: Iterable[str] = 
     """Return what is wrong with a key that does not exist: the `allowed` ones, and the nearest of `candidates`.
 
     Without `candidates` it is the nearest of `allowed`. A candidate with the same last name is nearer than any other.
+    Of a key of more than 80 characters nothing is near: the search takes time with the square of its length.
     """
     allowed = list(allowed)
     candidates = list(candidates) or allowed
+    if len(found) > _NEAREST_CHARACTERS_MAX:
+        candidates = []
     last = found.rpartition(".")[2]
     namesakes = [path for path in candidates if path.rpartition(".")[2] == last]
     nearest = get_close_matches(found, namesakes, n=1, cutoff=0.0) or get_close_matches(found, candidates, n=1)

@@ -48,6 +48,8 @@ from router.routing import DecisionRecord, Routing
 _log = structlog.get_logger("router")
 
 _BODY_BYTES_MAX = 1 << 20
+"""A registration takes so much at most."""
+_POLICY_BYTES_MAX = 1 << 16
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 _WAIT_S_MAX = 60.0
 _LIST_DEFAULT, _LIST_MAX = 50, 1000
@@ -212,6 +214,8 @@ class ControlPlane:
     async def _swap_policy(self, request: web.Request) -> web.Response:
         routing, is_whole = self._routing, request.method == "PUT"
         body = await request.read()
+        if len(body) > _POLICY_BYTES_MAX:
+            raise web.HTTPRequestEntityTooLarge(max_size=_POLICY_BYTES_MAX, actual_size=len(body))
         async with self._policies.writing:
             try:
                 named = msgspec.json.decode(body, type=dict[str, Any])

@@ -26,6 +26,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from router.core.view import RouteRequest
@@ -140,7 +141,7 @@ def exclusion(told: WorkerRegistered, rank: WorkerRank, request: RouteRequest) -
     if told.max_seq_len and request.isl_tokens and _tokens(request) > told.max_seq_len:
         return f"max_seq_len: {request.isl_tokens} + {max(1, request.max_tokens)} tokens, at most {told.max_seq_len}"
     if request.pinned_worker not in (None, rank.worker_id):
-        return f"pinned to {request.pinned_worker}"
+        return f"pinned to {shortened(request.pinned_worker or '')}"
     if request.pinned_dp_rank not in (None, rank.dp_rank):
         return f"pinned to dp_rank {request.pinned_dp_rank}"
     return "failed this request" if rank in request.tried else ""

@@ -65,6 +65,12 @@ def test_what_is_beyond_a_bound_is_named_with_its_setting(data: bytes, field: st
     assert str(refused.value).endswith(f"(data.{setting})")
 
 
+def test_of_a_long_key_the_beginning_is_named() -> None:
+    with pytest.raises(BodyTooLarge) as refused:
+        read(body(**{"k" * 900: "x" * 900}))
+    assert refused.value.field == "k" * 80 + "..."
+
+
 def test_a_body_is_read_no_further_than_to_the_bound() -> None:
     with pytest.raises(BodyTooLarge):
         read(b'{"tools":[' + b"[]," * 101 + b'"no JSON from here on')

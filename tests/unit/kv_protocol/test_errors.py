@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage, ProtocolError
+from kv_protocol.errors import FOUND_CHARACTERS_MAX, UNDECODABLE, LimitExceeded, MalformedMessage, ProtocolError
 
 
 @pytest.mark.parametrize("kind", [MalformedMessage, LimitExceeded])
@@ -25,6 +25,12 @@ def test_a_limit_says_which_field_what_was_found_and_what_is_allowed(found: obje
     error = LimitExceeded("seq", found, "1 or more")
     assert (error.field, error.found, error.allowed) == ("seq", found, "1 or more")
     assert str(error) == f"seq: found {written}, allowed 1 or more"
+
+
+def test_what_is_long_is_cut() -> None:
+    long = "x" * 1_000_000
+    assert str(LimitExceeded("f", long, "less")) == f"f: found '{'x' * (FOUND_CHARACTERS_MAX - 1)}..., allowed less"
+    assert len(str(MalformedMessage(0, long))) < 400
 
 
 @pytest.mark.parametrize(

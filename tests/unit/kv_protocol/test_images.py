@@ -110,7 +110,7 @@ def counted(**fields: Any) -> dict[str, Any]:
     ("images", "message"),
     [
         (changed(placeholder=""), "images.placeholder: found '', allowed 1..256 characters"),
-        (changed(placeholder="x" * 257), f"images.placeholder: found {'x' * 257!r}, allowed 1..256 characters"),
+        (changed(placeholder="x" * 257), f"images.placeholder: found '{'x' * 79}..., allowed 1..256 characters"),
         (changed(image_token_id=-1), "images.image_token_id: found -1, allowed 0..4294967295"),
         (changed(cached_token_id=2**32), "images.cached_token_id: found 4294967296, allowed 0..4294967295"),
         (changed(tokens={"type": "fixed", "tokens": 0}), "images.tokens.tokens: found 0, allowed 1..65536"),

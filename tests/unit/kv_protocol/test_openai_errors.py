@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.openai import RequestInvalid, decode_chat
-from kv_protocol.openai_errors import FOUND_CHARACTERS_MAX, Verbatim, as_json
+from kv_protocol.errors import FOUND_CHARACTERS_MAX
+from kv_protocol.openai import CHAT, RequestInvalid, decode_chat, decode_inbound
+from kv_protocol.openai_errors import Verbatim, as_json
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,16 @@ def test_what_is_long_is_cut_and_what_is_cut_off_is_not_looked_at(found: Any) ->
     shown = as_json(found)
     assert len(shown) == FOUND_CHARACTERS_MAX + len("...")
     assert shown.endswith("...")
+
+
+@pytest.mark.parametrize("around", ["{%s}", '{"nvext": {%s}}', '{"stream_options": {%s}}'])
+def test_of_a_long_unknown_key_the_beginning_is_shown(around: str) -> None:
+    key = "k" * 1_000_000
+    with pytest.raises(RequestInvalid) as refused:
+        decode_inbound(CHAT, (around % f'"{key}": 1').encode()).extension  # noqa: B018
+    assert f"{'k' * FOUND_CHARACTERS_MAX}..." in refused.value.field
+    assert len(str(refused.value)) < 300
+    assert len(refused.value.field) < 100
 
 
 @pytest.mark.parametrize(

@@ -215,9 +215,9 @@ async def test_a_put_is_the_whole_policy(control: Control) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"mode": "os:system"}', "policy.mode: found 'os:system', allowed kv, predicted-ttft, round-robin"),
+        (b'{"mode": "os:system"}', 'policy.mode: found "os:system", allowed kv, predicted-ttft, round-robin'),
         (b'{"overlap_credit": 2}', "policy.overlap_credit: found 2, allowed: "),
-        (b'{"prefill_scale": "much"}', "policy.prefill_scale: found 'much', allowed: "),
+        (b'{"prefill_scale": "much"}', 'policy.prefill_scale: found "much", allowed: '),
         (b'{"seed": 1}', "policy.seed: found 1, allowed only at the start of the router"),
         (b'{"luck": 1}', "policy.luck: unknown; allowed: mode, temperature, "),
         (b'{"temprature": 1, "luck": 1}', "policy.temprature: unknown; allowed: mode, temperature, "),
@@ -231,6 +231,47 @@ async def test_a_policy_that_may_not_be_is_named_and_nothing_changes(control: Co
     assert answered.status == 400
     assert answered.error["message"].startswith(words)
     assert control.plane.routing.policy is before
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps({f"unknown{at}": at for at in range(3000)}),
+        json.dumps({"k" * 60_000: 1}),
+        json.dumps({"temperature": "t" * 60_000}),
+        json.dumps({"mode": "m" * 60_000}),
+        json.dumps({"seed": "s" * 60_000}),
+        json.dumps({"prefill": [{}] * 15_000}),
+        json.dumps({"prefill": {f"unknown{at}": at for at in range(3000)}}),
+        json.dumps({"prefill": {"k" * 60_000: 1}}),
+    ],
+)
+async def test_the_refusal_of_a_long_policy_is_short(control: Control, body: str) -> None:
+    answered = await control.send("PATCH", "/v1/policy", body.encode())
+    assert (answered.status, len(answered.body) < 8192) == (400, True)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("method", ["PATCH", "PUT"])
+async def test_a_policy_of_more_than_64_kib_is_not_read(control: Control, method: str) -> None:
+    policy = b'{"mode": "random"}'
+    assert (await control.send(method, "/v1/policy", policy.ljust(1 << 16))).status == 200
+    answered = await control.send(method, "/v1/policy", policy.ljust((1 << 16) + 1))
+    assert (answered.status, answered.error["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"type": "' + b"t" * 100_000 + b'"}',
+        b'{"type": "left", "worker_id": "' + b"W" * 100_000 + b'", "instance": "i", "reason": "drained"}',
+    ],
+)
+async def test_the_refusal_of_a_long_registration_is_short(control: Control, body: bytes) -> None:
+    answered = await control.send("POST", "/v1/workers", body)
+    assert (answered.status, len(answered.body) < 1024) == (400, True)
 
 
 @pytest.mark.asyncio

@@ -119,6 +119,16 @@ def test_when_nobody_may_every_rank_is_listed_with_its_reason() -> None:
     )
 
 
+def test_a_refusal_names_8_ranks_and_80_characters_of_a_pin() -> None:
+    ranks = view(*(row(f"w{at}/0") for at in range(20)))
+    with pytest.raises(NoEligibleWorker) as raised:
+        decide(ranks, route(pinned_worker="x" * 30_000), KV, 1)
+    assert len(raised.value.exclusions) == 20
+    assert {each.reason for each in raised.value.exclusions} == {f"pinned to {'x' * 80}..."}
+    assert str(raised.value).count("pinned to") == 8
+    assert str(raised.value).endswith("... and 12 more")
+
+
 def test_when_there_is_nobody_it_says_so() -> None:
     with pytest.raises(NoEligibleWorker, match=r"^no worker for model 'm': none is registered$"):
         decide(view(), route(), KV, 1)

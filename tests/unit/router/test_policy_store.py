@@ -74,7 +74,7 @@ async def test_nothing_is_restored_after_a_reset(tmp_path: Path) -> None:
         (b"", "found no stored policy"),
         (b'{"version": 1, "fields": {"mode": "kv"', "found no stored policy"),
         (b'{"version": 2, "fields": {}}', "found no stored policy (Invalid enum value 2"),
-        (b'{"version": 1, "fields": {"mode": "gone"}}', "policy.mode: found 'gone', allowed kv"),
+        (b'{"version": 1, "fields": {"mode": "gone"}}', 'policy.mode: found "gone", allowed kv'),
         (b'{"version": 1, "fields": {"temprature": 1}}', "policy.temprature: unknown; allowed: mode"),
         (b'{"version": 1, "fields": {"temperature": -1}}', "policy.temperature: found -1"),
         (b" " * ((1 << 20) + 1), "found 1048577 bytes, allowed 1048576"),
