@@ -84,10 +84,10 @@ def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_
     ):
         count = 0 if top is None else sampling.choices * tokens * (1 + top)
         if count > ANSWER_LOGPROBS_MAX:
-            found = Verbatim(
-                f"n {sampling.choices} x {length} {tokens} x (1 + {name} {top}) = {count} log probabilities"
+            found = Verbatim(f"n {sampling.choices} x {length} {tokens} x (1 + {name} {top}) = {count}")
+            raise RequestInvalid(
+                name, found, f"at most {ANSWER_LOGPROBS_MAX} log probabilities in an answer that is not streamed"
             )
-            raise RequestInvalid(name, found, f"at most {ANSWER_LOGPROBS_MAX} in an answer that is not streamed")
 
 
 def guide_field(request: Request) -> str:
