@@ -30,6 +30,7 @@ HEAD_S = 30.0
 _HOST_NAMES = web.AppKey("host_names", HostNames)
 _BACKLOG = 1024
 _MESSAGE_CHARACTERS_MAX = 200
+_PATH_CHARACTERS_MAX = 80
 _METRICS_TURN_S = 0.001
 """How long a scrape computes before all else has a turn of the event loop."""
 
@@ -74,7 +75,7 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if error.status < 400:  # noqa: PLR2004 - the first of the refusals
             raise
         kind = "invalid_request_error" if error.status < 500 else "server_error"  # noqa: PLR2004
-        return error_response(error.status, f"{request.method} {request.path}: {error.reason}", kind)
+        return error_response(error.status, f"{request.method} {_shown(request.path)}: {error.reason}", kind)
     except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
         if isinstance(error, ConnectionError) and _has_gone(request):
             return _cut(request)
@@ -82,6 +83,10 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
         if request.writer.output_size:
             return _cut(request)
         return error_response(500, f"our fault: {type(error).__name__}; see the log", "server_error")
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= _PATH_CHARACTERS_MAX else f"{path[:_PATH_CHARACTERS_MAX]}..."
 
 
 def _has_gone(request: web.Request) -> bool:

@@ -31,6 +31,7 @@ from kv_protocol.events import TIERS
 from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
+from kv_protocol.openai_errors import as_json
 from kv_runtime.config import ConfigurationError
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
@@ -115,7 +116,7 @@ class ControlPlane:
     async def _decision(self, request: web.Request) -> web.Response:
         record = self._routing.decisions.find(request.match_info["id"])
         if record is None:
-            message = f"id: found {request.match_info['id']!r}, allowed a request or decision among the newest"
+            message = f"id: found {as_json(request.match_info['id'])}, allowed a request or decision among the newest"
             return error_response(404, message, "invalid_request_error", param="id")
         same_request = map(_explained, record.of_same_request(_OF_A_REQUEST_MAX))
         return json_response({**_explained(record), "decisions": list(same_request)})
@@ -310,4 +311,6 @@ def _trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
 
 
 def _bad_query(field: str, found: str, allowed: str) -> web.Response:
-    return error_response(400, f"{field}: found {found!r}, allowed {allowed}", "invalid_request_error", param=field)
+    return error_response(
+        400, f"{field}: found {as_json(found)}, allowed {allowed}", "invalid_request_error", param=field
+    )

@@ -27,6 +27,7 @@ from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import FleetEvent, WorkerDraining
 from kv_protocol.journal import FleetApplied
 from kv_protocol.openai import RequestInvalid
+from kv_protocol.openai_errors import as_json
 from kv_runtime.http import error_response, json_response
 from kv_runtime.supervise import TaskSetFull
 from router.handover import Handover, promised_requests
@@ -114,7 +115,7 @@ class DrainRoutes:
         worker_id, wait = request.match_info["id"], request.query.get("wait", "0")
         wait_s = _seconds(wait, WAIT_S_MAX)
         if wait_s is None:
-            message = f"wait: found {wait!r}, allowed 0..{WAIT_S_MAX:g} seconds"
+            message = f"wait: found {as_json(wait)}, allowed 0..{WAIT_S_MAX:g} seconds"
             return error_response(400, message, "invalid_request_error", param="wait")
         clock = self._routing.clock
         end_s = clock.now() + wait_s
@@ -164,7 +165,7 @@ def wish_of(body: bytes, tokens: int, within_s: float) -> tuple[int, float]:
 
 def unknown_worker(worker_id: str) -> web.Response:
     """Return the answer about a worker that is not registered."""
-    message = f"id: found {worker_id!r}, allowed a registered worker"
+    message = f"id: found {as_json(worker_id)}, allowed a registered worker"
     return error_response(404, message, "invalid_request_error", param="id")
 
 

@@ -5,6 +5,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from kv_protocol.errors import shortened
 from router import refusals
 from router.http.exchange import Exchange
 from router.refusals import Refusal
@@ -24,7 +25,7 @@ def refuse(exchange: Exchange, refusal: Refusal) -> None:
 
 def unknown_path(exchange: Exchange) -> Refusal:
     """Return that there is no such path."""
-    return refusals.invalid(f"{exchange.method} {exchange.path}: Not Found", status=404)
+    return refusals.invalid(f"{exchange.method} {shortened(exchange.path)}: Not Found", status=404)
 
 
 def answer_models(exchange: Exchange, names: Sequence[str]) -> None:

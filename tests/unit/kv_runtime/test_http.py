@@ -145,6 +145,7 @@ def test_an_error_body_has_the_four_fields_of_openai() -> None:
     ("path", "status", "kind", "words"),
     [
         ("/v1/none", 404, "invalid_request_error", "GET /v1/none: Not Found"),
+        ("/" + "p" * 4000, 404, "invalid_request_error", f"GET /{'p' * 79}...: Not Found"),
         ("/v1/echo", 405, "invalid_request_error", "GET /v1/echo: Method Not Allowed"),
         ("/v1/unavailable", 503, "server_error", "Service Unavailable"),
         ("/v1/fail", 500, "server_error", "our fault: ValueError; see the log"),

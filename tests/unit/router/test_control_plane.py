@@ -275,6 +275,26 @@ async def test_the_refusal_of_a_long_registration_is_short(control: Control, bod
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "path", ["decisions/", "decisions?limit=", "index/position?seq=1&epoch=1&dp_rank=", "index/position?epoch="]
+)
+async def test_of_a_long_path_or_query_the_beginning_is_shown(control: Control, path: str) -> None:
+    answered = await control.get(f"/v1/{path}{'x' * 4000}")
+    assert answered.status in (400, 404)
+    assert f'found "{"x" * 79}..., allowed ' in answered.error["message"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("method", "path"), [("DELETE", "{}"), ("POST", "{}/drain"), ("GET", "{}/drain"), ("DELETE", "{}/drain")]
+)
+async def test_of_a_long_worker_id_the_beginning_is_shown(control: Control, method: str, path: str) -> None:
+    answered = await control.send(method, f"/v1/workers/{path.format('x' * 4000)}", b"")
+    assert answered.status == 404
+    assert answered.error["message"].startswith(f'id: found "{"x" * 79}..., allowed ')
+
+
+@pytest.mark.asyncio
 async def test_a_changed_policy_is_stored_and_a_reset_returns_to_the_configured_one(tmp_path: Path) -> None:
     stop = asyncio.Event()
     stop.set()

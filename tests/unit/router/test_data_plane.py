@@ -519,6 +519,18 @@ async def test_a_refusal_is_passed_on_and_opens_no_breaker(plane: Plane, status:
 
 
 @pytest.mark.asyncio
+async def test_errors_show_80_characters_of_a_path_a_key_and_a_header(plane: Plane) -> None:
+    for at in range(10):
+        plane.join(f"w{at}", "http://127.0.0.1:1")
+    unknown = await plane.get("/" + "p" * 20_000)
+    assert unknown.error["message"] == f"GET /{'p' * 79}...: Not Found"
+    key = await plane.post({"k" * 500_000: 1})
+    assert key.error["param"] == "k" * 80 + "..."
+    pinned = await plane.post(x_worker_instance_id="w" * 20_000)
+    assert [(each.status, len(each.body) < 1024) for each in (key, pinned)] == [(400, True)] * 2
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(
     ("body", "headers", "status", "param"),
     [
