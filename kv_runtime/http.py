@@ -7,6 +7,7 @@ import asyncio
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import msgspec
 import structlog
@@ -27,10 +28,13 @@ OPEN_PATHS = frozenset({"/metrics", "/health", "/live", "/ready", "/version"})
 
 HEAD_S = 30.0
 """Within which a request's head must be whole, from its connection's beginning or from the answer before it."""
+LINGER_S = 2.0
+"""How long the rest of a refused body is read and dropped, in seconds, so that the client reads the answer."""
 _HOST_NAMES = web.AppKey("host_names", HostNames)
 _BACKLOG = 1024
 _MESSAGE_CHARACTERS_MAX = 200
 _PATH_CHARACTERS_MAX = 80
+_CODING_CHARACTERS_MAX = 100
 _METRICS_TURN_S = 0.001
 """How long a scrape computes before all else has a turn of the event loop."""
 
@@ -70,7 +74,9 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except web.HTTPRequestEntityTooLarge as error:
         return error_response(413, f"body: {error.text}", "invalid_request_error", code="body_too_large")
     except BodyTooSlow as error:
-        return error_response(408, str(error), "invalid_request_error", code="timeout")
+        return _last(error_response(408, str(error), "invalid_request_error", code="timeout"))
+    except web.RequestPayloadError as error:
+        return _last(error_response(400, f"body: {_first_line(str(error))}", "invalid_request_error"))
     except web.HTTPException as error:
         if error.status < 400:  # noqa: PLR2004 - the first of the refusals
             raise
@@ -87,6 +93,16 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 def _shown(path: str) -> str:
     return path if len(path) <= _PATH_CHARACTERS_MAX else f"{path[:_PATH_CHARACTERS_MAX]}..."
+
+
+def _last(response: web.Response) -> web.Response:
+    """Return the response, which ends its connection: the rest of its request's body cannot be read."""
+    response.force_close()
+    return response
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0][:_MESSAGE_CHARACTERS_MAX]
 
 
 def _has_gone(request: web.Request) -> bool:
@@ -133,6 +149,16 @@ def _is_for_another_site(request: web.Request) -> bool:
     """Return whether it names an origin other than the address that it calls, which is one of ours."""
     origin = request.headers.get("Origin")
     return origin is not None and origin.partition("://")[2] != request.host
+
+
+@web.middleware
+async def _plain_body(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse a body in a content coding: a small one may become a large one, and no handler decodes it."""
+    coding = ", ".join(request.headers.getall("Content-Encoding", ()))
+    if coding.lower() in {"", "identity"}:
+        return await handler(request)
+    message = f"content-encoding: found {coding[:_CODING_CHARACTERS_MAX]!r}, allowed identity"
+    return _last(error_response(415, message, "invalid_request_error", param="Content-Encoding"))
 
 
 @web.middleware
@@ -185,6 +211,20 @@ class _Connection(web.RequestHandler):
 
     __slots__ = ()
 
+    def data_received(self, data: bytes) -> None:
+        """Read on. What is malformed within a body ends the body too: the framework lets its reader wait."""
+        super().data_received(data)
+        request = self._current_request
+        if request is not None and self._messages and not request.content.is_eof():
+            request.content.set_exception(web.RequestPayloadError("found bytes that are no chunk, allowed chunks"))
+
+    def log_exception(self, *args: object, **kw: Any) -> None:  # noqa: ANN401 - as the framework has it
+        """Log a fault of ours, but no body that the client sent badly or slowly: the client has its answer."""
+        if isinstance(kw.get("exc_info"), BodyTooSlow | web.RequestPayloadError):
+            _log.debug("request_malformed", peer=str(self.peername), reason=str(kw["exc_info"]))
+        else:
+            super().log_exception(*args, **kw)
+
     def handle_error(
         self,
         request: web.BaseRequest,
@@ -197,7 +237,7 @@ class _Connection(web.RequestHandler):
             raise ConnectionError("a part of another answer was sent")
         if status < 500:  # noqa: PLR2004 - the first that says that the fault is ours
             _log.debug("request_malformed", peer=request.remote, reason=message)
-            text = (message or "it cannot be read").strip().split("\n", 1)[0][:_MESSAGE_CHARACTERS_MAX]
+            text = _first_line(message or "it cannot be read")
             response = error_response(status, f"request: {text}", "invalid_request_error")
         else:
             _log.error("request_failed", path=request.path, exc_info=exc)
@@ -223,6 +263,7 @@ class HttpServer:
         """`hosts` are the names that it may be called by; without them those of its address."""
         self._host, self._port = host, port
         app[_HOST_NAMES] = hosts or HostNames(host)
+        app.middlewares.insert(0, _plain_body)
         app.middlewares.append(_body_in_time)
         app.on_response_prepare.append(_without_versions)
         self._runner = web.AppRunner(
@@ -244,7 +285,14 @@ class HttpServer:
         assert server is not None, "there is one after the set-up"
 
         def connection() -> _Connection:
-            return _Connection(server, loop=loop, access_log=None, keepalive_timeout=HEAD_S)  # type: ignore[arg-type]
+            return _Connection(
+                server,
+                loop=loop,
+                access_log=None,  # type: ignore[arg-type]
+                keepalive_timeout=HEAD_S,
+                lingering_time=LINGER_S,
+                auto_decompress=False,
+            )
 
         try:
             self._listener = await loop.create_server(

@@ -511,15 +511,17 @@ async def test_no_answer_says_which_software_and_version_it_is_from(path: str) -
 
 
 @pytest.mark.asyncio
-async def test_a_body_that_trickles_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_trickles_gets_408(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(slow_bodies, "BODY_S", 0.1)
     async with served(application()) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\nx")
-        answer = await reader.readuntil(b"}}")
+        answer = await reader.read()
         writer.close()
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"body: found 1 bytes within 0 s, allowed 500 a second after 0.1 s, and 300 s in all" in answer
+    assert b"\r\nConnection: close\r\n" in answer
+    assert caplog.records == []
 
 
 @pytest.mark.asyncio
@@ -544,3 +546,77 @@ async def test_a_head_that_does_not_come_ends_its_connection(sent: bytes, monkey
     monkeypatch.setattr("kv_runtime.http.HEAD_S", 0.1)
     async with served(application()) as server:
         assert await server.raw(sent) == b""
+
+
+CODED = b"%b %b HTTP/1.1\r\nHost: localhost\r\nContent-Encoding: %b\r\nContent-Length: 1\r\n\r\nx"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "coding", [b"gzip", b"GZIP", b"deflate", b"br", b"identity, gzip", b"identity\r\nContent-Encoding: gzip"]
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [(b"POST", b"/v1/echo"), (b"GET", b"/metrics"), (b"POST", b"/metrics"), (b"GET", b"/nowhere")]
+)
+async def test_a_coded_body_gets_415_and_is_not_decoded(
+    method: bytes, path: bytes, coding: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`x` is in no coding: a decoder would fail."""
+    with capture_logs() as lines:
+        async with served(application(token=TOKEN)) as server:
+            answer = await server.raw(CODED % (method, path, coding))
+    assert answer.startswith(b"HTTP/1.1 415 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"content-encoding: found '%b', allowed identity" % coding.replace(b"\r\nContent-Encoding:", b",") in answer
+    assert (lines, caplog.records) == ([], [])
+
+
+@pytest.mark.asyncio
+async def test_a_body_in_the_identity_coding_is_read() -> None:
+    async with served(application()) as server:
+        answer = await server.raw(
+            (CODED % (b"POST", b"/v1/echo", b"Identity")).replace(b"Host", b"Connection: close\r\nHost")
+        )
+    assert answer.endswith(b'{"bytes":1}')
+
+
+@pytest.mark.asyncio
+async def test_a_refused_body_is_not_read_for_longer_than_the_client_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kv_runtime.http.LINGER_S", 0.1)
+    async with served(application()) as server, asyncio.timeout(5):
+        answer = await server.raw((CODED % (b"POST", b"/v1/echo", b"gzip")).replace(b"Length: 1", b"Length: 900"))
+    assert answer.startswith(b"HTTP/1.1 415 ")
+
+
+BAD_CHUNK = b"%b %b HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("method", "path", "at_once", "status"),
+    [
+        (b"POST", b"/v1/echo", True, b"400"),
+        (b"GET", b"/metrics", True, b"400"),
+        (b"POST", b"/v1/echo", False, b"400"),
+        (b"GET", b"/metrics", False, b"200"),
+    ],
+)
+async def test_a_bad_chunk_is_the_clients_fault_and_no_traceback_is_logged(
+    method: bytes, path: bytes, at_once: bool, status: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with capture_logs() as lines:
+        async with served(application()) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            try:
+                writer.write(BAD_CHUNK % (method, path))
+                if not at_once:
+                    await server.get("/metrics")
+                writer.write(b"zz\r\n")
+                async with asyncio.timeout(5):
+                    answer = await reader.read()
+            finally:
+                writer.close()
+    assert answer.split(b" ")[1] == status
+    assert answer.count(b"HTTP/1.") == 1
+    assert caplog.records == []
+    assert {line["log_level"] for line in lines} <= {"debug"}
