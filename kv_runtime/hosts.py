@@ -9,7 +9,7 @@ server (DNS rebinding), and is given away by `Host` alone:
 | the name that the server is bound to, a name of the setting | always; `*` in the setting allows all |
 | this machine's own name | unless the server is bound to loopback |
 | nothing (HTTP/1.0) | always: a browser sends one |
-| any other name | never |
+| any other name, what is neither host nor host:port | never |
 """
 
 import ipaddress
@@ -23,6 +23,7 @@ from pydantic import AfterValidator
 ANY = "*"
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 _ORIGIN = re.compile(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9_.-]{1,253})(:[0-9]{1,5})?")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+(%[0-9A-Za-z_.-]+)?\]|[0-9A-Za-z_.-]+)(:[0-9]{0,5})?")
 _SHOWN_CHARACTERS = 100
 
 
@@ -65,10 +66,14 @@ class HostNames:
 
     def refusal(self, host: str) -> str:
         """Return why a request with this `Host` is refused; empty where it is served."""
-        name = _without_port(host)
-        if not name or name in self._names or ANY in self._names or _is_address(name):
+        if not host:
             return ""
         shown = host[:_SHOWN_CHARACTERS]
+        if not _HOST.fullmatch(host):
+            return f"host: found {shown!r}, allowed host or host:port"
+        name = _without_port(host)
+        if name in self._names or ANY in self._names or _is_address(name):
+            return ""
         return f"host: found {shown!r}, allowed IP addresses, localhost and the names of {self._setting}"
 
 

@@ -22,15 +22,21 @@ def test_its_own_names_are_served(host: str, bound: str) -> None:
 
 @pytest.mark.parametrize(
     "host", ["rebound.example", "127.0.0.1.rebound.example:8000", "localhost.rebound.example", "router.example.evil",
-             "x@127.0.0.1", "[::1", "0x7f.1", "1.2.3", "a b"],
+             "0x7f.1", "1.2.3"],
 )  # fmt: skip
 @pytest.mark.parametrize("bound", ["127.0.0.1", "0.0.0.0"])  # noqa: S104
 def test_any_other_name_is_refused_with_the_setting_that_allows_it(host: str, bound: str) -> None:
     refusal = HostNames(bound, ("router.example",), setting="data.hosts").refusal(host)
-    if host == "[::1":
-        assert refusal == "", "an address all the same"
-    else:
-        assert refusal == f"host: found {host!r}, allowed IP addresses, localhost and the names of data.hosts"
+    assert refusal == f"host: found {host!r}, allowed IP addresses, localhost and the names of data.hosts"
+
+
+@pytest.mark.parametrize(
+    "host", ["[::1", "[::1]x", "[]", "::1", ":8000", "127.0.0.1:19000@evil", "x@127.0.0.1", "localhost:80:80",
+             "localhost:x", "localhost:123456", "localhost/a", "a b", " ", "localhost\n"],
+)  # fmt: skip
+@pytest.mark.parametrize("named", ["router.example", "*"])
+def test_what_is_no_host_with_or_without_a_port_is_refused_always(host: str, named: str) -> None:
+    assert HostNames("127.0.0.1", (named,)).refusal(host) == f"host: found {host!r}, allowed host or host:port"
 
 
 def test_the_machines_name_is_served_beyond_loopback_alone() -> None:
