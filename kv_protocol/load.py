@@ -9,8 +9,8 @@ import msgspec
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.ids import checked_u64
 
-COUNT_MAX = (1 << 48) - 1
-"""Requests, blocks and tokens of a report: far beyond any engine, and sums of some of them still fit 64 bits."""
+COUNT_MAX = (1 << 53) - 1
+"""Requests, blocks and tokens of a report: what every JSON reader takes for a whole number; sums of some of them fit 64 bits."""
 
 
 class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

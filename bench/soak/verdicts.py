@@ -19,7 +19,8 @@ RSS_SHARE, RSS_BYTES = 0.04, 8 << 20
 """How much resident memory may grow: a share of it, or so many bytes where that is more. A worker's mirror remembers
 16,384 former blocks, 7 MB, which eight workers reach after some 60,000 requests.
 """
-DESCRIPTORS, THREADS = 3.0, 1.0
+DESCRIPTORS, THREADS = 3.0, 6.0
+"""Threads: asyncio's pool starts another one while all of its threads are busy, up to cores + 4."""
 UNPUBLISHED_RECORDS = 256
 """Of the journal, that wait for its next message while all is quiet."""
 ZERO_WHEN_QUIET = (

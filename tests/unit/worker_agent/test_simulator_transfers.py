@@ -250,10 +250,10 @@ def test_a_handoff_names_the_context_its_place_and_its_rank() -> None:
 @pytest.mark.parametrize(
     ("changes", "refusal"),
     [
-        ({"first_gen_tokens": (1, 2)}, "first_gen_tokens: found (1, 2), allowed one token"),
-        ({"ctx_request_id": None}, "ctx_request_id: found None"),
-        ({"ctx_request_id": 6}, "encoded_opaque_state: found 'another'"),
-        ({"ctx_info_endpoint": None}, "ctx_info_endpoint: found None"),
+        ({"first_gen_tokens": (1, 2)}, "first_gen_tokens: found [1, 2], allowed one token"),
+        ({"ctx_request_id": None}, "ctx_request_id: found null"),
+        ({"ctx_request_id": 6}, 'encoded_opaque_state: found "another"'),
+        ({"ctx_info_endpoint": None}, "ctx_info_endpoint: found null"),
     ],
 )
 def test_a_handoff_that_does_not_say_all_is_refused(changes: dict[str, Any], refusal: str) -> None:
