@@ -10,7 +10,7 @@ from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.ids import checked_u64
 
 COUNT_MAX = (1 << 53) - 1
-"""Requests, blocks and tokens of a report: what every JSON reader takes for a whole number; sums of some of them fit 64 bits."""
+"""Requests, blocks and tokens of a report: every JSON reader takes it for a whole number, and sums fit 64 bits."""
 
 
 class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
