@@ -17,7 +17,7 @@ from bench.soak.tally import Tally
 
 RSS_SHARE, RSS_BYTES = 0.04, 16 << 20
 """How much resident memory may grow: a share of it, or so many bytes where that is more. A worker's mirror remembers
-16,384 former blocks, which eight workers reach after some 100,000 requests: from 83 MiB at 10,000 to 95, and no further.
+16,384 former blocks, which eight workers reach after some 100,000 requests: from 83 MiB at 10,000 to 95 MiB.
 """
 DESCRIPTORS, THREADS = 3.0, 6.0
 """Threads: asyncio's pool starts another one while all of its threads are busy, up to cores + 4."""
