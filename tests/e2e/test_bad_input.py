@@ -17,7 +17,7 @@ HELLO = [{"role": "user", "content": "hello"}]
         (CHAT, b"{", 400, "body", "JSON"),
         (CHAT, b"", 400, "body", "JSON"),
         (CHAT, b"[1]", 400, "body", "object"),
-        (CHAT, b'\xff\xfe{"model"', 400, "body", "JSON"),
+        (CHAT, b'\xff\xfe{"model"', 400, "body", "UTF-8"),
         (CHAT, {"messages": HELLO}, 400, "model", "required"),
         (CHAT, {"model": MODEL}, 400, "messages", "required"),
         (CHAT, {"model": MODEL, "messages": []}, 400, "messages", "length >= 1"),
