@@ -297,7 +297,7 @@ async def test_while_a_rank_is_ahead_of_the_log_a_snapshot_waits_but_not_for_eve
         await index.until_at(scripted)
         assert index.index._fold.off_log() == [scripted.rank]
         written_s = index.clock.now()
-        while index.clock.now() < written_s + 1.0 + keeper.OFF_S - 0.2:
+        while index.clock.now() < written_s + keeper.OFF_S - 0.2:  # it may be seen off the log at once
             await index.clock.advance(0.1)
             await asyncio.sleep(0.002)
         assert metric(index, "snapshots_written_total") == 1
