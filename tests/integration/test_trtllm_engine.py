@@ -14,7 +14,7 @@ from tests.contract.engines import LONGEST, PROMPT, outputs, request, rows_until
 from tests.support.trtllm import Fake, trtllm
 from worker_agent.core.disaggregated import Handoff, handoff_json, handoff_of_json
 from worker_agent.core.engine import EngineError, EngineOutput, EngineRequest, EngineStopped, RequestRefused
-from worker_agent.core.sampling import Guide, Sampling
+from worker_agent.core.sampling import UNLIKELY, Guide, Sampling
 from worker_agent.engines.trtllm import TensorRTLLMEngine
 from worker_agent.engines.trtllm_settings import LoraAdapter, TrtllmSettings
 
@@ -305,6 +305,24 @@ async def test_both_workers_say_what_one_would_have_said(trtllm: Fake, said: str
     assert [place for output in told for place in output.logprobs] == [
         place for output in alone for place in output.logprobs
     ]
+
+
+@pytest.mark.asyncio
+async def test_a_log_probability_of_minus_infinity_can_be_handed_over(trtllm: Fake) -> None:
+    del trtllm
+    named = "tests.unit.worker_agent.logits_processors:masks_all_but_seven"
+    settings = TrtllmSettings(transfer_s=0.1, logits_processors={"mask": named})
+    fields: dict[str, Any] = {"sampling": Sampling(logprobs=3), "logits_processors": ("mask",)}
+    async with running(worker("prefill", settings)) as prefill, running(worker("decode", settings)) as decode:
+        answer = await handed_over(prefill, **fields)
+        assert answer.handoff is not None
+        handoff = handoff_of_json(handoff_json(answer.handoff))
+        told = await outputs(decode, request(handoff=handoff, **fields))
+    assert handoff.first_gen_log_probs is not None
+    (place,) = handoff.first_gen_log_probs
+    assert isinstance(place, tuple)
+    assert sorted(each.logprob for each in place) == [UNLIKELY, UNLIKELY, 0.0]
+    assert tokens_of(told) == [7] * 4
 
 
 @pytest.mark.asyncio

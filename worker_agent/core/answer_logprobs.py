@@ -22,9 +22,7 @@ from typing import Any
 import msgspec
 
 from worker_agent.core.choice_text import Place
-from worker_agent.core.sampling import TokenLogprob, TokenLogprobs
-
-UNLIKELY = -9999.0
+from worker_agent.core.sampling import UNLIKELY, TokenLogprob, TokenLogprobs, bounded_logprob
 
 TokenBytes = Callable[[int], bytes | None]
 """What a token stands for; None where nobody can tell."""
@@ -39,7 +37,7 @@ def completion_logprobs(places: Sequence[Place], token_bytes: TokenBytes) -> dic
     """Return the value of a completion choice's `logprobs`."""
     return {
         "tokens": [_spelt(place.token_id, token_bytes) for place in places],
-        "token_logprobs": [place.logprobs and _bounded(place.logprobs.chosen) for place in places],
+        "token_logprobs": [place.logprobs and bounded_logprob(place.logprobs.chosen.logprob) for place in places],
         "top_logprobs": [_encoded(_top(place.logprobs, token_bytes)) for place in places],
         "text_offset": [place.start for place in places],
     }
@@ -72,7 +70,7 @@ def _chat_token(told: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
     data = token_bytes(told.token_id)
     return {
         "token": _text(data),
-        "logprob": _bounded(told),
+        "logprob": bounded_logprob(told.logprob),
         "bytes": None if data is None else list(data),
     }
 
@@ -80,13 +78,13 @@ def _chat_token(told: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
 def _top(told: TokenLogprobs | None, token_bytes: TokenBytes) -> dict[str, float] | None:
     if told is None:
         return None
-    return {_spelt(each.token_id, token_bytes): _bounded(each) for each in _with_chosen(told)}
+    return {_spelt(each.token_id, token_bytes): bounded_logprob(each.logprob) for each in _with_chosen(told)}
 
 
 def _prompt_place(told: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, Any]:
     return {
         str(each.token_id): {
-            "logprob": _bounded(each),
+            "logprob": bounded_logprob(each.logprob),
             "rank": each.rank,
             "decoded_token": _text(token_bytes(each.token_id)),
         }
@@ -98,10 +96,6 @@ def _with_chosen(told: TokenLogprobs) -> Iterator[TokenLogprob]:
     yield from told.top
     if all(each.token_id != told.chosen.token_id for each in told.top):
         yield told.chosen
-
-
-def _bounded(told: TokenLogprob) -> float:
-    return max(UNLIKELY, told.logprob)  # in this order: not a number is not above the bound
 
 
 def _text(data: bytes | None) -> str:

@@ -6,7 +6,8 @@
     key                            JSON                       the engine has
     encoded_opaque_state           base64                     opaque_state: bytes
     first_gen_log_probs            [[{token_id, logprob,      for each of the first tokens a map of token id to
-                                      rank}, ..]], or [-0.5]  (logprob, rank), or the token's own alone
+                                      rank}, ..]], or [-0.5]; (logprob, rank), or the token's own alone
+                                   -9999 in place of -inf
     schedule_style                 its number                 an enumeration
     first_gen_logits,              read, and dropped          tensors, which are not handed over; what a server of the
     return_prompt_token_ids_b64,                              engine's own tells its orchestrator
@@ -30,7 +31,7 @@ import msgspec
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.openai_errors import explained
 from kv_protocol.openai_parts import ABSENT, OptionalPart
-from worker_agent.core.sampling import LOGPROBS_MAX, TokenLogprob
+from worker_agent.core.sampling import LOGPROBS_MAX, TokenLogprob, bounded_logprob
 
 STATE_BYTES_MAX = 1 << 20
 FIRST_TOKENS_MAX = 128
@@ -182,8 +183,11 @@ def _without_dropped(wire: _Wire) -> Handoff:
 
 def _listed(place: Mapping[int, Any] | float) -> list[dict[str, Any]] | float:
     if isinstance(place, Mapping):
-        return [{"token_id": token, "logprob": each.logprob, "rank": each.rank} for token, each in place.items()]
-    return float(place)
+        return [
+            {"token_id": token, "logprob": bounded_logprob(each.logprob), "rank": each.rank}
+            for token, each in place.items()
+        ]
+    return bounded_logprob(float(place))
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever the field holds

@@ -48,6 +48,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     guide: Guide | None = None
 
 
+UNLIKELY = -9999.0
+"""The lowest log probability on a wire: JSON has no -inf. Source: OpenAI API reference (chat completion object), and
+NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/postprocess_handlers.py`, `create_logprobs`."""
+
+
+def bounded_logprob(value: float) -> float:
+    """Return `value`, `UNLIKELY` at least, and in place of what is not a number."""
+    return max(UNLIKELY, value)  # in this order: not a number is not above the bound
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """A token at one place, the logarithm of its probability, and its rank among all tokens, from 1."""
 

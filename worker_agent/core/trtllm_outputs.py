@@ -5,14 +5,18 @@
     not_finished          length     a context-only request made its one token; which of both it says is not certain
     timeout               error
     cancelled             none       we asked for it, or the engine ends: `is_cancelled`, never an output
-    any other, or none    error      the request is over, and nothing says why
+    none, at the end      length     the choice has `max_tokens` tokens
+                          stop       it has fewer. The engine names a reason for the choice that ends last, only
+                          error      it has no token at all
+    any other             error      no known word
 
     tokens of choice i    token_ids[sent:]; the list may shrink, when the engine cuts a stop word off that was sent
     cached tokens         what the engine says, at most the prompt's; after a transfer, where the engine measures it
                           (`return_perf_metrics`), prompt * reused / (reused + missed) blocks
     log probabilities     by the token's place; a place of which nothing is known has None
 
-Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py`; `dynamo_reference.md` section 6.5.
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequence`: the reason, once `_done`);
+`dynamo_reference.md` section 6.5.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,20 +60,22 @@ class Result(Protocol):
 class Outputs:
     """One request's outputs. `handed_over`: another worker computed the prompt; `hands_over`: another one goes on.
 
-    `prompt` is the one that the engine computes; with `tells_prompt` it is told, for nobody else knows it.
+    `prompt` is the one that the engine computes; with `tells_prompt` it is told, for nobody else knows it. `max_tokens`
+    is the request's, of each choice.
     """
 
     def __init__(
         self,
         prompt: Sequence[int],
         *,
+        max_tokens: int,
         choices: int = 1,
         logprobs: int | None = None,
         handed_over: bool = False,
         hands_over: bool = False,
         tells_prompt: bool = False,
     ) -> None:
-        self._prompt = prompt
+        self._prompt, self._max_tokens = prompt, max_tokens
         self._logprobs = logprobs
         self._handed_over, self._hands_over = handed_over, hands_over
         self._told_prompt = tuple(prompt) if tells_prompt else ()
@@ -106,7 +112,9 @@ class Outputs:
 
     def _of(self, choice: Choice, result: Result) -> EngineOutput | None:
         tokens, sent = choice.token_ids or [], self._sent.get(choice.index, 0)
-        reason = finish_reason(choice.finish_reason, is_over=result.finished)
+        reason = finish_reason(choice.finish_reason)
+        if reason is None and result.finished:
+            reason = counted_reason(len(tokens), self._max_tokens)
         if len(tokens) <= sent and reason is None:
             return None
         is_first = choice.index not in self._sent
@@ -145,11 +153,16 @@ class Outputs:
         return min(result.cached_tokens or 0, len(self._prompt))
 
 
-def finish_reason(said: str | None, *, is_over: bool) -> FinishReason | None:
-    """Return why a sequence ended, by the table above; None while it goes on."""
-    if said is None:
-        return "error" if is_over else None
-    return _FINISH_REASONS.get(said, "error")
+def finish_reason(said: str | None) -> FinishReason | None:
+    """Return why a sequence ended, as the engine names it, by the table above; None where it names no reason."""
+    return None if said is None else _FINISH_REASONS.get(said, "error")
+
+
+def counted_reason(tokens: int, max_tokens: int) -> FinishReason:
+    """Return why a sequence of so many tokens ended, where the request is over and the engine names no reason."""
+    if not tokens:
+        return "error"
+    return "length" if tokens >= max_tokens else "stop"
 
 
 def _places(

@@ -242,6 +242,7 @@ class TensorRTLLMEngine:
         fetches, expands = takes_transfer(request, self._args.role), has_media(request)
         outputs = Outputs(
             tuple(result.prompt_token_ids) if expands else request.prompt,
+            max_tokens=asked.sampling["max_tokens"],
             choices=request.sampling.choices,
             logprobs=request.sampling.logprobs,
             handed_over=fetches,

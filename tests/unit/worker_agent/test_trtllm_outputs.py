@@ -13,6 +13,7 @@ from worker_agent.core.sampling import TokenLogprob, TokenLogprobs
 from worker_agent.core.trtllm_outputs import Outputs, finish_reason
 
 PROMPT = (1, 2, 3, 4)
+LONGEST = 100
 
 
 @dataclass
@@ -44,7 +45,7 @@ def logprob(value: float, rank: int) -> Any:
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=6))
 def test_the_parts_together_are_the_whole(chunks: list[list[int]]) -> None:
-    outputs, said, told = Outputs(PROMPT), Said(), []
+    outputs, said, told = Outputs(PROMPT, max_tokens=LONGEST), Said(), []
     for chunk in chunks:
         assert said.token_ids is not None
         said.token_ids.extend(chunk)
@@ -54,20 +55,20 @@ def test_the_parts_together_are_the_whole(chunks: list[list[int]]) -> None:
 
 
 def test_nothing_new_is_no_output() -> None:
-    outputs, said = Outputs(PROMPT), Said(token_ids=[7])
+    outputs, said = Outputs(PROMPT, max_tokens=LONGEST), Said(token_ids=[7])
     assert len(outputs.new(Result([said]))) == 1
     assert outputs.new(Result([said])) == []
 
 
 def test_a_stop_word_that_the_engine_cuts_off_again_takes_nothing_back() -> None:
-    outputs, said = Outputs(PROMPT), Said(token_ids=[7, 8])
+    outputs, said = Outputs(PROMPT, max_tokens=LONGEST), Said(token_ids=[7, 8])
     outputs.new(Result([said]))
     (last,) = outputs.new(Result([Said(token_ids=[7], finish_reason="stop")], finished=True))
     assert (last.token_ids, last.finish_reason, outputs.is_over) == ((), "stop", True)
 
 
 def test_choices_end_one_by_one() -> None:
-    outputs = Outputs(PROMPT, choices=2)
+    outputs = Outputs(PROMPT, max_tokens=LONGEST, choices=2)
     first = outputs.new(Result([Said(0, [5], finish_reason="length"), Said(1, [6])]))
     assert [(each.choice, each.finish_reason) for each in first] == [(0, "length"), (1, None)]
     assert not outputs.is_over
@@ -76,29 +77,42 @@ def test_choices_end_one_by_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "is_over", "ours"),
+    ("said", "ours"),
     [
-        (None, False, None),
-        (None, True, "error"),
-        ("stop", True, "stop"),
-        ("length", True, "length"),
-        ("not_finished", True, "length"),
-        ("timeout", True, "error"),
-        ("something new", True, "error"),
+        (None, None),
+        ("stop", "stop"),
+        ("length", "length"),
+        ("not_finished", "length"),
+        ("timeout", "error"),
+        ("something new", "error"),
     ],
 )
-def test_finish_reasons(said: str | None, is_over: bool, ours: FinishReason | None) -> None:
-    assert finish_reason(said, is_over=is_over) == ours
+def test_finish_reasons(said: str | None, ours: FinishReason | None) -> None:
+    assert finish_reason(said) == ours
+
+
+def test_choices_that_ended_before_the_last_have_no_reason_of_the_engine() -> None:
+    outputs = Outputs(PROMPT, max_tokens=2, choices=4)
+    said = [Said(0, [5, 6]), Said(1, [5]), Said(2, []), Said(3, [5, 6], finish_reason="length")]
+    assert [each.finish_reason for each in outputs.new(Result(said[:2]))] == [None, None]
+    told = outputs.new(Result(said, finished=True))
+    assert [(each.choice, each.token_ids, each.finish_reason) for each in told] == [
+        (0, (), "length"),
+        (1, (), "stop"),
+        (2, (), "error"),
+        (3, (5, 6), "length"),
+    ]
+    assert outputs.is_over
 
 
 def test_a_cancelled_request_has_no_output() -> None:
-    outputs = Outputs(PROMPT)
+    outputs = Outputs(PROMPT, max_tokens=LONGEST)
     assert outputs.new(Result([Said(token_ids=[7], finish_reason="cancelled")], finished=True)) == []
     assert outputs.is_cancelled
 
 
 def test_a_failure_ends_every_open_choice_and_keeps_the_usage() -> None:
-    outputs = Outputs(PROMPT, choices=3)
+    outputs = Outputs(PROMPT, max_tokens=LONGEST, choices=3)
     outputs.new(Result([Said(0, [5], finish_reason="length"), Said(1, [6])], cached_tokens=3))
     told = outputs.failed()
     assert [(each.choice, each.finish_reason, each.cached_tokens) for each in told] == [
@@ -110,7 +124,7 @@ def test_a_failure_ends_every_open_choice_and_keeps_the_usage() -> None:
 
 @pytest.mark.parametrize(("said", "told"), [(0, 0), (3, 3), (9, 4)])
 def test_cached_tokens_are_the_prompt_s_at_most(said: int, told: int) -> None:
-    (output,) = Outputs(PROMPT).new(Result([Said(token_ids=[7])], cached_tokens=said))
+    (output,) = Outputs(PROMPT, max_tokens=LONGEST).new(Result([Said(token_ids=[7])], cached_tokens=said))
     assert output.cached_tokens == told
 
 
@@ -118,12 +132,12 @@ def test_cached_tokens_are_the_prompt_s_at_most(said: int, told: int) -> None:
 def test_after_a_transfer_they_are_the_share_of_reused_blocks(reused: int, missed: int, told: int) -> None:
     metrics = SimpleNamespace(num_reused_blocks=reused, num_missed_blocks=missed)
     said = Said(token_ids=[7], request_perf_metrics=SimpleNamespace(kv_cache_metrics=metrics))
-    (output,) = Outputs(PROMPT, handed_over=True).new(Result([said], cached_tokens=4))
+    (output,) = Outputs(PROMPT, max_tokens=LONGEST, handed_over=True).new(Result([said], cached_tokens=4))
     assert output.cached_tokens == told
 
 
 def test_log_probabilities_stand_at_their_tokens_best_first() -> None:
-    outputs = Outputs(PROMPT, logprobs=1)
+    outputs = Outputs(PROMPT, max_tokens=LONGEST, logprobs=1)
     said = Said(token_ids=[7], logprobs=[{9: logprob(-0.1, 1), 7: logprob(-3.0, 2)}])
     (output,) = outputs.new(Result([said]))
     chosen, best = TokenLogprob(token_id=7, logprob=-3.0, rank=2), TokenLogprob(token_id=9, logprob=-0.1, rank=1)
@@ -132,12 +146,12 @@ def test_log_probabilities_stand_at_their_tokens_best_first() -> None:
 
 def test_a_place_of_which_nothing_is_known_stays_empty() -> None:
     said = Said(token_ids=[7, 8, 9], logprobs=[{1: logprob(-1.0, 1)}, -0.5])
-    (output,) = Outputs(PROMPT, logprobs=0).new(Result([said]))
+    (output,) = Outputs(PROMPT, max_tokens=LONGEST, logprobs=0).new(Result([said]))
     assert output.logprobs == (None, TokenLogprobs(chosen=TokenLogprob(token_id=8, logprob=-0.5)), None)
 
 
 def test_without_a_wish_there_are_no_log_probabilities() -> None:
-    (output,) = Outputs(PROMPT).new(Result([Said(token_ids=[7], logprobs=[{7: logprob(-1.0, 1)}])]))
+    (output,) = Outputs(PROMPT, max_tokens=LONGEST).new(Result([Said(token_ids=[7], logprobs=[{7: logprob(-1.0, 1)}])]))
     assert output.logprobs == ()
 
 
@@ -145,5 +159,5 @@ def test_a_stop_token_is_named_and_a_stop_string_is_not() -> None:
     cases: list[tuple[int | str | None, int | None]] = [(7, 7), ("END", None), (None, None)]
     for reason, told in cases:
         said = Said(token_ids=[7], finish_reason="stop", stop_reason=reason)
-        (output,) = Outputs(PROMPT).new(Result([said], finished=True))
+        (output,) = Outputs(PROMPT, max_tokens=LONGEST).new(Result([said], finished=True))
         assert output.stop_token_id == told

@@ -4,6 +4,8 @@
                   and yields the same object again, whose outputs have grown in place: `token_ids` is one list for life
     its queue     belongs to where the result was made: outside an event loop, async steps are an AssertionError
     its end       `finished`; then iterating stops. A failed request raises RequestError, a dead engine EngineDeadError
+    finish_reason is set on the sequence of the request's last response alone: sequences that end before it keep None,
+                  and their stop words
     stop words    are cut from `token_ids` unless asked for; the end token stays
     stop strings  are looked for in the text, too: then the text ends before them and the request is aborted
 
@@ -252,13 +254,17 @@ class GenerationResult:
             output.cumulative_logprob = sum(each[token].logprob for token, each in chosen)
         if self.sampling_params.prompt_logprobs and not output.prompt_logprobs:
             output.prompt_logprobs = [{token: Logprob(-1.0, 1)} for token in self._prompt_token_ids]
+        if self._done:
+            self._finish(output, response)
+        self._detokenize(output)
+
+    def _finish(self, output: CompletionOutput, response: Response) -> None:
         if response.finish == "not_finished":
             output.finish_reason = control.context_finish_reason
         elif response.finish is not None:
             output.finish_reason = FINISH_REASONS[response.finish]
         if response.finish == "stop_words":
             self._cut_stop_words(output)
-        self._detokenize(output)
 
     def _cut_stop_words(self, output: CompletionOutput) -> None:
         for reason, word in self.sampling_params._get_stop_reasons_and_words():
