@@ -19,7 +19,7 @@ from kv_protocol.openai_errors import as_json
 from kv_runtime.http import error_response
 from worker_agent.core.disaggregated import Handoff, handoff_json
 from worker_agent.core.embedding_cache import EmbeddingCache
-from worker_agent.core.engine import EngineStopped, RequestRefused
+from worker_agent.core.engine import EngineError, EngineStopped, RequestRefused
 from worker_agent.core.image_models import ImageFacts
 from worker_agent.core.media import Media, media_part
 from worker_agent.core.media_inputs import of_kind
@@ -100,6 +100,8 @@ class EncodeApi:
             return response, "refused"
         except EngineStopped as error:
             return error_response(503, str(error), "server_error", code="engine_stopped"), "failed"
+        except EngineError as error:
+            return error_response(500, str(error), "server_error", code="request_failed"), "failed"
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json"), "ok"
 
     async def _encoded(self, request: EncodeRequest) -> EncodeAnswer:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from structlog.testing import capture_logs
 
 from kv_protocol.fleet import Role
 from kv_runtime.text import ByteText
@@ -319,3 +320,30 @@ async def test_the_vendor_s_own_client_reads_every_answer(trtllm: Fake) -> None:
     for event in completions[1].events[:-1]:
         if all(choice["finish_reason"] for choice in event["choices"]):  # its type wants a reason in every chunk
             Completion.model_validate(event, strict=True)
+
+
+# ------------------------------------------------------------------------------------- another version
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("module", "kind", "name"),
+    [("llmapi.llm", "BaseLLM", "generate_async"), ("executor.result", "GenerationResult", "outputs")],
+)
+async def test_a_name_that_the_library_lacks_is_a_500_that_names_it(
+    trtllm: Fake, monkeypatch: pytest.MonkeyPatch, module: str, kind: str, name: str
+) -> None:
+    async with agent(trtllm) as (running, engine):
+        monkeypatch.delattr(getattr(trtllm.submodule(module), kind), name)
+        with capture_logs() as lines:
+            answers = [await running.ask(COMPLETIONS, ASKED) for _ in range(2)]
+        monkeypatch.undo()
+        assert (await running.ask(COMPLETIONS, ASKED)).status == 200
+        assert (engine.fault, engine.failed_requests_total) == (None, 2)
+    assert [answer.status for answer in answers] == [500, 500]
+    version = trtllm.module.__version__
+    for answer in answers:
+        message = answer.body["error"]["message"]
+        assert message.startswith(f"tensorrt_llm {version} does not have what the agent asks for: AttributeError: ")
+        assert message.endswith(f"has no attribute '{name}'")
+    told = [line for line in lines if line["event"] == "library_mismatch"]
+    assert [(line["log_level"], line["version"]) for line in told] == [("error", version)]
+    assert name in told[0]["reason"]

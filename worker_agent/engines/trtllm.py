@@ -298,13 +298,14 @@ class TensorRTLLMEngine:
         return stream.outputs.failed()
 
     def _meaning(self, library: Library, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
-        """Return what an error of the library is to a request; note the engine's death."""
+        """Return what an error of the library means for a request; note the engine's death."""
         fault = self._fault or (library.fault(self._llm) if self._llm is not None else None)
         if self._over.is_set() or self._llm is None:
             return EngineStopped(f"{request_id}: {self._stopped_because}")
-        if fault is None and library.is_refusal(error, is_new=is_new):
+        meaning = library.errors.meaning(error, is_new=is_new) if fault is None else None
+        if meaning is not None:
             self.failed_requests_total += 1
-            return RequestRefused("request", str(error), "what the engine can serve")
+            return meaning
         self._die(fault or error)
         return EngineStopped(f"{request_id}: {self._stopped_because}")
 

@@ -1,4 +1,4 @@
-"""TensorRT-LLM, imported: the only module that does. It makes what the library takes, and says what its errors mean.
+"""TensorRT-LLM, imported. This module makes what the library takes.
 
     ours                                 the library's
     engine arguments, role encode        `MultimodalEncoder`
@@ -7,11 +7,7 @@
     error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
     a prompt with media                  `preprocess`, which takes long, then `generate_async` of what it gives
 
-    an error                                                     is
-    any, once `_fatal_error` is set or the health check fails    the engine's: it is dead
-    any other at submission                                      the request's: of its values, or what they name
-    RequestError, a handoff that cannot be read, afterwards      the request's
-    any other                                                    the engine's
+What its errors mean: `trtllm_errors.py`; that the engine is dead says `fault`, before any of them.
 
 Everything is imported when it is used, for it takes seconds and wants a GPU. Names, and where they come from:
 `docs/TENSORRT_LLM.md`.
@@ -24,12 +20,12 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from worker_agent.core.disaggregated import HandoffInvalid
 from worker_agent.core.engine import EngineError
 from worker_agent.core.engine_args import EngineArgs, config_classes
 from worker_agent.core.sampling import TokenLogprob
 from worker_agent.core.trtllm_requests import TrtllmRequest
 from worker_agent.engines.logits import LogitsAdapter
+from worker_agent.engines.trtllm_errors import LibraryErrors
 from worker_agent.engines.trtllm_settings import LoraAdapter
 from worker_agent.engines.trtllm_tensors import bias_of, file_of, image_of, tensor_of
 
@@ -55,6 +51,7 @@ class Library:
     def __init__(self, log_level: str) -> None:
         try:
             import tensorrt_llm
+            from tensorrt_llm.executor.utils import RequestError
             from tensorrt_llm.logger import logger
         except ModuleNotFoundError as error:
             if error.name != "tensorrt_llm":
@@ -63,6 +60,7 @@ class Library:
         except (ImportError, OSError, RuntimeError) as error:  # a CUDA library that is not there, or does not fit
             raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
         self.version = str(tensorrt_llm.__version__)
+        self.errors = LibraryErrors(self.version, RequestError)
         logger.set_level(log_level)
 
     def load(self, args: EngineArgs) -> Any:  # noqa: ANN401 - the library has no types here
@@ -150,12 +148,6 @@ class Library:
             return fatal
         check = getattr(llm, "_check_health", None)
         return None if check is None or check() else EngineError("the engine's own health check fails")
-
-    def is_refusal(self, error: BaseException, *, is_new: bool) -> bool:
-        """Return whether an error is one request's, on an engine that is not dead; `is_new`: it was just submitted."""
-        from tensorrt_llm.executor.utils import RequestError
-
-        return is_new or isinstance(error, RequestError | HandoffInvalid)
 
     def capacity(self, llm: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
         """Return the size of a rank's KV cache; empty where this version, or this engine, does not say it."""
