@@ -1,0 +1,56 @@
+"""Every family's golden answers give the same however they are cut, and hold back nothing that could be shown."""
+
+import random
+
+import pytest
+
+from tests.support.tool_calls import Case, fed, golden_cases, parsed, read_of
+from worker_agent.parsers.events import Event, joined
+
+CASES = golden_cases()
+PAIRS = 200
+SEED = 20261122
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}: {case.name}")
+
+
+def test_there_are_answers_of_six_families_with_calls_and_without() -> None:
+    families = {case.family for case in CASES}
+    assert families >= {"hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v3", "gpt_oss"}
+    for family in families - {"deepseek_v31"}:
+        counts = {len(case.read.tool_calls) for case in CASES if case.family == family}
+        assert counts >= {0, 1, 2}, family
+
+
+@each_case
+def test_an_answer_in_one_piece_is_read(case: Case) -> None:
+    parser = case.parser()
+    assert read_of(parsed(parser, [case.text])) == case.read
+    assert parser.has_open_call == case.is_open
+    assert parser.finish_reason("stop") == case.finish_reason
+    assert parser.finish_reason("length") == "length"
+
+
+@each_case
+def test_a_cut_anywhere_changes_nothing(case: Case) -> None:
+    whole = parsed(case.parser(), [case.text])
+    for at in range(len(case.text) + 1):
+        assert parsed(case.parser(), [case.text[:at], case.text[at:]]) == whole, f"cut at {at}"
+    assert parsed(case.parser(), list(case.text)) == whole
+
+
+@each_case
+def test_two_cuts_change_nothing(case: Case) -> None:
+    draw, whole = random.Random(SEED), parsed(case.parser(), [case.text])
+    for _ in range(PAIRS):
+        first, second = sorted(draw.choices(range(len(case.text) + 1), k=2))
+        chunks = [case.text[:first], case.text[first:second], case.text[second:]]
+        assert parsed(case.parser(), chunks) == whole, f"seed {SEED}, cuts at {first} and {second}"
+
+
+@each_case
+def test_what_is_shown_depends_on_the_text_so_far_alone(case: Case) -> None:
+    letter_by_letter, shown = case.parser(), list[Event]()
+    for at, letter in enumerate(case.text, 1):
+        shown = joined([*shown, *letter_by_letter.feed(letter)])
+        assert shown == fed(case.parser(), [case.text[:at]]), f"after {at} characters"

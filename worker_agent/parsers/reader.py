@@ -1,0 +1,134 @@
+"""Text that arrives in chunks, read by generators that yield where they need more of it.
+
+Every step decides by the text up to a character alone. So what is shown of a text does not depend on how it was cut,
+and only text that may be the start of a marker, or of a call whose function is not known yet, waits.
+"""
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""What returns a `T` once enough text has arrived."""
+Show = Callable[[str], None]
+
+HELD_CHARACTERS_MAX = 1 << 16
+"""Text that waits because it is not known yet what it belongs to."""
+
+
+class Rejected(Exception):
+    """The text is not of the form that was looked for, or ended first."""
+
+
+class Reader:
+    """The text. `ended` says that no more comes."""
+
+    def __init__(self) -> None:
+        self._text, self._at = "", 0
+        self._recorded: list[str] | None = None
+        self._recorded_characters = 0
+        self.ended = False
+
+    def add(self, text: str) -> None:
+        """Add text at the end."""
+        self._text, self._at = self._text[self._at :] + text, 0
+
+    def record(self, begun: str) -> None:
+        """Keep what is taken from now on, after `begun`, until `recorded` is called."""
+        self._recorded, self._recorded_characters = [begun], len(begun)
+
+    def recorded(self) -> str:
+        """Return what was taken since `record`, and keep no more of it."""
+        text, self._recorded = "".join(self._recorded or ()), None
+        return text
+
+    def take(self, characters: int = 1) -> str:
+        """Return so many characters, which are there; raise `Rejected` where more is recorded than may wait."""
+        text = self._text[self._at : self._at + characters]
+        self._at += characters
+        if self._recorded is not None:
+            self._recorded.append(text)
+            self._recorded_characters += len(text)
+            if self._recorded_characters > HELD_CHARACTERS_MAX:
+                raise Rejected
+        return text
+
+    def peek(self) -> Steps[str]:
+        """Return the next character; empty at the end."""
+        while self._at >= len(self._text) and not self.ended:
+            yield
+        return self._text[self._at : self._at + 1]
+
+    def span(self, pattern: re.Pattern[str]) -> str:
+        """Take and return what `pattern` matches of the text that is there; it may match more of what comes."""
+        match = pattern.match(self._text, self._at)
+        return self.take(match.end() - self._at) if match else ""
+
+    def literal(self, *texts: str) -> Steps[str]:
+        """Take and return the one of `texts` that comes next; empty: none does."""
+        while True:
+            there = self._text[self._at : self._at + max(map(len, texts))]
+            for text in texts:
+                if there.startswith(text):
+                    return self.take(len(text))
+            if self.ended or not any(text.startswith(there) for text in texts):
+                return ""
+            yield
+
+    def expect(self, text: str) -> Steps[None]:
+        """Take `text`; raise `Rejected` where something else comes."""
+        if not (yield from self.literal(text)):
+            raise Rejected
+
+    def skip_space(self) -> Steps[str]:
+        """Take white space; return the character behind it, empty at the end."""
+        while (next_one := (yield from self.peek())) and next_one.isspace():
+            self.take()
+        return next_one
+
+    def until(self, markers: Sequence[str], show: Show) -> Steps[str]:
+        """Show the text before the first of `markers` as it comes; take and return the marker, empty at the end.
+
+        None of them begins with another.
+        """
+        while True:
+            found = [(at, each) for each in markers if (at := self._text.find(each, self._at)) >= 0]
+            end, marker = min(found, default=(len(self._text), ""))
+            open_at = end if self.ended else self._open_at(markers, end)
+            if open_at > self._at:
+                show(self.take(open_at - self._at))
+            if open_at == end and (marker or self.ended):
+                return self.take(len(marker))
+            yield
+
+    def before(self, markers: Sequence[str], characters_max: int) -> Steps[tuple[str, str]]:
+        """Take and return the text before the first of `markers`, and the marker.
+
+        Raises:
+            Rejected: the text is longer than `characters_max`, or ended first. What was taken of it is gone, but for
+                what is recorded.
+        """
+        parts: list[str] = []
+        length = 0
+
+        def show(text: str) -> None:
+            nonlocal length
+            parts.append(text)
+            length += len(text)
+            if length > characters_max:
+                raise Rejected
+
+        marker = yield from self.until(markers, show)
+        if not marker:
+            raise Rejected
+        return "".join(parts), marker
+
+    def _open_at(self, markers: Sequence[str], end: int) -> int:
+        """Return where a marker may begin that has not wholly arrived; `end` where none may begin before that."""
+        longest = max(map(len, markers), default=1)
+        for at in range(max(self._at, len(self._text) - longest + 1), end):
+            tail = self._text[at:]
+            if any(each.startswith(tail) for each in markers):
+                return at
+        return end
