@@ -4,9 +4,10 @@ A decoder builds every value that a body has, in one call that holds the interpr
 values and seconds. So a body of more than `SCANNED_BYTES` is scanned first, in slices of at most `_SLICE` bytes, and
 the scan stops at the first bound that is exceeded:
 
-    prompt text       `prompt_bytes_max`       messages, prompt, documents, kv_prompt_ids, kv_continue, as JSON
-    token ids         `prompt_bytes_max` / 4   prompt, prompt_token_ids, nvext.token_data; their JSON may have twice the
-                                               bytes of prompt text
+    prompt text       `prompt_bytes_max`       messages, prompt, input, instructions, documents, kv_prompt_ids,
+                                               kv_continue, as JSON
+    token ids         `prompt_bytes_max` / 4   prompt, input, prompt_token_ids, nvext.token_data; their JSON may
+                                               have twice the bytes of prompt text
     everything else   `options_bytes_max`      all other values, keys, white space
     values            `values_max`             members of objects and items of lists, at any depth; token ids beside
     depth             `DEPTH_MAX`              lists and objects in one another
@@ -36,8 +37,10 @@ _ID_BYTES = 4
 _ID_JSON = 2
 """JSON bytes of token ids may be so many times those of prompt text."""
 
-_TEXT_KEYS = frozenset({"messages", "prompt", "documents", "kv_prompt_ids", "kv_continue"})
-_ID_KEYS = frozenset({"prompt", "prompt_token_ids", "nvext.token_data"})
+_TEXT_KEYS = frozenset({"messages", "prompt", "input", "instructions", "documents", "kv_prompt_ids", "kv_continue"})
+_ID_KEYS = frozenset({"prompt", "input", "prompt_token_ids", "nvext.token_data"})
+_LISTS_KEY = "input"
+"""The key that may have several lists of ids: of embeddings."""
 _EXTENSION = "nvext"
 _QUOTE, _COLON, _COMMA, _BACKSLASH = b'":,\\'
 _OBJECT, _LIST = b"{["
@@ -46,6 +49,7 @@ _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _SCALAR = re.compile(rb"[-+.0-9A-Za-z]*+")
 _IDS = re.compile(rb"[0-9, \t\r\n]*+")
+_NEXT_LIST = re.compile(rb"\][ \t\r\n]*+,[ \t\r\n]*+\[")
 _PLACEHOLDER = re.compile(rb"kv-cut-[0-9a-z-]+")
 
 Bytes = bytes | bytearray
@@ -178,7 +182,7 @@ class _Scan:
         self._field = ""
 
     def _id_list(self) -> int:
-        """Pass the ids at the beginning of a list, or of a list of lists; return how many lists are open then."""
+        """Pass the ids at the beginning of a list, or those of a list of lists; return how many lists are open then."""
         self._stop = self._at + self._id_bytes_left
         self._at += 1
         self._space()
@@ -188,7 +192,7 @@ class _Scan:
             depth = 2
         allowed = self._limits.prompt_bytes_max // _ID_BYTES
         passed = _SLICE
-        while passed == _SLICE:
+        while passed == _SLICE or (depth > 1 and self._next_list()):
             at = self._at
             passed = self._match(_IDS)
             self._ids += self._body.count(_COMMA, at, self._at)
@@ -197,6 +201,14 @@ class _Scan:
         self._count(depth)
         self._id_bytes_left = self._stop - self._at
         return depth
+
+    def _next_list(self) -> bool:
+        """Pass the end of a list of ids and the beginning of the next; return whether there is a next."""
+        if self._field != _LISTS_KEY or not self._match(_NEXT_LIST):
+            return False
+        self._ids += 1
+        self._count(1)
+        return True
 
     # ------------------------------------------------------------ values
 

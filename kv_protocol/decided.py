@@ -23,6 +23,7 @@ from typing import Literal
 
 import msgspec
 
+from kv_protocol.api_endpoints import ApiEndpoint
 from kv_protocol.decision import CostTerms
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.hashing import HASH_SCHEME
@@ -73,6 +74,7 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     tried: tuple[WorkerRank, ...] = ()
     phase: Phase = "whole"
     transfer_domain: str | None = None
+    endpoint: ApiEndpoint = "chat"
 
     def __post_init__(self) -> None:
         if self.block_size < 1:

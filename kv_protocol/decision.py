@@ -88,6 +88,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     excluded: tuple[Exclusion, ...] = ()
     phase: str = "whole"
     """What the worker is asked for (`decided.Phase`)."""
+    endpoint: str = "chat"
+    """The OpenAI endpoint that was called (`api_endpoints.py`)."""
     reason: str = ""
     """In one word of a closed set, why the winner won."""
     action: str = "admit"

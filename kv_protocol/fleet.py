@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS, check_stated
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.ids import WorkerRank, checked_block_size, checked_dp_rank, checked_u64, checked_worker_id
@@ -45,6 +46,8 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     What prefill and decode workers have to agree in, and what routing by prefix needs: `kv_cache_dtype` (auto, fp8;
     empty: not said), whether the engine reuses blocks at all (None: not said), and `transfer_buffer_tokens`, how many
     tokens its buffer for KV transfers holds (0: not said, or it has none).
+
+    `api_endpoints` names the OpenAI endpoints that it serves (`api_endpoints.py`). Unknown names are passed over.
     """
 
     worker_id: str
@@ -74,6 +77,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     kv_cache_dtype: str = ""
     block_reuse: bool | None = None
     transfer_buffer_tokens: int = 0
+    api_endpoints: tuple[str, ...] = DEFAULT_ENDPOINTS
     ends_drain: bool = False
     """Set by a router that publishes the registration again: a worker that was drained by hand takes new work. Without
     it the registration of a known instance leaves the drain as it is."""
@@ -81,6 +85,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     def __post_init__(self) -> None:
         checked_worker_id(self.worker_id)
         checked_block_size(self.block_size)
+        check_stated(self.api_endpoints)
         for dp_rank in self.dp_ranks:
             checked_dp_rank(dp_rank)
         if not self.dp_ranks or len(set(self.dp_ranks)) != len(self.dp_ranks):

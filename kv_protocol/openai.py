@@ -12,8 +12,9 @@ import msgspec
 
 from kv_protocol.continuation import Continuation
 from kv_protocol.errors import UNDECODABLE
+from kv_protocol.openai_decoding import decode_inbound
 from kv_protocol.openai_errors import RequestInvalid, explained
-from kv_protocol.openai_inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound, decode_inbound
+from kv_protocol.openai_inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound
 from kv_protocol.openai_options import CacheSalt, Choices, Count, NvExt, PassedOn, StreamOptions, template_options
 from kv_protocol.openai_parts import ABSENT, is_given
 from kv_protocol.openai_prompts import read_ids, read_prompt

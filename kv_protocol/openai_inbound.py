@@ -17,8 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai_errors import RequestInvalid, Verbatim, explained
+from kv_protocol.api_endpoints import PATHS, ApiEndpoint
 from kv_protocol.openai_options import (
     NO_NVEXT,
     CacheSalt,
@@ -33,7 +32,7 @@ from kv_protocol.openai_options import (
 from kv_protocol.openai_parts import ABSENT, OptionalPart, RawPart, is_given
 from kv_protocol.openai_prompts import read_prompt
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
 UNUSED_KEYS = ("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user")
 """Keys of the interface that have no effect here, in the order of their names."""
 
@@ -75,9 +74,14 @@ class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: msgspec.Raw = ABSENT
 
     @property
-    def path(self) -> str:
+    def endpoint(self) -> ApiEndpoint:
         """The endpoint that it is for."""
-        return CHAT if isinstance(self, ChatInbound) else COMPLETIONS
+        return "chat" if isinstance(self, ChatInbound) else "completions"
+
+    @property
+    def path(self) -> str:
+        """The path of its endpoint."""
+        return PATHS[self.endpoint]
 
     @property
     def extension(self) -> NvExt:
@@ -197,34 +201,3 @@ def _unused(kind: type[Inbound]) -> tuple[Callable[[Inbound], object], object]:
 _UNUSED: dict[type[Inbound], tuple[Callable[[Inbound], object], object]] = {
     kind: _unused(kind) for kind in (ChatInbound, CompletionInbound)
 }
-
-_decoders: dict[str, msgspec.json.Decoder[ChatInbound] | msgspec.json.Decoder[CompletionInbound]] = {
-    CHAT: msgspec.json.Decoder(ChatInbound),
-    COMPLETIONS: msgspec.json.Decoder(CompletionInbound),
-}
-
-
-def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
-    """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else.
-
-    `path` is that of an endpoint; of any other path (`/v1/route`) the body itself says for which it is: a chat has
-    messages. All of the body has to be UTF-8, also the values that the router does not read.
-    """
-    if not body.isascii():
-        _check_utf8(body)
-    try:
-        return (_decoders.get(path) or _decoders[_endpoint_of(body)]).decode(body)
-    except UNDECODABLE as error:
-        raise explained(error, body) from error
-
-
-def _check_utf8(body: bytes | bytearray) -> None:
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        found = Verbatim(f"byte 0x{body[error.start]:02x} at {error.start}")
-        raise RequestInvalid("body", found, f"UTF-8 ({error.reason})") from error
-
-
-def _endpoint_of(body: bytes | bytearray) -> str:
-    return CHAT if "messages" in msgspec.json.decode(body, type=dict[str, msgspec.Raw]) else COMPLETIONS

@@ -67,7 +67,8 @@ class FleetRoom:
     def __init__(self, routing: Routing, threshold: float | None) -> None:
         self._routing = routing
         self._headroom = None if threshold is None else Headroom(threshold)
-        self._sights: dict[str, _Sight] = {}
+        self._sights: dict[tuple[str, str], _Sight] = {}
+        """By model and OpenAI endpoint."""
 
     def has_room(self, request: RouteRequest) -> bool:
         """Return whether the request may go on, be it that nobody may take it."""
@@ -80,7 +81,7 @@ class FleetRoom:
 
     def _is_below(self, headroom: Headroom, request: RouteRequest) -> bool:
         state, now_s = self._routing.state, self._routing.clock.now()
-        sight = self._sights.get(request.model)
+        sight = self._sights.get((request.model, request.endpoint))
         if (
             sight is not None
             and now_s < sight.until_s
@@ -98,11 +99,11 @@ class FleetRoom:
         standing = state.standing(request.model, request.hashing, now_s)
         queued_tokens = state.ledger.columns(standing.ranks).queued_tokens
         spare_tokens = headroom.spare_tokens(standing, queued_tokens, request)
-        self._sights.pop(request.model, None)
+        self._sights.pop((request.model, request.endpoint), None)
         if spare_tokens >= request.isl_tokens and not constrains(request, standing.seq_len_min):
             if len(self._sights) >= _SIGHTS_MAX:
                 self._sights.clear()
-            self._sights[request.model] = _Sight(
+            self._sights[request.model, request.endpoint] = _Sight(
                 spare_tokens - request.isl_tokens,
                 min(now_s + LOOK_S, standing.valid_until_s),
                 standing.seq_len_min,

@@ -5,7 +5,7 @@
 | `x-request-id` | its own name for the request, up to 128 visible characters | a new one |
 | `x-worker-instance-id` | the only worker | `nvext.backend_instance_id`, `nvext.decode_worker_id` |
 | `x-dp-rank` | the only rank | `nvext.dp_rank` |
-| `x-session-id` | a session, whose requests would rather stay where the last one went | |
+| `x-session-id` | a session, whose requests would rather stay where the last one went; no embedding has one | |
 | `x-required-taints` | names between commas: only workers that carry all of them | |
 | `x-preferred-taints` | `name=weight` between commas: who carries them costs less; of a weight below 0, more | |
 | `x-request-priority` | a whole number: more comes sooner out of the queue | `nvext.agent_hints.priority`, `priority` |
@@ -70,6 +70,7 @@ class Asked:
             max_tokens=inbound.limit_tokens or 0,
             lora=lora,
             tenant=tenant,
+            endpoint=inbound.endpoint,
         )
         if inbound.nvext is None and inbound.priority is None and _CONSTRAINTS.isdisjoint(headers):
             return plain
@@ -81,7 +82,7 @@ def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
     extension = inbound.extension
     hints = extension.hints
     return {
-        "session_id": _session(headers),
+        "session_id": "" if inbound.endpoint == "embeddings" else _session(headers),
         "priority": _whole(headers, b"x-request-priority", _first(hints.priority, int(inbound.priority or 0))),
         "strict_priority": _whole(headers, b"x-request-strict-priority", hints.strict_priority or 0),
         "expected_osl": hints.osl or 0,

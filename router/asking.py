@@ -69,12 +69,16 @@ class Asking(ABC):
 
     def _read(self) -> None:
         self._began_s = perf_counter()
-        read = self.serving.bodies.read(self.exchange.path, self.exchange.body)
+        read = self.serving.bodies.read(self._path(), self.exchange.body)
         if isinstance(read, asyncio.Future):
             self._awaited = read
             read.add_done_callback(self._body_read)
         else:
             self._prompt_of(read)
+
+    def _path(self) -> str:
+        """Return the path of the endpoint that the request is for; raise `RequestInvalid`."""
+        return self.exchange.path
 
     def _body_read(self, awaited: "asyncio.Future[ReadBody]") -> None:
         self._awaited = None

@@ -3,6 +3,7 @@
 | phase | body | limits |
 |---|---|---|
 | whole | the client's | as the client streams or not |
+| whole, embeddings | the client's | of a whole answer, which may be 4 MiB before it is passed on |
 | prefill | one token, not streamed, `context_only` (`core/handoff.py`) | of a whole answer |
 | decode | with what the prefill worker said | as the client streams or not; outlives a client that leaves too early |
 | alone | of a worker whose role is to decode: `context_and_generation` | as the client streams or not |
@@ -19,7 +20,7 @@ from router.config import RouterSettings
 from router.core.fleet import Fleet
 from router.core.handoff import ALONE, PrefillAnswer, decode_body, prefill_body
 from router.core.verdict import Verdict
-from router.http.exchange import OutboundCall
+from router.http.exchange import WHOLE_BYTES_MAX, OutboundCall
 from router.http.heads import Headers
 from router.http.kept import Kept
 from router.tokens import Prompt, with_prompt_ids
@@ -30,6 +31,8 @@ _TRACE_NAMES = frozenset({b"traceparent", b"tracestate"})
 _TRACE_BYTES_MAX = 1024
 """A longer trace header is dropped: W3C Trace Context asks for 512 bytes of `tracestate`; workers refuse 8,190."""
 _PASSED_ON_NAMES = frozenset(_PASSED_ON)
+_EMBEDDINGS_BYTES_MAX = 4 << 20
+"""Of an answer with embeddings that is kept until it is whole: so long another worker can give it."""
 _ALONE = PrefillAnswer(b"", ALONE, is_final=False)
 """What a decode worker is told that serves alone."""
 _HEADER = HEADER.encode()
@@ -83,14 +86,15 @@ class Calls:
             headers += _CONTINUABLE
         limits = self._limits if inbound.stream and phase != "prefill" else self._whole_limits
         is_decode = phase == "decode"
+        whole_bytes_max = _EMBEDDINGS_BYTES_MAX if inbound.endpoint == "embeddings" else WHOLE_BYTES_MAX
         if not told.accepts_token_ids:
             sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
-            return OutboundCall(told.base_url, inbound.path, headers, sent, *limits, kept, is_decode)
+            return OutboundCall(told.base_url, inbound.path, headers, sent, *limits, kept, is_decode, whole_bytes_max)
         headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
         parts = (text,) if prompt is None else with_prompt_ids(text, prompt.ids, prompt.encoded)
         if body.images:
             parts = (*parts[:-1], *body.with_images(parts[-1]))
-        return OutboundCall(told.base_url, inbound.path, headers, parts, *limits, kept, is_decode)
+        return OutboundCall(told.base_url, inbound.path, headers, parts, *limits, kept, is_decode, whole_bytes_max)
 
 
 def _of_phase(body: Bytes, phase: str, handoff: PrefillAnswer, role: str) -> Bytes:

@@ -1,6 +1,7 @@
 """The data plane's endpoints.
 
-POST /v1/chat/completions, /v1/completions    served: decided, forwarded, spliced (`served.py`)
+POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, spliced (`served.py`)
+     /v1/embeddings
 POST /v1/route                                the decision alone: nothing is forwarded, nothing promised
 GET  /v1/models, /v1/models/{name}            the names that workers serve
 GET  /health, /live, /ready, /version         of this process; /ready is 503 with the reason while it is not to be used
@@ -8,7 +9,10 @@ GET  /health, /live, /ready, /version         of this process; /ready is 503 wit
 
 from collections.abc import Callable
 from importlib.metadata import version
+from urllib.parse import parse_qsl
 
+from kv_protocol.api_endpoints import PATHS
+from kv_protocol.openai import RequestInvalid
 from router import refusals
 from router.asking import Asking
 from router.compiled import hot_path
@@ -23,6 +27,7 @@ from router.served import Served
 from router.serving import Serving
 
 Endpoint = Callable[[Exchange], None]
+_PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}
 
 
 class Endpoints:
@@ -33,6 +38,7 @@ class Endpoints:
         self._endpoints: dict[str, tuple[str, Endpoint]] = {
             "/v1/chat/completions": ("POST", self._serve),
             "/v1/completions": ("POST", self._serve),
+            "/v1/embeddings": ("POST", self._serve),
             "/v1/route": ("POST", self._decide_only),
             "/v1/models": ("GET", self._models),
             "/health": ("GET", self._health),
@@ -89,7 +95,10 @@ class Endpoints:
 
 
 class DecisionOnly(Asking):
-    """`/v1/route`: what would be decided now, and why; where prompts are computed apart, of both workers."""
+    """`/v1/route`: what would be decided now, and why; where prompts are computed apart, of both workers.
+
+    `?endpoint=` names the endpoint that the body is for; without it the body itself says.
+    """
 
     __slots__ = ()
 
@@ -97,6 +106,13 @@ class DecisionOnly(Asking):
         """It is on its way."""
         self.exchange.on_gone(self.stop_reading)
         self.read()
+
+    def _path(self) -> str:
+        found = dict(parse_qsl(self.exchange.query)).get("endpoint", "")
+        path = _PATHS.get(found)
+        if found and path is None:
+            raise RequestInvalid("endpoint", found, f"one of {', '.join(_PATHS)}")
+        return path or self.exchange.path
 
     def _asked(self) -> None:
         serving, plan = self.serving, self.serving.plan(self.route, self.inbound)

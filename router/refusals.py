@@ -1,12 +1,14 @@
 """Answers that the router gives itself: why a request ends here, in the words and the form of the OpenAI interface.
 
-400  what the client sent cannot be              404  nobody serves the model, or there is no such path
+400  what the client sent cannot be              404  no worker serves the model or endpoint, or no such path
 413, 415, 431  refused before it was read        429  the client's own limit; 503  the fleet's
 502  workers failed                              503  nobody may take it now; `Retry-After` says when to come again
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
+from kv_protocol.api_endpoints import stated_words
 from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid, as_json
 from kv_runtime.chat_messages import TextError
 from kv_runtime.http import error_body
@@ -70,6 +72,12 @@ def unknown_model(name: str, models: tuple[str, ...]) -> Refusal:
     if not models:
         return unavailable("no worker is registered yet", "no_worker")
     return invalid(f"model: found {as_json(name)}, allowed {', '.join(models)}", "model", "model_not_found", status=404)
+
+
+def endpoint_not_served(path: str, model: str, stated: Iterable[str]) -> Refusal:
+    """Return that no worker of the model states the endpoint of this path."""
+    message = f"{path}: no worker of {as_json(model)} serves it; they state {stated_words(sorted(stated))}"
+    return invalid(message, "model", "endpoint_not_served", status=404)
 
 
 def worker_failed(worker: object, reason: str) -> Refusal:

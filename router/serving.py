@@ -9,6 +9,7 @@ import structlog
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
+from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.body_limits import Body
 from kv_protocol.decision import Exclusion
 from kv_protocol.hashing import Hashing
@@ -47,7 +48,7 @@ _BACK_OFF_S = 0.02
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 _BUSY_S = 1.0
 
-_THE_CLIENTS_WORD = frozenset({"pinned", "taint", "lora"})
+_THE_CLIENTS_WORD = frozenset({"pinned", "taint", "lora", "endpoint"})
 """Why nobody may take a request that asks for what nobody is: its own fault, and not worth coming again for."""
 
 _RANKS_MAX = 4096
@@ -64,6 +65,8 @@ class _Model(NamedTuple):
     images: ImageRule | None
     fleet_changes: int
     valid_until_s: float
+    endpoints: frozenset[str]
+    """All OpenAI endpoints that its workers state."""
 
 
 class Serving:
@@ -115,9 +118,13 @@ class Serving:
 
         Raises:
             RequestInvalid, TextError: there is none.
-            Refused: nobody serves the model.
+            Refused: nobody serves the model, or at this endpoint.
         """
         model, state = self._model(inbound.model), self.routing.state
+        if inbound.endpoint not in model.endpoints:
+            raise Refused(refusals.endpoint_not_served(inbound.path, inbound.model, model.endpoints))
+        if inbound.endpoint == "embeddings":
+            return None
         if not (state.modes[state.policy.mode].reads_overlap or self._settings.tokens.always):
             return None
         return self._prompts.prompt(inbound, model.hashing, model.lora, model.images, body=body)
@@ -138,9 +145,11 @@ class Serving:
         if hashing is None:
             self._models.pop(name, None)
             raise Refused(refusals.unknown_model(name, fleet.models()))
-        valid_until_s = fleet.valid_until_s(fleet.serving(name), now_s)
+        workers = fleet.serving(name)
+        valid_until_s = fleet.valid_until_s(workers, now_s)
+        endpoints = frozenset(each for worker in workers for each in worker.registration.api_endpoints)
         known = self._models[name] = _Model(
-            hashing, fleet.lora_of(name), fleet.images(name, now_s), fleet.changes, valid_until_s
+            hashing, fleet.lora_of(name), fleet.images(name, now_s), fleet.changes, valid_until_s, endpoints
         )
         return known
 
@@ -164,6 +173,8 @@ class Serving:
     def plan(self, route: RouteRequest, inbound: Inbound) -> Plan:
         """Return how the request is to be served, as the fleet stands; raise `RequestInvalid`."""
         failures, disaggregation = self._settings.failures, self._settings.disaggregation
+        if inbound.endpoint not in DEFAULT_ENDPOINTS:
+            return Plan("whole", retry_limit=failures.retry_limit)
         is_told = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
         if is_given(params := inbound.disaggregated_params) or is_told:
             asked = asked_phase(bytes(params), accepted=disaggregation.accept_params)
@@ -329,7 +340,8 @@ class Serving:
         """A request was answered."""
         verdict = attempt.verdict
         request = verdict.request
-        self.metrics.finished(verdict.policy, request.isl_tokens, usage.output_tokens, attempt.lease.itl_s)
+        isl_tokens = request.isl_tokens or usage.input_tokens or 0
+        self.metrics.finished(verdict.policy, isl_tokens, usage.output_tokens, attempt.lease.itl_s)
         if usage.cached_tokens is not None and request.isl_tokens and request.phase != "decode":
             predicted_tokens = verdict.overlap_blocks * request.block_size
             self.metrics.settled(verdict.winner.worker_id, predicted_tokens, usage.cached_tokens)

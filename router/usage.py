@@ -1,16 +1,19 @@
 """What is looked at in an answer that is otherwise passed on unread: how many tokens it had, near its end.
 
     "usage": {"prompt_tokens": <n>, "completion_tokens": <n>, "prompt_tokens_details": {"cached_tokens": <n>}}
+    "usage": {"input_tokens": <n>, "output_tokens": <n>, "input_tokens_details": {"cached_tokens": <n>}}  of a response
+    "usage": {"prompt_tokens": <n>}                                                                      of embeddings
 
 A whole answer and a stream that carries usage both name it last; of several (a stream may tell it with every event) the
-last one counts. Source: the OpenAI API reference, "The chat completion object".
+last one counts. Source: the OpenAI API reference, "The chat completion object", "The response object", "Create
+embeddings".
 """
 
 import re
 from typing import NamedTuple
 
 _USAGE = b'"usage"'
-_COUNT = re.compile(rb'"(completion_tokens|cached_tokens)"\s*:\s*(\d{1,10})(?!\d)')
+_COUNT = re.compile(rb'"((?:completion|output|cached|prompt|input)_tokens)"\s*:\s*(\d{1,10})(?!\d)')
 
 
 class Usage(NamedTuple):
@@ -18,6 +21,7 @@ class Usage(NamedTuple):
 
     output_tokens: int | None
     cached_tokens: int | None
+    input_tokens: int | None = None
 
 
 NOTHING_SAID = Usage(None, None)
@@ -29,4 +33,6 @@ def usage_in(tail: bytes) -> Usage:
     if at < 0:
         return NOTHING_SAID
     counts = {name: int(count) for name, count in _COUNT.findall(tail, at)}
-    return Usage(counts.get(b"completion_tokens"), counts.get(b"cached_tokens"))
+    output_tokens = counts.get(b"completion_tokens", counts.get(b"output_tokens"))
+    input_tokens = counts.get(b"prompt_tokens", counts.get(b"input_tokens"))
+    return Usage(output_tokens, counts.get(b"cached_tokens"), input_tokens)

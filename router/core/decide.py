@@ -13,7 +13,7 @@ import numpy as np
 from kv_protocol.errors import LimitExceeded
 from router.core.eligibility import exclusions
 from router.core.errors import NoEligibleWorker
-from router.core.policies import MODES, Candidates, Choice, Mode, choose_by
+from router.core.policies import MODES, Candidates, Choice, Mode, choose_by, policy_for
 from router.core.policy import Policy
 from router.core.verdict import Reason, Verdict, exclusions_of
 from router.core.view import RouteRequest, View
@@ -31,7 +31,7 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: 
         WorkerNotNamed: the caller should have named a worker, and has not.
         LimitExceeded: a user's mode chose nobody that is there.
     """
-    policy = policy.of(request.phase)
+    policy = policy_for(policy, request, modes)
     mode, why = modes[policy.mode], exclusions(view, request)
     places: Sequence[int] = range(len(why))
     if not (why is view.unfit and view.whole) and any(why):

@@ -3,6 +3,7 @@
 The first that holds says why a rank may not:
 
     unfit          draining, silent, its breaker is open, it asked to be left alone (`Fleet`, `Breakers`)
+    endpoint       it does not state the request's OpenAI endpoint (`kv_protocol/api_endpoints.py`)
     role           it serves other phases than the request's (`ROLES`)
     domain         the prompt's KV lies where it cannot fetch it from: in another transfer domain
     lora           the request names an adapter that the worker has not loaded; the base model is everybody's
@@ -26,6 +27,7 @@ from typing import Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS, stated_words
 from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
@@ -36,6 +38,7 @@ ReasonKind = Literal[
     "silent",
     "breaker",
     "busy",
+    "endpoint",
     "role",
     "domain",
     "lora",
@@ -62,6 +65,7 @@ _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
     ("no heartbeat", "silent"),
     ("breaker", "breaker"),
     ("busy", "busy"),
+    ("endpoint", "endpoint"),
     ("role", "role"),
     ("transfer_domain", "domain"),
     ("lora", "lora"),
@@ -90,7 +94,7 @@ class Ranks(Protocol):
 
     @property
     def whole(self) -> bool:
-        """All are known to be fit and to serve whole requests."""
+        """All are known to be fit, and to serve whole chats and completions."""
 
     @property
     def seq_len_min(self) -> int:
@@ -108,12 +112,13 @@ def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
 
 
 def constrains(request: RouteRequest, seq_len_min: int) -> bool:
-    """Return whether the request can exclude a rank that is fit and serves whole requests.
+    """Return whether the request can exclude a rank that is fit and serves whole chats and completions.
 
     `seq_len_min` is the smallest `max_seq_len` that a worker states, in tokens; 0: none does.
     """
     return bool(
-        request.phase != "whole"
+        request.endpoint not in DEFAULT_ENDPOINTS
+        or request.phase != "whole"
         or request.lora
         or request.required_taints
         or (seq_len_min and request.isl_tokens and _tokens(request) > seq_len_min)
@@ -129,6 +134,8 @@ def _tokens(request: RouteRequest) -> int:
 
 def exclusion(told: WorkerRegistered, rank: WorkerRank, request: RouteRequest) -> str:
     """Return why the rank may not take the request, however fit it is; empty where it may."""
+    if request.endpoint not in told.api_endpoints:
+        return f"endpoint {request.endpoint}: the worker states {stated_words(told.api_endpoints)}"
     if told.role not in ROLES[request.phase]:
         return f"role {told.role}: {request.phase} is asked of workers that are {' or '.join(ROLES[request.phase])}"
     if request.transfer_domain not in (None, told.transfer_domain):

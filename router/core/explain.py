@@ -62,7 +62,8 @@ def _notes(candidate: Candidate) -> Iterator[str]:
 
 
 def _closing(decision: Decision) -> list[str]:
-    closing = [f"  {each.worker_id}/{each.dp_rank}: not eligible, {each.reason}" for each in decision.excluded]
+    closing = [_BY_LOAD] if decision.endpoint == "embeddings" else []
+    closing += [f"  {each.worker_id}/{each.dp_rank}: not eligible, {each.reason}" for each in decision.excluded]
     said = _REASONS.get(decision.reason)
     if said is not None:
         closing.append(said)
@@ -83,6 +84,7 @@ def _unweighed(decision: Decision) -> str:
     return "It had the fewest active requests of those that were compared; costs had no say."
 
 
+_BY_LOAD = "An embedding reuses no KV prefix: its worker is chosen without a look at what is cached."
 _REASONS = {
     "turn": "It was this rank's turn; costs had no say.",
     "pinned": "The caller named it.",

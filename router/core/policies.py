@@ -13,14 +13,18 @@
 A mode that reads no overlap asks no index, and its prompts need not be encoded. Targets are the request's, else the
 policy's. Where no candidate meets them the choice is made among all, and `policy.unmet` says what to do with it.
 
+An embedding reuses no KV prefix: for its requests `least-loaded` takes the place of a mode that reads overlap.
+
 A user's mode is a function of the same shape (`router/policy_loader.py`).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kv_protocol.splitmix import choice_index
@@ -32,7 +36,7 @@ from router.core.policy import CostParameters, Policy
 from router.core.verdict import Reason
 from router.core.view import Floats, Forecast, RouteRequest, View
 
-__all__ = ["MODES", "Candidates", "Choice", "CostParameters", "Mode", "Policy", "choose_by"]
+__all__ = ["MODES", "Candidates", "Choice", "CostParameters", "Mode", "Policy", "choose_by", "policy_for"]
 
 
 class Candidates(NamedTuple):
@@ -177,6 +181,19 @@ MODES: dict[str, Mode] = {
     "least-loaded": Mode(_least_loaded, reads_load=True),
     "direct": Mode(_as_told),
 }
+
+
+def policy_for(policy: Policy, request: RouteRequest, modes: Mapping[str, Mode]) -> Policy:
+    """Return the policy by which a worker is chosen for the request: that of its phase, by load for embeddings."""
+    of_phase = policy.of(request.phase)
+    if request.endpoint != "embeddings" or not modes[of_phase.mode].reads_overlap:
+        return of_phase
+    return _by_load(of_phase)
+
+
+@lru_cache(maxsize=16)
+def _by_load(policy: Policy) -> Policy:
+    return replace(policy, mode="least-loaded")
 
 
 def choose_by(mode: Mode, candidates: Candidates, request: RouteRequest, policy: Policy, seed: int) -> Choice:

@@ -28,7 +28,7 @@ from kv_protocol.journal import JournalBegan, JournalRecord, Lost, RankStanding,
 from router.core.checkpoint import CheckpointUnusable, Compared, Restoring
 from router.core.decide import decide
 from router.core.errors import NoEligibleWorker, WorkerNotNamed
-from router.core.policies import MODES, Mode
+from router.core.policies import MODES, Mode, policy_for
 from router.core.policy import Policy
 from router.core.recording import decided, request_of
 from router.core.replay_words import difference_of
@@ -185,7 +185,7 @@ class Replay:
 
     def _otherwise(self, state: RouterState, policy: Policy, record: Decided) -> Otherwise:
         told = self._modes.get(record.policy)
-        mode = policy.of(record.request.phase).mode
+        mode = policy_for(policy, request_of(record.request), self._modes).mode
         if told is not None and self._modes[mode].reads_overlap and not told.reads_overlap:
             return Otherwise(None, f"mode {mode} reads overlap, of which mode {record.policy} recorded nothing")
         try:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from kv_protocol.api_endpoints import serves_default
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.images import ImageRule
@@ -43,8 +44,11 @@ class Standing:
         self.unfit: tuple[str, ...] = tuple(
             fleet.unfit(worker, now_s) or breakers.unfit(rank, now_s) for rank, worker in rows
         )
-        self.whole = not any(self.unfit) and all(told.role == "aggregated" for told in self.told)
-        self.roles = frozenset(told.role for told, unfit in zip(self.told, self.unfit, strict=True) if not unfit)
+        generates = [serves_default(told.api_endpoints) for told in self.told]
+        is_aggregated = all(told.role == "aggregated" for told in self.told)
+        self.whole = not any(self.unfit) and is_aggregated and all(generates)
+        told_of = zip(self.told, self.unfit, generates, strict=True)
+        self.roles = frozenset(told.role for told, unfit, serves in told_of if serves and not unfit)
         self.seq_len_min = min((told.max_seq_len for told in self.told if told.max_seq_len), default=0)
         self.valid_until_s = min(
             fleet.valid_until_s((worker for _, worker in rows), now_s), breakers.valid_until_s(now_s)

@@ -44,7 +44,7 @@ from router.core.forecasts import Forecasts
 from router.core.history import History
 from router.core.ledger import Ledger
 from router.core.newcomers import Newcomers
-from router.core.policies import MODES, Mode
+from router.core.policies import MODES, Mode, policy_for
 from router.core.policy import Policy
 from router.core.predictions import Predictions
 from router.core.standing import Standing
@@ -231,7 +231,7 @@ class RouterState:
 
         `ask` is asked for what a cache can give, of exactly those ranks, and only where the mode reads it.
         """
-        policy = self.policy.of(request.phase)
+        policy = policy_for(self.policy, request, self.modes)
         mode = self.modes[policy.mode]
         standing = self._standing(request.model, request.block_size, request.hash_scheme, now_s)
         turn = self.turns[request.model]

@@ -72,6 +72,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             request_id=request.request_id,
             model=request.model,
             phase=request.phase,
+            endpoint=request.endpoint,
             policy=self.policy,
             seed=self.seed,
             now_s=self.now_s,

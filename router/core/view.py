@@ -35,6 +35,7 @@ class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc
     tried               ranks that failed this phase of the request already
     phase               what its worker is asked for
     transfer_domain     decode: where the prompt's KV lies; None: anywhere, or nowhere
+    endpoint            the OpenAI endpoint that its worker has to state
     """
 
     @property
@@ -113,7 +114,7 @@ class View(NamedTuple):
     forecast: Forecast | None = None
     """None: the mode did not ask for one."""
     whole: bool = False
-    """Every rank is known to be fit and to serve whole requests; False: each must be looked at."""
+    """Every rank is known to be fit and to serve whole chats and completions; False: each must be looked at."""
     seq_len_min: int = 0
     """The smallest `max_seq_len` that a worker states; 0: none does. Known where `whole` is."""
     is_blank: bool = False

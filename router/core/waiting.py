@@ -60,6 +60,7 @@ class Waiting(NamedTuple):
 def placing_of(request: RouteRequest) -> Placing:
     """Return what of a request decides whether there is room for it, but for its length."""
     return (
+        request.endpoint,
         request.lora,
         request.required_taints,
         request.pinned_worker,

@@ -25,6 +25,8 @@ Phase = Literal["local", "connect", "first_byte", "body"]
 """Where a call failed: at a limit of our own, which says nothing of the worker; or at which of its steps."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
+WHOLE_BYTES_MAX = 256 << 10
+"""Longer answers are passed on before they are whole; so is an event that is longer."""
 HeaderLines = Sequence[tuple[bytes, bytes]]
 
 
@@ -48,6 +50,9 @@ class OutboundCall(NamedTuple):
     is_once: bool = False
     """What it asks for can be had once: it is never sent again, and, when the client leaves, its worker is left only
     when the answer has begun."""
+    whole_bytes_max: int = WHOLE_BYTES_MAX
+    """An answer that is no stream and has so many bytes at most is passed on once it is whole. Until then another
+    worker can give it."""
 
 
 class Watcher(Protocol):

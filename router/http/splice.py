@@ -4,7 +4,7 @@
 |---|---|---|
 | event stream | chunks; whole events as they come | nothing was passed on: `on_failed`; else another worker's, where |
 | | | the call is `kept` and `on_cut` says so; else an error event, `[DONE]` |
-| up to 256 KiB | its length; once it is whole | `on_failed` |
+| up to `call.whole_bytes_max` | its length; once it is whole | `on_failed` |
 | longer | its length or chunks; as it comes | what was passed on is cut off |
 
 Reads that are whole chunks and end an event go through as they are. What is not is decoded, cut after the last whole
@@ -30,8 +30,6 @@ from router.http.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, who
 from router.http.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
 from router.http.nobody import Nobody
 
-WHOLE_BYTES_MAX = 256 << 10
-"""Longer answers are passed on before they are whole; so is an event that is longer."""
 TAIL_BYTES = 4096
 _RECENT_MAX = 8
 _CHUNK_THAT_ENDS_AN_EVENT = (b"\n\n\r\n", b"\n\r\n\r\n")
@@ -161,7 +159,7 @@ class Splice:
         elif self._begun:
             self.fail("first_byte", "the answer that was to go on is no event stream")
             return
-        elif body_bytes > WHOLE_BYTES_MAX:
+        elif body_bytes > self.call.whole_bytes_max:
             self._state = _PASS
             self._chunked_out = False
             self._framing = b"content-length: %d\r\n\r\n" % body_bytes
@@ -220,7 +218,7 @@ class Splice:
                 return max(ends)
         elif self._state == _PASS:
             return len(held)
-        if len(held) <= WHOLE_BYTES_MAX:
+        if len(held) <= self.call.whole_bytes_max:
             return 0
         self._mid_event = True
         if self._state == _GATHER:

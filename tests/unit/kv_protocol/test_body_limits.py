@@ -46,6 +46,10 @@ def chat(*parts: Any) -> bytes:
         (body(messages=["x" * 2500], documents=["x" * 2500]), "documents", "prompt_bytes_max"),
         (body(prompt=[1] * 1001), "prompt", "prompt_bytes_max / 4"),
         (body(prompt=[[1] * 1001]), "prompt", "prompt_bytes_max / 4"),
+        (body(input=[[1] * 500, [2] * 501]), "input", "prompt_bytes_max / 4"),
+        (body(input=[[1]] * 101), "input", "values_max"),
+        (body(input=["x" * 2001, "x" * 2001]), "input", "prompt_bytes_max"),
+        (body(input="x" * 2001, instructions="x" * 2001), "instructions", "prompt_bytes_max"),
         (body(nvext={"token_data": [1] * 1001}), "nvext.token_data", "prompt_bytes_max / 4"),
         (body(prompt=[10**9] * 900), "prompt", "prompt_bytes_max"),
         (body(prompt=["x" * 4001]), "prompt", "prompt_bytes_max"),
@@ -95,6 +99,7 @@ def test_what_cannot_be_followed_is_no_json(data: bytes) -> None:
 
 def test_all_bounds_can_be_reached() -> None:
     read(body(prompt=[1] * 1000))
+    read(body(input=[[1] * 400, [2] * 600]))
     read(body(messages=["x" * 3990], tools=[""] * 90))
     read(body(prompt=[7] * 1000, messages="x" * 3900))
 

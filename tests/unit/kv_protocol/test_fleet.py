@@ -50,6 +50,7 @@ FULL: Fields = LEAST | {
     "kv_cache_dtype": "fp8",
     "block_reuse": True,
     "transfer_buffer_tokens": 65536,
+    "api_endpoints": ("responses", "a later one"),
     "ends_drain": True,
     "images": None,
 }
@@ -93,6 +94,9 @@ BAD_URLS = [
     "http://\u2100.com:1",
 ]
 BAD_FIELDS: list[tuple[str, Any]] = [
+    ("api_endpoints", ("",)),
+    ("api_endpoints", ("e" * 65,)),
+    ("api_endpoints", tuple(f"e{at}" for at in range(17))),
     *(("base_url", url) for url in BAD_URLS),
     *(("worker_id", value) for value in ["", "W", "a.b", "*", "a\n", "z" * 65]),
     *(("dp_ranks", value) for value in [(), (0, 0), (1, 2, 1)]),
