@@ -26,25 +26,41 @@ class Told(NamedTuple):
     message: JournalMessage
 
 
-async def follow_journal(
-    log: EventLog, router: str, take: Callable[[Told], None], *, after_seq: int = 0, created: str = ""
-) -> Reading:
-    """`take` gets every message behind `after_seq`, and those that come; of all routers where `router` is empty.
+class JournalMessages:
+    """Gives each message of a journal that can be read to `take`; of the others the log names the first."""
 
-    One that cannot be read is said to be so, and passed over. Raises `BrokerUnavailable`, also where there is none.
-    """
+    def __init__(self, take: Callable[[Told], None]) -> None:
+        self._take = take
+        self._refused = 0
 
-    async def on_message(message: LogMessage) -> None:
+    async def on_message(self, message: LogMessage) -> None:
+        """Take one message of the journal's stream."""
         name = message.subject.rpartition(".")[2]
         try:
             told = Told(name, message.stream_seq, message.time_ns, decode_journal(message.data))
         except MalformedMessage as error:
-            _log.warning("message_refused", subject=message.subject, seq=message.stream_seq, reason=str(error))
+            if not self._refused:
+                reason = str(error)
+                _log.warning("message_refused", subject=message.subject, seq=message.stream_seq, reason=reason)
+            self._refused += 1
             return
-        take(told)
+        self._take(told)
 
+    def log_refused(self) -> None:
+        """Log how many messages were refused, where the log does not name all of them."""
+        if self._refused > 1:
+            _log.warning("journal_messages_refused", messages=self._refused)
+
+
+async def follow_journal(
+    log: EventLog, router: str, messages: JournalMessages, *, after_seq: int = 0, created: str = ""
+) -> Reading:
+    """`messages` get every message behind `after_seq`, and those that come; of all routers where `router` is empty.
+
+    Raises `BrokerUnavailable`, also where there is no journal.
+    """
     subject = subjects.journal(router) if router else subjects.JOURNAL_ALL
-    return await log.follow(subjects.JOURNAL_STREAM, subject, on_message, after_seq=after_seq, created=created)
+    return await log.follow(subjects.JOURNAL_STREAM, subject, messages.on_message, after_seq=after_seq, created=created)
 
 
 async def read_journal(
@@ -55,14 +71,25 @@ async def read_journal(
     stop: asyncio.Event,
     *,
     after_seq: int = 0,
+    from_ns: int | None = None,
 ) -> None:
-    """`take` gets every message behind `after_seq` that the log has now; returns behind the last, or at `stop`.
+    """`take` gets every message behind `after_seq` that the log has now, and none of those that come meanwhile.
 
-    The log's own part has to run.
+    `from_ns`: and none before that time (since 1970). Returns behind the last, or at `stop`. The log's own part has to
+    run.
     """
     state = await log.stream_state(subjects.JOURNAL_STREAM)
     end = state.last_seq
-    reading = await follow_journal(log, router, take, after_seq=min(after_seq, end), created=state.created)
+    if from_ns is not None:
+        after_seq = max(after_seq, await log.seq_at(subjects.JOURNAL_STREAM, from_ns - 1))
+
+    def take_until_end(told: Told) -> None:
+        if told.stream_seq <= end:
+            take(told)
+
+    messages = JournalMessages(take_until_end)
+    reading = await follow_journal(log, router, messages, after_seq=min(after_seq, end), created=state.created)
     while reading.unread and reading.told_seq < end and not stop.is_set():
         await clock.sleep(_LOOK_S)
     await log.leave(reading)
+    messages.log_refused()

@@ -14,7 +14,7 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
 from router.commands.options import run_on_log, with_settings
 from router.config import RouterSettings
-from router.journal_reading import Told, follow_journal
+from router.journal_reading import JournalMessages, Told, follow_journal
 
 _NOT_SHOWN = (
     "now_s", "request", "best", "terms", "costs", "overlap", "event", "exclusions", "settings", "report",
@@ -55,8 +55,10 @@ def tail(
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         state = await log.stream_state(subjects.JOURNAL_STREAM)
         after_seq = 0 if from_start else state.last_seq
-        await follow_journal(log, router_name, shown.show, after_seq=after_seq, created=state.created)
+        messages = JournalMessages(shown.show)
+        await follow_journal(log, router_name, messages, after_seq=after_seq, created=state.created)
         await until(stop, done.wait())
+        messages.log_refused()
 
     run_on_log(settings, work)
 

@@ -1,7 +1,7 @@
 """What the commands share: where the log is, and how a command ends.
 
 0    done; of `replay`: every decision that could be taken again is equal
-1    of `replay`: one differs
+1    of `replay`: one differs, or a record cannot be folded
 2    it could not be done: what was asked for may not be, or is not to be had, or nothing answers
 """
 
@@ -25,7 +25,7 @@ _DRAIN_S = 5.0
 
 
 class NothingRead(Exception):
-    """The log has no journal of whom was asked for."""
+    """The log has no journal of the named router, or no place in it at which a replay can start."""
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 
 import click
 
-from kv_protocol import subjects
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from router.commands.options import DIFFERENT, NothingRead, run_on_log, with_settings
@@ -54,7 +53,8 @@ def replay(
 
     With --mode, or a policy's field (--set policy.temperature=0.2), it is also said whom that policy would have chosen
     in the same place; what was promised and answered stays as it was. The exit code is 0 when all that could be taken
-    again is equal, 1 when something differs, 2 when there is no journal.
+    again is equal, 1 when something differs or a record cannot be folded, 2 when nothing was replayed: there is no
+    journal, or no beginning and no checkpoint in what was read.
 
     \b
     Example:  router replay --nats-url nats://127.0.0.1:4222 --set policy.history_weight=1
@@ -66,14 +66,22 @@ def replay(
 
     async def work(log: EventLog, stop: asyncio.Event) -> None:
         after_seq = (from_seq or 1) - 1
-        if from_ns is not None:
-            after_seq = max(after_seq, await log.seq_at(subjects.JOURNAL_STREAM, from_ns - 1))
-        await read_journal(log, SystemClock(), router_name, found.take, stop, after_seq=after_seq)
+        await read_journal(log, SystemClock(), router_name, found.take, stop, after_seq=after_seq, from_ns=from_ns)
 
     run_on_log(settings, work)
     if not found.routers:
-        where = "on the log" if from_seq is None and from_ns is None else "from there on"
-        raise NothingRead(f"--router: found no journal of {router_name or 'any router'} {where}")
+        raise NothingRead(_nothing_found(router_name, from_seq, from_ns))
     for line in found.summary():
         click.echo(line)
-    sys.exit(DIFFERENT if found.different else 0)
+    if not found.has_started:
+        raise NothingRead("nothing was replayed: what was read has no beginning of a router's life and no checkpoint")
+    sys.exit(DIFFERENT if found.different or found.not_folded else 0)
+
+
+def _nothing_found(router_name: str, from_seq: int | None, from_ns: int | None) -> str:
+    named = {"--from-seq": from_seq, "--from": from_ns}
+    options = " and ".join(name for name, value in named.items() if value is not None)
+    router = router_name or "any router"
+    if options:
+        return f"{options}: nothing was replayed: the journal of {router} has no message there or later"
+    return f"--router: found no journal of {router} on the log"

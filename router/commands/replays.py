@@ -7,7 +7,7 @@ from kv_protocol.journal import JournalBegan, JournalRecord, Lost
 from router.core.continuity import Continuity
 from router.core.policies import Mode
 from router.core.policy import Policy
-from router.core.replay import CheckpointRead, Redecided, Replay
+from router.core.replay import CheckpointRead, Found, NotFolded, Redecided, Replay
 from router.journal_reading import Told
 
 
@@ -20,7 +20,7 @@ class Replays:
         """`shown_max` differences are said, and as many losses; None: all."""
         self._policy, self._modes, self._shown_max, self._say = policy, modes, shown_max, say
         self.routers: dict[str, OneReplay] = {}
-        self.different = self._losses = 0
+        self.different = self.not_folded = self._losses = 0
         self._equal = self._inexact = self._compared = self._otherwise = self._checkpoints = 0
 
     def take(self, told: Told) -> None:
@@ -31,11 +31,13 @@ class Replays:
         for record in one.continuity.records(told.message):
             found, news = one.take(record)
             if news:
-                self._tell(told, news, is_loss=isinstance(record, Lost))
+                self._tell(told, news, is_loss=isinstance(record, Lost) or isinstance(found, NotFolded))
             if isinstance(found, Redecided):
                 self._count(told, found)
-            elif found is not None:
+            elif isinstance(found, CheckpointRead):
                 self._count_checkpoint(told, found)
+            elif found is not None:
+                self.not_folded += 1
 
     def _tell(self, told: Told, news: str, *, is_loss: bool) -> None:
         self._losses += is_loss
@@ -64,6 +66,11 @@ class Replays:
         if self._shown_max is None or self.different <= self._shown_max:
             self._say(f"{told.router} {words}")
 
+    @property
+    def has_started(self) -> bool:
+        """Whether any journal was exact anywhere."""
+        return any(one.has_started for one in self.routers.values())
+
     def summary(self) -> list[str]:
         """Return the lines that say how it went."""
         lines = [
@@ -72,6 +79,7 @@ class Replays:
             f"equal          {self._equal} decisions, bit for bit",
             f"different      {self.different}",
             f"not exact      {self._inexact}: records are missing before them, so nothing is said of them",
+            f"not folded     {self.not_folded} records: exactness ends at each of them",
             f"checkpoints    {self._checkpoints}",
         ]
         if self._policy is not None:
@@ -93,7 +101,7 @@ class OneReplay:
         """Records since exactness was lost, or before the first start."""
         self._replay = replay
 
-    def take(self, record: JournalRecord) -> tuple[Redecided | CheckpointRead | None, str]:
+    def take(self, record: JournalRecord) -> tuple[Found, str]:
         """Fold the next record in; return what came of it, and in words whether exactness was lost or found by it."""
         was_exact = self._replay.state is not None
         found = self._replay.take(record)
@@ -104,6 +112,8 @@ class OneReplay:
             return found, self._start(record)
         if not is_exact:
             self.skipped += 1
+        if isinstance(found, NotFolded):
+            return found, f"{found.kind} record cannot be folded: {found.reason}; not exact until the next start"
         if isinstance(found, CheckpointRead) and found.difference and not found.is_compared:
             return found, f"no start: {found.difference}"
         return found, ""

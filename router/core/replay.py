@@ -10,6 +10,7 @@
                    may have been read. Such a journal also begins so, where its older part is gone
     RankStanding   what the index says of a rank from here on
     any other      applied
+    one that cannot be folded    like `Lost`, with the kind of the record and the reason (`NotFolded`)
 
 With another policy, what it would have chosen in the same place is said too; the fold stays that of what was done.
 """
@@ -22,7 +23,7 @@ import numpy as np
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import TIERS, Decided, overlap_depths
-from kv_protocol.errors import LimitExceeded
+from kv_protocol.errors import LimitExceeded, shortened
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import JournalBegan, JournalRecord, Lost, RankStanding, Refused
 from router.core.checkpoint import CheckpointUnusable, Compared, Restoring
@@ -37,6 +38,7 @@ from router.core.state_settings import StateSettings
 from router.core.verdict import Verdict, taken
 from router.core.view import Depths
 
+_REASON_CHARACTERS_MAX = 200
 _NEVER_HEARD = (0, "")
 _UNKNOWN = "records are missing before it: whatever comes of it now says nothing"
 
@@ -71,6 +73,17 @@ class CheckpointRead(NamedTuple):
 
     is_compared: bool
     difference: str = ""
+
+
+class NotFolded(NamedTuple):
+    """A record of this kind that raised an error when it was folded: no state follows from it."""
+
+    kind: str
+    reason: str
+
+
+Found = Redecided | CheckpointRead | NotFolded | None
+"""What comes of a record: a decision or refusal taken again, a whole checkpoint, an error, or a changed state alone."""
 
 
 class RecordedAnswer(NamedTuple):
@@ -110,8 +123,16 @@ class Replay:
         self.state: RouterState | None = None
         """None: what was before is not there."""
 
-    def take(self, record: JournalRecord) -> Redecided | CheckpointRead | None:
-        """Fold the next record in; return the decision or refusal that it was, taken again, or the whole checkpoint."""
+    def take(self, record: JournalRecord) -> Found:
+        """Fold the next record in. Behind one that cannot be folded the state is None until the next start."""
+        try:
+            return self._take(record)
+        except Exception as error:  # noqa: BLE001 - a record of another version, or a forged one, may raise anything
+            self.state = self._checkpoint = None
+            reason = shortened(f"{type(error).__name__}: {error}", _REASON_CHARACTERS_MAX)
+            return NotFolded(str(record.__struct_config__.tag), reason)
+
+    def _take(self, record: JournalRecord) -> Found:
         if isinstance(record, Decided):
             return self._decided(record)
         if isinstance(record, Refused):

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import pytest
 
 from kv_protocol import subjects
-from kv_runtime.clock import ManualClock
+from kv_protocol.journal import PolicyChanged, TimePassed
+from kv_runtime.clock import ManualClock, SystemClock
 from kv_runtime.config import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
@@ -147,7 +148,7 @@ async def test_a_journal_without_its_head_is_replayed_from_the_first_checkpoint_
         assert 0 < figure("equal", report.out) < figure("equal", whole.out)
         assert figure("equal", report.out) + figure("not exact", report.out) <= figure("equal", whole.out)
         assert re.search(r"seq \d+: starts at a checkpoint; [1-9]\d* records before it", report.out)
-    assert (late.code, "found no journal" in late.err) == (2, True)
+    assert (late.code, "--from: nothing was replayed" in late.err) == (2, True)
 
 
 @pytest.mark.asyncio
@@ -201,3 +202,65 @@ async def test_the_tail_shows_every_kind_of_record_as_a_line_or_as_an_object(bro
     assert len(found) == 400
     assert {each["kind"] for each in found} >= {"began", "policy", "fleet", "heard", "decided", "outcome", "tick"}
     assert {each["router"] for each in found} == {"router-1"}
+
+
+@pytest.mark.asyncio
+async def test_a_record_that_cannot_be_folded_is_named_and_replay_goes_on_at_the_next_checkpoint(
+    broker: Broker, log: EventLog
+) -> None:
+    told = await lived()
+    middle = len(told) // 2
+    planted = PolicyChanged(now_s=1.0, policy={"temperature": "hot"})
+    await write(log, [*told[:middle], planted, *told[middle:]])
+    found = await typed(_REPLAY, "--nats-url", broker.url)
+    assert (found.code, figure("different", found.out), figure("not folded", found.out)) == (1, 0, 1)
+    assert figure("equal", found.out) > 0 < figure("not exact", found.out)
+    assert re.search(
+        r"^router-1 \S+ seq \d+: policy record cannot be folded: ValidationError: .*; not exact until the next start$",
+        found.out,
+        re.MULTILINE,
+    )
+
+
+@pytest.mark.asyncio
+async def test_of_messages_that_cannot_be_read_the_first_is_named_and_the_others_are_counted(
+    broker: Broker, log: EventLog
+) -> None:
+    async with written(log):
+        for _ in range(20):
+            await log.publish(subjects.journal("router-1"), b"nonsense")
+    replayed = await typed(_REPLAY, "--nats-url", broker.url)
+    assert replayed.err.count("message_refused") == 1
+    assert re.search(r"messages.{1,3}20\b.*journal_messages_refused|journal_messages_refused.*20\b", replayed.err)
+    assert len(replayed.err.splitlines()) == 2
+    tail = await typed(_TAIL, "--nats-url", broker.url, "--all", "--limit", "1")
+    assert tail.code == 0
+    assert tail.err.count("message_refused") <= 1
+
+
+@pytest.mark.asyncio
+async def test_a_replay_from_the_future_says_that_nothing_is_there_also_while_a_router_writes(
+    broker: Broker, log: EventLog
+) -> None:
+    async with written(log) as writer:
+        ends = asyncio.Event()
+
+        async def beat() -> None:
+            while not ends.is_set():
+                writer.record(TimePassed(now_s=1.0))
+                await SystemClock().sleep(0.02)
+
+        beating = asyncio.ensure_future(beat())
+        await eventually(lambda: writer.statistics().messages_total > 2)
+        for options in (("--from", "2099-01-01T00:00:00Z"), ("--from-seq", "4000000000")):
+            found = await typed(_REPLAY, "--nats-url", broker.url, *options)
+            words = (
+                f"router: {options[0]}: nothing was replayed: the journal of any router has no message there or later"
+            )
+            assert (found.code, found.out, found.err) == (2, "", f"{words}\n")
+        last = (await log.stream_state(subjects.JOURNAL_STREAM)).last_seq
+        without_start = await typed(_REPLAY, "--nats-url", broker.url, "--from-seq", str(last))
+        assert (without_start.code, figure("equal", without_start.out)) == (2, 0)
+        assert "nothing was replayed: what was read has no beginning" in without_start.err
+        ends.set()
+        await beating

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import Decided
-from kv_protocol.journal import JournalRecord, Lost, Refused, TimePassed
+from kv_protocol.journal import JournalBegan, JournalRecord, Lost, PolicyChanged, Refused, TimePassed
 from router.core.checkpoint import tables_of
-from router.core.replay import CheckpointRead, Redecided, Replay
+from router.core.replay import CheckpointRead, NotFolded, Redecided, Replay
 from router.core.state import RouterState
 from tests.properties.router_life import POLICIES, SETTINGS, Life, journal
 from tests.properties.test_replay import count, statistics_of
@@ -172,3 +172,39 @@ def is_found(seed: int, policy: str, table: str, change: Callable[[list[Any]], l
 def test_a_checkpoint_that_forgets_a_table_is_found(table: str) -> None:
     policies = ("predicted-ttft",) if table in LEARNT else ("kv", "soft")
     assert any(is_found(seed, policy, table, lambda _: []) for seed in range(40) for policy in policies)
+
+
+@pytest.mark.parametrize(
+    ("kind", "planted"),
+    [
+        ("policy", PolicyChanged(now_s=1.0, policy={"temperature": "hot"})),
+        ("began", JournalBegan(now_s=1.0, router="r", started_ns=1, settings={"lease_s": []})),
+        ("checkpoint", CheckpointBegan(now_s=1.0, router="r", settings={})),
+    ],
+)
+def test_a_record_that_cannot_be_folded_is_a_gap_up_to_the_next_checkpoint(kind: str, planted: JournalRecord) -> None:
+    _, records = lived(1, "kv")
+    middle = len(records) // 2
+    at = next(at for at in range(middle, len(records)) if isinstance(records[at], Decided))
+    lost_until = next(start for start in starts(records) if start > at)
+    before = [] if kind == "checkpoint" else records[:at]  # elsewhere it is compared, and needs no settings
+    again = Replay()
+    for record in before:
+        again.take(record)
+    found = again.take(planted)
+    assert isinstance(found, NotFolded)
+    assert found.kind == kind
+    assert "ValidationError" in found.reason
+    assert again.state is None
+    behind = [again.take(record) for record in records[at:]]
+    decisions = [each for each in behind if isinstance(each, Redecided)]
+    missing = count(records[at:lost_until], Decided) + count(records[at:lost_until], Refused)
+    assert [each.is_exact for each in decisions] == [False] * missing + [True] * (len(decisions) - missing)
+    assert [each for each in decisions[missing:] if not each.equal] == []
+    assert len(decisions) > missing > 0
+
+
+def test_the_values_of_a_record_are_cut_short_in_the_reason_why_it_cannot_be_folded() -> None:
+    found = Replay().take(JournalBegan(now_s=1.0, router="r", started_ns=1, settings={"x" * 100_000: 1}))
+    assert isinstance(found, NotFolded)
+    assert len(found.reason) < 500
