@@ -5,9 +5,12 @@ Every error is an OpenAI error body: {"error": {"message", "type", "param", "cod
 
 import asyncio
 import hmac
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from contextlib import suppress
+from itertools import chain
+from typing import Any, cast
 
 import msgspec
 import structlog
@@ -18,10 +21,16 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from kv_runtime.acceptor import Acceptor, PortUsed
+from kv_runtime.clock import SystemClock
+from kv_runtime.connections import CONNECTIONS_MAX, Connections, connection_families, connections_bound
 from kv_runtime.hosts import HostNames
+from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.slow_bodies import BodyTooSlow, BodyWatch
+from kv_runtime.telemetry import Family
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 OPEN_PATHS = frozenset({"/metrics", "/health", "/live", "/ready", "/version"})
 """What needs no token: it changes nothing and names no request."""
@@ -31,18 +40,20 @@ HEAD_S = 30.0
 LINGER_S = 2.0
 """How long the rest of a refused body is read and dropped, in seconds, so that the client reads the answer."""
 _HOST_NAMES = web.AppKey("host_names", HostNames)
-_BACKLOG = 1024
+_SERVER: web.AppKey["HttpServer"] = web.AppKey("server")
+_REFUSED_BYTES_MAX = 64 << 10
+"""What is read of a connection that is refused, so that its client gets the refusal instead of a reset."""
 _MESSAGE_CHARACTERS_MAX = 200
 _PATH_CHARACTERS_MAX = 80
 _CODING_CHARACTERS_MAX = 100
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+    b"retry-after: 1\r\nconnection: close\r\n\r\n%b"
+)
 _METRICS_TURN_S = 0.001
 """How long a scrape computes before all else has a turn of the event loop."""
 
 _log = structlog.get_logger("http")
-
-
-class PortUsed(Exception):
-    """Another process has the address."""
 
 
 def error_body(message: str, kind: str, *, param: str | None = None, code: str | None = None) -> bytes:
@@ -196,7 +207,7 @@ def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time
     async def metrics(request: web.Request) -> web.Response:
         encoder, content_type = choose_encoder(request.headers.get("Accept", ""))
         parts, end, turn_ends_s = [], encoder(_Some()), now() + _METRICS_TURN_S
-        for family in registry.collect():
+        for family in chain(_server_families(request), registry.collect()):
             parts.append(encoder(_Some(family)).removesuffix(end))
             if now() >= turn_ends_s:
                 await asyncio.sleep(0)
@@ -206,10 +217,42 @@ def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time
     return metrics
 
 
+def _server_families(request: web.Request) -> Iterable[Family]:
+    server = request.app.get(_SERVER)
+    return () if server is None else server.families()
+
+
 class _Connection(web.RequestHandler):
     """A connection that answers what is no request as all else: with an OpenAI error body, and no traceback."""
 
-    __slots__ = ()
+    __slots__ = ("_connections",)
+
+    def __init__(self, manager: web.Server, connections: Connections) -> None:
+        super().__init__(
+            manager,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]
+            keepalive_timeout=HEAD_S,
+            lingering_time=LINGER_S,
+            auto_decompress=False,
+        )
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count the connection."""
+        super().connection_made(transport)
+        self._connections.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Count the connection no more."""
+        self._connections.closed(self)
+        super().connection_lost(exc)
+
+    def shut(self) -> None:
+        """Close the connection without waiting for the client; bytes that the client does not read are dropped."""
+        if self.transport is not None and self.transport.get_write_buffer_size():
+            self.transport.abort()
+        self.force_close()
 
     def data_received(self, data: bytes) -> None:
         """Read on. What is malformed within a body ends the body too: the framework lets its reader wait."""
@@ -259,10 +302,18 @@ class HttpServer:
         hosts: HostNames | None = None,
         drain_s: float = 5.0,
         handler_cancellation: bool = False,
+        connections_max: int = CONNECTIONS_MAX,
+        files: Callable[[], OpenFiles] = open_files,
     ) -> None:
-        """`hosts` are the names that it may be called by; without them those of its address."""
+        """`hosts` are the names that it may be called by; without them those of its address.
+
+        `connections_max` bounds open connections; `connections_bound` lowers the bound to what `files` allow at the
+        start.
+        """
         self._host, self._port = host, port
+        self._connections_max, self._files = connections_max, files
         app[_HOST_NAMES] = hosts or HostNames(host)
+        app[_SERVER] = self
         app.middlewares.insert(0, _plain_body)
         app.middlewares.append(_body_in_time)
         app.on_response_prepare.append(_without_versions)
@@ -272,7 +323,11 @@ class HttpServer:
             shutdown_timeout=drain_s,
             handler_cancellation=handler_cancellation,
         )
-        self._listener: asyncio.Server | None = None
+        self._clock = SystemClock()
+        self._acceptor = Acceptor(self._take, self._clock)
+        self._connections = Connections(connections_max, self._clock)
+        self._answer: _Answer
+        self._openings: set[asyncio.Task[None]] = set()
 
     async def start(self, *, reuse_port: bool = False) -> None:
         """The address is bound and served.
@@ -281,40 +336,68 @@ class HttpServer:
             PortUsed: another process has it.
         """
         await self._runner.setup()
-        loop, server = asyncio.get_running_loop(), self._runner.server
+        server = self._runner.server
         assert server is not None, "there is one after the set-up"
-
-        def connection() -> _Connection:
-            return _Connection(
-                server,
-                loop=loop,
-                access_log=None,  # type: ignore[arg-type]
-                keepalive_timeout=HEAD_S,
-                lingering_time=LINGER_S,
-                auto_decompress=False,
-            )
-
+        self._answer, server.request_handler = server.request_handler, self._serve
+        self._connections = Connections(connections_bound(self._connections_max, self._files()), self._clock)
         try:
-            self._listener = await loop.create_server(
-                connection, self._host, self._port, reuse_port=reuse_port or None, backlog=_BACKLOG
-            )
-        except OSError as error:
+            await self._acceptor.bind(self._host, self._port, reuse_port=reuse_port)
+        except PortUsed:
             await self._runner.cleanup()
-            raise PortUsed(
-                f"port: found {self._host}:{self._port}, which cannot be bound ({error.strerror})"
-            ) from error
+            raise
+        self._acceptor.start()
 
     @property
     def port(self) -> int:
         """The port in use, also where 0 was asked for."""
-        sockets = () if self._listener is None else self._listener.sockets
-        return int(sockets[0].getsockname()[1]) if sockets else self._port
+        return self._acceptor.port or self._port
+
+    def families(self) -> Iterable[Family]:
+        """Return the metrics of this server's connections."""
+        return connection_families(self._connections.statistics(), self._acceptor.failures)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; then refuse connections, and give running requests `drain_s` to end."""
         try:
             await stop.wait()
         finally:
-            if self._listener is not None:
-                self._listener.close()
+            self._acceptor.close()
+            await asyncio.gather(*self._openings)
             await self._runner.cleanup()
+
+    def _take(self, accepted: socket.socket) -> None:
+        if self._connections.admit():
+            opening = asyncio.get_running_loop().create_task(self._open(accepted))
+            self._openings.add(opening)
+            opening.add_done_callback(self._openings.discard)
+        else:
+            self._turn_away(accepted)
+
+    async def _open(self, accepted: socket.socket) -> None:
+        """Serve the connection, unless its client has left."""
+        server = self._runner.server
+        assert server is not None, "sockets are accepted while it runs"
+        connection = _Connection(server, self._connections)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: connection, accepted)
+        except OSError:
+            accepted.close()
+            self._connections.not_opened()
+
+    def _turn_away(self, accepted: socket.socket) -> None:
+        """Send the refusal and close; a client that sends its request later may see a reset instead."""
+        message = f"{self._connections.statistics().bound} connections are open and in use; try again"
+        body = error_body(message, "server_error")
+        with accepted:
+            with suppress(OSError):
+                accepted.recv(_REFUSED_BYTES_MAX)
+            with suppress(OSError):
+                accepted.send(_REFUSAL % (len(body), body))
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = cast("_Connection", request.protocol)
+        self._connections.began(connection)
+        try:
+            return await self._answer(request)
+        finally:
+            self._connections.ended(connection)

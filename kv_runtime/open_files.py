@@ -6,6 +6,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+RESERVED = 96
+"""Descriptors that are no client's: refusals, a control plane, reconnects to the event log, name look-ups, files."""
+
 
 class OpenFiles(NamedTuple):
     """Descriptors in use, and the soft limit of them."""

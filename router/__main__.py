@@ -14,11 +14,13 @@ from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.journal import LedgerApplied
 from kv_protocol.ledger import LeaseEvent
+from kv_runtime.acceptor import PortUsed
 from kv_runtime.chat_template import TextError
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, config_options, given_paths, load_settings, render, without_user
+from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
-from kv_runtime.http import HttpServer, PortUsed
+from kv_runtime.http import HttpServer
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_registry
@@ -245,7 +247,11 @@ class _Router:
         control = ControlPlane(self._routing, self._index, log, self._handover, gate, policies)
         app = control.app(self._registry, token=settings.control.token.get_secret_value())
         self.control = HttpServer(
-            app, settings.control.host, settings.control.port, hosts=settings.control.host_names()
+            app,
+            settings.control.host,
+            settings.control.port,
+            hosts=settings.control.host_names(),
+            connections_max=CONTROL_CONNECTIONS_MAX,
         )
         self._project()
 

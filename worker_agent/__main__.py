@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
+from kv_runtime.acceptor import PortUsed
 from kv_runtime.chat_template import TextError
 from kv_runtime.config import ConfigurationError, config_options, load_settings, render
 from kv_runtime.event_log import BrokerUnavailable
-from kv_runtime.http import PortUsed
 from kv_runtime.supervise import PartGaveUp, run_process
 from kv_runtime.telemetry import configure_logs
 from worker_agent.attach import run_attached

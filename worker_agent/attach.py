@@ -27,6 +27,7 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.config import ConfigurationError
+from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
 from kv_runtime.event_log import EventLog, log_families
 from kv_runtime.http import HttpServer
 from kv_runtime.supervise import Part, run_parts, until
@@ -246,7 +247,9 @@ def _status_http(attached: _Attached, streams: EventStreams, fronted: _Fronted |
     sources = list if streams.path is None else streams.path.status
     status = StatusApi([streams.consolidator], version("kv-router"), sources=sources)
     app = status.app(registry, token=control.token.get_secret_value())
-    return HttpServer(app, control.host, control.port, hosts=control.host_names())
+    return HttpServer(
+        app, control.host, control.port, hosts=control.host_names(), connections_max=CONTROL_CONNECTIONS_MAX
+    )
 
 
 def _polled(settings: AttachSettings) -> PolledEvents | None:

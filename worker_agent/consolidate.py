@@ -9,6 +9,7 @@ import zmq.asyncio
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError
+from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
 from kv_runtime.event_log import EventLog, log_families
 from kv_runtime.http import HttpServer
 from kv_runtime.supervise import Part, run_parts
@@ -58,7 +59,9 @@ async def _begun(settings: ConsolidateSettings, heads: Sequence[Consolidator], l
     Projection(registry, lambda: log_families(log.statistics()))
     api = StatusApi(heads, version("kv-router"))
     app = api.app(registry, token=control.token.get_secret_value())
-    http = HttpServer(app, control.host, control.port, hosts=control.host_names())
+    http = HttpServer(
+        app, control.host, control.port, hosts=control.host_names(), connections_max=CONTROL_CONNECTIONS_MAX
+    )
     await http.start()
     for head in heads:
         await head.start()

@@ -7,11 +7,9 @@ A request takes one descriptor of each side, so a side gets half of what is free
 
 from typing import NamedTuple
 
-from kv_runtime.open_files import OpenFiles
+from kv_runtime.open_files import RESERVED, OpenFiles
 from router.http.limits import HttpLimits
 
-RESERVED = 64
-"""For clients that are refused, the control plane, the event log's reconnects, name look-ups, and files."""
 CLIENTS_MIN = 16
 """With room for fewer clients the data plane does not start."""
 _REMEDY = "raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of containers)"

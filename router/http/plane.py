@@ -17,11 +17,11 @@ from typing import NamedTuple, cast
 
 import structlog
 
+from kv_runtime.acceptor import BACKLOG, Acceptor
 from kv_runtime.hosts import HostNames
 from kv_runtime.http import error_body
 from kv_runtime.open_files import OpenFiles, open_files
 from kv_runtime.supervise import TaskSet
-from router.http.acceptor import BACKLOG, Acceptor
 from router.http.capacity import Capacity, capacity, lowered
 from router.http.client_side import ClientConnection
 from router.http.exchange import Exchange

@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 
+from kv_runtime.acceptor import ACCEPT_ERRORS
 from kv_runtime.telemetry import Family, counter, gauge
 from router.http.plane import HttpStatistics
 
 REFUSED_STATUSES = (400, 403, 408, 413, 415, 417, 421, 431, 501, 503, 505)
 """With which the data plane refuses what is no request, too large or too slow, before anybody looks into it."""
-
-ACCEPT_ERRORS = ("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED")
-"""Shown from the start; others are shown once they occur."""
 
 
 def http_families(statistics: HttpStatistics) -> Iterator[Family]:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import load_settings
+from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
 from kv_runtime.http import HttpServer
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
@@ -120,7 +121,11 @@ class PoolsProcess:
         self._endpoints = PoolEndpoints(service)
         app = PoolControl(service).app(self._registry, token=settings.control.token.get_secret_value())
         self.control = HttpServer(
-            app, settings.control.host, settings.control.port, hosts=settings.control.host_names()
+            app,
+            settings.control.host,
+            settings.control.port,
+            hosts=settings.control.host_names(),
+            connections_max=CONTROL_CONNECTIONS_MAX,
         )
         Projection(self._registry, metrics.families)
         Projection(self._registry, lambda: http_families(self.data.statistics()))

@@ -8,8 +8,8 @@ import aiohttp
 import msgspec
 import pytest
 
+from kv_runtime.acceptor import PortUsed
 from kv_runtime.clock import ManualClock
-from kv_runtime.http import PortUsed
 from kv_runtime.supervise import run_parts
 from tests.integration.broker import eventually
 from tests.integration.speakers import OK, Speak, endless, says, speaking

@@ -18,9 +18,9 @@ from kv_protocol.events import Tier
 from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
+from kv_runtime.acceptor import PortUsed
 from kv_runtime.config import load_settings
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from kv_runtime.http import PortUsed
 from kv_runtime.text import load_text
 from tests.integration.broker import WAIT_S, Broker, eventually
 from tests.integration.event_path import PlayedSource, endpoint_of, running_index, zmq_context

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kv_runtime.http import PortUsed
+from kv_runtime.acceptor import PortUsed
 from router.http.plane import HttpPlane
 from tests.integration.http.serving import Http, answered, get, post, running, until
 from tests.unit.router.upstream import (

@@ -1,41 +1,20 @@
 """File descriptors: the plane serves as many connections as there are descriptors for, and says so when it cannot."""
 
 import asyncio
-import os
-import resource
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from kv_runtime.open_files import OpenFiles
-from router.http.capacity import CLIENTS_MIN, RESERVED, TooFewFiles
+from kv_runtime.open_files import RESERVED, OpenFiles
+from router.http.capacity import CLIENTS_MIN, TooFewFiles
 from router.http.plane import REFUSED_MAX
 from tests.integration.http.serving import Http, answered, get, post, running, until
+from tests.support.descriptors import no_descriptors_left
 from tests.unit.router.upstream import Upstream, answers, completion, says_and_waits
 
 GOOD = answers(200, completion())
 FEW_FILES = OpenFiles(used=20, allowed=20 + RESERVED + 2 * CLIENTS_MIN)
-
-
-@contextmanager
-def no_descriptors_left() -> Iterator[None]:
-    """This process can open nothing while the block runs."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(each.name) for each in Path("/dev/fd").iterdir()) + 1, hard))
-    taken: list[int] = []
-    with suppress(OSError):
-        while True:  # the numbers below the limit that are free
-            taken.append(os.dup(0))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for each in taken:
-            os.close(each)
 
 
 @pytest.mark.asyncio
@@ -71,7 +50,7 @@ async def test_clients_far_beyond_the_bound_are_refused_at_once() -> None:
 @pytest.mark.asyncio
 async def test_with_room_for_hardly_any_client_the_plane_does_not_start() -> None:
     http = Http(FEW_FILES._replace(allowed=FEW_FILES.allowed - 1))
-    with pytest.raises(TooFewFiles, match=r"open files: found a limit of 115, allowed 116 and more: raise the hard"):
+    with pytest.raises(TooFewFiles, match=r"open files: found a limit of 147, allowed 148 and more: raise the hard"):
         await http.plane.start("127.0.0.1", 0)
 
 

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from router.http.acceptor import HANDSHAKE_S
+from kv_runtime.acceptor import HANDSHAKE_S
 from tests.integration.http.serving import Http, answered, get, post, running, until
 from tests.unit.router.upstream import STREAM_HEAD, Exchange, Upstream, chunked, completion, event
 

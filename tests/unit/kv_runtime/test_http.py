@@ -14,11 +14,11 @@ from prometheus_client.exposition import choose_encoder
 from structlog.testing import capture_logs
 
 from kv_runtime import slow_bodies
+from kv_runtime.acceptor import PortUsed
 from kv_runtime.hosts import is_loopback
 from kv_runtime.http import (
     OPEN_PATHS,
     HttpServer,
-    PortUsed,
     error_body,
     json_response,
     metrics_handler,

@@ -23,7 +23,6 @@ from collections.abc import Callable
 import structlog
 
 from kv_runtime.clock import Clock, SystemClock
-from kv_runtime.http import PortUsed
 from kv_runtime.telemetry import RateLimitedLog
 
 BACKLOG = 4096
@@ -42,7 +41,14 @@ _DROP_SYN = (
 )
 """A classic BPF program over the TCP header: a packet that begins a handshake is dropped."""
 
+ACCEPT_ERRORS = ("EMFILE", "ENFILE", "ENOBUFS", "ENOMEM", "ECONNABORTED")
+"""Metrics show these from the start; others once they occur."""
+
 _log = structlog.get_logger("http")
+
+
+class PortUsed(Exception):
+    """Another process has the address."""
 
 
 class Acceptor:
