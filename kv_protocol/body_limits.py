@@ -11,7 +11,7 @@ the scan stops at the first bound that is exceeded:
     everything else   `options_bytes_max`      all other values, keys, white space
     values            `values_max`             members of objects and items of lists, at any depth; token ids beside
     depth             `DEPTH_MAX`              lists and objects in one another
-    images            the whole body           the base64 of `data:` URLs among the messages
+    images            the whole body           the base64 of `data:` URLs in messages and input
 
 Images are cut out (`cut`): decoders read a body without them. The scan follows strings and brackets alone. A decoder
 still has to refuse what is no JSON.
@@ -39,6 +39,8 @@ _ID_JSON = 2
 
 _TEXT_KEYS = frozenset({"messages", "prompt", "input", "instructions", "documents", "kv_prompt_ids", "kv_continue"})
 _ID_KEYS = frozenset({"prompt", "input", "prompt_token_ids", "nvext.token_data"})
+_CHAT_KEYS = frozenset({"messages", "input"})
+"""Keys that may have images: of chats and responses."""
 _LISTS_KEY = "input"
 """The key that may have several lists of ids: of embeddings."""
 _EXTENSION = "nvext"
@@ -173,9 +175,9 @@ class _Scan:
             depth = self._id_list() if is_ids else 0
             self._stop = self._at + self._text_left
             if is_ids:
-                self._container(depth, is_chat=False)
+                self._container(depth, is_chat=path in _CHAT_KEYS)
             else:
-                self._value(is_chat=path == "messages")
+                self._value(is_chat=path in _CHAT_KEYS)
             self._text_left = self._stop - self._at
             self._stop = stop + self._at - begin
             self._setting, self._allowed = "options_bytes_max", self._limits.options_bytes_max

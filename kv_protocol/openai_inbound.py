@@ -147,6 +147,11 @@ class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True
         """The most tokens to generate, by either of its names."""
         return self.max_completion_tokens or self.max_tokens
 
+    @property
+    def rendered_bytes(self) -> int:
+        """The bytes of JSON that have to be read for the prompt."""
+        return len(self.messages) + len(self.tools) + len(self.documents) + len(self.chat_template_kwargs)
+
     def read_messages(self) -> list[dict[str, Any]]:
         """Return the messages; raise `RequestInvalid`, which names the place."""
         return _messages.read(self.messages, "messages")

@@ -4,6 +4,7 @@
 |---|---|---|
 | whole | the client's | as the client streams or not |
 | whole, embeddings | the client's | of a whole answer, which may be 4 MiB before it is passed on |
+| whole, responses | the client's; its stream's tokens are its `.delta` events | as the client streams or not |
 | prefill | one token, not streamed, `context_only` (`core/handoff.py`) | of a whole answer |
 | decode | with what the prefill worker said | as the client streams or not; outlives a client that leaves too early |
 | alone | of a worker whose role is to decode: `context_and_generation` | as the client streams or not |
@@ -33,6 +34,8 @@ _TRACE_BYTES_MAX = 1024
 _PASSED_ON_NAMES = frozenset(_PASSED_ON)
 _EMBEDDINGS_BYTES_MAX = 4 << 20
 """Of an answer with embeddings that is kept until it is whole: so long another worker can give it."""
+_DELTA = b'.delta"'
+"""Ends the type of each event of a response's stream that has tokens; JSON escapes the quote in their text."""
 _ALONE = PrefillAnswer(b"", ALONE, is_final=False)
 """What a decode worker is told that serves alone."""
 _HEADER = HEADER.encode()
@@ -87,14 +90,16 @@ class Calls:
         limits = self._limits if inbound.stream and phase != "prefill" else self._whole_limits
         is_decode = phase == "decode"
         whole_bytes_max = _EMBEDDINGS_BYTES_MAX if inbound.endpoint == "embeddings" else WHOLE_BYTES_MAX
+        token_mark = _DELTA if inbound.endpoint == "responses" else b""
+        rest = (*limits, kept, is_decode, whole_bytes_max, token_mark)
         if not told.accepts_token_ids:
             sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
-            return OutboundCall(told.base_url, inbound.path, headers, sent, *limits, kept, is_decode, whole_bytes_max)
+            return OutboundCall(told.base_url, inbound.path, headers, sent, *rest)
         headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
         parts = (text,) if prompt is None else with_prompt_ids(text, prompt.ids, prompt.encoded)
         if body.images:
             parts = (*parts[:-1], *body.with_images(parts[-1]))
-        return OutboundCall(told.base_url, inbound.path, headers, parts, *limits, kept, is_decode, whole_bytes_max)
+        return OutboundCall(told.base_url, inbound.path, headers, parts, *rest)
 
 
 def _of_phase(body: Bytes, phase: str, handoff: PrefillAnswer, role: str) -> Bytes:

@@ -1,7 +1,7 @@
 """The data plane's endpoints.
 
 POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, spliced (`served.py`)
-     /v1/embeddings
+     /v1/responses, /v1/embeddings
 POST /v1/route                                the decision alone: nothing is forwarded, nothing promised
 GET  /v1/models, /v1/models/{name}            the names that workers serve
 GET  /health, /live, /ready, /version         of this process; /ready is 503 with the reason while it is not to be used
@@ -38,6 +38,7 @@ class Endpoints:
         self._endpoints: dict[str, tuple[str, Endpoint]] = {
             "/v1/chat/completions": ("POST", self._serve),
             "/v1/completions": ("POST", self._serve),
+            "/v1/responses": ("POST", self._serve),
             "/v1/embeddings": ("POST", self._serve),
             "/v1/route": ("POST", self._decide_only),
             "/v1/models": ("GET", self._models),

@@ -19,6 +19,7 @@ from xxhash import xxh3_64_intdigest
 
 from kv_protocol.openai_embeddings import EmbeddingsInbound
 from kv_protocol.openai_inbound import ChatInbound, CompletionInbound
+from kv_protocol.openai_responses import ResponsesInbound
 from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
 from router.attempt import Attempt
@@ -28,7 +29,7 @@ from router.refusals import Refusal
 from router.usage import Usage
 
 _HASHES = 1 << 64
-_KINDS = (ChatInbound, CompletionInbound, EmbeddingsInbound)
+_KINDS = (ChatInbound, CompletionInbound, ResponsesInbound, EmbeddingsInbound)
 _FIELDS = frozenset(field for kind in _KINDS for field in kind.__struct_encode_fields__)
 """What a refusal may be about: an unknown field's name is the client's own text."""
 _NAME = re.compile(r"\w*")

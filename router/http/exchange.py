@@ -13,8 +13,11 @@ When the client leaves, exactly one is told: the watcher while a call is forward
 All of it happens in callbacks of one event loop, and none of them may block.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
+
+import msgspec
 
 from kv_protocol.body_limits import Bytes
 from router.http.framing import LAST_CHUNK, chunk
@@ -25,6 +28,7 @@ Phase = Literal["local", "connect", "first_byte", "body"]
 """Where a call failed: at a limit of our own, which says nothing of the worker; or at which of its steps."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
+_SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,9})')
 WHOLE_BYTES_MAX = 256 << 10
 """Longer answers are passed on before they are whole; so is an event that is longer."""
 HeaderLines = Sequence[tuple[bytes, bytes]]
@@ -53,6 +57,8 @@ class OutboundCall(NamedTuple):
     whole_bytes_max: int = WHOLE_BYTES_MAX
     """An answer that is no stream and has so many bytes at most is passed on once it is whole. Until then another
     worker can give it."""
+    token_mark: bytes = b""
+    """Of a response's stream: what each event with tokens has, and no other; empty: every event has a token."""
 
 
 class Watcher(Protocol):
@@ -161,6 +167,17 @@ class ClientEnd(AnswerEnd, Protocol):
 def error_events(error: bytes, *, mid_event: bool = False) -> bytes:
     """Return what ends an event stream that cannot go on: the error's body as an event, and the mark of the end."""
     return b"%bdata: %b\n\ndata: [DONE]\n\n" % (b"\n\n" if mid_event else b"", error)
+
+
+def response_error_event(message: str, code: str, passed_on: bytes, *, mid_event: bool = False) -> bytes:
+    """Return what ends the stream of a response that cannot go on; `passed_on` is the end of what the client has of it.
+
+    Source: the OpenAI API reference, "Responses: streaming events", `error`.
+    """
+    numbers = _SEQUENCE_NUMBER.findall(passed_on)
+    number = int(numbers[-1]) + 1 if numbers else 0
+    error = {"type": "error", "sequence_number": number, "code": code, "message": message, "param": None}
+    return b"%bevent: error\ndata: %b\n\n" % (b"\n\n" if mid_event else b"", msgspec.json.encode(error))
 
 
 def head_probe(client: AnswerEnd) -> bytes:

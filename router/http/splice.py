@@ -7,6 +7,9 @@
 | up to `call.whole_bytes_max` | its length; once it is whole | `on_failed` |
 | longer | its length or chunks; as it comes | what was passed on is cut off |
 
+A response's stream (`call.token_mark`) ends with an error event of its own kind, without `[DONE]`; to the watcher it
+begins with its first event that has a token.
+
 Reads that are whole chunks and end an event go through as they are. What is not is decoded, cut after the last whole
 event, and put into a chunk of its own. A client of HTTP/1.0 gets bytes until its connection ends. Of the body only the
 last 4 KB are kept, but of a call that says so. A `kept` stream that ends without `[DONE]` may go on, too; what of it is
@@ -25,6 +28,7 @@ from router.http.exchange import (
     error_events,
     event_probe,
     head_probe,
+    response_error_event,
 )
 from router.http.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, whole_chunks
 from router.http.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
@@ -65,9 +69,9 @@ class Splice:
     """One forwarded call: fed what its worker sends, it feeds the client and tells the watcher."""
 
     __slots__ = (
-        "_begun", "_chunked_out", "_client", "_exchange", "_framing", "_heads", "_heard_s", "_held", "_later_events",
-        "_lines", "_mid_event", "_reader", "_recent", "_reusable", "_silent", "_since_s", "_state", "_stream",
-        "_tail", "_until_close", "_watcher", "call", "connection", "dial", "heard", "paused",
+        "_begun", "_chunked_out", "_client", "_exchange", "_framing", "_has_token", "_heads", "_heard_s", "_held",
+        "_later_events", "_lines", "_mid_event", "_reader", "_recent", "_reusable", "_silent", "_since_s", "_state",
+        "_stream", "_tail", "_until_close", "_watcher", "call", "connection", "dial", "heard", "paused",
     )  # fmt: skip
 
     def __init__(
@@ -87,6 +91,8 @@ class Splice:
         self.heard = self.paused = self._until_close = self._mid_event = False
         self._begun = self._stream = exchange.is_begun
         self._silent = True
+        self._has_token = False
+        """Whether an event with the call's `token_mark` came."""
         self._later_events = 0
         self._state = _HEAD
         self._held: bytearray | None = None
@@ -234,7 +240,9 @@ class Splice:
 
     def _shown(self, events: bytes, *, framed: bool) -> bytes:
         """Return what the client gets of events, or of the beginning of a long one; `framed`: both are whole chunks."""
-        if self._begun:
+        if self.call.token_mark:
+            self._count_tokens(events.count(self.call.token_mark))
+        elif self._begun:
             self._later_events += events.count(b"\n\n") or events.count(b"\n\r\n")
         kept = self.call.kept
         return events if kept is None else kept.add(events, framed=framed)
@@ -246,11 +254,24 @@ class Splice:
         self._client.write(data)
 
     def _tell(self) -> None:
-        if self._silent:
-            self._silent = False
+        is_first, self._silent = self._silent, False
+        if self._stream and self.call.token_mark:
+            return  # `_count_tokens` tells
+        if is_first:
             self._watcher.on_first_byte()
         else:
             self._watcher.on_bytes()
+
+    def _count_tokens(self, count: int) -> None:
+        """So many events with tokens came: the first ones are the answer's first bytes to the watcher."""
+        if not count:
+            return
+        if self._has_token:
+            self._later_events += count
+            self._watcher.on_bytes()
+        else:
+            self._has_token = True
+            self._watcher.on_first_byte()
 
     def _remember(self, payload: bytes) -> None:
         """Keep the last of what was passed on."""
@@ -299,7 +320,7 @@ class Splice:
     def _over(self, *, extra: bool, tail: bytes) -> None:
         self._detach(reusable=self._reusable and not extra)
         self._exchange.close()
-        has_mark = self._later_events > 0 and tail.rstrip().endswith(_DONE)
+        has_mark = not self.call.token_mark and self._later_events > 0 and tail.rstrip().endswith(_DONE)
         self._watcher.on_end(tail, self._later_events - has_mark)
         self._client.finish()
 
@@ -399,8 +420,12 @@ class Splice:
         if not self._stream:
             self._client.cut()
             return
-        body = error_body(message, "server_error", code=code)
-        out = error_events(body, mid_event=self._mid_event)
+        if self.call.token_mark:
+            self._remember(b"")
+            out = response_error_event(message, code, self._tail, mid_event=self._mid_event)
+        else:
+            body = error_body(message, "server_error", code=code)
+            out = error_events(body, mid_event=self._mid_event)
         self._client.write(chunk(out) + LAST_CHUNK if self._client.http_1_1 else out)
         self._client.finish()
 

@@ -6,6 +6,7 @@
     prompt: [ids]              those
     prompt: text               the text's, with what the tokenizer puts around a prompt
     messages                   the rendered chat's; what was encoded up to a mark before is not encoded again
+    input of a response        those of the chat that it is (`kv_protocol/responses_chat.py`)
     messages with images       the worker's alone; its hashes are known as far as its images are (`image_prompts.py`)
 
 Ready at once where little is new. Text of more than `off_loop_bytes` to be encoded, and prompts that are long to read
@@ -25,6 +26,7 @@ from kv_protocol.body_limits import Body
 from kv_protocol.hashing import Hashing, hash_seed, unpack_tokens
 from kv_protocol.images import ImageRule
 from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
+from kv_protocol.openai_responses import ResponsesInbound
 from kv_runtime.chat_messages import HasImages, split_images
 from kv_runtime.encoders import CONFIGURED
 from kv_runtime.supervise import Part
@@ -56,6 +58,7 @@ class PromptLimits(NamedTuple):
     waiting_bytes_max: int = 64 << 20
 
 
+_Chat = ChatInbound | ResponsesInbound
 _log = structlog.get_logger("router")
 DEFAULT_LIMITS = PromptLimits()
 
@@ -140,7 +143,7 @@ class Prompts:
         if is_given(given):
             work = partial(_of_token_data, inbound, finish)
             return work() if len(given) <= _READ_BYTES_MAX else self._pool.submit(work, len(given))
-        if isinstance(inbound, ChatInbound):
+        if isinstance(inbound, ChatInbound | ResponsesInbound):
             return self._chat(inbound, finish)
         assert isinstance(inbound, CompletionInbound)
         size_bytes = len(inbound.prompt)
@@ -170,11 +173,10 @@ class Prompts:
             images_unseen=self._images_unseen,
         )
 
-    def _chat(self, inbound: ChatInbound, finish: "_Finish") -> "Prompt | asyncio.Future[Prompt]":
+    def _chat(self, inbound: _Chat, finish: "_Finish") -> "Prompt | asyncio.Future[Prompt]":
         if inbound.add_special_tokens:
             raise RequestInvalid("add_special_tokens", "true", "false: the template writes them")
-        read = (inbound.messages, inbound.tools, inbound.documents, inbound.chat_template_kwargs)
-        size_bytes = sum(map(len, read))
+        size_bytes = inbound.rendered_bytes
         if size_bytes > _READ_BYTES_MAX:
             return self._pool.submit(lambda: self._read(inbound, inbound.read_messages(), finish), size_bytes)
         messages = inbound.read_messages()
@@ -190,7 +192,7 @@ class Prompts:
         encode = partial(self._encoded, self._text, rendered, known, finish)
         return self._worked(encode, len(rendered) - (known.cut.at if known else 0))
 
-    def _read(self, inbound: ChatInbound, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
+    def _read(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
         """Do all that `_chat` does, at once."""
         try:
             if not isinstance(self._text, TokenizerText):
@@ -205,7 +207,7 @@ class Prompts:
         self._cache.keep(chat)
         return finish(chat.ids, "messages", chat.encoded)
 
-    def _with_images(self, inbound: ChatInbound, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
+    def _with_images(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
         rule, text, options = finish.images, self._text, inbound.read_options()
         chat = split_images(messages, rule.placeholder if rule else "")
         if rule is None:
