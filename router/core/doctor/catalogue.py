@@ -164,6 +164,11 @@ _PARITY: _Entries = {
         "engines of several versions may answer, reuse blocks and hand over KV differently",
         "finish the update; until then, keep prefill and decode of one version in a `transfer_domain` of their own",
     ),
+    "version.range": (
+        "warning",
+        "other versions of TensorRT-LLM know other arguments, handovers and events: requests may fail there",
+        'install a supported version of `tensorrt-llm`; `docs/TENSORRT_LLM.md`, "Versions", has the range',
+    ),
     "version.router": (
         "warning",
         "what stands on the wire may differ between versions, and routers that choose differently fight over caches",

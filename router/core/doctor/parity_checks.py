@@ -3,17 +3,19 @@
     parity.<field>    the workers of a model, and the routers, do not all have the same
     parity.canary     a worker's canary is not that of its block size and hash scheme: it hashes otherwise than we do
     version.engine    engines of one kind, as their events tell it, that serve one model are of several versions
+    version.range     a TensorRT-LLM engine that is registered is of a version outside the supported range
     version.router    routers, data planes and agents that say so are of several versions
 
 A router tells only where it differs from a worker; its value then stands beside the workers'. Encode workers have no
 KV cache, and nothing to agree in.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import canary
 from kv_protocol.images import rule_text
+from kv_protocol.trtllm_versions import SUPPORTED, is_supported, parse_version
 from router.core.doctor.facts import Answer, Facts
 from router.core.doctor.findings import Finding, names
 
@@ -74,6 +76,7 @@ def versions(facts: Facts) -> Iterator[Finding]:
         for kind, groups in by_kind.items():
             if len(groups) > 1:
                 yield Finding("version.engine", model, f"{kind}: {_who(groups)}")
+        yield from _outside_the_range(model, by_kind.get("trtllm", {}))
     ours: dict[str, list[str]] = {}
     for answer in [*(router.control for router in facts.routers), *facts.planes, *_agents(facts)]:
         if answer.version:
@@ -84,6 +87,15 @@ def versions(facts: Facts) -> Iterator[Finding]:
 
 def _agents(facts: Facts) -> Iterator[Answer]:
     return (worker.http for worker in facts.living() if worker.http is not None)
+
+
+def _outside_the_range(model: str, groups: Mapping[str, list[str]]) -> Iterator[Finding]:
+    """Yield the workers of a TensorRT-LLM version that is not supported; a text that is no version is not judged."""
+    outside = {
+        version: workers for version, workers in groups.items() if parse_version(version) and not is_supported(version)
+    }
+    if outside:
+        yield Finding("version.range", model, f"{_who(outside)}; supported: {SUPPORTED}")
 
 
 def _who(groups: dict[str, list[str]]) -> str:

@@ -164,6 +164,11 @@ CASES: dict[str, Case] = {
         engines("1.0", "1.1"), "m", "simulated: 1.0: w0; 1.1: w1",
         facts(told("w0", version="1.1", event_source="vllm"), told("w1")),
     ),
+    "version.range": Case(
+        facts(*(told(each, version="1.4.0rc1", event_source="trtllm") for each in ("w0", "w1"))),
+        "m", "1.4.0rc1: w0, w1; supported: 1.3.0rc0 or later, below 1.4",
+        facts(*(told(each, version="1.3.0rc29", event_source="trtllm") for each in ("w0", "w1"))),
+    ),
     "version.router": Case(
         facts(planes=(Answer(url=DATA, version="0.2.0"),)), "the fleet", f"0.1.0: {ROUTER}; 0.2.0: {DATA}",
         facts(planes=(Answer(url=DATA),)),
@@ -206,7 +211,7 @@ CASES: dict[str, Case] = {
     ),
     # ------------------------------------------------------------ events
     "events.none": Case(
-        differing("event_source", "none", "trtllm"), "w0", "event_source none",
+        differing("event_source", "none", "vllm"), "w0", "event_source none",
         pair(decode={"event_source": "none"}),
     ),
     "events.silent": Case(
