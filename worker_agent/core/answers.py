@@ -21,7 +21,7 @@ import msgspec
 from kv_protocol.openai import ChatRequest, Request
 from worker_agent.core.answer_logprobs import TokenBytes, chat_logprobs, completion_logprobs, prompt_logprobs
 from worker_agent.core.choice_text import Piece
-from worker_agent.core.disaggregated import Handoff, without_media
+from worker_agent.core.disaggregated import Handoff, handoff_keys, without_media
 from worker_agent.core.sampling import TokenLogprobs
 
 SSE_DONE = b"data: [DONE]\n\n"
@@ -120,7 +120,7 @@ def sse_error(body: bytes) -> bytes:
 
 
 def _handoff_part(handoff: Handoff | None) -> dict[str, Any]:
-    return {} if handoff is None else {"disaggregated_params": without_media(handoff)}
+    return {} if handoff is None else {"disaggregated_params": handoff_keys(without_media(handoff))}
 
 
 def _prompt_part(prompt: Sequence[int]) -> dict[str, Any]:

@@ -13,6 +13,7 @@
     return_prompt_token_ids_b64,                              engine's own tells its orchestrator
     resolved_thinking,
     conversation_id
+    any key that is not known      as it is: plain JSON       a field of a newer version: it passes through, both ways
     all others                     as they are
 
 These are the keys of trtllm-serve's OpenAI bodies, in requests and in the choice of an answer: a worker of either kind
@@ -23,18 +24,23 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorr
 ids: `tensorrt_llm/llmapi/disagg_utils.py`, `get_global_disagg_request_id`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any
 
 import msgspec
 
-from kv_protocol.errors import UNDECODABLE
+from kv_protocol.errors import UNDECODABLE, shortened
+from kv_protocol.openai import RequestInvalid
 from kv_protocol.openai_errors import explained
 from kv_protocol.openai_parts import ABSENT, OptionalPart
 from worker_agent.core.sampling import LOGPROBS_MAX, TokenLogprob, bounded_logprob
 
 STATE_BYTES_MAX = 1 << 20
 FIRST_TOKENS_MAX = 128
+OTHERS_MAX = 32
+"""Keys of a handoff that are not known here."""
+OTHER_NAME_MAX = 64
 HASH_WORDS = 8
 _TIME_BITS, _NODE_BITS, _PROCESS_BITS, _COUNTER_BITS = 39, 8, 6, 10
 NODES_MAX, PROCESSES_MAX = 1 << _NODE_BITS, 1 << _PROCESS_BITS
@@ -47,15 +53,14 @@ _Places = Annotated[tuple[_Place | float, ...], msgspec.Meta(max_length=FIRST_TO
 _FIELD = "disaggregated_params"
 
 
-class Handoff(
+class _Known(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
     omit_defaults=True,
-    forbid_unknown_fields=True,
     rename={"opaque_state": "encoded_opaque_state"},
 ):
-    """What a worker says for the next one. What is None was not said."""
+    """The keys that are known here. A key that is None is absent."""
 
     request_type: str | None = None
     first_gen_tokens: _Tokens | None = None
@@ -74,8 +79,14 @@ class Handoff(
     mrope_position_deltas_handle: dict[str, Any] | None = None
 
 
-class _Wire(Handoff, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same with what is read and dropped."""
+class Handoff(_Known, frozen=True, kw_only=True):
+    """What a worker hands to the next one: the known keys, and in `others` those of a newer engine, as plain JSON."""
+
+    others: dict[str, Any] = {}
+
+
+class _Wire(_Known, frozen=True, kw_only=True):
+    """The known keys, and those that are read and dropped."""
 
     first_gen_logits: msgspec.Raw = ABSENT
     return_prompt_token_ids_b64: bool | None = None
@@ -87,25 +98,37 @@ class HandoffInvalid(Exception):
     """What stands in a request as handed over is not; the message names the field, what was found, what is allowed."""
 
 
-_COPIED = tuple(name for name in Handoff.__struct_fields__ if name != "first_gen_log_probs")
-_MEDIA = tuple(name for name in _COPIED if name.startswith(("multimodal_", "mrope_")))
+_COPIED = tuple(name for name in _Known.__struct_fields__ if name != "first_gen_log_probs")
+_MEDIA_PREFIXES = ("multimodal_", "mrope_")
+_MEDIA = tuple(name for name in _COPIED if name.startswith(_MEDIA_PREFIXES))
+_KEYS = frozenset(_Wire.__struct_encode_fields__)
 _decoder = msgspec.json.Decoder(_Wire)
+_keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _part = OptionalPart[_Wire](_Wire)
 
 
 def handoff_json(handoff: Handoff) -> bytes:
     """Return the JSON object; bytes in it as base64."""
-    return msgspec.json.encode(handoff)
+    return msgspec.json.encode(handoff_keys(handoff))
+
+
+def handoff_keys(handoff: Handoff) -> dict[str, Any]:
+    """Return the JSON object as a mapping of keys to JSON values."""
+    keys: dict[str, Any] = msgspec.to_builtins(handoff)
+    others: dict[str, Any] = keys.pop("others", {})
+    return keys | others
 
 
 def handoff_of_json(data: bytes | msgspec.Raw) -> Handoff:
     """Return what the JSON object says.
 
     Raises:
-        HandoffInvalid: it says something else, or names a key that is not known.
+        HandoffInvalid: it says something else.
     """
     try:
-        return _without_dropped(_decoder.decode(data))
+        return _without_dropped(_decoder.decode(data), data)
+    except RequestInvalid as error:
+        raise HandoffInvalid(str(error)) from error
     except UNDECODABLE as error:
         raise HandoffInvalid(str(explained(error, msgspec.Raw(data), _FIELD))) from error
 
@@ -113,16 +136,17 @@ def handoff_of_json(data: bytes | msgspec.Raw) -> Handoff:
 def handoff_of_request(part: msgspec.Raw) -> Handoff | None:
     """Return what a request's `disaggregated_params` say, None where it has none; raise `RequestInvalid`."""
     wire = _part.read(part, _FIELD)
-    return None if wire is None else _without_dropped(wire)
+    return None if wire is None else _without_dropped(wire, part)
 
 
 def without_media(handoff: Handoff) -> Handoff:
     """Return what is left to say once the prompt has been computed."""
-    return msgspec.structs.replace(handoff, **dict.fromkeys(_MEDIA))
+    others = {name: value for name, value in handoff.others.items() if not name.startswith(_MEDIA_PREFIXES)}
+    return msgspec.structs.replace(handoff, **dict.fromkeys(_MEDIA), others=others)
 
 
 def handoff_of(params: object) -> Handoff:
-    """Return what the engine's own `DisaggregatedParams` says.
+    """Return what the engine's own `DisaggregatedParams` says; fields of a newer version too, where they are plain.
 
     Raises:
         HandoffInvalid: it says what cannot be handed over.
@@ -134,6 +158,7 @@ def handoff_of(params: object) -> Handoff:
         logprobs = [_listed(place) for place in logprobs]
     said |= {"first_gen_log_probs": logprobs, "schedule_style": None if style is None else int(style)}
     said["encoded_opaque_state"] = said.pop("opaque_state")
+    said["others"] = dict(_newer_fields(params))
     try:
         return msgspec.convert(said, Handoff, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
@@ -154,7 +179,10 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
         told["first_gen_log_probs"] = [
             place if isinstance(place, float) else {each.token_id: each for each in place} for place in places
         ]
-    return {**told, "request_type": request_type}
+    others = {
+        name: value for name, value in handoff.others.items() if with_media or not name.startswith(_MEDIA_PREFIXES)
+    }
+    return {**others, **told, "request_type": request_type}
 
 
 class TransferIds:
@@ -177,8 +205,36 @@ class TransferIds:
         return time << (_NODE_BITS + _PROCESS_BITS + _COUNTER_BITS) | self._place | self._count
 
 
-def _without_dropped(wire: _Wire) -> Handoff:
-    return Handoff(**{name: getattr(wire, name) for name in Handoff.__struct_fields__})
+def _without_dropped(wire: _Wire, data: bytes | msgspec.Raw) -> Handoff:
+    """Return the handoff with the keys of `data` that are not known here; raise `RequestInvalid` for too many."""
+    known = {name: getattr(wire, name) for name in _Known.__struct_fields__}
+    unknown = {name: raw for name, raw in _keys.decode(data).items() if name not in _KEYS}
+    if len(unknown) > OTHERS_MAX:
+        raise RequestInvalid(_FIELD, f"{len(unknown)} unknown keys", f"{OTHERS_MAX} at most")
+    for name in unknown:
+        if len(name) > OTHER_NAME_MAX or not name.isidentifier() or name in _Known.__struct_fields__:
+            allowed = f"names of at most {OTHER_NAME_MAX} characters; bytes as encoded_opaque_state"
+            raise RequestInvalid(_FIELD, shortened(name), allowed)
+    others = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
+    return Handoff(**known, others={name: value for name, value in others.items() if value is not None})
+
+
+def _newer_fields(params: object) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of the engine's class that are not known here and hold plain JSON; a tensor stays behind."""
+    if not is_dataclass(params):
+        return
+    for field in fields(params):
+        value = getattr(params, field.name, None)
+        if field.name not in _Wire.__struct_fields__ and value is not None and _is_json(value):
+            yield field.name, value
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_json(inner) for name, inner in value.items())
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _listed(place: Mapping[int, Any] | float) -> list[dict[str, Any]] | float:

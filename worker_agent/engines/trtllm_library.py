@@ -30,6 +30,8 @@ from worker_agent.engines.trtllm_settings import LoraAdapter
 from worker_agent.engines.trtllm_tensors import bias_of, file_of, image_of, tensor_of
 
 EXTRA = "kv-router[trtllm]"
+_DROPPED_MAX = 64
+"""Names of dropped handoff keys that are logged, each once."""
 _log = structlog.get_logger("trtllm")
 
 
@@ -61,6 +63,7 @@ class Library:
             raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
         self.version = str(tensorrt_llm.__version__)
         self.errors = LibraryErrors(self.version, RequestError)
+        self._dropped: set[str] = set()
         logger.set_level(log_level)
 
     def load(self, args: EngineArgs) -> Any:  # noqa: ANN401 - the library has no types here
@@ -191,11 +194,16 @@ class Library:
 
         return ConversationParams(conversation_id=conversation_id)
 
-    @staticmethod
-    def _disaggregated(fields: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
+    def _disaggregated(self, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
+        """Return the handoff as the library's class; keys of another version that the class has not are dropped."""
         from tensorrt_llm.disaggregated_params import DisaggregatedParams, DisaggScheduleStyle
 
-        told = dict(fields)
+        known = DisaggregatedParams.__dataclass_fields__.keys()
+        told = {name: value for name, value in fields.items() if name in known}
+        unknown = fields.keys() - known - self._dropped
+        if unknown and len(self._dropped) < _DROPPED_MAX:
+            self._dropped |= unknown
+            _log.warning("handoff_keys_dropped", version=self.version, keys=sorted(unknown))
         if "schedule_style" in told:
             told["schedule_style"] = DisaggScheduleStyle(told["schedule_style"])
         if "first_gen_log_probs" in told:

@@ -1,7 +1,9 @@
 """What is handed from worker to worker, as JSON and as the engine's own parameters."""
 
+import dataclasses
 import enum
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -94,7 +96,10 @@ def test_a_request_without_them_has_none(nothing: bytes) -> None:
         (b"{", ""),
         (b'{"encoded_opaque_state":"***"}', ".encoded_opaque_state"),
         (b'{"encoded_opaque_state":7}', ".encoded_opaque_state"),
-        (b'{"surprise":1}', ".surprise"),
+        (b'{"not a name":1}', ""),
+        (b'{"opaque_state":"y"}', ""),
+        (msgspec.json.encode({"n" * 65: 1}), ""),
+        (msgspec.json.encode({f"newer_{number}": 1 for number in range(33)}), ""),
         (b'{"multimodal_hashes":[[1,2]]}', r".multimodal_hashes\[0\]"),
         (b'{"ctx_request_id":-1}', ".ctx_request_id"),
         (msgspec.json.encode({"first_gen_tokens": [1] * 1000}), ".first_gen_tokens"),
@@ -134,6 +139,37 @@ def test_the_engine_s_own_parameters_become_data_and_come_back() -> None:
         "opaque_state": b"\xff",
         "schedule_style": 1,
     }
+
+
+@dataclasses.dataclass
+class Newer:
+    """The engine's parameters in a version that has more of them."""
+
+    ctx_request_id: int = 5
+    multimodal_item_runs: Any = None
+    newer: Any = None
+    tensor: Any = None
+
+
+def test_keys_of_a_newer_version_pass_through_from_engine_to_engine() -> None:
+    runs = [[(0, 4, [1])]]
+    handoff = handoff_of(Newer(multimodal_item_runs=runs, newer={"a": [1, None]}, tensor=object()))
+    read = handoff_of_json(handoff_json(handoff))
+    assert read.others == {"multimodal_item_runs": [[[0, 4, [1]]]], "newer": {"a": [1, None]}}
+    assert msgspec.json.decode(handoff_json(handoff)).keys() == {"ctx_request_id", "multimodal_item_runs", "newer"}
+    request = handoff_of_request(msgspec.Raw(handoff_json(handoff)))
+    assert request == read
+    assert params_of(read, "context_only", with_media=True)["multimodal_item_runs"] == [[[0, 4, [1]]]]
+    kept = {"request_type": "generation_only", "ctx_request_id": 5, "newer": {"a": [1, None]}}
+    assert params_of(read, "generation_only", with_media=False) == kept
+    assert without_media(read).others == {"newer": {"a": [1, None]}}
+
+
+def test_a_known_key_cannot_hide_among_the_others() -> None:
+    handoff = handoff_of_json(b'{"others":{"request_type":"x"},"ctx_request_id":1}')
+    told = params_of(handoff, "context_only", with_media=True)
+    assert (told["request_type"], told["ctx_request_id"]) == ("context_only", 1)
+    assert told["others"] == {"request_type": "x"}
 
 
 def test_what_cannot_be_handed_over_is_an_error_of_ours() -> None:
