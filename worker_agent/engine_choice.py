@@ -31,7 +31,7 @@ from worker_agent.core.engine_rules import FLAGS, Circumstances
 from worker_agent.core.simulator.layout import CacheLayout
 from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.core.simulator.tokens import TokenSource
-from worker_agent.engine_args import EngineArgsSources, load_engine_args
+from worker_agent.engine_args import EngineArgsSources, check_model, load_engine_args
 from worker_agent.engine_publishers import engine_publishers, is_streaming
 from worker_agent.engines.http_carrier import HttpCarrier
 from worker_agent.engines.port import Engine
@@ -108,6 +108,7 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
         circumstances, role=role, has_logits_processors=bool(settings.trtllm.logits_processors)
     )
     args = load_engine_args(msgspec.structs.replace(sources, flags={**sources.flags, "model": model or None}), around)
+    check_model(args)
     _check_together(settings, args)
     has_events = circumstances.publishes_kv_events and role != "encode"
     return Chosen(

@@ -13,10 +13,11 @@ import msgspec
 from kv_runtime.telemetry import configure_logs
 from worker_agent.core.engine_args import EngineArgs
 from worker_agent.core.engine_findings import EngineArgsInvalid, Finding, shown
-from worker_agent.core.engine_layers import Replacement
+from worker_agent.core.engine_layers import Replacement, dotted
 from worker_agent.core.engine_rules import Circumstances, Role
 from worker_agent.engine_args import EngineArgsSources, load_engine_args
 
+_ENGINE_DEFAULT = "engine default"
 INVALID = 2
 """What a process ends with whose engine arguments may not be."""
 _COUNT = click.IntRange(1)
@@ -114,6 +115,9 @@ def print_engine_args(
 ) -> None:
     """Print the TensorRT-LLM arguments that a worker would give its engine, each with its layer, and the warnings.
 
+    Arguments with a flag of their own that nobody sets are shown as `engine default`: they are not sent, and the engine
+    or the model's own defaults decide. "Default" are the agent's few.
+
     \b
     default < flag < file (--extra-engine-args) < override (--override-engine-args, --trtllm.*) < forced
 
@@ -143,6 +147,8 @@ def _lines(args: EngineArgs) -> Iterator[str]:
     rows = [
         (setting.name, json.dumps(shown(setting.path, setting.value)), str(setting.origin)) for setting in args.settings
     ]
+    rows += [(dotted(path), _ENGINE_DEFAULT, "not sent") for path in args.left_to_engine]
+    rows.sort()
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     for name, value, origin in rows:
         yield f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}"
@@ -162,6 +168,7 @@ def _as_json(args: EngineArgs) -> dict[str, Any]:
             }
             for setting in args.settings
         },
+        "engine_defaults": [dotted(path) for path in args.left_to_engine],
         "replaced": [_replaced_as_json(replacement) for replacement in args.replaced],
         "warnings": [_warning_as_json(warning) for warning in args.warnings],
     }

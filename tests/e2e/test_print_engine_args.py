@@ -47,7 +47,10 @@ def test_every_value_is_printed_with_its_path_and_layer_and_every_replacement_is
     rows = [line.split(maxsplit=2) for line in shown.stdout.splitlines() if not line.startswith("warning: ")]
     assert [name for name, _, _ in rows] == sorted(name for name, _, _ in rows)
     table = {name: (value, layer) for name, value, layer in rows}
-    assert table["backend"] == ('"pytorch"', "default")
+    assert table["skip_tokenizer_init"] == ("true", "default")
+    assert [shown_line.split() for shown_line in shown.stdout.splitlines() if "tokens_per_block" in shown_line] == [
+        ["kv_cache_config.tokens_per_block", "engine", "default", "not", "sent"]
+    ]
     assert table["tensor_parallel_size"] == ("2", "flag (--tensor-parallel-size)")
     assert table["kv_cache_config.dtype"] == ('"fp8"', f"file ({file}:3)")
     assert table["max_batch_size"] == ("8", "override (--trtllm.max_batch_size)")
@@ -60,8 +63,6 @@ def test_every_value_is_printed_with_its_path_and_layer_and_every_replacement_is
     ]
     replaced = [line for line in logged(shown.stderr) if line["event"] == "engine_argument_replaced"]
     assert [(line["argument"], line["old"], line["new"], line["old_layer"]) for line in replaced] == [
-        ("tensor_parallel_size", 1, 2, "default"),
-        ("max_batch_size", 2048, 64, "default"),
         ("max_batch_size", 64, 8, f"file ({file}:5)"),
     ]
     assert "hunter2" not in shown.stdout + shown.stderr
@@ -79,13 +80,16 @@ def test_json_says_the_same_and_is_the_same_every_time(file: Path) -> None:
     }
     assert whole["arguments"]["env_overrides.HF_TOKEN"]["value"] == "**********"
     assert [warning["path"] for warning in whole["warnings"]] == ["num_postprocess_workers"]
-    assert [(each["path"], each["old"], each["new"]) for each in whole["replaced"]] == [("max_batch_size", 2048, 64)]
+    assert whole["replaced"] == []
+    assert "kv_cache_config.tokens_per_block" in whole["engine_defaults"]
+    assert "max_batch_size" not in whole["engine_defaults"]
     assert (whole["role"], whole["world_size"], whole["attention_dp_size"]) == ("aggregated", 1, 1)
 
 
 def test_an_encode_worker_shows_what_the_encoder_takes() -> None:
     shown = json.loads(run("--role", "encode", "--json").stdout)
-    assert list(shown["arguments"]) == ["max_batch_size", "model", "tensor_parallel_size"]
+    assert list(shown["arguments"]) == ["model"]
+    assert shown["engine_defaults"] == ["max_batch_size", "tensor_parallel_size"]
 
 
 @pytest.mark.parametrize(

@@ -108,11 +108,13 @@ async def test_an_unknown_length_is_refused_before_anything_is_served(trtllm: Fa
 
 @pytest.mark.asyncio
 async def test_nested_sections_become_the_library_s_classes_and_are_nobody_else_s(trtllm: Fake) -> None:
-    engine = trtllm_engine({"kv_cache_config": {"tokens_per_block": 4, "max_attention_window": [64, 200]}})
+    batches = {"dynamic_batch_config": {"dynamic_batch_moving_average_window": 64}}
+    caches = {"tokens_per_block": 4, "max_attention_window": [64, 200]}
+    engine = trtllm_engine({"kv_cache_config": caches, "scheduler_config": batches})
     async with running(engine):
         args = engine._llm.args
         assert type(args.kv_cache_config) is trtllm.llmapi.KvCacheConfig
-        assert args.scheduler_config.dynamic_batch_config.dynamic_batch_moving_average_window == 128
+        assert args.scheduler_config.dynamic_batch_config.dynamic_batch_moving_average_window == 64
         args.kv_cache_config.max_attention_window.append(0)
         assert engine._args.value("kv_cache_config", "max_attention_window") == [64, 200]
 

@@ -1,5 +1,7 @@
 """The engine's effective arguments: what every layer says, what the agent forces, what the engine gets in the end.
 
+An argument that no layer sets is not sent: the engine's own default, or the model's, holds.
+
     default < flag < file < override < forced                 engine_layers: merged, each value with its origin
     every layer alone: names and types                        engine_fields
     the whole: forced values, what the backend does not take  engine_rules
@@ -33,11 +35,21 @@ from worker_agent.core.engine_layers import (
     is_section,
     merge,
     nested,
+    node_at,
     replacements,
     settings,
     tree_of,
 )
-from worker_agent.core.engine_rules import DEFAULTS, Circumstances, Role, forced_layer, pruned
+from worker_agent.core.engine_rules import (
+    DEFAULTS,
+    ENCODE,
+    FLAGS,
+    Circumstances,
+    Role,
+    backend_of,
+    forced_layer,
+    pruned,
+)
 
 
 class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +71,17 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     def origin(self, *path: str) -> Origin | None:
         """Return where the value at `path` is from; None where there is no value, or a section with values."""
         return next((setting.origin for setting in self.settings if setting.path == path), None)
+
+    @property
+    def left_to_engine(self) -> tuple[Path, ...]:
+        """The arguments with a flag of ours that no layer sets, by path: the engine or the model has a default."""
+        backend = backend_of(self._tree)
+        known = (
+            path
+            for path in FLAGS.values()
+            if backend not in ENGINE.fields[path[0]].pruned and (self.role != "encode" or path[0] in ENCODE)
+        )
+        return tuple(sorted(path for path in known if node_at(self._tree, path) is None))
 
     @property
     def attention_dp_size(self) -> int:
@@ -97,11 +120,6 @@ def effective_args(layers: Sequence[Layer], circumstances: Circumstances) -> Eng
     told += [*left_out, *engine_checks.findings(tree, circumstances)]
     _refuse_errors(told)
     return EngineArgs(role=circumstances.role, settings=settings(tree), replaced=tuple(replaced), warnings=tuple(told))
-
-
-def transfer_findings(prefill: EngineArgs, decode: EngineArgs) -> tuple[Finding, ...]:
-    """Return why KV that one computes may not reach the other: the second table of `engine_checks`."""
-    return tuple(engine_checks.transfer_findings(prefill._tree, decode._tree))  # noqa: SLF001 - its own module
 
 
 def config_classes(args: EngineArgs) -> list[tuple[Path, str]]:

@@ -1,4 +1,4 @@
-"""What no single argument shows: arguments that do not go together, of one engine, or of prefill and decode.
+"""What no single argument shows: arguments that do not go together, or not with the installed engine.
 
     found                                                               severity   because
     reuse off under event publishing                                    warning    it serves, but the engine then has no
@@ -14,36 +14,34 @@
     more attention-DP ranks than a worker may have                      error      the registration is refused
     attention_dp_config without attention DP                            warning    it is ignored
     beam search, or more requests than tokens, under `_autodeploy`      error      the engine refuses it
-
-    prefill and decode differ in                                        severity
-    kv_cache_config.dtype, both named                                   error      the receiver refuses the transfer
-    kv_cache_config.dtype, one of them `auto`                           warning    the checkpoint decides
-    kv_cache_config.tokens_per_block                                    error      the receiver refuses the transfer
-    cache_transceiver_config.backend, both named                        error      they do not understand each other
-    decode's transceiver buffer < prefill's longest input               error      as above
+    the MoE backend `WIDEEP` with a version that has it no more         error      the engine refuses it
+    an installed engine outside the supported versions                  error      its arguments, handovers and events
+                                                                                   are others; a warning where unknown
+                                                                                   arguments are allowed
 
 The longest input is `max_seq_len` - 1: one token is generated at least. Where `max_seq_len` is not given, the model
-says it, and what depends on it is not checked.
+says it, and what depends on it is not checked. What a prefill and a decode worker have to agree in is checked where
+both are known: by the router (`router/core/pairs.py`).
 
 Source: `dynamo_reference.md` sections 4.2 (buffer) and 6.3 (reuse); `event_plane.md` section 1.1; NVIDIA/TensorRT-LLM
-`tensorrt_llm/mapping.py` (`Mapping.__init__`), `tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`),
-`cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp` (`inquireSupport`: one data type, one block size); `_autodeploy`: as
-in `engine_fields` (`ensure_no_beam_search`, `cap_max_batch_size_to_max_num_tokens`).
+`tensorrt_llm/mapping.py` (`Mapping.__init__`), `tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`);
+`_autodeploy`: as in `engine_fields` (`ensure_no_beam_search`, `cap_max_batch_size_to_max_num_tokens`); versions:
+`kv_protocol/trtllm_versions.py`.
 """
 
 from collections.abc import Callable, Iterator
 from typing import Literal
 
 from kv_protocol.ids import DP_RANK_MAX
+from kv_protocol.trtllm_versions import SUPPORTED, WITHOUT_WIDEEP, is_before, is_supported, parse_version
 from worker_agent.core.engine_findings import Finding
 from worker_agent.core.engine_layers import Path, Tree, at, node_at
 from worker_agent.core.engine_rules import Circumstances
 
 _REUSE: Path = ("kv_cache_config", "enable_block_reuse")
-_DTYPE: Path = ("kv_cache_config", "dtype")
-_BLOCK: Path = ("kv_cache_config", "tokens_per_block")
 _BUFFER: Path = ("cache_transceiver_config", "max_tokens_in_buffer")
 _TRANSCEIVER: Path = ("cache_transceiver_config", "backend")
+_MOE_BACKEND: Path = ("moe_config", "backend")
 _MOE: tuple[Path, ...] = (("moe_tensor_parallel_size",), ("moe_expert_parallel_size",), ("moe_cluster_parallel_size",))
 _WORLD: tuple[Path, ...] = (("tensor_parallel_size",), ("pipeline_parallel_size",), ("context_parallel_size",))
 
@@ -52,14 +50,11 @@ Check = Callable[[Tree, Circumstances], Iterator[Finding]]
 
 
 def findings(tree: Tree, circumstances: Circumstances) -> list[Finding]:
-    """Return what the first table finds in the arguments that the engine gets."""
-    checks: list[Check] = [_reuse, _transceiver, _parallelism, _gpus, _attention_dp, _autodeploy_sizes]
+    """Return what the table finds in the arguments that the engine gets."""
+    checks: list[Check] = [
+        _version, _reuse, _transceiver, _parallelism, _gpus, _attention_dp, _autodeploy_sizes, _moe_backend,
+    ]  # fmt: skip
     return [finding for check in checks for finding in check(tree, circumstances)]
-
-
-def transfer_findings(prefill: Tree, decode: Tree) -> list[Finding]:
-    """Return what the second table finds: KV that one engine computes for the other is refused, or never arrives."""
-    return [*_dtypes(prefill, decode), *_layouts(prefill, decode), *_decode_buffer(prefill, decode)]
 
 
 def world_size(tree: Tree) -> int:
@@ -101,9 +96,9 @@ def _transceiver(tree: Tree, circumstances: Circumstances) -> Iterator[Finding]:
 
 def _parallelism(tree: Tree, _circumstances: Circumstances) -> Iterator[Finding]:
     """The engine computes a size that is not given from the others, rounding down."""
-    tensor = at(tree, *_WORLD[0])
-    if tensor is None or (at(tree, *_WORLD[2]) or 1) > 1:
-        return  # `_autodeploy`, or context parallelism, whose ranks count differently by its kind
+    tensor = at(tree, *_WORLD[0]) or 1
+    if at(tree, "backend") == "_autodeploy" or (at(tree, *_WORLD[2]) or 1) > 1:
+        return  # it shards by `world_size`; ranks of context parallelism count differently by its kind
     given = {path: size for path in _MOE if (size := at(tree, *path)) not in (None, -1)}
     product = 1
     for size in given.values():
@@ -150,41 +145,22 @@ def _autodeploy_sizes(tree: Tree, _circumstances: Circumstances) -> Iterator[Fin
         yield _finding("error", tree, ("max_batch_size",), str(requests), expected)
 
 
-def _dtypes(prefill: Tree, decode: Tree) -> Iterator[Finding]:
-    one, other = (str(at(tree, *_DTYPE) or "auto").lower() for tree in (prefill, decode))
-    if one == other:
-        return
-    if "auto" in (one, other):
-        expected = "one dtype, or that which the checkpoint means by auto"
-        yield _between("warning", _DTYPE, f"{one} (prefill), {other} (decode)", expected)
-    else:
-        expected = "one dtype: KV of another is refused where it arrives"
-        yield _between("error", _DTYPE, f"{one} (prefill), {other} (decode)", expected)
+def _moe_backend(tree: Tree, circumstances: Circumstances) -> Iterator[Finding]:
+    version = circumstances.engine_version
+    if at(tree, *_MOE_BACKEND) == "WIDEEP" and parse_version(version) and not is_before(version, WITHOUT_WIDEEP):
+        expected = f"another backend with TensorRT-LLM {version}, which has it no more: DEEPGEMM, CUTEDSL, TRTLLM"
+        yield _finding("error", tree, _MOE_BACKEND, "WIDEEP", expected)
 
 
-def _layouts(prefill: Tree, decode: Tree) -> Iterator[Finding]:
-    for path, default, expected in (
-        (_BLOCK, 32, "one block size: KV in other blocks is refused where it arrives"),
-        (_TRANSCEIVER, None, "one backend: they do not understand each other"),
-    ):
-        one, other = (at(tree, *path) or default for tree in (prefill, decode))
-        if one != other and None not in (one, other):
-            yield _between("error", path, f"{one} (prefill), {other} (decode)", expected)
-
-
-def _decode_buffer(prefill: Tree, decode: Tree) -> Iterator[Finding]:
-    longest, buffer = longest_input(prefill), at(decode, *_BUFFER)
-    if longest is not None and buffer is not None and buffer < longest:
-        expected = f"{longest} or more on decode, prefill's longest input: a longer one is never transferred"
-        yield _between("error", _BUFFER, str(buffer), expected)
+def _version(_tree: Tree, circumstances: Circumstances) -> Iterator[Finding]:
+    version = circumstances.engine_version
+    if version and not is_supported(version):
+        severity: Severity = "warning" if circumstances.allows_unknown else "error"
+        yield Finding(severity=severity, place="tensorrt_llm", found=f"version {version}", expected=SUPPORTED)
 
 
 def _finding(severity: Severity, tree: Tree, path: Path, found: str, expected: str) -> Finding:
     return Finding(severity=severity, place=_place(tree, path), path=path, found=found, expected=expected)
-
-
-def _between(severity: Severity, path: Path, found: str, expected: str) -> Finding:
-    return Finding(severity=severity, place="prefill and decode", path=path, found=found, expected=expected)
 
 
 def _place(tree: Tree, path: Path) -> str:

@@ -122,7 +122,7 @@ _MOE = section(
     "MoeConfig",
     backend=text(
         "AUTO", "CUTLASS", "CUTEDSL", "TRTLLM", "DEEPGEMM", "DENSEGEMM", "VANILLA", "TRITON", "MARLIN",
-        "MEGAMOE_DEEPGEMM", "MEGAMOE_CUTEDSL",
+        "MEGAMOE_DEEPGEMM", "MEGAMOE_CUTEDSL", "WIDEEP",
     ),
     disable_finalize_fusion=boolean(),
     load_balancer=_ANYTHING,

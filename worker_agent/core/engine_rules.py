@@ -1,25 +1,29 @@
-"""Which engine arguments the agent itself knows better: defaults, its named flags, forced values, what is left out.
+"""Which engine arguments the agent itself knows better: named flags, forced values, what is left out.
 
     forced                                     to                    because
-    backend                                    pytorch               KV events are published, and it is neither that nor
-                                                                     `_autodeploy` with the runtime that has them
+    backend                                    pytorch               KV events are published, and `_autodeploy` with the
+                                                                     runtime `demollm` has none
     kv_cache_config.event_buffer_max_size      100000                KV events are polled, and it is unset or 0
     kv_cache_config.enable_partial_reuse       false                 the connector is `kvbm`
     skip_tokenizer_init                        false                 the modality is multimodal, decoding is guided, or
                                                                      logits processors are loaded: each needs one
+    disable_overlap_scheduler                  true                  a prefill worker, and the engine's version refuses
+                                                                     context-only requests otherwise (below 1.3.0rc1)
 
     left out                                                         because
     what the backend does not know             each with a warning   the engine refuses it
     num_postprocess_workers                    with a warning        the agent does that work itself
     all but `ENCODE` of an encode worker       each with a warning   `MultimodalEncoder` takes nothing else
-    the default max_batch_size                 under `_autodeploy`   where max_num_tokens is lower
 
-What is left out of the defaults goes without a warning: nobody asked for it. On an encode worker, which has neither KV
-cache nor tokenizer of ours, nothing is forced.
+The engine gets what a user gave and what stands here, nothing else: every other argument is the engine's own default,
+which a model's defaults may replace only while the argument is unset. On an encode worker, which has neither KV cache
+nor tokenizer of ours, nothing is forced.
 
-Source: `dynamo_reference.md` sections 6.2 and 6.3 (defaults, flags, forced values, the encoder's list);
-`event_plane.md` section 2.1 (100000). Guided decoding builds its grammar from the engine's own tokenizer:
-NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm.py`, `_build_model` (`_xgrammar_tokenizer_info(self.tokenizer)`).
+Source: `dynamo_reference.md` sections 6.2 and 6.3 (flags, forced values, the encoder's list); `event_plane.md` section
+2.1 (100000). NVIDIA/TensorRT-LLM: `tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own
+tokenizer); `tensorrt_llm/llmapi/llm_utils.py`, `apply_model_defaults_to_llm_args` (defaults of a model give way to set
+fields); `tensorrt_llm/executor/base_worker.py`, `_enqueue_request`, and PR #10755 (overlap);
+`tensorrt_llm/_torch/pyexecutor/connectors/registry.py` (`KVBM`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,6 +31,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, is_before
 from worker_agent.core.engine_field_kinds import Backend, found
 from worker_agent.core.engine_fields import ENGINE
 from worker_agent.core.engine_findings import Finding, shown
@@ -36,34 +41,19 @@ Role = Literal["aggregated", "prefill", "decode", "encode"]
 EVENT_BUFFER_SIZE = 100_000
 ENCODE = frozenset({"model", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs"})
 
+KVBM: Mapping[str, str] = {
+    "connector_module": "kvbm.trtllm_integration.connector",
+    "connector_scheduler_class": "DynamoKVBMConnectorLeader",
+    "connector_worker_class": "DynamoKVBMConnectorWorker",
+}
+"""What the preset `kvbm` of newer versions stands for. Every supported version takes it in full."""
+
 DEFAULTS = Layer(
     name="default",
     place="default",
-    values={
-        "model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-        "backend": "pytorch",
-        "load_format": "auto",
-        "tensor_parallel_size": 1,
-        "pipeline_parallel_size": 1,
-        "enable_attention_dp": False,
-        "max_batch_size": 2048,
-        "max_num_tokens": 8192,
-        "max_beam_width": 1,
-        "skip_tokenizer_init": True,
-        "return_perf_metrics": False,
-        "enable_iter_perf_stats": False,
-        "kv_cache_config": {"free_gpu_memory_fraction": 0.9, "tokens_per_block": 32},
-        "scheduler_config": {
-            "capacity_scheduler_policy": "GUARANTEED_NO_EVICT",
-            "dynamic_batch_config": {
-                "enable_batch_size_tuning": True,
-                "enable_max_num_tokens_tuning": False,
-                "dynamic_batch_moving_average_window": 128,
-            },
-        },
-    },
+    values={"model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "skip_tokenizer_init": True},
 )
-"""Sizes that the peer leaves to the engine stand here as the engine's own, so that they are seen and checked."""
+"""What the agent wants otherwise than the engine: a model, and no tokenizer, because the agent itself tokenizes."""
 
 FLAGS: Mapping[str, Path] = {
     "model": ("model",),
@@ -90,7 +80,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     """What the agent does with the engine, as far as its arguments depend on it.
 
     `gpu_count` counts the GPUs that the engine may use, on all nodes; None: not known. `allows_unknown`: arguments that
-    `engine_fields` does not know are passed on with a warning each.
+    `engine_fields` does not know are passed on with a warning each, and an engine of an unsupported version is used.
+    `engine_version` is the installed engine's; empty: none is installed, or it is not known.
     """
 
     role: Role = "aggregated"
@@ -100,13 +91,14 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     has_logits_processors: bool = False
     gpu_count: int | None = None
     allows_unknown: bool = False
+    engine_version: str = ""
 
 
 def flag_layer(given: Mapping[str, Any], circumstances: Circumstances) -> Layer:
     """Return what the named flags say; `given` maps names of `FLAGS` to values, None: not given."""
     said = [(FLAGS[name], value, f"--{name}") for name, value in given.items() if value is not None]
-    if circumstances.connector != "none":
-        said.append((("kv_connector_config", "connector"), circumstances.connector, "--connector"))
+    if circumstances.connector == "kvbm":
+        said += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
     return _layer("flag", said)
 
 
@@ -131,7 +123,7 @@ def forced_layer(tree: Tree, circumstances: Circumstances) -> Layer:
 def _for_events(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
     if not circumstances.publishes_kv_events:
         return
-    if at(tree, "backend") != "_autodeploy" or at(tree, "runtime") == "demollm":
+    if at(tree, "backend") == "_autodeploy" and at(tree, "runtime") == "demollm":
         yield ("backend",), "pytorch", "KV events are published"
     if not streams_events(tree) and not at(tree, "kv_cache_config", "event_buffer_max_size"):
         yield ("kv_cache_config", "event_buffer_max_size"), EVENT_BUFFER_SIZE, "KV events are published"
@@ -140,6 +132,10 @@ def _for_events(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path
 def _for_others(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
     if circumstances.connector == "kvbm":
         yield ("kv_cache_config", "enable_partial_reuse"), False, "the connector is kvbm"
+    version = circumstances.engine_version
+    if circumstances.role == "prefill" and is_before(version, CONTEXT_WITH_OVERLAP):
+        why = f"TensorRT-LLM {version} refuses context-only requests while the overlap scheduler is on"
+        yield ("disable_overlap_scheduler",), True, why
     for needs_tokenizer, why in (
         (circumstances.is_multimodal, "the modality is multimodal"),
         (circumstances.has_logits_processors, "logits processors are loaded"),
@@ -156,6 +152,11 @@ def streams_events(tree: Tree) -> bool:
     return at(tree, *events, "enable_kv_cache_events") is True and at(tree, *events, "publisher") in (None, "zmq")
 
 
+def backend_of(tree: Tree) -> Backend:
+    """Return the engine's backend: `pytorch` where none is named."""
+    return "_autodeploy" if at(tree, "backend") == "_autodeploy" else "pytorch"
+
+
 def pruned(tree: Tree, role: Role) -> tuple[Tree, list[Finding]]:
     """Return what the engine gets, and a warning for each argument that somebody gave and it does not get."""
     told = []
@@ -169,7 +170,7 @@ def pruned(tree: Tree, role: Role) -> tuple[Tree, list[Finding]]:
 
 
 def _left_out(tree: Tree, role: Role) -> Iterator[tuple[str, str]]:
-    backend: Backend = "_autodeploy" if at(tree, "backend") == "_autodeploy" else "pytorch"
+    backend = backend_of(tree)
     for name in sorted(tree):
         field = ENGINE.fields.get(name)
         if role == "encode":
@@ -179,13 +180,6 @@ def _left_out(tree: Tree, role: Role) -> Iterator[tuple[str, str]]:
             yield name, "because the agent processes what the engine generates itself"
         elif field and backend in field.pruned:
             yield name, f"under backend {backend}: {field.pruned[backend]}"
-        elif name == "max_batch_size" and backend == "_autodeploy" and _is_default_above_tokens(tree):
-            yield name, "that exceeds max_num_tokens: the engine lowers its own, and refuses one that is given"
-
-
-def _is_default_above_tokens(tree: Tree) -> bool:
-    node, tokens = tree["max_batch_size"], at(tree, "max_num_tokens")
-    return node.origin.layer == "default" and tokens is not None and plain(node) > tokens
 
 
 def _left_out_finding(path: Path, node: Value | Section, origin: Origin, why: str) -> Finding:

@@ -13,7 +13,7 @@ from worker_agent.engines.trtllm_settings import TrtllmSettings
 from worker_agent.media.models import model_config
 
 _BLOCK_SIZE = 32
-"""The engine's own default. An encoder has no blocks, and says this."""
+"""An encoder has no blocks, and registers this."""
 
 
 class Loading:
@@ -67,7 +67,7 @@ def described(
     """Return what the loaded engine is; `names` are the model's and the version's.
 
     Raises:
-        EngineError: nobody says how long a sequence may be.
+        EngineError: neither engine nor arguments state how long a sequence may be, or how large a block is.
     """
     own = getattr(llm, "args", None)
     longest = args.value("max_seq_len") or getattr(own, "max_seq_len", None) or settings.max_seq_len
@@ -77,10 +77,22 @@ def described(
         model=names[0],
         version=names[1],
         event_source="trtllm",
-        block_size=capacity.get("tokensPerBlock") or args.value("kv_cache_config", "tokens_per_block") or _BLOCK_SIZE,
+        block_size=_block_size(args, capacity),
         total_kv_blocks=capacity.get("maxNumBlocks") or 0,
         max_num_seqs=args.value("max_batch_size") or getattr(own, "max_batch_size", None) or 0,
         max_num_batched_tokens=args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0,
         max_seq_len=longest,
         dp_ranks=tuple(range(args.attention_dp_size)),
     )
+
+
+def _block_size(args: EngineArgs, capacity: Mapping[str, Any]) -> int:
+    """Return the tokens in a block; no default stands in for it: a model's defaults may have another one."""
+    stated: int | None = capacity.get("tokensPerBlock") or args.value("kv_cache_config", "tokens_per_block")
+    if stated is None and args.role == "encode":
+        return _BLOCK_SIZE
+    if stated is None:
+        raise EngineError(
+            "kv_cache_config.tokens_per_block: found none, and the engine does not state it; allowed an engine argument"
+        )
+    return stated

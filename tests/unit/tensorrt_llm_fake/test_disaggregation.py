@@ -126,3 +126,10 @@ def test_a_context_worker_takes_an_encoders_handles_for_the_media(trtllm: Fake) 
 def test_an_encoder_refuses_encode_only(trtllm: Fake) -> None:
     with pytest.raises(ValueError, match="encode_only"):
         trtllm.module.MultimodalEncoder("none", encode_only=True)
+
+
+def test_the_first_candidate_refuses_a_context_while_overlap_is_on(trtllm: Fake) -> None:
+    trtllm.control.version = "1.3.0rc0"
+    with pytest.raises(trtllm.submodule("executor").RequestError, match="when overlap is enabled"):
+        context(worker(trtllm), trtllm)
+    assert context(worker(trtllm, disable_overlap_scheduler=True), trtllm).outputs[0].disaggregated_params is not None

@@ -32,6 +32,7 @@ def test_an_unknown_keyword_of_an_engine_is_a_value_error_that_names_it(trtllm: 
         ("CacheTransceiverConfig", "backend", "CARRIER_PIGEON"),
         ("CacheTransceiverConfig", "kv_transfer_timeout_ms", 0),
         ("MoeConfig", "backend", "cutlass"),
+        ("MoeConfig", "backend", "WIDEEP"),
     ],
 )
 def test_a_nested_configuration_refuses_what_it_does_not_know(trtllm: Fake, name: str, field: str, value: Any) -> None:
@@ -173,3 +174,30 @@ def test_extra_options_that_are_no_map_or_are_refused_are_value_errors(trtllm: F
     path.write_text(text)
     with pytest.raises(ValueError, match=r"mapping|surprise"):
         trtllm.submodule("llmapi.llm_args").update_llm_args_with_extra_options({}, str(path))
+
+
+def test_a_connector_preset_stands_for_module_and_classes_which_older_versions_want_themselves(trtllm: Fake) -> None:
+    connector = trtllm.submodule("llmapi.llm_args").KvCacheConnectorConfig
+    preset = connector(connector="kvbm")
+    assert preset.connector_module == "kvbm.trtllm_integration.connector"
+    explicit = preset.model_dump(exclude={"connector"})
+    with pytest.raises(ValidationError, match="Unknown connector preset"):
+        connector(connector="nobody")
+    with pytest.raises(ValidationError, match="connector_worker_class is required"):
+        connector(connector_module="m", connector_scheduler_class="S")
+    trtllm.control.version = "1.3.0rc5.post1"
+    with pytest.raises(ValidationError, match="not permitted"):
+        connector(connector="kvbm")
+    assert connector(**explicit).connector_worker_class == "DynamoKVBMConnectorWorker"
+
+
+def test_a_model_s_defaults_count_where_nothing_is_set(trtllm: Fake) -> None:
+    trtllm.control.model_defaults = {"kv_cache_config": {"tokens_per_block": 64, "enable_block_reuse": False}}
+    unset = trtllm.module.LLM("none")
+    assert unset.get_kv_cache_capacity()["tokensPerBlock"] == 64
+    assert unset.args.kv_cache_config.tokens_per_block == 32  # the worker's process has it, not this one
+    config = trtllm.llmapi.KvCacheConfig(tokens_per_block=32)
+    assert trtllm.module.LLM("none", kv_cache_config=config).get_kv_cache_capacity()["tokensPerBlock"] == 32
+    trtllm.control.model_defaults = {"cache_transceiver_config": None}
+    with pytest.raises(ValueError, match="must not contain 'cache_transceiver_config'"):
+        trtllm.module.LLM("none")

@@ -14,19 +14,20 @@ EVENTS: dict[str, Any] = {"publishes_kv_events": True}
 BUFFER = ("kv_cache_config", "event_buffer_max_size")
 
 
-def test_the_defaults_are_those_of_the_list() -> None:
+def test_the_engine_gets_nothing_that_neither_a_user_nor_a_rule_sets() -> None:
     args = effective()
-    assert args.value("kv_cache_config") == {"free_gpu_memory_fraction": 0.9, "tokens_per_block": 32}
-    assert args.value("scheduler_config") == {
-        "capacity_scheduler_policy": "GUARANTEED_NO_EVICT",
-        "dynamic_batch_config": {
-            "enable_batch_size_tuning": True,
-            "enable_max_num_tokens_tuning": False,
-            "dynamic_batch_moving_average_window": 128,
-        },
-    }
+    assert args.as_dict() == {"model": DEFAULTS.values["model"], "skip_tokenizer_init": True}
     assert {setting.origin.layer for setting in args.settings} == {"default"}
     assert (args.warnings, args.replaced) == ((), ())
+
+
+def test_what_is_left_to_the_engine_is_named_by_its_flags_arguments() -> None:
+    left = effective({"kv_cache_config": {"dtype": "fp8"}}, flags={"max-batch-size": 8}).left_to_engine
+    assert ("kv_cache_config", "tokens_per_block") in left
+    assert ("scheduler_config", "capacity_scheduler_policy") not in left
+    assert {("max_batch_size",), ("model",), ("kv_cache_config", "dtype")} & {*left} == set()
+    assert effective(role="encode").left_to_engine == (("max_batch_size",), ("tensor_parallel_size",))
+    assert ("tensor_parallel_size",) not in effective({"backend": "_autodeploy"}).left_to_engine
 
 
 @pytest.mark.parametrize(
@@ -59,9 +60,9 @@ def test_each_named_flag_sets_its_argument_over_the_default(flag: str, path: str
 def test_default_gives_way_to_flag_to_file_to_override_and_forced_to_none() -> None:
     flags, file, override = {"max-batch-size": 1}, {"max_batch_size": 2}, {"max_batch_size": 3}
     layers = [effective(), effective(flags=flags), effective(file, flags=flags), effective(file, override, flags=flags)]
-    assert [args.value("max_batch_size") for args in layers] == [2048, 1, 2, 3]
+    assert [args.value("max_batch_size") for args in layers] == [None, 1, 2, 3]
     assert [str(args.origin("max_batch_size")) for args in layers] == [
-        "default",
+        "None",
         "flag (--max-batch-size)",
         "file (engine.yaml)",
         "override (--override-engine-args)",
@@ -75,14 +76,13 @@ def test_default_gives_way_to_flag_to_file_to_override_and_forced_to_none() -> N
 
 
 def test_a_file_changes_one_value_of_a_section_and_leaves_its_others() -> None:
-    args = effective({"kv_cache_config": {"dtype": "fp8"}})
-    assert args.value("kv_cache_config") == {"dtype": "fp8", "free_gpu_memory_fraction": 0.9, "tokens_per_block": 32}
+    args = effective({"kv_cache_config": {"dtype": "fp8"}}, flags={"kv-block-size": 64})
+    assert args.value("kv_cache_config") == {"dtype": "fp8", "tokens_per_block": 64}
 
 
 def test_every_replaced_path_is_told_once_for_each_layer_that_replaced_it() -> None:
     args = effective({"max_batch_size": 8, "print_iter_log": True}, {"max_batch_size": 9})
     assert [(told.name, told.old, told.new, str(told.new_origin)) for told in args.replaced] == [
-        ("max_batch_size", 2048, 8, "file (engine.yaml)"),
         ("max_batch_size", 8, 9, "override (--override-engine-args)"),
     ]
 
@@ -142,8 +142,41 @@ def test_kvbm_switches_partial_reuse_off_whoever_wants_it_on() -> None:
     args = effective(on, connector="kvbm")
     assert args.value("kv_cache_config", "enable_partial_reuse") is False
     assert str(args.origin("kv_cache_config", "enable_partial_reuse")) == "forced (the connector is kvbm)"
-    assert args.value("kv_connector_config") == {"connector": "kvbm"}
+    assert effective(on).value("kv_connector_config") is None
     assert effective(on).value("kv_cache_config", "enable_partial_reuse") is True
+
+
+def test_kvbm_is_named_by_module_and_classes_as_every_supported_version_takes_it() -> None:
+    args = effective(connector="kvbm")
+    assert args.value("kv_connector_config") == {
+        "connector_module": "kvbm.trtllm_integration.connector",
+        "connector_scheduler_class": "DynamoKVBMConnectorLeader",
+        "connector_worker_class": "DynamoKVBMConnectorWorker",
+    }
+    assert str(args.origin("kv_connector_config", "connector_module")) == "flag (--connector kvbm)"
+
+
+@pytest.mark.parametrize(
+    ("version", "role", "given", "expected"),
+    [
+        ("1.3.0rc0", "prefill", {}, True),
+        ("1.3.0rc0", "prefill", {"disable_overlap_scheduler": False}, True),
+        ("1.3.0rc0", "decode", {}, None),
+        ("1.3.0rc0", "aggregated", {}, None),
+        ("1.3.0rc1", "prefill", {}, None),
+        ("1.3.0rc1", "prefill", {"disable_overlap_scheduler": True}, True),
+        ("", "prefill", {}, None),
+    ],
+)
+def test_overlap_is_off_where_the_version_refuses_contexts_with_it(
+    version: str, role: Any, given: dict[str, Any], expected: bool | None
+) -> None:
+    args = effective(given, role=role, engine_version=version)
+    assert args.value("disable_overlap_scheduler") is expected
+    if version == "1.3.0rc0" and expected:
+        why = "TensorRT-LLM 1.3.0rc0 refuses context-only requests while the overlap scheduler is on"
+        assert str(args.origin("disable_overlap_scheduler")) == f"forced ({why})"
+        assert [told.name for told in args.replaced] == list(given)
 
 
 @pytest.mark.parametrize(
@@ -189,18 +222,6 @@ def test_autodeploy_does_not_get_what_it_refuses_and_each_is_told(name: str) -> 
     assert f"engine.yaml: {name}: expected nothing under backend _autodeploy: it " in str(warning)
 
 
-def test_the_defaults_that_autodeploy_refuses_go_without_a_word() -> None:
-    args = effective(flags={"backend": "_autodeploy"})
-    assert args.warnings == ()
-    assert {"tensor_parallel_size", "pipeline_parallel_size", "enable_attention_dp"} & args.as_dict().keys() == set()
-
-
-def test_autodeploy_lowers_the_default_batch_itself() -> None:
-    args = effective({"backend": "_autodeploy", "max_num_tokens": 1024})
-    assert args.value("max_batch_size") is None
-    assert effective({"max_num_tokens": 1024}).value("max_batch_size") == 2048
-
-
 def test_the_agent_processes_the_output_itself() -> None:
     args = effective({"num_postprocess_workers": 4})
     assert args.value("num_postprocess_workers") is None
@@ -212,12 +233,11 @@ def test_an_encoder_gets_its_list_alone() -> None:
     args = effective(given, role="encode", **EVENTS)
     assert args.as_dict() == {
         "model": DEFAULTS.values["model"],
-        "tensor_parallel_size": 1,
         "trust_remote_code": True,
         "model_kwargs": {"a": 1},
         "max_batch_size": 4,
     }
-    assert set(args.as_dict()) == ENCODE
+    assert set(args.as_dict()) < ENCODE
     assert [warning.path for warning in args.warnings] == [("max_seq_len",)]
     assert "expected nothing of an encode worker, which takes only max_batch_size, model, " in str(args.warnings[0])
 
@@ -301,10 +321,12 @@ def test_the_layers_come_in_any_order() -> None:
 
 # ---------------------------------------------------------------- classes
 def test_sections_have_classes_the_deeper_first() -> None:
-    args = effective({"cuda_graph_config": None, "attention_dp_config": {}, "model_kwargs": {"a": 1}})
+    scheduler = {"dynamic_batch_config": {"enable_batch_size_tuning": True}}
+    args = effective(
+        {"cuda_graph_config": None, "attention_dp_config": {}, "model_kwargs": {"a": 1}, "scheduler_config": scheduler}
+    )
     assert config_classes(args) == [
         (("attention_dp_config",), "AttentionDpConfig"),
-        (("kv_cache_config",), "KvCacheConfig"),
         (("scheduler_config", "dynamic_batch_config"), "DynamicBatchConfig"),
         (("scheduler_config",), "SchedulerConfig"),
     ]

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from tests.unit.worker_agent.engine_arguments import effective, refused, warned
-from worker_agent.core.engine_args import transfer_findings
 from worker_agent.core.engine_findings import MASK, shown
 
 Args = dict[str, Any]
@@ -167,70 +166,28 @@ def test_autodeploy_searches_no_beams_and_takes_no_more_requests_than_tokens() -
     assert warned(args) == []
 
 
-# ---------------------------------------------------------------- prefill and decode
-def between(prefill: Args, decode: Args) -> list[tuple[str, str]]:
-    one, other = effective(prefill, role="prefill"), effective(decode, role="decode")
-    return [(told.severity, str(told)) for told in transfer_findings(one, other)]
+# ---------------------------------------------------------------- versions
+@pytest.mark.parametrize("version", ["1.2.1", "1.4.0rc1", "2.0", "unknown"])
+def test_an_engine_outside_the_supported_versions_is_refused_with_what_is_allowed(version: str) -> None:
+    told = f"tensorrt_llm: expected 1.3.0rc0 or later, below 1.4, found version {version}"
+    assert refused(engine_version=version) == [told]
+    assert warned(engine_version=version, allows_unknown=True) == [told]
 
 
-@pytest.mark.parametrize(
-    ("prefill", "decode", "severity", "words"),
-    [
-        (
-            {"kv_cache_config": {"dtype": "fp8"}},
-            {"kv_cache_config": {"dtype": "bfloat16"}},
-            "error",
-            (
-                "kv_cache_config.dtype: expected one dtype: KV of another is refused where it arrives, "
-                "found fp8 (prefill), bfloat16 (decode)"
-            ),
-        ),
-        (
-            {"kv_cache_config": {"dtype": "fp8"}},
-            {},
-            "warning",
-            (
-                "kv_cache_config.dtype: expected one dtype, or that which the checkpoint means by auto, "
-                "found fp8 (prefill), auto (decode)"
-            ),
-        ),
-        (
-            {"kv_cache_config": {"tokens_per_block": 64}},
-            {},
-            "error",
-            (
-                "kv_cache_config.tokens_per_block: expected one block size: KV in other blocks is refused where it "
-                "arrives, found 64 (prefill), 32 (decode)"
-            ),
-        ),
-        (
-            {"cache_transceiver_config": {"backend": "UCX"}},
-            {"cache_transceiver_config": {"backend": "NIXL"}},
-            "error",
-            (
-                "cache_transceiver_config.backend: expected one backend: they do not understand each other, "
-                "found UCX (prefill), NIXL (decode)"
-            ),
-        ),
-        (
-            {"max_seq_len": 9000},
-            transceiver(4096, max_seq_len=4096),
-            "error",
-            (
-                "cache_transceiver_config.max_tokens_in_buffer: expected 8999 or more on decode, prefill's longest "
-                "input: a longer one is never transferred, found 4096"
-            ),
-        ),
-    ],
-)
-def test_what_prefill_and_decode_differ_in_is_told(prefill: Args, decode: Args, severity: str, words: str) -> None:
-    assert between(prefill, decode) == [(severity, f"prefill and decode: {words}")]
+def test_a_supported_engine_and_none_are_not_spoken_of() -> None:
+    assert warned(engine_version="1.3.0rc29") == warned(engine_version="") == []
 
 
-def test_a_pair_that_goes_together_is_not_spoken_of() -> None:
-    same = {"kv_cache_config": {"dtype": "FP8"}}
-    other = {"kv_cache_config": {"dtype": "fp8", "tokens_per_block": 32}, **transceiver(8999)}
-    assert between({**same, "max_seq_len": 9000}, {**other, "max_seq_len": 11_000}) == []
+def test_a_moe_backend_that_the_version_has_no_more_is_refused() -> None:
+    args = {"moe_config": {"backend": "WIDEEP"}}
+    (told,) = refused(args, engine_version="1.3.0rc27")
+    assert told.startswith("engine.yaml: moe_config.backend: expected another backend with TensorRT-LLM 1.3.0rc27")
+    assert warned(args, engine_version="1.3.0rc12") == warned(args) == []
+
+
+def test_experts_alone_are_more_than_the_one_gpu_of_the_default() -> None:
+    (told,) = refused({"moe_expert_parallel_size": 8})
+    assert "expected a divisor of tensor_parallel_size, 1, found moe_expert_parallel_size 8 = 8" in told
 
 
 # ---------------------------------------------------------------- secrets

@@ -11,7 +11,7 @@ from kv_runtime.text import load_text
 from worker_agent.config import AgentSettings
 from worker_agent.core.engine_findings import EngineArgsInvalid
 from worker_agent.core.engine_rules import Circumstances
-from worker_agent.engine_args import EngineArgsSources
+from worker_agent.engine_args import EngineArgsSources, installed_version
 from worker_agent.engine_choice import Chosen, chosen_engine, engine_text, made_engine, served_names
 from worker_agent.engines.simulated import SimulatedEngine
 from worker_agent.engines.trtllm import TensorRTLLMEngine
@@ -104,7 +104,7 @@ def test_the_role_the_model_and_logits_processors_of_the_settings_decide_the_eng
     sources = EngineArgsSources(override='{"max_num_tokens": 64}')
     made = chosen(
         TRTLLM,
-        "engine.model=/models/x",
+        "engine.model=models/x",
         "worker.role=decode",
         "trtllm.logits_processors={p: a.b:c}",
         sources=sources,
@@ -113,10 +113,49 @@ def test_the_role_the_model_and_logits_processors_of_the_settings_decide_the_eng
     assert made.args is not None
     assert (made.args.role, made.args.value("model"), made.args.value("skip_tokenizer_init")) == (
         "decode",
-        "/models/x",
+        "models/x",
         False,
     )
     assert (made.polls_events, made.has_statistics, made.event_buffer) == (True, False, 100_000)
+
+
+def test_a_model_is_a_directory_with_its_configuration_or_a_name_on_the_hub(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    file.touch()
+    expected = r"--model: model: expected a directory with config\.json, or a name on the hub \(org/name\), found "
+    for model, found in (
+        ("/no/where", "'/no/where', a path that does not exist"),
+        ("./model", "'./model', a path that does not exist"),
+        ("a/b/c", "'a/b/c', a path that does not exist"),
+        (str(tmp_path), "a directory without config.json"),
+        (str(file), "a file"),
+    ):
+        with pytest.raises(EngineArgsInvalid, match=expected) as error:
+            chosen(TRTLLM, f"engine.model={model}")
+        assert str(error.value).endswith(found)
+    (tmp_path / "config.json").touch()
+    for model in (str(tmp_path), "org/model-1.5_b", "gpt2"):
+        assert chosen(TRTLLM, f"engine.model={model}").model == model
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("__version__ = '1.4.0rc1'\n", "version 1.4.0rc1"), ("x = 1\n", "version unknown")],
+)
+def test_an_installed_engine_of_another_version_is_refused_before_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, found: str
+) -> None:
+    package = tmp_path / "tensorrt_llm"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "version.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert installed_version() == found.removeprefix("version ")
+    with pytest.raises(
+        EngineArgsInvalid, match=rf"tensorrt_llm: expected 1\.3\.0rc0 or later, below 1\.4, found {found}"
+    ):
+        chosen(TRTLLM)
+    assert chosen(TRTLLM, allows_unknown=True).args is not None
 
 
 def test_what_is_polled_follows_from_arguments_and_role() -> None:
@@ -164,9 +203,9 @@ def test_adapters_need_their_weights_and_an_engine_that_loads_them(tmp_path: Pat
 
 
 def test_the_first_served_name_is_the_model_s_in_the_fleet() -> None:
-    plain, named = loaded(TRTLLM, "engine.model=/m"), loaded(TRTLLM, "engine.model=/m", "engine.served_names=[a, b]")
-    made = chosen(TRTLLM, "engine.model=/m")
-    assert (served_names(plain, made), served_names(named, made)) == (("/m",), ("a", "b"))
+    plain, named = loaded(TRTLLM, "engine.model=m"), loaded(TRTLLM, "engine.model=m", "engine.served_names=[a, b]")
+    made = chosen(TRTLLM, "engine.model=m")
+    assert (served_names(plain, made), served_names(named, made)) == (("m",), ("a", "b"))
     assert served_names(plain, chosen(TRTLLM)) == ("TinyLlama/TinyLlama-1.1B-Chat-v1.0",)
 
 
@@ -193,7 +232,7 @@ def test_no_request_fits_an_encoder() -> None:
 
 def test_the_text_is_the_model_s_unless_another_is_named() -> None:
     assert engine_text(loaded(), chosen()).tokenizer_digest == load_text("byte").tokenizer_digest
-    with pytest.raises(Exception, match="model: found '/nowhere', allowed 'byte' or a local directory"):
-        engine_text(loaded(TRTLLM, "engine.model=/nowhere"), chosen(TRTLLM, "engine.model=/nowhere"))
-    named = loaded(TRTLLM, "engine.model=/nowhere", "engine.text=byte")
-    assert engine_text(named, chosen(TRTLLM, "engine.model=/nowhere")).bos_id is None
+    with pytest.raises(Exception, match="model: found 'no/where', allowed 'byte' or a local directory"):
+        engine_text(loaded(TRTLLM, "engine.model=no/where"), chosen(TRTLLM, "engine.model=no/where"))
+    named = loaded(TRTLLM, "engine.model=no/where", "engine.text=byte")
+    assert engine_text(named, chosen(TRTLLM, "engine.model=no/where")).bos_id is None

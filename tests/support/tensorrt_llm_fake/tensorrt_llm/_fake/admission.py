@@ -15,6 +15,8 @@ from .engine import STATE, state_of
 from .media import MediaItem, keys_between
 from .requests import Request, Response
 
+OVERLAP_CANDIDATE = 1
+"""The candidate of 1.3.0 from which context-only requests go with the overlap scheduler: PR #10755."""
 Built = tuple[Request, Any]
 
 
@@ -97,6 +99,8 @@ def _refused(args: Any, request: Request, room: int) -> str | None:
     transceiver = args.cache_transceiver_config
     if transceiver is None or transceiver.backend is None:
         return f"A {request.kind} request needs cache_transceiver_config.backend."
+    if request.kind == "context_only" and control.is_before(OVERLAP_CANDIDATE) and not args.disable_overlap_scheduler:
+        return "Context only requests are not supported in pytorch backend when overlap is enabled."
     if request.kind == "generation_only":
         return _refused_state(request)
     return None

@@ -19,11 +19,16 @@
 | `uuid_keys = True` | media items without a UUID get one, so that V1 events name it in place of a digest |
 | `context_finish_reason` | what a context-only request says that has not ended: `not_finished`, or `length` |
 | `heard` | of each request so far: its trace headers, and its conversation |
+| `model_defaults` | what the model prefers to the engine's defaults, as nested maps: it counts where nothing is set |
+| `version` | the version that the engine behaves as, where versions differ (`docs/TENSORRT_LLM.md`, "Versions") |
 | `complete_transfers()` | all KV blocks that wait for a generation worker are gone, as after its transfer |
 
 Processes that a test starts are told by the variable `TENSORRT_LLM_FAKE`: a JSON map of `gpus`, `die_at_iteration`,
-`start_failure` (a text), `uuid_keys`, `context_finish_reason`, and of `model` with fields of `ModelFacts`.
+`start_failure` (a text), `uuid_keys`, `context_finish_reason`, `model_defaults`, `version`, and of `model` with fields
+of `ModelFacts`.
 """
+
+# ruff: noqa: TID252  by its own name mypy would look for the real package
 
 import json
 import os
@@ -32,6 +37,8 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
+
+from ..version import __version__
 
 VARIABLE = "TENSORRT_LLM_FAKE"
 Poll = Literal["kv_events", "stats"]
@@ -83,6 +90,8 @@ class Control:
             self.start_failure: Exception | None = None if failure is None else RuntimeError(failure)
             self.uuid_keys = bool(told.get("uuid_keys", False))
             self.context_finish_reason = str(told.get("context_finish_reason", "not_finished"))
+            self.model_defaults: dict[str, Any] = told.get("model_defaults", {})
+            self.version = str(told.get("version", __version__))
             self.polls_raise = True
             self._allowed: int | None = None
             self._start_delayed = False
@@ -98,6 +107,11 @@ class Control:
             self._tensors: dict[str, int] = {}
             self.heard: list[tuple[dict[str, str], str | None]] = []
             self._changed.notify_all()
+
+    def is_before(self, candidate: int) -> bool:
+        """Return whether `version` is a release candidate of 1.3.0 below this number."""
+        name, _, number = self.version.partition("1.3.0rc")
+        return not name and int(number.partition(".")[0]) < candidate
 
     # ---------------------------------------------------------------------------------- asked by tests
     @property

@@ -21,6 +21,7 @@ from typing import Any
 
 from .._fake.control import control
 from .._fake.engine import Engine
+from .._fake.model_defaults import with_model_defaults
 from .._fake.requests import Request
 from .._fake.streaming import Streams
 from ..logger import logger
@@ -58,6 +59,7 @@ class GenerationExecutor:
         self._iter_kv_events_result: IterationResult | None = None
         self._iter_stats_result: IterationResult | None = None
         self._is_dirty, self._has_progress = False, True
+        args = with_model_defaults(args, control.model_defaults)  # in the worker: `LLM.args` does not show them
         self._engine = Engine(args, self._wake, encoder_only=encoder_only)
         control.await_start()
         self._streams = Streams.of(args.kv_cache_config, len(self._engine.ranks))

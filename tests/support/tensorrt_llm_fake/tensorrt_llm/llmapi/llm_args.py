@@ -50,6 +50,20 @@ __all__ = [
 
 Opaque = Any
 NORMALISED = ("max_batch_size", "max_input_len", "max_beam_width", "max_num_tokens")
+PRESETS_CANDIDATE = 12
+"""PR #12626 was merged on 2026-04-13, between the candidates 11 and 13 of 1.3.0: an assumption."""
+PRESETS = {
+    "lmcache": {
+        "connector_module": "lmcache.integration.tensorrt_llm.tensorrt_adapter",
+        "connector_scheduler_class": "LMCacheKvConnectorScheduler",
+        "connector_worker_class": "LMCacheKvConnectorWorker",
+    },
+    "kvbm": {
+        "connector_module": "kvbm.trtllm_integration.connector",
+        "connector_scheduler_class": "DynamoKVBMConnectorLeader",
+        "connector_worker_class": "DynamoKVBMConnectorWorker",
+    },
+}
 CONVERTED = {"kv_cache_config": KvCacheConfig}
 
 
@@ -144,8 +158,8 @@ class MoeConfig(StrictBaseModel):
     """Mixture of experts."""
 
     backend: Literal[
-        "AUTO", "CUTLASS", "CUTEDSL", "WIDEEP", "TRTLLM", "DEEPGEMM", "DENSEGEMM", "VANILLA", "TRITON", "MARLIN",
-        "MEGAMOE_DEEPGEMM",
+        "AUTO", "CUTLASS", "CUTEDSL", "TRTLLM", "DEEPGEMM", "DENSEGEMM", "VANILLA", "TRITON", "MARLIN",
+        "MEGAMOE_DEEPGEMM", "MEGAMOE_CUTEDSL",
     ] = "AUTO"  # fmt: skip
     max_num_tokens: int | None = None
     load_balancer: Opaque = None
@@ -165,12 +179,27 @@ class TorchCompileConfig(StrictBaseModel):
 
 
 class KvCacheConnectorConfig(StrictBaseModel):
-    """A second owner of KV blocks: by name, or by module and classes."""
+    """A second owner of KV blocks: by name, or by module and classes. Older versions know no names."""
 
     connector: str | None = None
     connector_module: str | None = None
     connector_scheduler_class: str | None = None
     connector_worker_class: str | None = None
+
+    @validator(mode="after")
+    def _resolve_preset(self) -> Self:
+        if self.connector is not None:
+            if control.is_before(PRESETS_CANDIDATE):
+                raise ValueError("connector: Extra inputs are not permitted")
+            if self.connector not in PRESETS:
+                raise ValueError(f"Unknown connector preset: {self.connector!r}. Known presets: {list(PRESETS)}")
+            for name, value in PRESETS[self.connector].items():
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, value)
+        for name in ("connector_module", "connector_scheduler_class", "connector_worker_class"):
+            if getattr(self, name) is None:
+                raise ValueError(f"{name} is required")
+        return self
 
 
 class ParallelConfig:

@@ -1,0 +1,88 @@
+"""TensorRT-LLM's engine over the fake package, where its versions and its models' defaults differ."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from kv_runtime.clock import SystemClock
+from tests.contract.engines import outputs, request
+from tests.support.trtllm import Fake, trtllm
+from worker_agent.core.engine import EngineError
+from worker_agent.core.engine_args import effective_args
+from worker_agent.core.engine_layers import Layer
+from worker_agent.core.engine_rules import Circumstances, flag_layer
+from worker_agent.engines.trtllm import TensorRTLLMEngine
+from worker_agent.engines.trtllm_settings import TrtllmSettings
+
+__all__ = ["trtllm"]
+
+TRANSCEIVER = {"cache_transceiver_config": {"backend": "NIXL", "max_tokens_in_buffer": 8192}}
+QUICK = TrtllmSettings(transfer_s=0.1)
+MODEL_BLOCK = 64
+
+
+def engine(values: dict[str, Any] | None = None, **circumstances: Any) -> TensorRTLLMEngine:
+    around = Circumstances(**circumstances)
+    file = Layer(name="file", values={"max_seq_len": 200, **(values or {})}, place="engine.yaml")
+    args = effective_args([flag_layer({}, around), file], around)
+    return TensorRTLLMEngine(args, SystemClock(), model="m", settings=QUICK)
+
+
+async def block_size_of(started: TensorRTLLMEngine) -> int:
+    await started.start()
+    try:
+        return started.describe().block_size
+    finally:
+        await started.stop(0.0)
+
+
+@pytest.mark.asyncio
+async def test_a_model_s_own_defaults_hold_for_what_nobody_sets(trtllm: Fake) -> None:
+    trtllm.control.model_defaults = {"kv_cache_config": {"tokens_per_block": MODEL_BLOCK}}
+    assert await block_size_of(engine()) == MODEL_BLOCK
+    assert await block_size_of(engine({"kv_cache_config": {"tokens_per_block": 16}})) == 16
+
+
+@pytest.mark.asyncio
+async def test_the_block_size_is_never_guessed(trtllm: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(trtllm.submodule("llmapi.llm").BaseLLM, "get_kv_cache_capacity")
+    with pytest.raises(EngineError, match=r"tokens_per_block: found none, and the engine does not state it"):
+        await block_size_of(engine())
+    assert await block_size_of(engine({"kv_cache_config": {"tokens_per_block": 16}})) == 16
+    assert trtllm.control.executors == []
+
+
+@pytest.mark.asyncio
+async def test_the_oldest_version_computes_contexts_on_a_prefill_worker(trtllm: Fake) -> None:
+    trtllm.control.version = "1.3.0rc0"
+    prefill = engine(TRANSCEIVER, role="prefill", engine_version="1.3.0rc0")
+    await prefill.start()
+    (handed,) = await outputs(prefill, request("a"))
+    assert handed.handoff is not None
+    await prefill.stop(0.0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("version", ["1.3.0rc0", "1.3.0rc29"])
+async def test_every_version_takes_the_connector_kvbm(trtllm: Fake, version: str) -> None:
+    trtllm.control.version = version
+    assert await block_size_of(engine(connector="kvbm", engine_version=version)) == 32
+
+
+@pytest.mark.asyncio
+@pytest.mark.usefixtures("trtllm")
+async def test_a_handoff_s_newer_keys_reach_an_engine_that_knows_them_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    prefill = engine(TRANSCEIVER, role="prefill")
+    decode = engine(TRANSCEIVER, role="decode")
+    await prefill.start()
+    await decode.start()
+    for name in ("a", "b"):
+        (handed,) = await outputs(prefill, request(name))
+        assert handed.handoff is not None
+        newer = replace(handed.handoff, others={"newer": 1})
+        answer = await outputs(decode, request(name, handoff=newer))
+        assert answer[-1].finish_reason == "length"
+    assert capfd.readouterr().out.count("handoff_keys_dropped") == 1
+    await decode.stop(0.0)
+    await prefill.stop(0.0)
