@@ -85,7 +85,7 @@ $(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcar
 	@echo "setting up $(VENV) (about a minute) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --upgrade -c constraints.txt pip
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(PIP) install -c constraints.txt -e '.[router,embedded,bench,dev]'
 	@touch $@
 
 # A source distribution, and from it a wheel, both as pip makes them: isolated, in an environment that has nothing. It is installed
@@ -96,7 +96,7 @@ $(WHEEL)/.ready: $(READY) $(wildcard kv_*/*.py indexer/*.py indexer/*/*.py route
 	@$(WHEEL)/builder/bin/pip --disable-pip-version-check --quiet install build
 	@$(WHEEL)/builder/bin/python -m build --outdir $(WHEEL) . > $(WHEEL)/build.log 2>&1 || { tail -40 $(WHEEL)/build.log; exit 1; }
 	@$(PYTHON) -m venv --without-pip $(WHEEL)/env
-	@$(PIP) --python $(WHEEL)/env/bin/python install -c constraints.txt $(WHEEL)/*.whl
+	@$(PIP) --python $(WHEEL)/env/bin/python install -c constraints.txt "$$(echo $(WHEEL)/*.whl)[router,embedded,bench]"
 	@cd $(WHEEL) && env/bin/python -m indexer.native && env/bin/python -m router.compiled compiled
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(WHEEL)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"

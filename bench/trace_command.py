@@ -1,6 +1,7 @@
 """`router bench trace`: routing quality on a trace, in virtual time."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +26,20 @@ _WIDTH = 150
 _DEFAULT = SyntheticShape()
 
 
-class _List(click.ParamType[tuple[float, ...]]):
-    """Numbers between commas, none below `least`, each once."""
+def _list(number: type[int] | type[float], least: float, *, above: bool = False) -> Callable[[str], tuple[float, ...]]:
+    """Return what reads numbers between commas, none below `least`, each once."""
 
-    name = "numbers"
-
-    def __init__(self, number: type[int] | type[float], least: float, *, above: bool = False) -> None:
-        self._number = number
-        self._least = least
-        self._above = above
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:  # noqa: ANN401 - click's own
-        if isinstance(value, tuple):
-            return value
+    def numbers(value: str) -> tuple[float, ...]:
         try:
-            numbers = tuple(self._number(each) for each in str(value).split(","))
+            found = tuple(number(each) for each in value.split(","))
         except ValueError as error:
-            self.fail(f"found {value!r}, allowed {self._number.__name__}s between commas ({error})", param, ctx)
+            raise ValueError(f"found {value!r}, allowed {number.__name__}s between commas ({error})") from error
         # a NaN is neither
-        if not all(each > self._least or (each == self._least and not self._above) for each in numbers):
-            self.fail(
-                f"found {value!r}, allowed {'more than' if self._above else 'at least'} {self._least:g}", param, ctx
-            )
-        return tuple(dict.fromkeys(numbers))
+        if not all(each > least or (each == least and not above) for each in found):
+            raise ValueError(f"found {value!r}, allowed {'more than' if above else 'at least'} {least:g}")
+        return tuple(dict.fromkeys(found))
+
+    return numbers
 
 
 def _modes(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -86,11 +78,11 @@ def _cost(_context: click.Context, _parameter: click.Parameter, value: tuple[str
     default="recorded",
     help="spread: those of one moment at random up to the next, for a trace with a coarse clock",
 )
-@click.option("--workers", type=_List(int, 1), default="4,8,16", help="fleet sizes")
-@click.option("--rates", type=_List(float, 0, above=True), default="0.5,1,2", help="speeds of arrival; 1: as recorded")
+@click.option("--workers", type=_list(int, 1), default="4,8,16", help="fleet sizes")
+@click.option("--rates", type=_list(float, 0, above=True), default="0.5,1,2", help="speeds of arrival; 1: as recorded")
 @click.option("--modes", callback=_modes, default="kv,round-robin", help="how the router chooses")
-@click.option("--lag-ms", type=_List(float, 0), default="5,0,50,500", help="from engine to index; grid at the first")
-@click.option("--timing-scale", type=_List(float, 0, above=True), default="1", help="engines so many times as slow")
+@click.option("--lag-ms", type=_list(float, 0), default="5,0,50,500", help="from engine to index; grid at the first")
+@click.option("--timing-scale", type=_list(float, 0, above=True), default="1", help="engines so many times as slow")
 @click.option("--control/--no-control", default=True, help="also play the middle cell with nothing shared")
 @click.option("--kv-tokens", type=click.IntRange(min=1), default=700_000, help="KV cache of one worker")
 @click.option("--block-size", type=click.Choice(_SIZES), default="512", help="tokens; smaller is slower")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+import indexer.required  # noqa: F401  before numpy is imported
 from indexer.commands.at import at
 from indexer.commands.dump import dump
 from indexer.commands.tail import tail
@@ -17,6 +18,7 @@ from kv_runtime.acceptor import PortUsed
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, config_options, load_settings, render
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
+from kv_runtime.extras import require
 from kv_runtime.http import HttpServer
 from kv_runtime.nats_server import NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
@@ -80,6 +82,7 @@ def check_capture(file: Path, as_json: bool, chaos: int | None) -> None:
     must be the same. The exit code is 0 when the capture was read through, whatever the figures; 2 when FILE is no
     capture; 1 for other trouble.
     """  # noqa: D301  (click reads the character, not its name)
+    require("bench", "indexer", "check-capture")
     from bench.capture import CaptureUnreadable, load_capture
     from bench.capture_pipe import CheckFailed
     from bench.check_capture import print_check

@@ -1,5 +1,5 @@
 """What every process needs, a closed list (one more module needs a decision record).
 
-supervision of tasks and threads, clock, telemetry, configuration, embedded nats-server, event log client, control-plane
-HTTP, text.
+supervision of tasks and threads, clock, telemetry, configuration, extras, embedded nats-server, event log client,
+control-plane HTTP, text.
 """

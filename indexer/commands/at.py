@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from indexer import wall_time
-from indexer.commands.options import HASHES, RANK, Typed, connected, run_to_end, with_settings
+from indexer.commands.options import connected, read_hashes, read_rank, run_to_end, with_settings
 from indexer.config import IndexerSettings
 from indexer.core.fold import IndexFold, RankView
 from indexer.core.log_lines import short
@@ -49,11 +49,30 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 @click.command()
 @with_settings
 @click.option("--seq", type=click.IntRange(1), help="after this message of the log")
-@click.option("--time", "time_ns", type=Typed("seconds ago|ISO", _read_time),
+@click.option("--time", "time_ns", type=_read_time, metavar="AGO|ISO",
               help="after the last message of that time: seconds ago, or as 2026-11-21T22:10:00Z")  # fmt: skip
-@click.option("--rank", "ranks", type=RANK, multiple=True, help="only this worker rank; several may be named")
-@click.option("--overlap", type=HASHES, help="a prompt's sequence hashes, in order: who held how much of it")
-@click.option("--prefix", "prefixes", type=HASHES, multiple=True, help="blocks: who held each, and what lay behind it")
+@click.option(
+    "--rank",
+    "ranks",
+    type=read_rank,
+    metavar="WORKER/RANK",
+    multiple=True,
+    help="only this worker rank; several may be named",
+)
+@click.option(
+    "--overlap",
+    type=read_hashes,
+    metavar="H1,H2,...|FILE",
+    help="a prompt's sequence hashes, in order: who held how much of it",
+)
+@click.option(
+    "--prefix",
+    "prefixes",
+    type=read_hashes,
+    metavar="H1,H2,...|FILE",
+    multiple=True,
+    help="blocks: who held each, and what lay behind it",
+)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object")
 def at(
     *,

@@ -163,20 +163,6 @@ def read_hashes(text: str) -> list[int]:
     return [int(word, 0) for word in words]
 
 
-class Typed(click.ParamType[object]):
-    """A parameter that `read` reads from a word, raising `ValueError` with what was found and what is allowed."""
-
-    def __init__(self, name: str, read: Callable[[str], object]) -> None:
-        self.name, self._read = name, read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401 - as click has it
-        """Return what is meant by a word."""
-        try:
-            return self._read(value) if isinstance(value, str) else value
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
 class Seconds(click.FloatRange):
     """A number of seconds within bounds; not a number is none."""
 
@@ -189,7 +175,3 @@ class Seconds(click.FloatRange):
         if not is_number:
             self.fail(f"found {value!r}, allowed {self.min:g}..{self.max:g}", param, ctx)
         return float(super().convert(value, param, ctx))
-
-
-RANK = Typed("worker/dp_rank", read_rank)
-HASHES = Typed("h1,h2,...|file", read_hashes)

@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from indexer import log_tail, wall_time
-from indexer.commands.options import RANK, Seconds, connected, with_settings
+from indexer.commands.options import Seconds, connected, read_rank, with_settings
 from indexer.config import IndexerSettings
 from indexer.core.log_lines import Line, text
 from indexer.log_tail import LogTail, Start, Wanted
@@ -21,7 +21,12 @@ _DRAIN_S = 5.0
 
 @click.command()
 @with_settings
-@click.option("--rank", type=RANK, help="only this worker rank, as w0/0, and its worker's fleet events")
+@click.option(
+    "--rank",
+    type=read_rank,
+    metavar="WORKER/RANK",
+    help="only this worker rank, as w0/0, and its worker's fleet events",
+)
 @click.option("--model", help="only the ranks of this model")
 @click.option("--from-seq", type=click.IntRange(1), help="begin with this message of the events")
 @click.option("--since", type=Seconds(0, 1e9), metavar="SECONDS", help="begin so many seconds ago")

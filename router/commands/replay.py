@@ -17,17 +17,13 @@ from router.policy_loader import load_modes
 _SHOWN_MAX = 20
 
 
-class _Moment(click.ParamType[int]):
-    """A time, in nanoseconds since 1970; without a time zone, UTC."""
-
-    name = "ISO"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            found = datetime.fromisoformat(value)
-        except ValueError:
-            self.fail(f"found {value!r}, allowed a time as 2026-11-21T22:10:00Z", param, ctx)
-        return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1e9)
+def _moment(value: str) -> int:
+    """Return the time in nanoseconds since 1970; without a time zone it is UTC."""
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError as error:
+        raise ValueError(f"found {value!r}, allowed a time as 2026-11-21T22:10:00Z") from error
+    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1e9)
 
 
 @click.command()
@@ -35,7 +31,7 @@ class _Moment(click.ParamType[int]):
 @click.option("--mode", help="another mode: whom would it have chosen?")
 @click.option("--all", "show_all", is_flag=True, help=f"print every difference and loss, not the first {_SHOWN_MAX}")
 @click.option("--from-seq", type=click.IntRange(1), help="read from this message of the stream KV_JOURNAL on")
-@click.option("--from", "from_ns", type=_Moment(), help="read from this time on, as 2026-11-21T22:10:00Z")
+@click.option("--from", "from_ns", type=_moment, metavar="ISO", help="read from this time on, as 2026-11-21T22:10:00Z")
 def replay(
     *,
     settings: RouterSettings,

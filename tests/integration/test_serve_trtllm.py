@@ -146,7 +146,8 @@ async def test_without_the_package_the_extra_is_named(broker: Broker) -> None:
     async with asyncio.TaskGroup() as group:
         await agent.start(group)
         assert await agent.exit_code() == 1
-    assert "this engine needs the extra kv-router[trtllm]" in agent.output
+    needed = "worker-agent: the engine trtllm needs kv-router[trtllm]: pip install 'kv-router[trtllm]'"
+    assert needed in agent.output.splitlines()
 
 
 @pytest.mark.asyncio

@@ -89,7 +89,7 @@ async def test_without_the_package_the_extra_is_named(trtllm: Fake, monkeypatch:
     monkeypatch.setattr("sys.path", [])
     for name in _imported():
         monkeypatch.delitem(__import__("sys").modules, name)
-    with pytest.raises(EngineError, match=r"not installed: this engine needs the extra kv-router\[trtllm\]"):
+    with pytest.raises(EngineError, match=r"the engine trtllm needs kv-router\[trtllm\]: pip install"):
         await trtllm_engine().start()
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from kv_runtime.extras import DISTRIBUTION, install_command
 from worker_agent.core.engine import EngineError
 from worker_agent.core.engine_args import EngineArgs, config_classes
 from worker_agent.core.sampling import TokenLogprob
@@ -29,7 +30,7 @@ from worker_agent.engines.trtllm_errors import LibraryErrors
 from worker_agent.engines.trtllm_settings import LoraAdapter
 from worker_agent.engines.trtllm_tensors import bias_of, file_of, image_of, tensor_of
 
-EXTRA = "kv-router[trtllm]"
+EXTRA = "trtllm"
 _DROPPED_MAX = 64
 """Names of dropped handoff keys that are logged, each once."""
 _log = structlog.get_logger("trtllm")
@@ -58,7 +59,7 @@ class Library:
         except ModuleNotFoundError as error:
             if error.name != "tensorrt_llm":
                 raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
-            raise EngineError(f"tensorrt_llm is not installed: this engine needs the extra {EXTRA}") from error
+            raise EngineError(f"the engine trtllm needs {DISTRIBUTION}[{EXTRA}]: {install_command(EXTRA)}") from error
         except (ImportError, OSError, RuntimeError) as error:  # a CUDA library that is not there, or does not fit
             raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
         self.version = str(tensorrt_llm.__version__)

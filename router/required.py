@@ -1,0 +1,5 @@
+"""Imported before anything that needs the extra `router`: without it the process ends with one sentence."""
+
+from kv_runtime.extras import require
+
+require("router", "router", "the router")

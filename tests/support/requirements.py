@@ -1,0 +1,107 @@
+"""What pyproject.toml requires, by extra; environments that have exactly that; the oldest releases that are allowed.
+
+`python -m tests.support.requirements [EXTRA ...]` prints the floors as pins.
+"""
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import NormalizedName, canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+OURS = ("kv_protocol", "kv_runtime", "worker_agent", "indexer", "router")
+"""Top-level packages of a wheel."""
+
+
+def declared(*extras: str) -> list[Requirement]:
+    """Return what the distribution requires with these extras, and with those that they include."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    found = [Requirement(each) for each in project["dependencies"]]
+    waiting = list(extras)
+    while waiting:
+        for each in map(Requirement, project["optional-dependencies"][waiting.pop()]):
+            if each.name == project["name"]:
+                waiting.extend(each.extras)
+            else:
+                found.append(each)
+    return found
+
+
+def floors(*extras: str) -> list[str]:
+    """Return a pin of each requirement to the oldest release that its range allows.
+
+    Raises:
+        ValueError: a requirement has no floor.
+    """
+    return [f"{each.name}=={_floor(each)}" for each in declared(*extras)]
+
+
+def _floor(requirement: Requirement) -> str:
+    for each in requirement.specifier:
+        if each.operator in {">=", "=="}:
+            return each.version
+    raise ValueError(f"{requirement}: no floor")
+
+
+def closure(*extras: str) -> set[NormalizedName]:
+    """Return the distributions that pip installs beside ours with these extras, as far as they are installed here."""
+    found: set[NormalizedName] = set()
+    waiting = [(canonicalize_name(each.name), each.extras) for each in declared(*extras)]
+    while waiting:
+        name, wanted = waiting.pop()
+        if name in found or (distribution := _installed(name)) is None:
+            continue
+        found.add(name)
+        for line in distribution.requires or ():
+            each = Requirement(line)
+            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *wanted)):
+                waiting.append((canonicalize_name(each.name), each.extras))
+    return found
+
+
+def lay_out(directory: Path, *extras: str) -> None:
+    """Make `directory` what site-packages is after `pip install 'kv-router[extras]'`: links, and our own metadata."""
+    for package in OURS:
+        (directory / package).symlink_to(ROOT / package)
+    for name in closure(*extras):
+        for entry in _top_level(metadata.distribution(name)):
+            (directory / entry.name).symlink_to(entry)
+    info = directory / "kv_router-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("\n".join(("Metadata-Version: 2.1", "Name: kv-router", "Version: 0", *_requires())))
+
+
+def _top_level(distribution: metadata.Distribution) -> set[Path]:
+    root = Path(str(distribution.locate_file("")))
+    names = {file.parts[0] for file in distribution.files or ()}
+    return {root / name for name in names if name not in {"..", "__pycache__"} and (root / name).exists()}
+
+
+def _requires() -> Iterator[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    yield from (f"Requires-Dist: {each}" for each in project["dependencies"])
+    for extra, requirements in project["optional-dependencies"].items():
+        yield f"Provides-Extra: {extra}"
+        yield from (f"Requires-Dist: {_for_extra(Requirement(each), extra)}" for each in requirements)
+
+
+def _for_extra(requirement: Requirement, extra: str) -> str:
+    marker = f'extra == "{extra}"'
+    requirement_marker = f"({requirement.marker}) and {marker}" if requirement.marker else marker
+    requirement.marker = None
+    return f"{requirement}; {requirement_marker}"
+
+
+def _installed(name: str) -> metadata.Distribution | None:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+if __name__ == "__main__":
+    sys.stdout.write("\n".join(floors(*sys.argv[1:])) + "\n")
