@@ -26,7 +26,7 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -118,9 +118,14 @@ class Text(ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; special and unknown ids have none, broken UTF-8 becomes U+FFFD."""
 
+    def detokenizer(self, shown: Collection[str] = ()) -> Detokenizer:
+        """Return a new detokenizer for one answer. Special tokens named in `shown` are text there: their names."""
+        names = {self.special_ids[name]: name for name in shown if name in self.special_ids}
+        return _SpecialsShown(self._detokenizer(), names) if names else self._detokenizer()
+
     @abstractmethod
-    def detokenizer(self) -> Detokenizer:
-        """Return a new detokenizer for one answer."""
+    def _detokenizer(self) -> Detokenizer:
+        """Return a new detokenizer for one answer, which shows no special token."""
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes | None:
@@ -190,8 +195,7 @@ class ByteText(Text):
         """Return the text of those ids that are bytes."""
         return _bytes_of(ids).decode(errors="replace")
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a new detokenizer for one answer."""
+    def _detokenizer(self) -> Detokenizer:
         return _ByteDetokenizer()
 
     def token_bytes(self, token_id: int) -> bytes | None:
@@ -250,8 +254,7 @@ class TokenizerText(Text):
         """Return the text of `ids` without special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a new detokenizer for one answer."""
+    def _detokenizer(self) -> Detokenizer:
         return _PrefixDetokenizer(self._tokenizer, frozenset(self.special_ids.values()))
 
     def token_bytes(self, token_id: int) -> bytes | None:
@@ -274,6 +277,23 @@ class _ByteDetokenizer:
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+
+class _SpecialsShown:
+    """Shows some special tokens by their names. Behind one the text begins anew, as decoders begin one."""
+
+    def __init__(self, inner: Detokenizer, names: Mapping[int, str]) -> None:
+        self._inner, self._names = inner, names
+
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join(self._push_one(token) for token in ids)
+
+    def flush(self) -> str:
+        return self._inner.flush()
+
+    def _push_one(self, token: int) -> str:
+        name = self._names.get(token)
+        return self._inner.push((token,)) if name is None else self._inner.flush() + name
 
 
 class _PrefixDetokenizer:

@@ -24,6 +24,7 @@ from worker_agent.core.engine_rules import Circumstances
 from worker_agent.engine_args import EngineArgsSources
 from worker_agent.engine_choice import chosen_engine
 from worker_agent.foreign_config import AttachSettings, ConsolidateSettings
+from worker_agent.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
 from worker_agent.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options, print_engine_args
 from worker_agent.serve import run_served
 
@@ -47,6 +48,8 @@ main.add_command(print_engine_args)
 @click.option("--model", "engine__model", help="the model's name; of trtllm its directory, or its name on the hub")
 @click.option("--served-name", "engine__served_names", multiple=True, help="a name that requests may use, any number")
 @click.option("--chat-template", "engine__chat_template", help="a Jinja file in place of the model's own template")
+@click.option("--tool-call-parser", "engine__tool_call_parser", help=f"{', '.join(TOOL_CALL_PARSERS)}; absent: none")
+@click.option("--reasoning-parser", "engine__reasoning_parser", help=f"{', '.join(REASONING_PARSERS)}; absent: none")
 @click.option("--role", "worker__role", help="phases that it serves: aggregated, prefill, decode, encode")
 @click.option("--endpoint", "worker__endpoint", help="its name: namespace.component.endpoint; absent: by its role")
 @click.option("--worker-id", "worker__id", help="unique name in the fleet")

@@ -19,11 +19,13 @@ from kv_protocol.body_limits import BodyLimits
 from kv_protocol.fleet import Role
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
 from kv_runtime.text import Text
+from worker_agent.answer_parsing import ENDINGS, AnswerParsing
 from worker_agent.bodies import DEFAULT_LIMITS
 from worker_agent.completions import Completions
 from worker_agent.core.request_rules import RequestRules
 from worker_agent.engines.port import Engine
 from worker_agent.in_flight import InFlight, Outcome
+from worker_agent.parsers.families import PLAIN, AnswerFormat
 from worker_agent.prompts import Prompts
 
 _BARRIER_S = 5.0
@@ -51,10 +53,19 @@ class AgentApi:
         role: Role = "aggregated",
         loras: tuple[str, ...] = (),
         body_limits: BodyLimits = DEFAULT_LIMITS,
+        answer_format: AnswerFormat = PLAIN,
     ) -> None:
         self._description = engine.describe()
         self._names = (*served_names, *loras)
-        rules = RequestRules(self._description, text, default_max_tokens=default_max_tokens, role=role, loras=loras)
+        self._parsing = AnswerParsing(answer_format, text)
+        rules = RequestRules(
+            self._description,
+            text,
+            default_max_tokens=default_max_tokens,
+            role=role,
+            loras=loras,
+            stop_tokens=self._parsing.stop_tokens,
+        )
         self._completions = Completions(
             engine,
             text,
@@ -65,6 +76,7 @@ class AgentApi:
             now_s=now_s,
             new_id=new_id,
             body_limits=body_limits,
+            parsing=self._parsing,
         )
         self._position, self._status, self._fault = position, status, fault
         self._in_flight = InFlight(inflight_requests_max)
@@ -73,6 +85,11 @@ class AgentApi:
     def requests_total(self) -> dict[str, int]:
         """How many requests have ended, by how."""
         return {outcome: self._in_flight.ended[outcome] for outcome in _OUTCOMES}
+
+    @property
+    def tool_calls_total(self) -> dict[str, int]:
+        """How many tool calls answers had, by whether they were closed."""
+        return {ending: self._parsing.tool_calls_total[ending] for ending in ENDINGS}
 
     @property
     def running(self) -> int:

@@ -36,6 +36,7 @@ from kv_protocol.openai_errors import BodyTooLarge, as_json
 from kv_runtime.chat_template import TextError
 from kv_runtime.http import error_body, error_response
 from kv_runtime.text import Text
+from worker_agent.answer_parsing import AnswerParsing
 from worker_agent.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, worked
 from worker_agent.core.answers import SSE_DONE, Answer, sse_error
 from worker_agent.core.engine import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
@@ -43,6 +44,7 @@ from worker_agent.core.request_rules import RequestRules
 from worker_agent.engines.port import Engine
 from worker_agent.generation import Generation
 from worker_agent.in_flight import Answered, Outcome
+from worker_agent.parsers.families import PLAIN
 from worker_agent.prompts import Prompts
 
 _RANK = re.compile("[0-9]{1,4}")
@@ -69,8 +71,9 @@ class Completions:
         now_s: Callable[[], float],
         new_id: Callable[[], str],
         body_limits: BodyLimits = DEFAULT_LIMITS,
+        parsing: AnswerParsing | None = None,
     ) -> None:
-        self._now_s = now_s
+        self._now_s, self._parsing = now_s, parsing or AnswerParsing(PLAIN, text)
         self._bodies = RequestBodies(body_limits)
         self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
         self._names, self._wall_ns, self._new_id = names, wall_ns, new_id
@@ -93,10 +96,8 @@ class Completions:
             before = await worked(read.is_large, lambda: self._rules.before(request))
             asked = await self._asked(http, read, before)
             answer = Answer(request, asked.request_id, self._wall_ns() // _NS_PER_S, self._text.token_bytes)
-            generation = Generation(self._engine, self._text, asked, request.stops, now_s=self._now_s, before=before)
-            if request.stream:
-                return await self._stream(http, generation, answer, include_usage=request.include_usage)
-            return await self._whole(generation, answer, asked)
+            generation = self._generation(request, asked, answer.id, before)
+            return await self._sent(http, request, generation, answer, asked)
         except BodyTooLarge as error:
             message, kind = str(error), "invalid_request_error"
             return error_response(413, message, kind, param=error.field, code="body_too_large"), "refused"
@@ -126,6 +127,31 @@ class Completions:
             before=before,
             conversation_id=_conversation(http),
             trace_headers={name: http.headers[name] for name in _TRACE_HEADERS if name in http.headers},
+        )
+
+    async def _sent(
+        self, http: web.Request, request: Request, generation: Generation, answer: Answer, asked: EngineRequest
+    ) -> Answered:
+        if request.stream:
+            answered = await self._stream(http, generation, answer, include_usage=request.include_usage)
+        else:
+            answered = await self._whole(generation, answer, asked)
+        self._parsing.count(generation.parsers)
+        return answered
+
+    def _generation(
+        self, request: Request, asked: EngineRequest, answer_id: str, before: tuple[int, ...]
+    ) -> Generation:
+        prompt = asked.prompt[: len(asked.prompt) - len(before)]
+        return Generation(
+            self._engine,
+            self._text,
+            asked,
+            request.stops,
+            now_s=self._now_s,
+            before=before,
+            shown_tokens=self._parsing.shown_tokens,
+            parser_of=self._parsing.parser_of(request, prompt, answer_id),
         )
 
     async def _whole(self, generation: Generation, answer: Answer, asked: EngineRequest) -> Answered:

@@ -16,6 +16,13 @@ from kv_runtime.hosts import HostName, HostNames, is_loopback
 from worker_agent.core.mirror import ENGINE
 from worker_agent.engines.simulated_config import KvTransferSection
 from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
+from worker_agent.parsers.families import (
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    AnswerFormat,
+    canonical_reasoning_parser,
+    canonical_tool_call_parser,
+)
 from worker_agent.publisher_config import PublisherSection
 from worker_agent.trtllm_config import TrtllmSection
 
@@ -26,7 +33,10 @@ SIMULATED = "sim-8b"
 _HOST_CHARACTERS_MAX = 48
 """Of the host's name in a worker id that is made up."""
 _NAME = Annotated[str, Field(min_length=1, max_length=256)]
-_OF_EVERY_ENGINE = {"kind", "model", "served_names", "text", "chat_template", "default_max_tokens"}
+_OF_EVERY_ENGINE = {
+    *("kind", "model", "served_names", "text", "chat_template", "default_max_tokens"),
+    *("tool_call_parser", "reasoning_parser"),
+}
 """What the section `engine` says of any engine; all else is the simulated one's."""
 _MARGIN_S = 5.0
 """For all that ends besides requests and engine: what was read of its events is put into the log."""
@@ -150,6 +160,16 @@ class EngineSection(Section):
         "", description="tokenizer and template: `byte`, or a local directory; empty: `byte`, of trtllm the model"
     )
     chat_template: str = Field("", description="a Jinja file in place of the directory's template; empty: that one")
+    tool_call_parser: str = Field(
+        "",
+        max_length=64,
+        description=f"how answers' tool calls are read: {', '.join(TOOL_CALL_PARSERS)}; empty: they stay text",
+    )
+    reasoning_parser: str = Field(
+        "",
+        max_length=64,
+        description=f"how answers' reasoning is told from content: {', '.join(REASONING_PARSERS)}; empty: it is not",
+    )
     block_size: int = Field(32, ge=1, le=4096, description="tokens in a KV block")
     total_kv_blocks: int = Field(8192, ge=2, le=10_000_000, description="KV blocks of a rank; more keeps more prefixes")
     max_num_seqs: int = Field(256, ge=1, le=65_536, description="requests decoded together")
@@ -170,6 +190,28 @@ class EngineSection(Section):
     seed: int = Field(0, ge=0, le=(1 << 64) - 1, description="of the simulated engine's tokens; equal in a fleet")
     speed: float = Field(1.0, gt=0, le=1000, description="simulated seconds a second; higher blurs measured latency")
     event_buffer_max_size: int = Field(100_000, ge=1, le=10_000_000, description="events kept until they are polled")
+    answer: str = Field(
+        "",
+        max_length=1 << 16,
+        description="what the simulated engine says to everything, for tests and demonstrations; empty: made-up words",
+    )
+
+    @field_validator("tool_call_parser")
+    @classmethod
+    def _known_tool_call_parser(cls, name: str) -> str:
+        canonical_tool_call_parser(name)
+        return name
+
+    @field_validator("reasoning_parser")
+    @classmethod
+    def _known_reasoning_parser(cls, name: str) -> str:
+        canonical_reasoning_parser(name)
+        return name
+
+    @property
+    def answer_format(self) -> AnswerFormat:
+        """The parsers."""
+        return AnswerFormat(self.tool_call_parser, self.reasoning_parser)
 
     @property
     def narrow_windows(self) -> tuple[int, ...]:
@@ -188,6 +230,7 @@ class EngineSection(Section):
         problems = [problem for is_broken, problem in rules if is_broken]
         if problems:
             raise ValueError("; ".join(problems))
+        _ = self.answer_format  # the parsers go together
         return self
 
 

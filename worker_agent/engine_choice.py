@@ -30,6 +30,7 @@ from worker_agent.core.engine_findings import EngineArgsInvalid, Finding
 from worker_agent.core.engine_rules import FLAGS, Circumstances
 from worker_agent.core.simulator.layout import CacheLayout
 from worker_agent.core.simulator.scheduler import Simulator
+from worker_agent.core.simulator.scripted import scripted
 from worker_agent.core.simulator.tokens import TokenSource
 from worker_agent.engine_args import EngineArgsSources, check_model, load_engine_args
 from worker_agent.engine_publishers import engine_publishers, is_streaming
@@ -155,14 +156,21 @@ def made_engine(settings: AgentSettings, chosen: Chosen, text: Text, clock: Cloc
     """Return the engine; raise `EngineError` for a logits processor that cannot be loaded."""
     name = served_names(settings, chosen)[0]
     if chosen.args is None:
-        simulated = _simulated(settings, name, clock)
+        simulated = _simulated(settings, name, text, clock)
         return Made(simulated, simulated, None)
     own = settings.trtllm.settings(text, settings.worker.role, settings.telemetry.log_level)
     trtllm = TensorRTLLMEngine(chosen.args, clock, model=name, settings=own)
     return Made(trtllm, None, trtllm)
 
 
-def _simulated(settings: AgentSettings, name: str, clock: Clock) -> SimulatedEngine:
+def _token_source(settings: AgentSettings, text: Text) -> TokenSource:
+    if not settings.engine.answer:
+        return TokenSource(seed=settings.engine.seed)
+    ids = text.encode(settings.engine.answer, add_special_tokens=False)
+    return scripted((*ids, *sorted(text.eos_ids)[:1]))
+
+
+def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> SimulatedEngine:
     engine = settings.engine
     description = EngineDescription(
         model=name,
@@ -183,7 +191,7 @@ def _simulated(settings: AgentSettings, name: str, clock: Clock) -> SimulatedEng
     )
     simulator = Simulator(
         description,
-        token_source=TokenSource(seed=engine.seed),
+        token_source=_token_source(settings, text),
         layout=layout,
         event_buffer_max_size=engine.event_buffer_max_size,
         role=settings.worker.role,

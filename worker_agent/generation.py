@@ -13,7 +13,7 @@ begins where that one's ended, and its usage is that of the whole. The ids of al
 `taken` are for whoever may have to go on with it in turn.
 """
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing
 from typing import Any
 
@@ -23,8 +23,10 @@ from kv_runtime.text import Text
 from worker_agent.core.answers import usage
 from worker_agent.core.choice_text import ChoiceText, Piece
 from worker_agent.core.engine import EngineError, EngineOutput, EngineRequest
-from worker_agent.core.sampling import TokenLogprobs
+from worker_agent.core.sampling import Sampling, TokenLogprobs
 from worker_agent.engines.port import Engine
+from worker_agent.parsers.answer import AnswerParser
+from worker_agent.parsers.events import joined
 
 
 class GenerationFailed(EngineError):
@@ -43,13 +45,15 @@ class Generation:
         *,
         now_s: Callable[[], float],
         before: tuple[int, ...] = (),
+        shown_tokens: Collection[str] = (),
+        parser_of: Callable[[int], AnswerParser | None] = lambda _: None,
     ) -> None:
-        """`now_s` reads a monotonic clock."""
+        """`now_s` reads a monotonic clock; `parser_of` makes a choice's parser, which sees `shown_tokens`."""
         self._now_s = now_s
         self._engine, self._asked, self._before = engine, asked, before
         sampling = asked.sampling
         self._choices = [
-            ChoiceText(choice, text.detokenizer(), stops, with_logprobs=sampling.logprobs is not None)
+            _choice_text(choice, text, stops, parser_of(choice), shown_tokens, sampling)
             for choice in range(sampling.choices)
         ]
         if before:
@@ -70,6 +74,11 @@ class Generation:
         return () if self._first is None else self._first.prompt_logprobs
 
     @property
+    def parsers(self) -> list[AnswerParser]:
+        """The parsers of all choices that have one."""
+        return [choice.parser for choice in self._choices if choice.parser is not None]
+
+    @property
     def decode_s(self) -> float:
         """How long ago the first token came; 0 where none did."""
         return 0.0 if self._first_s is None else self._now_s() - self._first_s
@@ -82,7 +91,8 @@ class Generation:
             RequestRefused, EngineStopped: as `Engine.generate`.
         """
         if not self._asked.max_tokens or self._choices[0].is_over:  # all was said but that it is all
-            yield Piece(finish_reason="stop" if self._choices[0].is_over else "length")
+            reason, parser = "stop" if self._choices[0].is_over else "length", self._choices[0].parser
+            yield Piece(finish_reason=reason if parser is None else parser.finish_reason(reason))
             return
         async with aclosing(self._engine.generate(self._asked)) as outputs:
             async for output in outputs:
@@ -120,10 +130,23 @@ class Generation:
         return self._choices[output.choice].push(output)
 
 
+def _choice_text(
+    choice: int,
+    text: Text,
+    stops: tuple[str, ...],
+    parser: AnswerParser | None,
+    shown_tokens: Collection[str],
+    sampling: Sampling,
+) -> ChoiceText:
+    detokenizer = text.detokenizer(shown_tokens if parser is not None else ())
+    return ChoiceText(choice, detokenizer, stops, with_logprobs=sampling.logprobs is not None, parser=parser)
+
+
 def _joined(pieces: list[Piece]) -> Piece:
     return msgspec.structs.replace(
         pieces[-1],
         text="".join(piece.text for piece in pieces),
+        events=None if pieces[-1].events is None else tuple(joined([e for p in pieces for e in p.events or ()])),
         places=tuple(place for piece in pieces for place in piece.places),
         finish_reason=next(piece.finish_reason for piece in pieces if piece.finish_reason is not None),
         handoff=next((piece.handoff for piece in pieces if piece.handoff is not None), None),

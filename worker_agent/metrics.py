@@ -71,6 +71,9 @@ class AgentMetrics:
         outcomes = self._api.requests_total.items()
         samples = [((self._worker, outcome), float(count)) for outcome, count in outcomes]
         yield counter("agent_requests", "Requests by outcome", ("worker", "outcome"), samples)
+        calls = [((self._worker, ending), float(count)) for ending, count in self._api.tool_calls_total.items()]
+        meaning = "Tool calls in answers, by whether the answer closed them"
+        yield counter("agent_tool_calls", meaning, ("worker", "ending"), calls)
         yield gauge(
             "agent_inflight_requests", "Requests being served", ("worker",), [((self._worker,), self._api.running)]
         )

@@ -216,6 +216,7 @@ def _api(worker: _Worker, idle: Canary | None) -> AgentApi:
         role=settings.worker.role,
         loras=tuple(settings.trtllm.loras),
         body_limits=settings.worker.body_limits(),
+        answer_format=settings.engine.answer_format,
     )
 
 

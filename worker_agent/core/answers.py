@@ -7,6 +7,8 @@
     a prefill worker     disaggregated_params, in the chunk with the finish reason; and the answer, or that chunk,
                          prompt_token_ids, where the engine computed another prompt than it was asked
 
+Where the worker has parsers, message and delta are those of `answer_events.py`.
+
 A stream of n choices opens with each one's role, and closes each with its reason; all carry their index. An answer
 that another worker began has that one's name, and does not open again.
 Source: the OpenAI interface; `disaggregated_params`, `prompt_token_ids`: NVIDIA/TensorRT-LLM,
@@ -19,10 +21,12 @@ from typing import Any
 import msgspec
 
 from kv_protocol.openai import ChatRequest, Request
+from worker_agent.core.answer_events import delta_of, message_of
 from worker_agent.core.answer_logprobs import TokenBytes, chat_logprobs, completion_logprobs, prompt_logprobs
 from worker_agent.core.choice_text import Piece
 from worker_agent.core.disaggregated import Handoff, handoff_keys, without_media
 from worker_agent.core.sampling import TokenLogprobs
+from worker_agent.parsers.events import ContentDelta
 
 SSE_DONE = b"data: [DONE]\n\n"
 
@@ -38,6 +42,11 @@ class Answer:
         name = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request_id}" if before is None else before.id
         self._head = {"id": name, "created": created if before is None else before.created, "model": request.model}
 
+    @property
+    def id(self) -> str:
+        """What the answer is called."""
+        return str(self._head["id"])
+
     def opening(self) -> bytes:
         """Return the stream's first events: the role of each choice of a chat; nothing where one has begun already."""
         if not self._is_chat or self._goes_on:
@@ -50,7 +59,8 @@ class Answer:
 
         With `shows_life` there is one in any case. `prompt` is what the engine computed, where that was not asked.
         """
-        delta = self._delta(piece) if shows_life or piece.text or piece.places else b""
+        shows = piece.text if piece.events is None else piece.events
+        delta = self._delta(piece) if shows_life or shows or piece.places else b""
         return delta if piece.finish_reason is None else delta + self._closing(piece, prompt)
 
     def usage_event(self, usage: dict[str, Any]) -> bytes:
@@ -76,6 +86,8 @@ class Answer:
 
     def _delta(self, piece: Piece) -> bytes:
         part = msgspec.structs.replace(piece, finish_reason=None, handoff=None)
+        if piece.events is not None:
+            return self._chunk(part, delta_of(piece.events))
         return self._chunk(part, {"content": piece.text} if self._is_chat else piece.text)
 
     def _closing(self, piece: Piece, prompt: Sequence[int]) -> bytes:
@@ -85,9 +97,10 @@ class Answer:
     def _whole_choice(self, piece: Piece) -> dict[str, Any]:
         if not self._is_chat:
             return self._choice(piece, {"text": piece.text})
-        return self._choice(piece, {"message": {"role": "assistant", "content": piece.text, "refusal": None}})
+        events = (ContentDelta(piece.text),) if piece.events is None else piece.events
+        return self._choice(piece, {"message": message_of(events)})
 
-    def _chunk(self, piece: Piece, content: dict[str, str] | str, prompt: Sequence[int] = ()) -> bytes:
+    def _chunk(self, piece: Piece, content: dict[str, Any] | str, prompt: Sequence[int] = ()) -> bytes:
         part = {"delta": content} if self._is_chat else {"text": content}
         body = {**self._head, "object": self._object(chunk=True), "choices": [self._choice(piece, part)]}
         return _sse(body | _prompt_part(prompt))

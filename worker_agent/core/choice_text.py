@@ -4,6 +4,7 @@
     a token without      (half a character, a special one) belongs to the next that has some, or to the end
     a token is shown     with the piece that shows the last of its text; where a stop string cuts it, with what is left
     after a stop string  nothing is shown of text and tokens
+    with a parser        (`worker_agent/parsers/`) what is shown becomes events: content, reasoning, tool calls
 
 Tokens are taken one by one, so that nothing of this depends on how many came at once.
 """
@@ -17,6 +18,8 @@ import msgspec
 from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.engine import EngineOutput
 from worker_agent.core.sampling import TokenLogprobs
+from worker_agent.parsers.answer import AnswerParser
+from worker_agent.parsers.events import Event, joined
 
 
 class Detokenizer(Protocol):
@@ -42,6 +45,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
     choice: int = 0
     text: str = ""
+    events: tuple[Event, ...] | None = None
+    """What a parser found in the answer's text; None where there is no parser, and the text is content."""
     places: tuple[Place, ...] = ()
     finish_reason: str | None = None
     handoff: Handoff | None = None
@@ -50,9 +55,18 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 class ChoiceText:
     """The text of one choice. `tokens` were taken, up to the one that completed a stop string."""
 
-    def __init__(self, choice: int, detokenizer: Detokenizer, stops: tuple[str, ...], *, with_logprobs: bool) -> None:
+    def __init__(
+        self,
+        choice: int,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...],
+        *,
+        with_logprobs: bool,
+        parser: AnswerParser | None = None,
+    ) -> None:
         self._choice, self._detokenizer, self._filter = choice, detokenizer, StopFilter(stops)
         self._held: _HeldPlaces | None = _HeldPlaces() if with_logprobs else None
+        self.parser = parser
         self.tokens = 0
         self.is_over = False
 
@@ -70,7 +84,8 @@ class ChoiceText:
         reason = "stop" if self._filter.stopped else output.finish_reason
         self.is_over = reason is not None
         places = self._held.shown(len(shown), is_end=self.is_over, is_cut=self._filter.stopped) if self._held else ()
-        return Piece(choice=self._choice, text=shown, places=places, finish_reason=reason, handoff=output.handoff)
+        piece = Piece(choice=self._choice, text=shown, places=places, finish_reason=reason, handoff=output.handoff)
+        return piece if self.parser is None else _parsed(piece, self.parser)
 
     def _text_of(self, output: EngineOutput) -> str:
         shown = ""
@@ -88,6 +103,14 @@ class ChoiceText:
         if self._held is not None:
             self._held.extend(len(text))
         return text
+
+
+def _parsed(piece: Piece, parser: AnswerParser) -> Piece:
+    events, reason = parser.feed(piece.text), piece.finish_reason
+    if reason is not None:
+        events = joined(events + parser.finish())
+        reason = parser.finish_reason(reason)
+    return msgspec.structs.replace(piece, events=tuple(events), finish_reason=reason)
 
 
 class _HeldPlaces:

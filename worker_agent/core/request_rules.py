@@ -16,7 +16,7 @@ Source: `dynamo_reference.md` section 6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/se
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -86,8 +86,11 @@ class RequestRules:
         default_max_tokens: int,
         role: Role = "aggregated",
         loras: tuple[str, ...] = (),
+        stop_tokens: Collection[int] = (),
     ) -> None:
+        """`stop_tokens` end answers beside the model's end tokens."""
         self._description, self._vocabulary = description, vocabulary
+        self._end_ids = vocabulary.eos_ids | frozenset(stop_tokens)
         self._default_max_tokens, self._role, self._loras = default_max_tokens, role, loras
 
     @property
@@ -106,7 +109,7 @@ class RequestRules:
             lora_name=request.model if request.model in self._loras else None,
             cache_salt=request.salt or None,
             sampling=sampling,
-            stop_token_ids=stop_token_ids_of(request, self._vocabulary.eos_ids),
+            stop_token_ids=stop_token_ids_of(request, self._end_ids),
             queue_priority=_queue_priority(request),
             logits_processors=processors,
             logit_bias=logit_bias_of(request, self._vocabulary),

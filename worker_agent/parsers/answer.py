@@ -45,8 +45,9 @@ class AnswerParser:
 
     @property
     def has_open_call(self) -> bool:
-        """Whether a call has begun and not ended."""
-        return self._tools is not None and self._tools.has_open_call
+        """Whether the last of the calls that are kept has begun and not ended."""
+        is_kept = self._tools is not None and self._tools.calls <= max(1, self.calls)
+        return is_kept and self._tools is not None and self._tools.has_open_call
 
     def feed(self, text: str) -> list[Event]:
         """Return what `text` completes."""

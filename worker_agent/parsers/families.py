@@ -69,7 +69,7 @@ _ALIASES = {
 
 
 class AnswerFormat:
-    """The parsers of one worker. `special_tokens` have to be shown to them; `stop_tokens` end answers."""
+    """The parsers of one worker. `parses`: there are any. They see `special_tokens`; `stop_tokens` end answers."""
 
     def __init__(self, tool_call_parser: str = "", reasoning_parser: str = "") -> None:
         """Take the parsers by name; empty: none. Raises ValueError, which says what is allowed."""
@@ -84,6 +84,7 @@ class AnswerFormat:
         self._reads_both = tools == _GPT_OSS
         self._family = _FAMILIES[tools] if tools else None
         self._reasoning = "" if self._reads_both else reasoning
+        self.parses = bool(tools or reasoning)
         self.special_tokens = self._family.special_tokens if self._family else ()
         if self._reasoning:
             self.special_tokens += _THINK_TOKENS
@@ -112,15 +113,19 @@ class AnswerFormat:
 def canonical_tool_call_parser(name: str) -> str:
     """Return the first of a parser's names; raise ValueError for one that there is not."""
     known = "hermes" if name == "qwen3" else _ALIASES.get(name, name)
-    return _checked(known, name, tuple(_FAMILIES), TOOL_CALL_PARSERS)
+    return _checked(known, tuple(_FAMILIES), TOOL_CALL_PARSERS)
 
 
 def canonical_reasoning_parser(name: str) -> str:
     """Return the first of a parser's names; raise ValueError for one that there is not."""
-    return _checked(_ALIASES.get(name, name), name, (*_BEGINS_INSIDE, _GPT_OSS), REASONING_PARSERS)
+    return _checked(_ALIASES.get(name, name), (*_BEGINS_INSIDE, _GPT_OSS), REASONING_PARSERS)
 
 
-def _checked(known: str, name: str, names: tuple[str, ...], shown: tuple[str, ...]) -> str:
+def _checked(known: str, names: tuple[str, ...], shown: tuple[str, ...]) -> str:
     if known and known not in names:
-        raise ValueError(f"found {name!r}, allowed {', '.join(shown)}, or none")
+        raise ValueError(f"allowed {', '.join(shown)}, or none")
     return known
+
+
+PLAIN = AnswerFormat()
+"""No parsers: all text is content."""

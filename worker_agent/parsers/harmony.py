@@ -8,7 +8,7 @@
     on the channel analysis                      reasoning
     on any other, as final and commentary        content
 
-A second message of a kind begins on a new line. Text outside of messages is content.
+A second message of a kind begins on a new line. Text outside of messages is content, but for the tokens themselves.
 Source: openai/harmony, `docs/format.md`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/harmony_adapter.py`;
 sgl-project/sglang, `python/sglang/srt/function_call/gpt_oss_detector.py`.
 """
@@ -21,7 +21,8 @@ from worker_agent.parsers.reader import Rejected, Steps
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
-_ENDS = (_END, _CALL, _RETURN, _START)
+_MESSAGE_ENDS = (_END, _CALL, _RETURN)
+_ENDS = (*_MESSAGE_ENDS, _START)
 _HEADER_CHARACTERS_MAX = 1024
 _NO_MARKER = ("assistant", "to=")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -31,7 +32,7 @@ _RECIPIENT = re.compile(r"(?:^|[\s>])to=([^\s<]+)")
 class HarmonyParser(ToolParser):
     """Reads messages. Without `finds_calls` those with a recipient are content."""
 
-    markers = (_START, _CHANNEL, _MESSAGE)
+    markers = (_START, _CHANNEL, _MESSAGE, *_MESSAGE_ENDS)
     special_tokens = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
     stop_tokens = (_CALL, _RETURN)
 
@@ -51,7 +52,7 @@ class HarmonyParser(ToolParser):
         return self.markers
 
     def _call(self, marker: str) -> Steps[None]:
-        while marker not in ("", _END, _CALL, _RETURN):
+        while marker and marker not in _MESSAGE_ENDS:
             header = yield from self._header(marker)
             if header is None:
                 return

@@ -26,9 +26,9 @@ def ids_of(made: AnswerParser, text: str) -> list[str]:
 
 
 def test_an_unknown_parser_is_refused_with_the_names_that_there_are() -> None:
-    with pytest.raises(ValueError, match=r"found 'hermez', allowed hermes, llama3_json, .*, gpt_oss, harmony, or none"):
+    with pytest.raises(ValueError, match=r"^allowed hermes, llama3_json, .*, gpt_oss, harmony, or none"):
         AnswerFormat("hermez")
-    with pytest.raises(ValueError, match="found 'r1', allowed deepseek_r1, qwen3, gpt_oss, harmony, or none"):
+    with pytest.raises(ValueError, match=r"^allowed deepseek_r1, qwen3, gpt_oss, harmony, or none"):
         AnswerFormat("", "r1")
 
 
