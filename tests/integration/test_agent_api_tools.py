@@ -33,9 +33,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 CALL = '<think>why</think><tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 TWO = CALL + '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
 F, G = {"name": "f", "arguments": '{"a": 1}'}, {"name": "g", "arguments": "{}"}
-SAID = [
-    case for case in golden_cases() if not case.prompt_end and not (case.family == "gpt_oss" and case.is_open)
-]
+SAID = [case for case in golden_cases() if not case.prompt_end and not (case.family == "gpt_oss" and case.is_open)]
 """The byte tokenizer's prompts begin no reasoning, and its end token is <|end|>, which closes harmony's messages."""
 
 pytestmark = pytest.mark.asyncio

@@ -196,6 +196,16 @@ def test_a_detokenizer_tells_broken_characters_at_the_end(text: Text) -> None:
     assert told + detokenizer.flush() == "a\ufffd"
 
 
+def test_a_detokenizer_shows_the_special_tokens_that_it_is_to(text: Text) -> None:
+    first, second = list(text.special_ids)[:2]
+    cut, rest = text.encode("a😀", add_special_tokens=False)[:-1], text.encode("b", add_special_tokens=False)
+    ids = [*cut, text.special_ids[first], text.special_ids[second], *rest]
+    detokenizer = text.detokenizer((first, "<|unknown|>"))
+    told = "".join(detokenizer.push([token]) for token in ids) + detokenizer.flush()
+    assert told == f"a\ufffd{first}b"
+    assert text.decode(ids).startswith("a\ufffd")
+
+
 # ---------------------------------------------------------------- the built-in model
 def test_bytes_are_their_own_ids() -> None:
     assert load_text("byte").encode("aé") == [0x61, 0xC3, 0xA9]

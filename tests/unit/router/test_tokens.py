@@ -4,13 +4,16 @@ import asyncio
 import base64
 import json
 import threading
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from indexer import native
 from kv_protocol import openai
@@ -27,8 +30,9 @@ from kv_protocol.hashing import (
 )
 from kv_protocol.openai import CHAT, COMPLETIONS, ChatRequest, Inbound, Request, RequestInvalid, decode_inbound
 from kv_runtime.supervise import run_parts
-from kv_runtime.text import ByteText, TextError
+from kv_runtime.text import ByteText, TextError, load_text
 from router.tokens import EncodersBusy, Prompt, PromptLimits, Prompts, with_prompt_ids
+from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
 from worker_agent.core.request_rules import prompt_ids
 
 TEXT = ByteText()
@@ -68,6 +72,30 @@ def test_a_chat_is_encoded_with_its_template_and_tools() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert ids_of(chat()) == TEXT.encode_chat(HELLO)
     assert ids_of(chat(tools=tools)) == TEXT.encode_chat(HELLO, tools=tools)
+
+
+@pytest.mark.parametrize("text", [llama_like, qwen_like])
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "none"}, {"tool_choice": "required"}])
+@pytest.mark.parametrize("kwargs", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
+def test_tools_and_template_variables_make_the_same_prompt_in_router_and_worker(
+    tmp_path: Path, text: Callable[[], Tokenizer], choice: dict[str, Any], kwargs: dict[str, Any]
+) -> None:
+    template = LLAMA_TEMPLATE if text is llama_like else QWEN_TEMPLATE
+    model = load_text(str(write_model(tmp_path, text(), template)))
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"city": "Zürich"}'}}
+    messages: list[dict[str, Any]] = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    messages.append({"role": "tool", "tool_call_id": "c", "content": "warm"})
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    body = {"model": "m", "messages": messages, "tools": tools, "chat_template_kwargs": kwargs, **choice}
+    raw = json.dumps(body).encode()
+    made = Prompts(model).prompt(decode_inbound(CHAT, raw), FOURS, "")
+    assert isinstance(made, Prompt)
+    request = openai.decode_chat(raw)
+    as_rendered = model.encode_chat(request.messages, **request.template_options)
+    assert unpack_tokens(made.ids) == as_rendered
+    bare = model.encode_chat(messages)
+    assert as_rendered != bare
 
 
 def test_a_chat_is_encoded_with_what_the_client_says_of_its_end() -> None:
