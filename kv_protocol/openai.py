@@ -12,10 +12,22 @@ import msgspec
 
 from kv_protocol.continuation import Continuation
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai_decoding import decode_inbound
+from kv_protocol.openai_combinations import check_chat, check_min_tokens, tool_names
+from kv_protocol.openai_decoding import check_utf8, decode_inbound
 from kv_protocol.openai_errors import RequestInvalid, explained
 from kv_protocol.openai_inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound
-from kv_protocol.openai_options import CacheSalt, Choices, Count, NvExt, PassedOn, StreamOptions, template_options
+from kv_protocol.openai_option_table import (
+    Count,
+    Effort,
+    JsonObject,
+    Logprobs,
+    Modalities,
+    Options,
+    StreamOptions,
+    ToolChoice,
+    Verbosity,
+)
+from kv_protocol.openai_options import NvExt, template_options
 from kv_protocol.openai_parts import ABSENT, is_given
 from kv_protocol.openai_prompts import read_ids, read_prompt
 
@@ -38,34 +50,8 @@ __all__ = [
 ]
 
 
-class _Request(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Request(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
-    stop: str | list[str] | None = None
-    n: Choices | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    seed: int | None = None
-    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
-    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    user: str | None = None
-    cache_salt: CacheSalt | None = None
-    priority: float | None = None
-    response_format: dict[str, Any] | None = None
-    best_of: int | None = None
-    add_special_tokens: bool | None = None
-    service_tier: str | None = None
-    store: bool | None = None
-    metadata: dict[str, Any] | None = None
-    safety_identifier: str | None = None
     nvext: NvExt | None = None
     kv_prompt_ids: str | None = None
     """The prompt as base64 of little-endian u32 token ids; set by the router for agents that accept it."""
@@ -86,11 +72,6 @@ class _Request(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
 
 class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/chat/completions`. Messages are checked where they are rendered."""
@@ -98,21 +79,21 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Logprobs | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
-    modalities: list[str] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    modalities: Modalities | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    include_reasoning: msgspec.Raw = ABSENT
-    thinking: msgspec.Raw = ABSENT
-    prediction: msgspec.Raw = ABSENT
-    prompt_cache_key: msgspec.Raw = ABSENT
+    include_reasoning: bool | None = None
+    thinking: JsonObject | bool | None = None
+    prediction: JsonObject | None = None
+    prompt_cache_key: str | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
     """The prompt as a prefill worker computed it, media and all; set by the router for who goes on."""
 
@@ -145,7 +126,7 @@ class CompletionRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fiel
     prompt: msgspec.Raw
     echo: bool | None = None
     suffix: str | None = None
-    logprobs: int | None = None
+    logprobs: Logprobs | None = None
 
     def read_prompt(self) -> str | bytes:
         """Return the text, or its ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
@@ -165,15 +146,27 @@ _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
 def decode_chat(body: bytes | bytearray) -> ChatRequest:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
+    if not body.isascii():
+        check_utf8(body)
     try:
-        return _chat_decoder.decode(body)
+        chat = _chat_decoder.decode(body)
     except UNDECODABLE as error:
-        raise explained(error, body) from error
+        raise explained(error, body, ChatRequest) from error
+    if chat.tools or chat.tool_choice is not None or chat.min_tokens is not None or chat.top_logprobs is not None:
+        tools = msgspec.Raw(msgspec.json.encode(chat.tools))
+        tool_names(tools)
+        check_chat(chat, tools)
+    return chat
 
 
 def decode_completion(body: bytes | bytearray) -> CompletionRequest:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
+    if not body.isascii():
+        check_utf8(body)
     try:
-        return _completion_decoder.decode(body)
+        completion = _completion_decoder.decode(body)
     except UNDECODABLE as error:
-        raise explained(error, body) from error
+        raise explained(error, body, CompletionRequest) from error
+    if completion.min_tokens is not None:
+        check_min_tokens(completion)
+    return completion

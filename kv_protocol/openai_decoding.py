@@ -5,16 +5,35 @@ from collections.abc import Callable
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE
-from kv_protocol.openai_embeddings import EMBEDDINGS, decode_embeddings
+from kv_protocol.openai_combinations import check_chat, check_min_tokens
+from kv_protocol.openai_embeddings import EMBEDDINGS, EmbeddingsInbound, decode_embeddings
 from kv_protocol.openai_errors import RequestInvalid, Verbatim, explained
 from kv_protocol.openai_inbound import CHAT, COMPLETIONS, ChatInbound, CompletionInbound, Inbound
-from kv_protocol.openai_responses import RESPONSES, decode_responses
+from kv_protocol.openai_responses import RESPONSES, ResponsesInbound, decode_responses
 
-_decoders: dict[str, Callable[[bytes | bytearray], Inbound]] = {
-    CHAT: msgspec.json.Decoder(ChatInbound).decode,
-    COMPLETIONS: msgspec.json.Decoder(CompletionInbound).decode,
-    RESPONSES: decode_responses,
-    EMBEDDINGS: decode_embeddings,
+_chat_decoder = msgspec.json.Decoder(ChatInbound)
+_completion_decoder = msgspec.json.Decoder(CompletionInbound)
+
+
+def _decode_chat(body: bytes | bytearray) -> ChatInbound:
+    chat = _chat_decoder.decode(body)
+    if chat.min_tokens is not None or chat.tool_choice is not None or chat.top_logprobs is not None:
+        check_chat(chat, chat.tools)
+    return chat
+
+
+def _decode_completion(body: bytes | bytearray) -> CompletionInbound:
+    completion = _completion_decoder.decode(body)
+    if completion.min_tokens is not None:
+        check_min_tokens(completion)
+    return completion
+
+
+_decoders: dict[str, tuple[type[Inbound], Callable[[bytes | bytearray], Inbound]]] = {
+    CHAT: (ChatInbound, _decode_chat),
+    COMPLETIONS: (CompletionInbound, _decode_completion),
+    RESPONSES: (ResponsesInbound, decode_responses),
+    EMBEDDINGS: (EmbeddingsInbound, decode_embeddings),
 }
 
 
@@ -26,16 +45,19 @@ def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
     router does not read.
     """
     if not body.isascii():
-        _check_utf8(body)
+        check_utf8(body)
+    kind: type[Inbound] = Inbound
     try:
-        return (_decoders.get(path) or _decoders[_endpoint_of(body)])(body)
+        kind, decode = _decoders.get(path) or _decoders[_endpoint_of(body)]
+        return decode(body)
     except RequestInvalid:
         raise
     except UNDECODABLE as error:
-        raise explained(error, body) from error
+        raise explained(error, body, kind) from error
 
 
-def _check_utf8(body: bytes | bytearray) -> None:
+def check_utf8(body: bytes | bytearray) -> None:
+    """Return when all of the body is UTF-8; raise `RequestInvalid` otherwise."""
     try:
         body.decode()
     except UnicodeDecodeError as error:

@@ -13,7 +13,7 @@ import msgspec
 from kv_protocol.api_endpoints import PATHS, ApiEndpoint
 from kv_protocol.openai_inbound import Inbound
 from kv_protocol.openai_keys import refusing
-from kv_protocol.openai_options import Count
+from kv_protocol.openai_option_table import Count
 from kv_protocol.openai_parts import ABSENT
 
 EMBEDDINGS = PATHS["embeddings"]

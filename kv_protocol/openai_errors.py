@@ -7,13 +7,20 @@ so is a key that is unknown.
 import json
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 
 from kv_protocol.errors import FOUND_CHARACTERS_MAX, UNDECODABLE, LimitExceeded, shortened
+from kv_protocol.json_surrogates import lone_surrogate
+from kv_protocol.openai_allowed import allowed_at
 
 _ALLOWED_CHARACTERS_MAX = 200
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_PATH = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
+_OF_TYPE = re.compile(r"Expected `|Invalid (?:enum )?value |Number out of range")
+"""How msgspec begins where a value has another type than its field, or is out of range."""
+_ANY_KEY = "[...]"
+"""What msgspec writes in place of an object's key that the client chose."""
 _UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
 _ROUTERS_OWN = frozenset({"kv_continue", "kv_prompt_ids", "prompt_token_ids"})
@@ -73,24 +80,41 @@ def _quoted(text: str, characters_max: int) -> str:
     return quoted if quoted.isprintable() else json.dumps(text[: characters_max + 1])
 
 
-def explained(error: Exception, body: bytes | bytearray | msgspec.Raw, root: str = "") -> RequestInvalid:
-    """Return what msgspec found wrong in `body`, which the client knows as `root` (empty: the whole of it)."""
+def explained(
+    error: Exception,
+    body: bytes | bytearray | msgspec.Raw,
+    kind: Any,  # noqa: ANN401 - a type as msgspec takes it
+    root: str = "",
+) -> RequestInvalid:
+    """Return what msgspec found wrong in `body`, which the client knows as `root` (empty: the whole of it).
+
+    `kind` is the type that `body` was decoded as: it says what is allowed.
+    """
     if not isinstance(error, msgspec.ValidationError):
+        if half := lone_surrogate(memoryview(body)):
+            return RequestInvalid(root or "body", Verbatim(half), "UTF-16 surrogates in pairs")
         return RequestInvalid(root or "body", _begun(body), f"JSON ({error})")
     text = str(error)
     where = _PATH.search(text)
     path = where["path"] if where else ""
-    allowed = _PATH.sub("", text).removeprefix("Expected ")
     if unknown := _UNKNOWN.search(text):
         allowed = "the parameters of the OpenAI interface and no others"
         return RequestInvalid(_joined(root, path, shortened(unknown["field"])), unknown["field"], allowed)
     if missing := _MISSING.search(text):
         return RequestInvalid(_joined(root, path, missing["field"]), None, "a value: it is required")
-    if path in _ROUTERS_OWN and allowed.startswith("`null`"):
+    allowed = _PATH.sub("", text)
+    if path in _ROUTERS_OWN and allowed.startswith("Expected `null`"):
         allowed = "none: the router sets it"
-    return RequestInvalid(
-        _joined(root, path) or "body", _found(body, path), shortened(allowed, _ALLOWED_CHARACTERS_MAX)
-    )
+    elif _OF_TYPE.match(text):
+        allowed = _allowed(kind, path, is_key=where is not None and where["key"] is not None)
+    field = _joined(root, path.removesuffix(_ANY_KEY)) or "body"
+    return RequestInvalid(field, _found(body, path), shortened(allowed, _ALLOWED_CHARACTERS_MAX))
+
+
+def _allowed(kind: Any, path: str, *, is_key: bool) -> str:  # noqa: ANN401 - a type as msgspec takes it
+    if is_key:
+        return f"keys: {allowed_at(kind, f'{path}[key]')}"
+    return f"values: {allowed_at(kind, path)}" if path.endswith(_ANY_KEY) else allowed_at(kind, path)
 
 
 def _joined(*parts: str) -> str:

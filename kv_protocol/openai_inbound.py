@@ -1,11 +1,10 @@
 """What the router reads of a client's request: what routing needs has types, all else stays as it came.
 
     key                                            read as
-    model, stream, limits, n, salt, priority       values
+    options                                        `Options`: types and ranges are checked
     nvext                                          `NvExt`
     messages, prompt, tools, and what a template
     is given besides                               bytes, which are decoded only where a prompt must be encoded
-    every other key of the interface               bytes, for the worker
     any other key                                  refused by its path
 
 One pass over the body; a mode that reads no overlap decodes nothing of the messages.
@@ -18,18 +17,19 @@ from typing import Annotated, Any
 import msgspec
 
 from kv_protocol.api_endpoints import PATHS, ApiEndpoint
-from kv_protocol.openai_options import (
-    NO_NVEXT,
-    CacheSalt,
-    Choices,
+from kv_protocol.openai_option_table import (
     Count,
-    NvExt,
-    PassedOn,
-    Priority,
-    StreamOptions,
-    template_options,
+    Effort,
+    JsonObject,
+    Logprobs,
+    Modalities,
+    Options,
+    TextFormat,
+    ToolChoice,
+    Verbosity,
 )
-from kv_protocol.openai_parts import ABSENT, OptionalPart, RawPart, is_given
+from kv_protocol.openai_options import NO_NVEXT, NvExt, template_options
+from kv_protocol.openai_parts import ABSENT, OptionalPart, RawPart
 from kv_protocol.openai_prompts import read_prompt
 
 CHAT, COMPLETIONS = PATHS["chat"], PATHS["completions"]
@@ -37,41 +37,14 @@ UNUSED_KEYS = ("metadata", "prompt_cache_key", "safety_identifier", "service_tie
 """Keys of the interface that have no effect here, in the order of their names."""
 
 
-class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Inbound(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request of either endpoint."""
 
     model: str
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
-    n: Choices | None = None
-    cache_salt: CacheSalt | None = None
-    priority: Priority | None = None
     nvext: NvExt | None = None
-    add_special_tokens: bool | None = None
     kv_prompt_ids: None = None
     kv_continue: None = None
     disaggregated_params: msgspec.Raw = ABSENT
-    stop: msgspec.Raw = ABSENT
-    temperature: msgspec.Raw = ABSENT
-    top_p: msgspec.Raw = ABSENT
-    top_k: msgspec.Raw = ABSENT
-    min_p: msgspec.Raw = ABSENT
-    min_tokens: msgspec.Raw = ABSENT
-    ignore_eos: msgspec.Raw = ABSENT
-    seed: msgspec.Raw = ABSENT
-    frequency_penalty: msgspec.Raw = ABSENT
-    presence_penalty: msgspec.Raw = ABSENT
-    repetition_penalty: msgspec.Raw = ABSENT
-    logit_bias: msgspec.Raw = ABSENT
-    logprobs: msgspec.Raw = ABSENT
-    best_of: msgspec.Raw = ABSENT
-    response_format: msgspec.Raw = ABSENT
-    user: msgspec.Raw = ABSENT
-    service_tier: msgspec.Raw = ABSENT
-    store: msgspec.Raw = ABSENT
-    metadata: msgspec.Raw = ABSENT
-    safety_identifier: msgspec.Raw = ABSENT
 
     @property
     def endpoint(self) -> ApiEndpoint:
@@ -94,11 +67,6 @@ class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.max_tokens
 
     @property
-    def include_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
     def salt(self) -> str:
         """What keeps its cache apart from others'; empty: nothing does."""
         return self.cache_salt or self.extension.cache_salt or ""
@@ -106,7 +74,9 @@ class Inbound(PassedOn, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def is_guided(self) -> bool:
         """Whether the answer has to obey a form: what came of it cannot be gone on with elsewhere."""
-        return _guides(self) != _NO_GUIDES
+        return _guides(self) != _NO_GUIDES and any(
+            guide is not None and not isinstance(guide, TextFormat) for guide in _guides(self)
+        )
 
     @property
     def ineffective(self) -> tuple[str, ...]:
@@ -125,21 +95,22 @@ class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     messages: msgspec.Raw
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs | None = None
     tools: msgspec.Raw = ABSENT
-    tool_choice: msgspec.Raw = ABSENT
-    parallel_tool_calls: msgspec.Raw = ABSENT
-    reasoning_effort: str | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    modalities: Modalities | None = None
     chat_template_kwargs: msgspec.Raw = ABSENT
     documents: msgspec.Raw = ABSENT
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    top_logprobs: msgspec.Raw = ABSENT
-    verbosity: msgspec.Raw = ABSENT
-    modalities: msgspec.Raw = ABSENT
-    include_reasoning: msgspec.Raw = ABSENT
-    thinking: msgspec.Raw = ABSENT
-    prediction: msgspec.Raw = ABSENT
-    prompt_cache_key: msgspec.Raw = ABSENT
+    include_reasoning: bool | None = None
+    thinking: JsonObject | bool | None = None
+    prediction: JsonObject | None = None
+    prompt_cache_key: str | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
 
     @property
@@ -172,8 +143,9 @@ class CompletionInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_field
     """`POST /v1/completions`. `prompt` is a text or its token ids (`openai_prompts.py`)."""
 
     prompt: msgspec.Raw
-    echo: msgspec.Raw = ABSENT
-    suffix: msgspec.Raw = ABSENT
+    echo: bool | None = None
+    suffix: str | None = None
+    logprobs: Logprobs | None = None
 
     def read_prompt(self) -> str | bytes:
         """Return the text, or its ids as little-endian u32s; raise `RequestInvalid`, which names the place."""
@@ -185,11 +157,11 @@ _GUIDES = (
     "response_format",
 )  # fmt: skip
 _guides = attrgetter(*_GUIDES)
-_NO_GUIDES = (ABSENT,) * len(_GUIDES)
+_NO_GUIDES = (None,) * len(_GUIDES)
 
 
 def _given(inbound: Inbound) -> tuple[str, ...]:
-    return tuple(key for key in UNUSED_KEYS if is_given(getattr(inbound, key, ABSENT)))
+    return tuple(key for key in UNUSED_KEYS if getattr(inbound, key, None) is not None)
 
 
 _messages = RawPart[list[dict[str, Any]]](Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)])
@@ -200,7 +172,7 @@ _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])
 def _unused(kind: type[Inbound]) -> tuple[Callable[[Inbound], object], object]:
     """Return what reads all unused keys of a body, and what it reads where there is none of them."""
     keys = [key for key in UNUSED_KEYS if key in kind.__struct_fields__]
-    return attrgetter(*keys), (ABSENT,) * len(keys)
+    return attrgetter(*keys), (None,) * len(keys)
 
 
 _UNUSED: dict[type[Inbound], tuple[Callable[[Inbound], object], object]] = {

@@ -1,8 +1,7 @@
-"""What requests of both OpenAI endpoints have in common, for the router and for agents.
+"""What routers and worker agents read of both endpoints' requests besides `Options` (`openai_option_table.py`).
 
-Options that neither reads are `Raw`: whoever serves the request judges them. `nvext` is the extension that clients of
-the field's strongest peer send; of its keys `NvExt.ineffective` names those that are without effect here.
-Source: `dynamo_reference.md` section 7; the requests of trtllm-serve and vLLM.
+`nvext` is the extension that clients of the field's strongest peer send; of its keys `NvExt.ineffective` names those
+that are without effect here. Source: `dynamo_reference.md` section 7.
 """
 
 from collections.abc import Iterator
@@ -10,18 +9,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from kv_protocol.openai_option_table import I64, CacheSalt, Count
 from kv_protocol.openai_parts import ABSENT, is_given
 from kv_protocol.openai_prompts import read_ids
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
-Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 Rank = Annotated[int, msgspec.Meta(ge=0, le=4095)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=3.6e6)]
-I64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Priority = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
-CACHE_SALT_CHARACTERS_MAX = 1024
-"""At most 4096 bytes of UTF-8: less than the 65,536 bytes that an agent accepts in an engine's event."""
-CacheSalt = Annotated[str, msgspec.Meta(max_length=CACHE_SALT_CHARACTERS_MAX)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFF_FFFF)]
 
 _MS_PER_S = 1000
@@ -46,14 +39,6 @@ def template_options(
         "add_generation_prompt": add_generation_prompt,
     }
     return {name: value for name, value in options.items() if value is not None}
-
-
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream carries besides its text."""
-
-    include_usage: bool = False
-    include_obfuscation: bool = False
-    continuous_usage_stats: bool = False
 
 
 class AgentHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,32 +110,3 @@ class NvExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 NO_NVEXT = NvExt()
-
-
-class PassedOn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options that are passed on as they are; the worker says which it does not have."""
-
-    stop_token_ids: msgspec.Raw = ABSENT
-    bad_words: msgspec.Raw = ABSENT
-    include_stop_str_in_output: msgspec.Raw = ABSENT
-    skip_special_tokens: msgspec.Raw = ABSENT
-    spaces_between_special_tokens: msgspec.Raw = ABSENT
-    detokenize: msgspec.Raw = ABSENT
-    use_beam_search: msgspec.Raw = ABSENT
-    length_penalty: msgspec.Raw = ABSENT
-    early_stopping: msgspec.Raw = ABSENT
-    top_p_min: msgspec.Raw = ABSENT
-    allowed_token_ids: msgspec.Raw = ABSENT
-    prompt_logprobs: msgspec.Raw = ABSENT
-    return_token_ids: msgspec.Raw = ABSENT
-    return_tokens_as_token_ids: msgspec.Raw = ABSENT
-    thinking_token_budget: msgspec.Raw = ABSENT
-    guided_json: msgspec.Raw = ABSENT
-    guided_regex: msgspec.Raw = ABSENT
-    guided_choice: msgspec.Raw = ABSENT
-    guided_grammar: msgspec.Raw = ABSENT
-    guided_whitespace_pattern: msgspec.Raw = ABSENT
-    guided_decoding_backend: msgspec.Raw = ABSENT
-    structured_outputs: msgspec.Raw = ABSENT
-    structural_tag: msgspec.Raw = ABSENT
-    logits_processors: msgspec.Raw = ABSENT

@@ -24,6 +24,7 @@ class RawPart(Generic[Read]):
     """How the bytes of one key are read, once somebody wants to."""
 
     def __init__(self, kind: Any) -> None:  # noqa: ANN401 - a type as msgspec takes it
+        self._kind = kind
         self._decoder: msgspec.json.Decoder[Read] = msgspec.json.Decoder(kind)
 
     def read(self, raw: msgspec.Raw, key: str) -> Read:
@@ -31,7 +32,7 @@ class RawPart(Generic[Read]):
         try:
             return self._decoder.decode(raw)
         except UNDECODABLE as error:
-            raise explained(error, raw, key) from error
+            raise explained(error, raw, self._kind, key) from error
 
 
 class OptionalPart(RawPart[Read | None]):

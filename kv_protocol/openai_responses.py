@@ -17,11 +17,13 @@ from typing import Any
 import msgspec
 
 from kv_protocol.api_endpoints import PATHS, ApiEndpoint
+from kv_protocol.openai_combinations import check_min_tokens
 from kv_protocol.openai_errors import RequestInvalid, Verbatim
 from kv_protocol.openai_inbound import UNUSED_KEYS, Inbound
 from kv_protocol.openai_keys import refusing
-from kv_protocol.openai_options import Count, template_options
-from kv_protocol.openai_parts import ABSENT, OptionalPart, RawPart, is_given
+from kv_protocol.openai_option_table import Count, Logprobs
+from kv_protocol.openai_options import template_options
+from kv_protocol.openai_parts import ABSENT, OptionalPart, RawPart
 from kv_protocol.responses_chat import chat_messages, chat_tools
 
 RESPONSES = PATHS["responses"]
@@ -34,7 +36,7 @@ _STATEFUL: Mapping[str, str] = {
 }
 _NOTHING = (b"", b"null", b"false")
 NOT_OF_RESPONSES = frozenset(
-    {"best_of", "disaggregated_params", "logprobs", "max_tokens", "n", "prompt_logprobs", "response_format"}
+    {"best_of", "disaggregated_params", "max_tokens", "n", "prompt_logprobs", "response_format"}
 )
 """Keys of chats that this endpoint has not, or calls otherwise."""
 
@@ -47,14 +49,14 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields
     max_output_tokens: Count | None = None
     tools: msgspec.Raw = ABSENT
     tool_choice: msgspec.Raw = ABSENT
-    parallel_tool_calls: msgspec.Raw = ABSENT
+    parallel_tool_calls: bool | None = None
     max_tool_calls: msgspec.Raw = ABSENT
     reasoning: msgspec.Raw = ABSENT
     text: msgspec.Raw = ABSENT
     truncation: msgspec.Raw = ABSENT
     include: msgspec.Raw = ABSENT
-    top_logprobs: msgspec.Raw = ABSENT
-    prompt_cache_key: msgspec.Raw = ABSENT
+    top_logprobs: Logprobs | None = None
+    prompt_cache_key: str | None = None
     chat_template_kwargs: msgspec.Raw = ABSENT
     previous_response_id: msgspec.Raw = ABSENT
     conversation: msgspec.Raw = ABSENT
@@ -74,7 +76,7 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def ineffective(self) -> tuple[str, ...]:
         """The paths of what the client sent that has no effect here."""
-        named = tuple(key for key in UNUSED_KEYS if key != "store" and is_given(getattr(self, key)))
+        named = tuple(key for key in UNUSED_KEYS if key != "store" and getattr(self, key) is not None)
         return named if self.nvext is None else named + tuple(self.nvext.ineffective)
 
     @property
@@ -115,10 +117,11 @@ def read_input(given: msgspec.Raw) -> str | list[dict[str, Any]]:
     return _input.read(given, "input")
 
 
-def check_stateless(given: Mapping[str, msgspec.Raw]) -> None:
-    """Return when none of these keys asks for what is stored between requests; raise `RequestInvalid` otherwise."""
+def _check_stateless(inbound: ResponsesInbound) -> None:
+    """Return when no key asks for what is stored between requests; raise `RequestInvalid` otherwise."""
     for key, allowed in _STATEFUL.items():
-        value = bytes(given.get(key, ABSENT))
+        given = getattr(inbound, key)
+        value = bytes(given) if isinstance(given, msgspec.Raw) else msgspec.json.encode(given)
         if value not in _NOTHING:
             raise RequestInvalid(key, Verbatim(value.decode("utf-8", "replace")), allowed)
 
@@ -127,5 +130,7 @@ def decode_responses(body: bytes | bytearray) -> ResponsesInbound:
     """Return the request in `body`; raise `RequestInvalid` or one of `UNDECODABLE` for anything else."""
     inbound = _decoder.decode(body)
     _check(inbound)
-    check_stateless({key: getattr(inbound, key) for key in _STATEFUL})
+    _check_stateless(inbound)
+    if inbound.min_tokens is not None:
+        check_min_tokens(inbound)
     return inbound

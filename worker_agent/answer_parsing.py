@@ -10,14 +10,12 @@ from collections.abc import Callable
 from typing import Literal
 
 from kv_protocol.openai import ChatRequest, Request
-from kv_protocol.openai_parts import OptionalPart
 from kv_runtime.text import Text
 from worker_agent.parsers.answer import AnswerParser, Wishes
 from worker_agent.parsers.families import AnswerFormat
 
 _PROMPT_END_TOKENS = 16
 """Of the prompt's last ones: they say whether its template began the reasoning."""
-_flag = OptionalPart[bool](bool)
 
 Ending = Literal["complete", "unclosed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "unclosed")
@@ -44,7 +42,7 @@ class AnswerParsing:
     def parser_of(
         self, request: Request, prompt: tuple[int, ...], answer_id: str
     ) -> Callable[[int], AnswerParser | None]:
-        """Return what makes the parser of each choice of the answer; raise `RequestInvalid`, which names the field."""
+        """Return what makes the parser of each choice of the answer."""
         if not self._format.parses or not isinstance(request, ChatRequest):
             return lambda _: None
         wishes, end = _wishes(request), self._prompt_end(prompt)
@@ -67,5 +65,5 @@ def _wishes(request: ChatRequest) -> Wishes:
         finds_calls=finds_calls,
         tools=tuple(request.tools or ()) if finds_calls else (),
         only_first_call=request.parallel_tool_calls is False,
-        keeps_reasoning=_flag.read(request.include_reasoning, "include_reasoning") is not False,
+        keeps_reasoning=request.include_reasoning is not False,
     )

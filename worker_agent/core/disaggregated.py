@@ -33,8 +33,9 @@ import msgspec
 from kv_protocol.errors import UNDECODABLE, shortened
 from kv_protocol.openai import RequestInvalid
 from kv_protocol.openai_errors import explained
+from kv_protocol.openai_option_table import LOGPROBS_MAX
 from kv_protocol.openai_parts import ABSENT, OptionalPart
-from worker_agent.core.sampling import LOGPROBS_MAX, TokenLogprob, bounded_logprob
+from worker_agent.core.sampling import TokenLogprob, bounded_logprob
 
 STATE_BYTES_MAX = 1 << 20
 FIRST_TOKENS_MAX = 128
@@ -130,7 +131,7 @@ def handoff_of_json(data: bytes | msgspec.Raw) -> Handoff:
     except RequestInvalid as error:
         raise HandoffInvalid(str(error)) from error
     except UNDECODABLE as error:
-        raise HandoffInvalid(str(explained(error, msgspec.Raw(data), _FIELD))) from error
+        raise HandoffInvalid(str(explained(error, msgspec.Raw(data), _Wire, _FIELD))) from error
 
 
 def handoff_of_request(part: msgspec.Raw) -> Handoff | None:

@@ -17,13 +17,13 @@ Source: `dynamo_reference.md` section 6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/se
 
 import base64
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from kv_protocol.fleet import Role
 from kv_protocol.openai import ChatRequest, Request, RequestInvalid
-from kv_protocol.openai_parts import OptionalPart
+from kv_protocol.openai_errors import Verbatim
 from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.engine import EngineDescription, EngineRequest
 from worker_agent.core.request_phases import phase_of
@@ -49,14 +49,12 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "allowed_token_ids": ([],),
+    "modalities": (["text"],),
     "top_p_min": (0,),
     "thinking_token_budget": (),
     "guided_whitespace_pattern": (),
 }
 """Options that no engine of ours has, and the values that ask for nothing."""
-
-_anything = OptionalPart[Any](Any)
-_names = OptionalPart[list[str]](Annotated[list[str], msgspec.Meta(max_length=_PROCESSORS_MAX)])
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +100,10 @@ class RequestRules:
         """Return what is asked for; raise `RequestInvalid` where this worker does not do it."""
         phase = phase_of(request, self._role)
         sampling = sampling_of(request)
-        processors = tuple(_names.read(request.logits_processors, "logits_processors") or ())
+        processors = tuple(request.logits_processors or ())
+        if len(processors) > _PROCESSORS_MAX:
+            found = Verbatim(f"{len(processors)} names")
+            raise RequestInvalid("logits_processors", found, f"at most {_PROCESSORS_MAX}")
         check_supported(request, sampling, processors, SKILLS.get(self._description.event_source, ALL_SKILLS))
         return Wishes(
             **msgspec.structs.asdict(phase),
@@ -178,7 +179,7 @@ def check_supported(
 ) -> None:
     """Return when nothing is asked that cannot be done; raise `RequestInvalid` otherwise."""
     for field, neutral in _NEUTRAL.items():
-        asked = _value(getattr(request, field, None), field)
+        asked = getattr(request, field, None)
         if asked is not None and asked not in neutral:
             raise RequestInvalid(field, asked, "none on this worker")
     if request.stream and sampling.prompt_logprobs is not None:
@@ -215,12 +216,6 @@ def _guide_of(sampling: Sampling) -> object:
     """Return what guides the answer, as the client said it."""
     guide = sampling.guide
     return guide and (guide.kind if guide.value is None else guide.value)
-
-
-def _value(option: object, field: str) -> object:
-    if isinstance(option, msgspec.Raw):
-        return _anything.read(option, field)
-    return option
 
 
 def _queue_priority(request: Request) -> float | None:

@@ -9,7 +9,8 @@
     guided_choice, structured_outputs.choice           guide regex, the alternatives escaped
     structured_outputs {json, regex, ...}              guide of the one key that it has
     response_format json_object                        guide json_object
-    response_format json_schema {schema}               guide json
+    response_format json_schema, json {schema}         guide json
+    response_format regex, ebnf                        guide regex, grammar
     response_format structural_tag                     guide structural_tag, the whole of it
     response_format text                               none
 
@@ -18,39 +19,28 @@ vLLM's for `guided_*` and `structured_outputs`.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any
-
-import msgspec
 
 from kv_protocol.openai import ChatRequest, Request, RequestInvalid
 from kv_protocol.openai_errors import Verbatim
-from kv_protocol.openai_parts import OptionalPart
-from worker_agent.core.sampling import ANSWER_LOGPROBS_MAX, LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
+from kv_protocol.openai_option_table import (
+    LOGPROBS_MAX,
+    AnyFormat,
+    EbnfFormat,
+    JsonFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    RegexFormat,
+    StructuralTagFormat,
+    plain,
+)
+from worker_agent.core.sampling import ANSWER_LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
 
-_Choices = Annotated[list[str], msgspec.Meta(min_length=1, max_length=1024)]
 _COPIED = (
     "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
     "repetition_penalty", "best_of",
 )  # fmt: skip
-
-_count = OptionalPart[int](Annotated[int, msgspec.Meta(ge=0, le=LOGPROBS_MAX)])
-_anything = OptionalPart[Any](Any)
-_text = OptionalPart[str](str)
-_choices = OptionalPart[list[str]](_Choices)
-
-
-class _Structured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of `structured_outputs`."""
-
-    json: Any = None
-    regex: str | None = None
-    choice: _Choices | None = None
-    grammar: str | None = None
-    json_object: bool | None = None
-    structural_tag: Any = None
-
-
-_structured = OptionalPart[_Structured](_Structured)
+_STRUCTURED_UNKNOWN = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+"""Keys of `structured_outputs` that no engine of ours has."""
 
 
 def sampling_of(request: Request) -> Sampling:
@@ -65,7 +55,7 @@ def sampling_of(request: Request) -> Sampling:
         ignore_eos=bool(request.ignore_eos),
         choices=request.n or 1,
         logprobs=_logprobs(request),
-        prompt_logprobs=_count.read(request.prompt_logprobs, "prompt_logprobs"),
+        prompt_logprobs=_prompt_logprobs(request),
         guide=_guide(request)[1],
     )
 
@@ -97,70 +87,69 @@ def guide_field(request: Request) -> str:
 
 def _logprobs(request: Request) -> int | None:
     if isinstance(request, ChatRequest):
-        if not request.logprobs:
-            if request.top_logprobs:
-                raise RequestInvalid("top_logprobs", request.top_logprobs, "none without logprobs: true")
-            return None
-        field, count = "top_logprobs", request.top_logprobs or 0
-    elif request.logprobs is None:
-        return None
-    else:
-        field, count = "logprobs", request.logprobs
-    if not 0 <= count <= LOGPROBS_MAX:
-        raise RequestInvalid(field, count, f"0..{LOGPROBS_MAX}")
+        return (request.top_logprobs or 0) if request.logprobs else None
+    return request.logprobs
+
+
+def _prompt_logprobs(request: Request) -> int | None:
+    count = request.prompt_logprobs
+    if count is not None and not 0 <= count <= LOGPROBS_MAX:
+        raise RequestInvalid("prompt_logprobs", count, f"0..{LOGPROBS_MAX}")
     return count
 
 
 def _guide(request: Request) -> tuple[str, Guide | None]:
-    given = [*_guided(request), *_of_structured(request), *_of_response_format(request)]
+    given = [*_guided(request), *_of_structured(request)]
+    if (guide := _of_response_format(request.response_format)) is not None:
+        given.append(("response_format", guide))
     if len(given) > 1:
-        raise RequestInvalid(given[1][0], f"beside {given[0][0]}", "one guide a request")
+        raise RequestInvalid(given[1][0], Verbatim(f"it beside {given[0][0]}"), "one guide a request")
     return given[0] if given else ("", None)
 
 
 def _guided(request: Request) -> Iterator[tuple[str, Guide]]:
-    named: list[tuple[str, GuideKind, OptionalPart[Any]]] = [
-        ("guided_json", "json", _anything),
-        ("guided_regex", "regex", _text),
-        ("guided_grammar", "grammar", _text),
-        ("structural_tag", "structural_tag", _anything),
-    ]
-    for field, kind, part in named:
-        value = part.read(getattr(request, field), field)
-        if value is not None:
-            yield field, Guide(kind=kind, value=value)
-    choices = _choices.read(request.guided_choice, "guided_choice")
-    if choices is not None:
-        yield "guided_choice", Guide(kind="regex", value=choice_pattern(choices))
+    if request.guided_json is not None:
+        yield "guided_json", Guide(kind="json", value=plain(request.guided_json))
+    if request.guided_regex is not None:
+        yield "guided_regex", Guide(kind="regex", value=request.guided_regex)
+    if request.guided_grammar is not None:
+        yield "guided_grammar", Guide(kind="grammar", value=request.guided_grammar)
+    if request.structural_tag is not None:
+        yield "structural_tag", Guide(kind="structural_tag", value=plain(request.structural_tag))
+    if request.guided_choice is not None:
+        yield "guided_choice", Guide(kind="regex", value=choice_pattern(request.guided_choice))
 
 
 def _of_structured(request: Request) -> Iterator[tuple[str, Guide]]:
-    told = _structured.read(request.structured_outputs, "structured_outputs")
-    if told is None:
+    outputs = request.structured_outputs
+    if outputs is None:
         return
+    for option in _STRUCTURED_UNKNOWN:
+        if (value := getattr(outputs, option)) not in (None, False):
+            raise RequestInvalid(f"structured_outputs.{option}", value, "none on this worker")
     kinds: tuple[GuideKind, ...] = ("json", "regex", "grammar", "structural_tag")
     for kind in kinds:
-        value = getattr(told, kind)
+        value = getattr(outputs, kind)
         if value is not None:
-            yield f"structured_outputs.{kind}", Guide(kind=kind, value=value)
-    if told.choice is not None:
-        yield "structured_outputs.choice", Guide(kind="regex", value=choice_pattern(told.choice))
-    if told.json_object:
+            yield f"structured_outputs.{kind}", Guide(kind=kind, value=plain(value))
+    if outputs.choice is not None:
+        yield "structured_outputs.choice", Guide(kind="regex", value=choice_pattern(outputs.choice))
+    if outputs.json_object:
         yield "structured_outputs.json_object", Guide(kind="json_object")
 
 
-def _of_response_format(request: Request) -> Iterator[tuple[str, Guide]]:
-    told = request.response_format or {}
-    kind, field = told.get("type", "text"), "response_format"
-    if kind == "json_object":
-        yield field, Guide(kind="json_object")
-    elif kind == "json_schema":
-        named = told.get("json_schema")
-        schema = named.get("schema") if isinstance(named, dict) else None
-        if schema is None:
-            raise RequestInvalid("response_format.json_schema.schema", "none", "a JSON schema")
-        yield field, Guide(kind="json", value=schema)
-    elif kind == "structural_tag":
-        yield field, Guide(kind="structural_tag", value=told)
-    elif kind != "text":
-        raise RequestInvalid("response_format.type", kind, "text, json_object, json_schema or structural_tag")
+def _of_response_format(wanted: AnyFormat | None) -> Guide | None:
+    match wanted:
+        case JsonObjectFormat():
+            return Guide(kind="json_object")
+        case JsonSchemaFormat():
+            return Guide(kind="json", value=plain(wanted.json_schema.schema))
+        case JsonFormat():
+            return Guide(kind="json", value=plain(wanted.schema))
+        case RegexFormat():
+            return Guide(kind="regex", value=wanted.regex)
+        case EbnfFormat():
+            return Guide(kind="grammar", value=wanted.ebnf)
+        case StructuralTagFormat():
+            return Guide(kind="structural_tag", value=plain(wanted))
+    return None

@@ -9,8 +9,6 @@ from typing import Any, Literal
 import msgspec
 
 GuideKind = Literal["json", "regex", "grammar", "json_object", "structural_tag"]
-LOGPROBS_MAX = 20
-"""Of each token; the OpenAI interface allows no more."""
 ANSWER_LOGPROBS_MAX = 1 << 18
 """Of an unstreamed answer: n x max_tokens x (1 + top_logprobs), of the prompt likewise; about 15 MB of JSON."""
 _PATTERN_MARKS = frozenset("\\.^$|?*+()[]{}")

@@ -35,6 +35,7 @@ from typing import Any
 
 import msgspec
 
+from kv_protocol.openai_option_table import LOGPROBS_MAX
 from worker_agent.core.disaggregated import params_of
 from worker_agent.core.engine import PRIORITY_DEFAULT, EngineDescription, EngineRequest, RequestRefused
 from worker_agent.core.engine_rules import Role
@@ -42,7 +43,7 @@ from worker_agent.core.media import Media
 from worker_agent.core.media_inputs import cache_salt_of, has_media, media_rules, of_kind
 from worker_agent.core.request_limits import Rule, limits
 from worker_agent.core.role_rules import role_rules, takes_transfer
-from worker_agent.core.sampling import LOGPROBS_MAX, Guide, Sampling
+from worker_agent.core.sampling import Guide, Sampling
 
 NO_END_TOKEN = -1
 LOGIT_BIAS_MAX = 1024

@@ -21,7 +21,8 @@ from kv_protocol.openai import (
     decode_chat,
     decode_inbound,
 )
-from kv_protocol.openai_options import CACHE_SALT_CHARACTERS_MAX, AgentHints, Targets
+from kv_protocol.openai_option_table import CACHE_SALT_CHARACTERS_MAX
+from kv_protocol.openai_options import AgentHints, Targets
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -77,7 +78,11 @@ GUIDED: list[dict[str, Any]] = [
 CHATS: list[dict[str, Any]] = [
     {"chat_template_kwargs": {"enable_thinking": False}},
     {"reasoning_effort": "high", "thinking": {"type": "enabled"}, "include_reasoning": True},
-    {"tools": [], "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": False},
+    {
+        "tools": [{"function": {"name": "f"}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": False,
+    },
     {"tool_choice": "auto", "logprobs": True, "top_logprobs": 3},
 ]
 
@@ -136,7 +141,7 @@ def test_a_cache_salt_of_1024_characters_is_read_and_a_longer_one_is_refused_by_
 
     longest = character * CACHE_SALT_CHARACTERS_MAX
     assert decode(CHAT, body(longest)).salt == longest
-    with pytest.raises(RequestInvalid, match="length <= 1024") as refused:
+    with pytest.raises(RequestInvalid, match="a string, up to 1024 characters") as refused:
         decode(CHAT, body(longest + "s"))
     assert refused.value.field == place
 

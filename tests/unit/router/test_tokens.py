@@ -278,7 +278,7 @@ BODIES = [
     b'{"model":"m","prompt":"x"}',
     b' \n\t{ "model" : "m",\r\n "prompt":"{\\"}"}  \n',
     '{"prompt":"äöü{ 模型","model":"m"}'.encode(),
-    b'{"prompt":[1,2],"model":"m","temperature":0.10,"seed":123456789012345678901234567890}',
+    b'{"prompt":[1,2],"model":"m","temperature":0.10,"seed":1234567890123456789}',
     b'{"model":"m","prompt":"x","kv_prompt_ids":null}',
 ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from kv_protocol.openai import CompletionRequest, RequestInvalid, decode_chat, decode_completion
+from kv_protocol.openai import CompletionRequest, decode_chat, decode_completion
 from kv_runtime.config import ConfigurationError, load_settings
 from kv_runtime.text import Text, load_text
 from tests.support.tool_calls import Case, golden_cases, read_of
@@ -93,12 +93,6 @@ def test_completions_have_no_parser(tmp_path: Path) -> None:
     request = decode_completion(b'{"model": "m", "prompt": "hi"}')
     assert isinstance(request, CompletionRequest)
     assert parsing(model_with(tmp_path, ()), "gpt_oss").parser_of(request, (1,), "a")(0) is None
-
-
-def test_a_flag_that_is_none_is_named(tmp_path: Path) -> None:
-    request = decode_chat(json.dumps(CHAT | {"include_reasoning": 1}).encode())
-    with pytest.raises(RequestInvalid, match="include_reasoning"):
-        parsing(model_with(tmp_path, ()), "hermes").parser_of(request, (1,), "a")
 
 
 @pytest.mark.parametrize(

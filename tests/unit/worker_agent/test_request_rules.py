@@ -8,7 +8,14 @@ import pytest
 
 from kv_protocol.fleet import Role
 from kv_protocol.hashing import pack_tokens
-from kv_protocol.openai import ChatRequest, CompletionRequest, NvExt, Request, RequestInvalid
+from kv_protocol.openai import (
+    ChatRequest,
+    CompletionRequest,
+    Request,
+    RequestInvalid,
+    decode_chat,
+    decode_completion,
+)
 from kv_runtime.text import ByteText
 from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.engine import EngineDescription, EngineRequest
@@ -29,11 +36,11 @@ ENGINE = EngineDescription(
 
 
 def chat(**fields: Any) -> ChatRequest:
-    return ChatRequest(model="m", messages=[{"role": "user", "content": "hi"}], **fields)
+    return decode_chat(msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": "hi"}], **fields}))
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return CompletionRequest(model="m", prompt=msgspec.Raw(b'"hi"'), **fields)
+    return decode_completion(msgspec.json.encode({"model": "m", "prompt": "hi", **fields}))
 
 
 def rules(*, role: Role = "aggregated", loras: tuple[str, ...] = (), **description: Any) -> RequestRules:
@@ -89,7 +96,6 @@ def test_a_refusal_shows_no_more_than_the_beginning_of_a_long_prompt() -> None:
     [
         chat(),
         chat(n=1, logprobs=False, response_format={"type": "text"}, temperature=0.5),
-        chat(response_format={}),
         completion(),
         chat(guided_regex=msgspec.Raw(b"null"), stop_token_ids=msgspec.Raw(b"[1]")),
         completion(n=1, best_of=1, echo=False, suffix=""),
@@ -143,7 +149,6 @@ def test_one_that_can_is_asked(request_: Request, field: str) -> None:
         (chat(thinking_token_budget=msgspec.Raw(b"7")), "thinking_token_budget"),
         (chat(allowed_token_ids=msgspec.Raw(b"[1]")), "allowed_token_ids"),
         (chat(stream=True, prompt_logprobs=msgspec.Raw(b"1")), "prompt_logprobs"),
-        (chat(logits_processors=msgspec.Raw(b"[7]")), "logits_processors[0]"),
         (chat(logits_processors=msgspec.Raw(msgspec.json.encode(["a"] * 17))), "logits_processors"),
         (
             chat(disaggregated_params=msgspec.Raw(b'{"request_type":"generation_only"}')),
@@ -218,7 +223,7 @@ def test_an_empty_salt_is_none() -> None:
 
 
 def test_a_salt_may_come_with_the_extension() -> None:
-    assert asked(chat(nvext=NvExt(cache_salt="salt"))).cache_salt == "salt"
+    assert asked(chat(nvext={"cache_salt": "salt"})).cache_salt == "salt"
 
 
 @pytest.mark.parametrize(

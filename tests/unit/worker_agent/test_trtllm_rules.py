@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.hashing import image_pad
-from kv_protocol.openai_options import CACHE_SALT_CHARACTERS_MAX
+from kv_protocol.openai_option_table import CACHE_SALT_CHARACTERS_MAX
 from tests.unit.worker_agent.trtllm_json import (
     BLOCK_SIZE,
     Json,

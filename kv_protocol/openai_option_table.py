@@ -1,0 +1,241 @@
+"""The options of requests to both OpenAI endpoints: types and ranges, the same for routers and worker agents.
+
+An option that is absent, or null, is None. A router checks all of them and sends the body on as it came; what an engine
+cannot do is for its worker to refuse. Values that only a worker reads (schemas, tags) are `JsonObject`: their members
+stay bytes until `plain` decodes them.
+
+Sources: the OpenAI API reference (chat and legacy completions); of extensions NVIDIA/TensorRT-LLM,
+`tensorrt_llm/serve/openai_protocol.py` (`ResponseFormat`, `EarlyStopping`, `_LOGIT_BIAS_MAX`); vllm-project/vllm,
+`vllm/sampling_params.py` (`SamplingParams`, `StructuredOutputsParams`, -1 of `top_k`, `prompt_logprobs` and
+`thinking_token_budget`); sgl-project/sglang, `python/sglang/srt/sampling/sampling_params.py` (`verify`). Where engines
+differ the wider range stands here.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from kv_protocol.ids import TokenId
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+I64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Priority = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+CACHE_SALT_CHARACTERS_MAX = 1024
+"""At most 4096 bytes of UTF-8: less than the 65,536 bytes that an agent accepts in an engine's event."""
+CacheSalt = Annotated[str, msgspec.Meta(max_length=CACHE_SALT_CHARACTERS_MAX)]
+LOGPROBS_MAX = 20
+"""The likeliest tokens of each position that a request may ask for. Source: `top_logprobs` of the OpenAI API."""
+STOPS_MAX = 128
+"""Stop strings of a request; each is searched for in every piece of the answer."""
+BIAS_MAX = 100.0
+
+JsonObject = dict[str, msgspec.Raw]
+Name = Annotated[str, msgspec.Meta(min_length=1)]
+TokenLimit = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
+TokenLimitOrAll = Annotated[int, msgspec.Meta(ge=-1, le=1 << 24)]
+TopK = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+Factor = Annotated[float, msgspec.Meta(gt=0)]
+Logprobs = Annotated[int, msgspec.Meta(ge=0, le=LOGPROBS_MAX)]
+Stops = str | Annotated[list[str], msgspec.Meta(max_length=STOPS_MAX)]
+TokenIds = list[TokenId]
+BiasedToken = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,10}$")]
+Bias = Annotated[float, msgspec.Meta(ge=-BIAS_MAX, le=BIAS_MAX)]
+GuidedChoices = Annotated[list[str], msgspec.Meta(min_length=1, max_length=1024)]
+Effort = Annotated[str, msgspec.Meta(max_length=64)]
+Verbosity = Literal["low", "medium", "high"]
+Modalities = list[Literal["text", "audio"]]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream carries besides its text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+# ---------------------------------------------------------------- the form of the answer
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    """A value of `response_format`; the subclass is that of its `type`."""
+
+
+class TextFormat(ResponseFormat, frozen=True, tag="text"):
+    """Any text: the same as no format."""
+
+
+class JsonObjectFormat(ResponseFormat, frozen=True, tag="json_object"):
+    """Any JSON object."""
+
+
+class JsonSchema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The value of `response_format.json_schema`."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: JsonObject
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(ResponseFormat, frozen=True, kw_only=True, tag="json_schema"):
+    """JSON that obeys a schema."""
+
+    json_schema: JsonSchema
+
+
+class JsonFormat(ResponseFormat, frozen=True, kw_only=True, tag="json"):
+    """JSON that obeys a schema, as TensorRT-LLM writes it."""
+
+    schema: JsonObject
+
+
+class RegexFormat(ResponseFormat, frozen=True, kw_only=True, tag="regex"):
+    """Text that matches a regular expression; TensorRT-LLM's."""
+
+    regex: str
+
+
+class EbnfFormat(ResponseFormat, frozen=True, kw_only=True, tag="ebnf"):
+    """Text of a grammar; TensorRT-LLM's."""
+
+    ebnf: str
+
+
+class StructuralTagFormat(ResponseFormat, frozen=True, kw_only=True, tag="structural_tag", omit_defaults=True):
+    """Text with structured parts: `format` (TensorRT-LLM, vLLM), or `structures` and `triggers` (vLLM before)."""
+
+    format: JsonObject | None = None
+    structures: list[JsonObject] | None = None
+    triggers: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where it says neither."""
+        if self.format is None and self.structures is None:
+            raise ValueError("format, or structures and triggers")
+
+
+AnyFormat = (
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | JsonFormat | RegexFormat | EbnfFormat | StructuralTagFormat
+)
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The value of vLLM's `structured_outputs`."""
+
+    json: JsonObject | str | None = None
+    regex: str | None = None
+    choice: GuidedChoices | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: JsonObject | str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    whitespace_pattern: str | None = None
+
+
+def plain(value: JsonObject | StructuralTagFormat | str) -> Any:  # noqa: ANN401 - any JSON
+    """Return the value with all its members decoded."""
+    return value if isinstance(value, str) else msgspec.json.decode(msgspec.json.encode(value))
+
+
+# ---------------------------------------------------------------- tools
+
+
+class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The function of a `NamedToolChoice`."""
+
+    name: Name
+
+
+class NamedToolChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `tool_choice` of one function, which `tools` has to have."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+
+
+class ToolFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """The function of a tool; other keys of it are for the chat template."""
+
+    name: Name
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """An item of `tools`, as far as it is checked."""
+
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+# ---------------------------------------------------------------- both endpoints
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The options that both endpoints have. Those of one endpoint stand in its requests, with types of this module."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    min_tokens: TokenLimit | None = None
+    n: Choices | None = None
+    best_of: Choices | None = None
+    stop: Stops | None = None
+    stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    top_p_min: Probability | None = None
+    seed: I64 | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Factor | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    use_beam_search: bool | None = None
+    logit_bias: dict[BiasedToken, Bias] | None = None
+    bad_words: list[Name] | None = None
+    allowed_token_ids: TokenIds | None = None
+    logits_processors: list[str] | None = None
+    prompt_logprobs: TokenLimitOrAll | None = None
+    thinking_token_budget: TokenLimitOrAll | None = None
+    add_special_tokens: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    detokenize: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    response_format: AnyFormat | None = None
+    guided_json: JsonObject | str | None = None
+    guided_regex: str | None = None
+    guided_choice: GuidedChoices | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    structural_tag: JsonObject | str | None = None
+    cache_salt: CacheSalt | None = None
+    priority: Priority | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+    metadata: JsonObject | None = None
+    safety_identifier: str | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)

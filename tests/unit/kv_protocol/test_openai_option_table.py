@@ -1,0 +1,331 @@
+"""Every option of a request: what its type and range let pass, at routers and worker agents alike."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from kv_protocol.openai import (
+    CHAT,
+    COMPLETIONS,
+    ChatInbound,
+    ChatRequest,
+    CompletionInbound,
+    CompletionRequest,
+    RequestInvalid,
+    decode_chat,
+    decode_completion,
+    decode_inbound,
+)
+from kv_protocol.openai_option_table import JsonSchema, Options, StreamOptions, StructuredOutputs
+
+REQUIRED: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    COMPLETIONS: {"model": "m", "prompt": "hi"},
+}
+Decode = Callable[[str, bytes], Any]
+DECODERS: dict[str, Decode] = {
+    "router": decode_inbound,
+    "agent": lambda path, body: (decode_chat if path == CHAT else decode_completion)(body),
+}
+KINDS: list[tuple[str, type[msgspec.Struct]]] = [
+    (CHAT, ChatInbound), (CHAT, ChatRequest), (COMPLETIONS, CompletionInbound), (COMPLETIONS, CompletionRequest),
+]  # fmt: skip
+NAMED = {"type": "function", "function": {"name": "f"}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+FAR = 1 << 40
+
+RIGHT: dict[str, list[Any]] = {
+    "stream": [True],
+    "stream_options": [{}, {"include_usage": True, "include_obfuscation": False, "continuous_usage_stats": True}],
+    "max_tokens": [1, 1 << 24],
+    "min_tokens": [0, 5],
+    "n": [1, 128],
+    "best_of": [1, 128],
+    "stop": ["a", [], ["a"] * 128],
+    "stop_token_ids": [[], [0, 5]],
+    "include_stop_str_in_output": [True],
+    "ignore_eos": [True],
+    "temperature": [0, 2, 0.5],
+    "top_p": [0, 1],
+    "top_k": [-1, 0, 50],
+    "min_p": [0, 1],
+    "top_p_min": [0.5],
+    "seed": [-(1 << 63), (1 << 63) - 1],
+    "frequency_penalty": [-2, 2],
+    "presence_penalty": [-2, 2],
+    "repetition_penalty": [0.1, 2.5],
+    "length_penalty": [-1.5],
+    "early_stopping": [True, "never"],
+    "use_beam_search": [False],
+    "logit_bias": [{}, {"5": -100, "6": 100.0}],
+    "bad_words": [["a"]],
+    "allowed_token_ids": [[1]],
+    "logits_processors": [["a"]],
+    "prompt_logprobs": [-1, 0, 20],
+    "thinking_token_budget": [-1, 100],
+    "add_special_tokens": [True],
+    "skip_special_tokens": [True],
+    "spaces_between_special_tokens": [True],
+    "detokenize": [True],
+    "return_token_ids": [True],
+    "return_tokens_as_token_ids": [True],
+    "response_format": [
+        {"type": "text"},
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "n", "description": "d", "schema": {}, "strict": True}},
+        {"type": "json", "schema": {"a": [1]}},
+        {"type": "regex", "regex": "a+"},
+        {"type": "ebnf", "ebnf": "root ::= x"},
+        {"type": "structural_tag", "format": {"type": "any_text"}},
+        {"type": "structural_tag", "structures": [{"begin": "<x>"}], "triggers": ["<x>"]},
+    ],
+    "guided_json": [{"type": "object"}, "{}"],
+    "guided_regex": ["a+"],
+    "guided_choice": [["a"]],
+    "guided_grammar": ["g"],
+    "guided_whitespace_pattern": [" "],
+    "guided_decoding_backend": ["xgrammar"],
+    "structured_outputs": [{"choice": ["a"]}, {"json": {}}, {"json": "{}"}, {"structural_tag": "{}"}],
+    "structural_tag": [{"begin": "<x>"}, "{}"],
+    "cache_salt": ["s"],
+    "priority": [-1e9, 0.5],
+    "user": ["u"],
+    "service_tier": ["auto"],
+    "store": [False],
+    "metadata": [{"a": "b"}],
+    "safety_identifier": ["x"],
+}
+RIGHT_CHAT: dict[str, list[Any]] = {
+    "max_completion_tokens": [1],
+    "logprobs": [True],
+    "tool_choice": ["none", "auto"],
+    "tools": [[], TOOLS, [{"function": {"name": "f"}}]],
+    "parallel_tool_calls": [False],
+    "reasoning_effort": ["high"],
+    "verbosity": ["low"],
+    "modalities": [["text"], ["text", "audio"]],
+    "add_generation_prompt": [True],
+    "continue_final_message": [True],
+    "include_reasoning": [True],
+    "thinking": [{"type": "enabled"}, True],
+    "prediction": [{"type": "content", "content": "x"}],
+    "prompt_cache_key": ["k"],
+    "chat_template_kwargs": [{"a": 1}],
+    "documents": [[{"text": "d"}]],
+}
+RIGHT_COMPLETION: dict[str, list[Any]] = {"echo": [True], "suffix": ["s"], "logprobs": [0, 20]}
+
+WHOLE, SWITCH = "a whole number, ", "true or false"
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"stream": 1}, "stream", SWITCH),
+    ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage", SWITCH),
+    ({"max_tokens": 0}, "max_tokens", WHOLE + "1..16777216"),
+    ({"max_tokens": 1.5}, "max_tokens", WHOLE + "1..16777216"),
+    ({"min_tokens": -1}, "min_tokens", WHOLE + "0..16777216"),
+    ({"min_tokens": "5"}, "min_tokens", WHOLE + "0..16777216"),
+    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "0..5: the limit of the answer's tokens"),
+    ({"n": 129}, "n", WHOLE + "1..128"),
+    ({"best_of": 0}, "best_of", WHOLE + "1..128"),
+    ({"stop": 7}, "stop", "a string or a list of strings, up to 128 items"),
+    ({"stop": ["a"] * 129}, "stop", "a string or a list of strings, up to 128 items"),
+    ({"stop": ["a", None]}, "stop[1]", "a string"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]", WHOLE + "0..4294967295"),
+    ({"stop_token_ids": "a"}, "stop_token_ids", "a list of whole numbers (0..4294967295)"),
+    ({"include_stop_str_in_output": "x"}, "include_stop_str_in_output", SWITCH),
+    ({"ignore_eos": "x"}, "ignore_eos", SWITCH),
+    ({"temperature": 2.1}, "temperature", "a number, 0..2"),
+    ({"temperature": "hot"}, "temperature", "a number, 0..2"),
+    ({"top_p": 1.1}, "top_p", "a number, 0..1"),
+    ({"top_k": -2}, "top_k", WHOLE + "-1..2147483647"),
+    ({"top_k": 0.5}, "top_k", WHOLE + "-1..2147483647"),
+    ({"min_p": -0.1}, "min_p", "a number, 0..1"),
+    ({"min_p": 5}, "min_p", "a number, 0..1"),
+    ({"min_p": [1]}, "min_p", "a number, 0..1"),
+    ({"top_p_min": 2}, "top_p_min", "a number, 0..1"),
+    ({"seed": 1 << 63}, "seed", WHOLE + "-9223372036854775808..9223372036854775807"),
+    ({"frequency_penalty": 3}, "frequency_penalty", "a number, -2..2"),
+    ({"presence_penalty": True}, "presence_penalty", "a number, -2..2"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "a number, more than 0"),
+    ({"repetition_penalty": "x"}, "repetition_penalty", "a number, more than 0"),
+    ({"length_penalty": "x"}, "length_penalty", "a number"),
+    ({"early_stopping": "soon"}, "early_stopping", 'true or false or "never"'),
+    ({"use_beam_search": 1}, "use_beam_search", SWITCH),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "values: a number, -100..100"),
+    ({"logit_bias": {"a": 1}}, "logit_bias", "keys: a string, as ^[0-9]{1,10}$"),
+    ({"logit_bias": [1]}, "logit_bias", "an object"),
+    ({"bad_words": [""]}, "bad_words[0]", "a string, 1 or more characters"),
+    ({"allowed_token_ids": [FAR]}, "allowed_token_ids[0]", WHOLE + "0..4294967295"),
+    ({"logits_processors": [7]}, "logits_processors[0]", "a string"),
+    ({"prompt_logprobs": -2}, "prompt_logprobs", WHOLE + "-1..16777216"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget", WHOLE + "-1..16777216"),
+    ({"add_special_tokens": 0}, "add_special_tokens", SWITCH),
+    ({"skip_special_tokens": 0}, "skip_special_tokens", SWITCH),
+    ({"spaces_between_special_tokens": 0}, "spaces_between_special_tokens", SWITCH),
+    ({"detokenize": 0}, "detokenize", SWITCH),
+    ({"return_token_ids": 0}, "return_token_ids", SWITCH),
+    ({"return_tokens_as_token_ids": 0}, "return_tokens_as_token_ids", SWITCH),
+    ({"response_format": "json"}, "response_format", "an object"),
+    ({"response_format": {}}, "response_format.type", "a value: it is required"),
+    ({"response_format": {"type": 7}}, "response_format.type", '"text" or "json_object" or "json_schema"'),
+    ({"response_format": {"type": "xml"}}, "response_format.type", '"text" or "json_object" or "json_schema"'),
+    ({"response_format": {"type": "text", "x": 1}}, "response_format.x", "no others"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "it is required"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+        "response_format.json_schema.schema",
+        "it is required",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": 7}}},
+        "response_format.json_schema.schema",
+        "an object",
+    ),
+    ({"response_format": {"type": "structural_tag"}}, "response_format", "format, or structures and triggers"),
+    ({"response_format": {"type": "regex", "regex": 7}}, "response_format.regex", "a string"),
+    ({"guided_json": 7}, "guided_json", "an object or a string"),
+    ({"guided_regex": 7}, "guided_regex", "a string"),
+    ({"guided_choice": []}, "guided_choice", "a list of strings, 1..1024 items"),
+    ({"guided_choice": [7]}, "guided_choice[0]", "a string"),
+    ({"guided_grammar": {}}, "guided_grammar", "a string"),
+    ({"guided_whitespace_pattern": 7}, "guided_whitespace_pattern", "a string"),
+    ({"guided_decoding_backend": 7}, "guided_decoding_backend", "a string"),
+    ({"structured_outputs": {"surprise": 1}}, "structured_outputs.surprise", "no others"),
+    ({"structured_outputs": {"json": 7}}, "structured_outputs.json", "an object or a string"),
+    ({"structural_tag": [1]}, "structural_tag", "an object or a string"),
+    ({"cache_salt": 7}, "cache_salt", "a string, up to 1024 characters"),
+    ({"priority": 1e10}, "priority", "a number, -1000000000..1000000000"),
+    ({"user": 7}, "user", "a string"),
+    ({"service_tier": 7}, "service_tier", "a string"),
+    ({"store": "yes"}, "store", SWITCH),
+    ({"metadata": "x"}, "metadata", "an object"),
+    ({"safety_identifier": 7}, "safety_identifier", "a string"),
+]
+WRONG_CHAT: list[tuple[dict[str, Any], str, str]] = [
+    ({"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens", "0..5"),
+    ({"logprobs": 3}, "logprobs", SWITCH),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", WHOLE + "0..20"),
+    ({"top_logprobs": 2}, "top_logprobs", "none without logprobs: true"),
+    ({"tool_choice": "any"}, "tool_choice", '"auto" or "none" or "required" or an object'),
+    ({"tool_choice": 7}, "tool_choice", '"auto" or "none" or "required" or an object'),
+    ({"tool_choice": {"type": "magic"}}, "tool_choice.type", '"function"'),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function", "it is required"),
+    ({"tool_choice": {"type": "function", "function": {"name": ""}}}, "tool_choice.function.name", "1 or more"),
+    ({"tool_choice": "required"}, "tool_choice", '"none" or "auto": there are no tools'),
+    ({"tool_choice": "required", "tools": []}, "tool_choice", '"none" or "auto": there are no tools'),
+    ({"tool_choice": NAMED}, "tool_choice.function.name", "the name of one of tools (there are none)"),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": TOOLS},
+        "tool_choice.function.name",
+        "the name of one of tools (f)",
+    ),
+    ({"tool_choice": NAMED, "tools": [{"a": 1}]}, "tools[0].function", "it is required"),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls", SWITCH),
+    ({"reasoning_effort": "x" * 65}, "reasoning_effort", "a string, up to 64 characters"),
+    ({"verbosity": "loud"}, "verbosity", '"high" or "low" or "medium"'),
+    ({"modalities": ["smell"]}, "modalities[0]", '"audio" or "text"'),
+    ({"include_reasoning": "x"}, "include_reasoning", SWITCH),
+    ({"thinking": "x"}, "thinking", "an object or true or false"),
+    ({"prediction": "x"}, "prediction", "an object"),
+    ({"prompt_cache_key": 7}, "prompt_cache_key", "a string"),
+]
+WRONG_COMPLETION: list[tuple[dict[str, Any], str, str]] = [
+    ({"echo": 1}, "echo", SWITCH),
+    ({"suffix": 7}, "suffix", "a string"),
+    ({"logprobs": 21}, "logprobs", WHOLE + "0..20"),
+    ({"logprobs": True}, "logprobs", WHOLE + "0..20"),
+]
+
+
+def body(path: str, fields: dict[str, Any]) -> bytes:
+    return json.dumps(REQUIRED[path] | fields).encode()
+
+
+def right(path: str) -> Iterator[tuple[str, str, Any]]:
+    for field, values in (RIGHT | (RIGHT_CHAT if path == CHAT else RIGHT_COMPLETION)).items():
+        yield from ((path, field, value) for value in values)
+
+
+def wrong(path: str) -> Iterator[tuple[str, dict[str, Any], str, str]]:
+    yield from ((path, *case) for case in WRONG + (WRONG_CHAT if path == CHAT else WRONG_COMPLETION))
+
+
+@pytest.mark.parametrize("decode", DECODERS.values(), ids=DECODERS)
+@pytest.mark.parametrize(("path", "field", "value"), [*right(CHAT), *right(COMPLETIONS)])
+def test_what_an_option_may_be_is_read(path: str, field: str, value: Any, decode: Decode) -> None:
+    assert decode(path, body(path, {field: value})).model == "m"
+
+
+@pytest.mark.parametrize("decode", DECODERS.values(), ids=DECODERS)
+@pytest.mark.parametrize(("path", "fields", "field", "allowed"), [*wrong(CHAT), *wrong(COMPLETIONS)])
+def test_what_an_option_may_not_be_is_refused_by_its_path(
+    path: str, fields: dict[str, Any], field: str, allowed: str, decode: Decode
+) -> None:
+    with pytest.raises(RequestInvalid) as refused:
+        decode(path, body(path, fields))
+    assert refused.value.field == field
+    assert allowed in refused.value.allowed
+
+
+def test_every_option_is_tried_here() -> None:
+    names = set(Options.__struct_fields__)
+    assert set(RIGHT) == names
+    assert names == {field for fields, _, _ in WRONG for field in fields}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("decode", DECODERS.values(), ids=DECODERS)
+def test_a_tool_may_be_wanted_where_there_is_one(choice: Any, decode: Decode) -> None:
+    assert decode(CHAT, body(CHAT, {"tool_choice": choice, "tools": TOOLS})).tool_choice is not None
+
+
+def test_a_worker_reads_tools_also_where_none_is_chosen() -> None:
+    with pytest.raises(RequestInvalid, match=r"^tools\[0\]\.function: found null, allowed a value: it is required$"):
+        decode_chat(body(CHAT, {"tools": [{"a": 1}]}))
+
+
+@pytest.mark.parametrize(("path", "kind"), KINDS)
+def test_null_is_absence_for_every_optional_field(path: str, kind: type[msgspec.Struct]) -> None:
+    decode = DECODERS["router" if kind in (ChatInbound, CompletionInbound) else "agent"]
+    optional = [field.encode_name for field in msgspec.structs.fields(kind) if not field.required]
+    nulls = decode(path, body(path, dict.fromkeys(optional)))
+    assert {name for name in optional if getattr(nulls, name) not in (None, msgspec.Raw(b"null"))} == set()
+    if path == CHAT and kind is ChatInbound:
+        assert (nulls.is_guided, nulls.ineffective, nulls.read_options()) == (False, (), {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "required"), [(StreamOptions, {}), (StructuredOutputs, {}), (JsonSchema, {"schema": {}})]
+)
+def test_null_is_absence_inside_an_option_too(kind: type[msgspec.Struct], required: dict[str, Any]) -> None:
+    nulls = dict.fromkeys(kind.__struct_fields__) | required
+    assert msgspec.json.decode(json.dumps(nulls), type=kind) == msgspec.json.decode(json.dumps(required), type=kind)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_guided"),
+    [
+        ({}, False),
+        ({"response_format": {"type": "text"}}, False),
+        ({"response_format": {"type": "json_object"}}, True),
+        ({"guided_regex": "a"}, True),
+        ({"structured_outputs": {"regex": "a"}}, True),
+    ],
+)
+def test_a_form_of_text_guides_nothing(fields: dict[str, Any], is_guided: bool) -> None:
+    assert decode_inbound(CHAT, body(CHAT, fields)).is_guided is is_guided
+
+
+def test_router_and_agents_give_an_option_the_same_type() -> None:
+    bytes_at_the_router = {
+        "messages", "tools", "documents", "chat_template_kwargs", "kv_prompt_ids", "kv_continue",
+    }  # fmt: skip
+    for inbound, request in ((ChatInbound, ChatRequest), (CompletionInbound, CompletionRequest)):
+        ours, theirs = _types(inbound), _types(request)
+        assert {name for name in ours if ours[name] != theirs[name]} <= bytes_at_the_router
+
+
+def _types(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
