@@ -11,12 +11,14 @@ CALLS_MAX        further calls of one answer are content
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from worker_agent.parsers.events import ContentDelta, Event, ToolCallArguments, ToolCallStarted, appended
+from worker_agent.parsers.events import ContentDelta, Event, ToolCallArguments, ToolCallStarted
 from worker_agent.parsers.reader import Reader, Rejected, Steps
 
 CALLS_MAX = 128
 NAME_CHARACTERS_MAX = 256
 _SPACE_CHARACTERS_MAX = 64
+_CHARACTERS_AT_ONCE = 4096
+"""Of longer text each part is read by itself: every search for a marker goes through all that is there."""
 
 CallId = Callable[[int], str]
 """Returns the id of the call with this index."""
@@ -36,8 +38,8 @@ class Parser(ABC):
 
     def feed(self, text: str) -> list[Event]:
         """Return what `text` completes."""
-        if text:
-            self._reader.add(text)
+        for at in range(0, len(text), _CHARACTERS_AT_ONCE):
+            self._reader.add(text[at : at + _CHARACTERS_AT_ONCE])
             next(self._running)
         return self._drained()
 
@@ -104,7 +106,7 @@ class ToolParser(Parser):
 
     def _show(self, text: str) -> None:
         if text:
-            appended(self._events, ContentDelta(text))
+            self._events.append(ContentDelta(text))
 
     def _start(self, name: str) -> None:
         """Begin a call; raise `Rejected` where there can be no function of this name."""
@@ -117,7 +119,7 @@ class ToolParser(Parser):
 
     def _arguments(self, text: str) -> None:
         if text:
-            appended(self._events, ToolCallArguments(self.calls - 1, text))
+            self._events.append(ToolCallArguments(self.calls - 1, text))
 
     def _end(self) -> None:
         self.has_open_call = False

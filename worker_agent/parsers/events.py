@@ -4,6 +4,9 @@ A call is one `ToolCallStarted`, then any number of `ToolCallArguments` of the s
 arguments, joined, are the text that the model wrote; a model may write text that is not JSON.
 """
 
+from collections.abc import Iterable
+from itertools import groupby
+
 import msgspec
 
 
@@ -37,22 +40,25 @@ class ToolCallArguments(msgspec.Struct, frozen=True, tag=True):
 Event = ContentDelta | ReasoningDelta | ToolCallStarted | ToolCallArguments
 
 
-def appended(events: list[Event], event: Event) -> None:
-    """Add `event` to `events`; text that goes on with the last event becomes one event with it."""
-    last = events[-1] if events else None
-    if isinstance(event, ContentDelta) and isinstance(last, ContentDelta):
-        events[-1] = ContentDelta(last.text + event.text)
-    elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
-        events[-1] = ReasoningDelta(last.text + event.text)
-    elif isinstance(event, ToolCallArguments) and isinstance(last, ToolCallArguments) and last.index == event.index:
-        events[-1] = ToolCallArguments(event.index, last.delta + event.delta)
-    else:
-        events.append(event)
+def joined(events: Iterable[Event]) -> list[Event]:
+    """Return the same in as few events as possible: text that goes on with the event before becomes one with it."""
+    return [_as_one(list(run)) for _, run in groupby(events, _key)]
 
 
-def joined(events: list[Event]) -> list[Event]:
-    """Return the same text in as few events as possible."""
-    fewer: list[Event] = []
-    for event in events:
-        appended(fewer, event)
-    return fewer
+def _key(event: Event) -> tuple[object, ...]:
+    """Return what events of one run have in common; of a call's begin it is alone."""
+    if isinstance(event, ToolCallStarted | ToolCallArguments):
+        return type(event), event.index
+    return (type(event),)
+
+
+def _as_one(run: list[Event]) -> Event:
+    first = run[0]
+    if len(run) == 1 or isinstance(first, ToolCallStarted):
+        return first
+    if isinstance(first, ToolCallArguments):
+        return ToolCallArguments(
+            first.index, "".join(each.delta for each in run if isinstance(each, ToolCallArguments))
+        )
+    texts = (each.text for each in run if isinstance(each, ContentDelta | ReasoningDelta))
+    return type(first)("".join(texts))

@@ -16,7 +16,7 @@ sgl-project/sglang, `python/sglang/srt/function_call/gpt_oss_detector.py`.
 import re
 
 from worker_agent.parsers.calls import CallId, ToolParser
-from worker_agent.parsers.events import ReasoningDelta, appended
+from worker_agent.parsers.events import ReasoningDelta
 from worker_agent.parsers.reader import Rejected, Steps
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
@@ -94,4 +94,4 @@ class HarmonyParser(ToolParser):
         return marker
 
     def _reasoning(self, text: str) -> None:
-        appended(self._events, ReasoningDelta(text))
+        self._events.append(ReasoningDelta(text))

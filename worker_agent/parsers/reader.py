@@ -126,9 +126,8 @@ class Reader:
 
     def _open_at(self, markers: Sequence[str], end: int) -> int:
         """Return where a marker may begin that has not wholly arrived; `end` where none may begin before that."""
-        longest = max(map(len, markers), default=1)
+        longest, firsts = max(map(len, markers), default=1), {each[0] for each in markers}
         for at in range(max(self._at, len(self._text) - longest + 1), end):
-            tail = self._text[at:]
-            if any(each.startswith(tail) for each in markers):
+            if self._text[at] in firsts and any(each.startswith(self._text[at:]) for each in markers):
                 return at
         return end

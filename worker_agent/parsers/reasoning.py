@@ -12,7 +12,7 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/reasoning_parser.py`; vllm-pro
 """
 
 from worker_agent.parsers.calls import Parser
-from worker_agent.parsers.events import ContentDelta, ReasoningDelta, appended
+from worker_agent.parsers.events import ContentDelta, ReasoningDelta
 from worker_agent.parsers.reader import Steps
 
 THINK, THINK_END = "<think>", "</think>"
@@ -48,11 +48,11 @@ class ThinkParser(Parser):
 
     def _reasoning(self, text: str) -> None:
         if text:
-            appended(self._events, ReasoningDelta(text))
+            self._events.append(ReasoningDelta(text))
 
     def _content(self, text: str) -> None:
         if text:
-            appended(self._events, ContentDelta(text))
+            self._events.append(ContentDelta(text))
 
 
 def begins_inside(prompt_end: str, *, otherwise: bool) -> bool | None:
