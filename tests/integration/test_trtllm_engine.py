@@ -284,6 +284,29 @@ async def test_polls_of_an_engine_that_is_not_there_are_engine_errors(trtllm: Fa
         engine.iteration_stats(0)
 
 
+@pytest.mark.asyncio
+async def test_polls_do_not_wait_in_the_library(trtllm: Fake) -> None:
+    async with running(trtllm_engine()) as engine:
+        assert engine.kv_events(0.0)[0]["data"]["type"] == "created"
+        await outputs(engine, request())
+        assert await asyncio.to_thread(engine.kv_events, 5.0)
+        assert await asyncio.to_thread(engine.iteration_stats, 5.0)
+        assert await asyncio.to_thread(engine.kv_events, 0.05) == []
+    assert {timeout for _, timeout in trtllm.control.poll_timeouts} == {0}
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_answers_at_once_that_there_is_nothing_is_asked_with_pauses(trtllm: Fake) -> None:
+    trtllm.control.polls_by = "ipc"
+    async with running(trtllm_engine()) as engine:
+        for poll, longest_s, most in ((engine.kv_events, 0.1, 21), (engine.iteration_stats, 0.1, 11)):
+            trtllm.control.poll_timeouts.clear()
+            assert await asyncio.to_thread(poll, longest_s) == []
+            assert 1 < len(trtllm.control.poll_timeouts) <= most
+        await outputs(engine, request())
+        assert await asyncio.to_thread(engine.kv_events, 5.0)
+
+
 # ------------------------------------------------------------------------------- prefill, decode, encode
 @pytest.mark.asyncio
 @pytest.mark.parametrize("said", ["not_finished", "length"])

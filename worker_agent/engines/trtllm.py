@@ -46,6 +46,7 @@ from worker_agent.engines.logits import LogitsProcessors
 from worker_agent.engines.trtllm_encoding import files_of, handles_of
 from worker_agent.engines.trtllm_library import Call, Library
 from worker_agent.engines.trtllm_loading import Loading, described
+from worker_agent.engines.trtllm_polling import EVENT_PAUSES, STATISTICS_PAUSES, Polling
 from worker_agent.engines.trtllm_settings import TrtllmSettings
 from worker_agent.engines.trtllm_stream import Stream
 
@@ -90,6 +91,8 @@ class TensorRTLLMEngine:
         self._stopped_because = "the engine takes no requests"
         self._is_accepting = False
         self._fault: BaseException | None = None
+        self._event_polling, self._statistics_polling = Polling(EVENT_PAUSES), Polling(STATISTICS_PAUSES)
+        self._has_submitted = False
         self._busy: dict[int, int] = {}  # by rank, requests in the engine's newest statistics; threads write it
         self._last_handoff_s: float | None = None
         self.load_s: float | None = None
@@ -214,11 +217,11 @@ class TensorRTLLMEngine:
 
     def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return all KV events since the last call; see `Engine`."""
-        return self._polled("get_kv_cache_events", timeout_s)
+        return self._event_polling.rows(self._fetch_events, timeout_s)
 
     def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the rows of all iterations since the last call; see `Engine`."""
-        rows = self._polled("get_stats", timeout_s)
+        rows = self._statistics_polling.rows(lambda: self._fetched("get_stats"), timeout_s)
         for row in rows:
             told = cast("object", row)  # whatever the engine says: others judge it
             if isinstance(told, dict) and isinstance(rank := told.get("attentionDpRank") or 0, int):
@@ -235,6 +238,7 @@ class TensorRTLLMEngine:
         try:
             call = await self._call(library, llm, request, asked)
             result = library.generate(llm, asked, call, self._settings.loras)
+            self._has_submitted = True
         except EngineError:
             raise
         except Exception as error:
@@ -400,11 +404,19 @@ class TensorRTLLMEngine:
             except Exception as error:  # noqa: BLE001  it is given up, however it ends
                 _log.warning("engine_shutdown_failed", reason=f"{type(error).__name__}: {error}")
 
-    def _polled(self, poll: str, timeout_s: float) -> list[dict[str, Any]]:
+    def _fetch_events(self) -> list[dict[str, Any]]:
+        try:
+            return self._fetched("get_kv_cache_events")
+        except EngineError as error:
+            if self._has_submitted or not isinstance(error.__cause__, AssertionError):
+                raise
+            return []  # over IPC the library has no queue of events before the first request
+
+    def _fetched(self, poll: str) -> list[dict[str, Any]]:
         llm = self._llm
         if llm is None:
             raise EngineError("the engine does not run")
         try:
-            return list(getattr(llm, poll)(timeout=timeout_s))
+            return list(getattr(llm, poll)(timeout=0))
         except Exception as error:
             raise EngineError(f"{poll}: {type(error).__name__}: {error}") from error

@@ -11,6 +11,8 @@
 | `refuse_request(text)`, `fail_request(text)` | the next request: RequestError at submission, or while iterating |
 | `fail_polls("kv_events" or "stats", error, times)` | the next polling calls raise |
 | `polls_raise = False` | polling calls swallow that error, log it and return nothing, as the RPC path does |
+| `polls_by = "ipc"` | polling goes over queues that the first request makes, not over RPC |
+| `poll_timeouts` | of each polling call so far: what it polled, and its timeout |
 | `lose_events(n)` | the next n events take their ids and are lost, as when the buffer overflows: a gap |
 | `swap_events()` | the next two events become visible in the wrong order |
 | `oversize_block()` | the next stored block names one token more than a block has |
@@ -93,6 +95,8 @@ class Control:
             self.model_defaults: dict[str, Any] = told.get("model_defaults", {})
             self.version = str(told.get("version", __version__))
             self.polls_raise = True
+            self.polls_by: Literal["rpc", "ipc"] = "rpc"
+            self.poll_timeouts: list[tuple[Poll, float | None]] = []
             self._allowed: int | None = None
             self._start_delayed = False
             self._refusals: list[str] = []

@@ -5,16 +5,20 @@
     fatal error   the first one is kept in `_fatal_error`; all pending results raise EngineDeadError of it, and so does
                   every later submission; `check_health()` is False, `is_shutdown()` True
     shutdown      may be repeated; pending results fail with RequestError
-    polling       `get_kv_events`, `get_stats` wait up to `timeout` seconds for something, then take all there is, as
-                  maps. The `a`-forms ask at once, in the caller's thread, and then yield one map at a time
+    polling       `get_kv_events`, `get_stats` take all there is, as maps. The `a`-forms ask at once, in the caller's
+                  thread, and then yield one map at a time. By RPC a call with a timeout sleeps 100 ms after each empty
+                  fetch. By IPC, `control.polls_by = "ipc"`, statistics are empty before the first request and events an
+                  AssertionError; a call that returned is the last to bring anything until the next request
 
-Source: `executor/executor.py` @ ed53795b, `executor/rpc_proxy.py` (polling, stored text 4324933957), PR #12718 and the
-RPC executor's own test (fatal errors); `docs/TENSORRT_LLM.md`.
+Source: `executor/executor.py` @ ed53795b, `executor/rpc_proxy.py` (polling, stored text 4324933957),
+`executor/rpc_worker_mixin.py` @ 0657386b (100 ms), `executor/result.py` @ a678b91a (`IterationResult._done`: IPC),
+PR #12718 and the RPC executor's own test (fatal errors); `docs/TENSORRT_LLM.md`.
 """
 
 # ruff: noqa: TID252  by its own name mypy would look for the real package
 
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +34,8 @@ from .result import GenerationResult, IterationResult
 from .utils import EngineDeadError, RequestError
 
 THREAD = "fake-tensorrt-llm"
+RPC_PAUSE_S = 0.1
+"""Between two empty fetches of one call with a timeout."""
 
 __all__ = ["CppExecutorError", "GenerationExecutor", "LoRARequest", "PromptAdapterRequest"]
 
@@ -59,6 +65,8 @@ class GenerationExecutor:
         self._iter_kv_events_result: IterationResult | None = None
         self._iter_stats_result: IterationResult | None = None
         self._is_dirty, self._has_progress = False, True
+        self._has_submitted = False
+        self._ipc_done: set[str] = set()
         args = with_model_defaults(args, control.model_defaults)  # in the worker: `LLM.args` does not show them
         self._engine = Engine(args, self._wake, encoder_only=encoder_only)
         control.await_start()
@@ -85,6 +93,8 @@ class GenerationExecutor:
             request, result = build(self._last_client_id)
             self._results[request.request_id] = (request, result)
             self._engine.waiting.append(request)
+            self._has_submitted = True
+            self._ipc_done.clear()
         self._wake()
         return result
 
@@ -186,16 +196,35 @@ class GenerationExecutor:
         self._results.pop(request_id, None)
 
     def _fetch(self, poll: Any, timeout: float | None) -> list[dict[str, Any]]:
+        control.poll_timeouts.append((poll, timeout))
+        if control.polls_by == "ipc":
+            return self._fetch_ipc(poll, timeout)
+        end = time.monotonic() + (timeout or 0)
+        while not (found := self._fetch_rpc(poll)) and time.monotonic() < end and not self.is_shutdown():
+            time.sleep(RPC_PAUSE_S)
+        return found
+
+    def _fetch_rpc(self, poll: Any) -> list[dict[str, Any]]:
         try:
             control.check_poll(poll)
             with self._lock:
-                self._told.wait_for(lambda: self._has(poll) or self.is_shutdown(), timeout)
                 return self._drain(poll)
-        except Exception as error:  # as the RPC path: polling answers nothing then
+        except Exception as error:  # polling answers nothing then
             if control.polls_raise:
                 raise
             logger.error(f"Error fetching {poll} via RPC: {error}")
             return []
+
+    def _fetch_ipc(self, poll: Any, timeout: float | None) -> list[dict[str, Any]]:
+        if not self._has_submitted:
+            assert poll == "stats", "KV Event IterationResult is not properly instantiated."
+            return []
+        if poll in self._ipc_done:
+            return []
+        with self._lock:
+            self._told.wait_for(lambda: self._has(poll) or self.is_shutdown(), timeout)
+            self._ipc_done.add(poll)
+            return self._drain(poll)
 
     def _has(self, poll: str) -> bool:
         if poll == "stats":

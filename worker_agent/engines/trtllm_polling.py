@@ -1,0 +1,56 @@
+"""Polling TensorRT-LLM: fetches that do not wait, and pauses between those that bring nothing.
+
+    fetch             always with timeout 0. With a timeout the RPC worker sleeps 100 ms after each empty fetch, however
+                      soon something comes
+    nothing came      a pause, which grows until something comes: 5 to 20 ms for KV events, 10 to 100 ms for statistics.
+                      So an answer that comes at once and empty, for whatever reason, costs no more than others
+    time is up        the last fetch was empty: the caller gets nothing
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/rpc_worker_mixin.py` (`fetch_kv_cache_events_wait_async`,
+`fetch_stats_wait_async`: 100 ms) and `tensorrt_llm/executor/executor.py` (`get_stats` answers at once before the first
+request); the pauses: `dynamo_reference.md` section 6.5.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+Row = dict[str, Any]
+
+
+class Pauses(NamedTuple):
+    """From the `shortest` to the `longest`, in seconds; each is `growth` times the one before it."""
+
+    shortest_s: float
+    longest_s: float
+    growth: float
+
+
+EVENT_PAUSES = Pauses(0.005, 0.020, 1.5)
+STATISTICS_PAUSES = Pauses(0.010, 0.100, 2.0)
+
+
+class Polling:
+    """One kind of rows, polled by one thread. The pause that was reached lasts from call to call."""
+
+    def __init__(
+        self,
+        pauses: Pauses,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._pauses, self._pause_s = pauses, pauses.shortest_s
+        self._now_s, self._sleep = now_s, sleep
+
+    def rows(self, fetch: Callable[[], list[Row]], timeout_s: float) -> list[Row]:
+        """Return what `fetch` brings first, or nothing after `timeout_s`; raise what it raises."""
+        end_s = self._now_s() + timeout_s
+        while not (rows := fetch()):
+            left_s = end_s - self._now_s()
+            if left_s <= 0:
+                return []
+            self._sleep(min(self._pause_s, left_s))
+            self._pause_s = min(self._pause_s * self._pauses.growth, self._pauses.longest_s)
+        self._pause_s = self._pauses.shortest_s
+        return rows
