@@ -30,7 +30,7 @@ class TrtllmSection(Section):
         (), max_length=4096, description="nodes of an engine that streams its KV events; empty: SLURM_STEP_NODELIST"
     )
     max_seq_len: int = Field(
-        0, ge=0, le=1 << 22, description="prompt and answer together, in tokens, where neither arguments nor engine say"
+        0, ge=0, le=1 << 22, description="prompt and answer together, in tokens, where neither arguments nor model say"
     )
     conversation_affinity: bool = Field(
         default=False, description="the engine chooses the rank of a request that names its conversation"

@@ -98,10 +98,40 @@ def _imported() -> list[str]:
 
 
 @pytest.mark.asyncio
-async def test_an_unknown_length_is_refused_before_anything_is_served(trtllm: Fake) -> None:
-    with pytest.raises(EngineError, match="max_seq_len: found none"):
-        await trtllm_engine({"max_seq_len": None}).start()
-    assert trtllm.control.executors == []
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [('{"a": 1}', "no max_position_embeddings"), ("{", "config.json: found"), (None, "no config.json")],
+)
+async def test_an_unknown_length_is_refused_before_anything_is_loaded(
+    trtllm: Fake, tmp_path: Path, config: str | None, said: str
+) -> None:
+    trtllm.control.start_failure = AssertionError("the model was loaded")
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(EngineError, match=said):
+        await trtllm_engine({"model": str(tmp_path), "max_seq_len": None}).start()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("asked", "setting", "longest"), [(None, 77, 100), (None, None, 100), (50, 77, 50), (400, 77, 100)]
+)
+async def test_the_longest_sequence_is_the_one_that_the_engine_infers(
+    trtllm: Fake, tmp_path: Path, asked: int | None, setting: int | None, longest: int
+) -> None:
+    trtllm.control.model = replace(trtllm.control.model, max_seq_len=100)
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 50, "rope_scaling": {"factor": 2}}')
+    arguments = {"model": str(tmp_path), "max_seq_len": asked, "skip_tokenizer_init": True}
+    async with running(trtllm_engine(arguments, TrtllmSettings(max_seq_len=setting))) as engine:
+        assert engine.describe().max_seq_len == longest
+        assert len(tokens_of(await outputs(engine, request(max_tokens=longest - len(PROMPT))))) == longest - len(PROMPT)
+        with pytest.raises(RequestRefused, match=f"at most {longest} together"):
+            await outputs(engine, request(max_tokens=longest))
+
+
+@pytest.mark.asyncio
+async def test_the_setting_is_the_length_of_a_model_that_does_not_say(trtllm: Fake) -> None:
+    del trtllm
     async with running(trtllm_engine({"max_seq_len": None}, TrtllmSettings(max_seq_len=99))) as engine:
         assert engine.describe().max_seq_len == 99
 

@@ -120,20 +120,19 @@ class TensorRTLLMEngine:
         Raises:
             EngineError: the library is not there, refuses the arguments, or cannot load the model.
         """
-        began_s, loading = self._clock.now(), Loading(self._args, self._settings.log_level)
+        began_s, loading = self._clock.now(), Loading(self._args, self._settings)
         try:
-            library, self._llm, capacity = await asyncio.to_thread(loading.run)
+            loaded = await asyncio.to_thread(loading.run)
         except asyncio.CancelledError:
             loading.abandon()
             raise
+        self._llm = loaded.llm
         try:
-            self._description = described(
-                self._args, self._llm, capacity, self._settings, (self._model, library.version)
-            )
+            self._description = described(self._args, loaded, self._model)
         except EngineError:
             await self._shut_down()
             raise
-        self._library, self.load_s = library, self._clock.now() - began_s
+        self._library, self.load_s = loaded.library, self._clock.now() - began_s
         self._is_accepting = True
         _log.info("engine_loaded", model=self._model, role=self._args.role, load_s=round(self.load_s, 3))
 

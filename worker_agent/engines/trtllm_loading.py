@@ -1,40 +1,59 @@
 """Loading TensorRT-LLM's engine on a thread, and what the loaded one is."""
 
+import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kv_runtime.chat_messages import TextError
 from worker_agent.core.engine import EngineDescription, EngineError
 from worker_agent.core.engine_args import EngineArgs
 from worker_agent.core.image_models import NO_STANDALONE_ENCODER, model_type
+from worker_agent.core.sequence_length import SequenceLengthUnknown, engine_seq_len
 from worker_agent.engines.trtllm_library import Library
 from worker_agent.engines.trtllm_settings import TrtllmSettings
 from worker_agent.media.models import model_config
 
 _BLOCK_SIZE = 32
 """An encoder has no blocks, and registers this."""
+_ALLOW_LONGER = "TLLM_ALLOW_LONG_MAX_MODEL_LEN"
+_YES = ("1", "true", "yes", "y")
+"""The engine's own variable and what it takes for yes. Source: `_torch/pyexecutor/model_engine.py`."""
+
+
+class Loaded(NamedTuple):
+    """The library, the engine, its cache's size, and the longest sequence in tokens (None: only the engine knows)."""
+
+    library: Library
+    llm: Any
+    capacity: Mapping[str, Any]
+    max_seq_len: int | None
 
 
 class Loading:
     """An engine that a thread loads, and that nobody may want any more when it is there."""
 
-    def __init__(self, args: EngineArgs, log_level: str) -> None:
-        self._args, self._log_level = args, log_level
+    def __init__(self, args: EngineArgs, settings: TrtllmSettings) -> None:
+        self._args, self._settings = args, settings
         self._lock, self._is_wanted = threading.Lock(), True
 
-    def run(self) -> tuple[Library, Any, Mapping[str, Any]]:
-        """Return library, engine, and its cache's size; block this thread."""
+    def run(self) -> Loaded:
+        """Return what was loaded; block this thread. What can be known before is checked before.
+
+        Raises:
+            EngineError: the model does not go with the engine, or cannot be loaded.
+        """
         if self._args.role == "encode":
             check_encoder(str(self._args.value("model")))
-        library = Library(self._log_level)
+        longest = seq_len_before(self._args, self._settings)
+        library = Library(self._settings.log_level)
         llm = library.load(self._args)
         capacity = library.capacity(llm) if self._args.role != "encode" else {}
         with self._lock:
             if not self._is_wanted:
                 llm.shutdown()
-                raise EngineError("nobody waits for the engine any more")
-        return library, llm, capacity
+                raise EngineError("the start was cancelled: the loaded engine is not wanted any more")
+        return Loaded(library, llm, capacity, longest)
 
     def abandon(self) -> None:
         """Shut the engine down as soon as it is there."""
@@ -57,25 +76,38 @@ def check_encoder(model_path: str) -> None:
         raise EngineError(f"role encode: found {found!r}, allowed {allowed}")
 
 
-def described(
-    args: EngineArgs,
-    llm: Any,  # noqa: ANN401 - the library has no types here
-    capacity: Mapping[str, Any],
-    settings: TrtllmSettings,
-    names: tuple[str, str],
-) -> EngineDescription:
-    """Return what the loaded engine is; `names` are the model's and the version's.
+def seq_len_before(args: EngineArgs, settings: TrtllmSettings) -> int | None:
+    """Return the longest sequence, as far as it is known before loading; an encoder's is the setting.
+
+    Raises:
+        EngineError: the engine will not report it either.
+    """
+    if args.role == "encode":
+        return settings.max_seq_len
+    asked, model = args.value("max_seq_len"), str(args.value("model"))
+    if args.value("backend") == "_autodeploy":
+        return asked or settings.max_seq_len
+    try:
+        config = {**model_config(model), **(args.value("model_kwargs") or {})}
+        longer = os.environ.get(_ALLOW_LONGER, "0").lower() in _YES
+        return engine_seq_len(asked, config, settings.max_seq_len, model=model, allows_longer=longer)
+    except (TextError, SequenceLengthUnknown) as error:
+        raise EngineError(str(error)) from error
+
+
+def described(args: EngineArgs, loaded: Loaded, model: str) -> EngineDescription:
+    """Return what the loaded engine is; `model` is its name in requests.
 
     Raises:
         EngineError: neither engine nor arguments state how long a sequence may be, or how large a block is.
     """
-    own = getattr(llm, "args", None)
-    longest = args.value("max_seq_len") or getattr(own, "max_seq_len", None) or settings.max_seq_len
+    own, capacity = getattr(loaded.llm, "args", None), loaded.capacity
+    longest = loaded.max_seq_len or getattr(own, "max_seq_len", None)
     if longest is None:
         raise EngineError("max_seq_len: found none, allowed an engine argument, or the setting of the agent")
     return EngineDescription(
-        model=names[0],
-        version=names[1],
+        model=model,
+        version=loaded.library.version,
         event_source="trtllm",
         block_size=_block_size(args, capacity),
         total_kv_blocks=capacity.get("maxNumBlocks") or 0,

@@ -39,7 +39,7 @@ def build_request(
     """Return what makes the request and its result, once it has an id."""
     from ..executor.result import GenerationResult  # noqa: PLC0415  it needs this package
 
-    longest = args.max_seq_len or control.model.max_seq_len
+    longest = control.model.seq_len_of(args.max_seq_len)
     room = longest - len(prompt)
     asked = params.max_tokens
 

@@ -72,6 +72,10 @@ class ModelFacts:
     image_token_id: int | None = None
     embedding_dtype: str = "torch.float16"
 
+    def seq_len_of(self, asked: int | None) -> int:
+        """Return the longest sequence: the model's, or what the argument asks for, if that is shorter."""
+        return self.max_seq_len if asked is None else min(asked, self.max_seq_len)
+
 
 class Control:
     """The only one is `control`. Its methods may be called from any thread, at any time."""

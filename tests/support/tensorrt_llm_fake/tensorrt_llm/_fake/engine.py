@@ -45,7 +45,7 @@ class Rank:
         streams = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
         capacity = STREAMED_MAX if streams else config.event_buffer_max_size
         self.events = RankEvents(capacity, dp_rank, algorithm if v2 else None)
-        longest = args.max_seq_len or control.model.max_seq_len
+        longest = control.model.seq_len_of(args.max_seq_len)
         windows = sorted({min(window, longest) for window in config.max_attention_window or [longest]})
         blocks = control.model.gpu_blocks
         if config.max_tokens is not None:

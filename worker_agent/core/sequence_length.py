@@ -1,0 +1,70 @@
+"""How long a sequence may be in a TensorRT-LLM engine of the PyTorch backend, before the engine is loaded.
+
+    the model           `max_position_embeddings`, times `rope_scaling.factor` (rounded up) unless the kind of scaling
+                        is one of `_COUNTED`: there the positions are scaled already
+    the argument        `max_seq_len`: the smaller of it and the model's. With TLLM_ALLOW_LONG_MAX_MODEL_LEN
+                        it counts alone
+    neither             the agent's setting `trtllm.max_seq_len`; else the engine is not loaded
+
+The engine finds this length in its own process and does not report it: `llm.args.max_seq_len` stays None. Of a model
+without positions it assumes 2,048 tokens; the agent wants a number instead. `max_input_len` bounds nothing there.
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/_torch/models/modeling_utils.py` (`infer_max_seq_len`),
+`tensorrt_llm/_torch/pyexecutor/model_engine.py` (`_init_max_seq_len`), `tensorrt_llm/executor/base_worker.py`
+(`setup_engine`).
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_COUNTED = ("su", "longrope", "llama3", "yarn")
+_SECTIONS = ("text_config", "llm_config", "language_config")
+"""Where models of several modalities have the configuration of their language model."""
+
+
+class SequenceLengthUnknown(Exception):
+    """Neither the model nor anything else says how long a sequence may be."""
+
+
+def model_seq_len(config: Mapping[str, Any]) -> int | None:
+    """Return the longest sequence of a model in tokens, by its `config.json`; None where that has no positions."""
+    for section in _sections(config):
+        positions = section.get("max_position_embeddings")
+        if type(positions) is int and positions > 0:
+            return math.ceil(positions * _factor(section.get("rope_scaling")))
+    return None
+
+
+def engine_seq_len(
+    asked: int | None, config: Mapping[str, Any], setting: int | None, *, model: str, allows_longer: bool
+) -> int:
+    """Return the longest sequence that the engine will serve, in tokens. `asked` is the engine argument.
+
+    Raises:
+        SequenceLengthUnknown: it is not known.
+    """
+    own = model_seq_len(config)
+    if asked is not None:
+        return asked if own is None or allows_longer else min(asked, own)
+    if own is not None:
+        return own
+    if setting is not None:
+        return setting
+    found = "no max_position_embeddings" if config else "no config.json"
+    allowed = "one that has it, or the engine argument max_seq_len (or the setting trtllm.max_seq_len)"
+    raise SequenceLengthUnknown(f"max_seq_len: found none, and {found} of model {model!r}, allowed {allowed}")
+
+
+def _sections(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield config
+    for name in _SECTIONS:
+        if isinstance(section := config.get(name), Mapping):
+            yield section
+
+
+def _factor(scaling: object) -> float:
+    if not isinstance(scaling, Mapping) or scaling.get("type", scaling.get("rope_type")) in _COUNTED:
+        return 1.0
+    factor = scaling.get("factor", 1.0)
+    return float(factor) if type(factor) in (int, float) and factor > 0 else 1.0
