@@ -48,6 +48,9 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     tokens its buffer for KV transfers holds (0: not said, or it has none).
 
     `api_endpoints` names the OpenAI endpoints that it serves (`api_endpoints.py`). Unknown names are passed over.
+
+    `max_prompt_tokens` bounds the prompts that the worker computes itself, where that is less than `max_seq_len` - 1:
+    an engine without chunked prefill takes a prompt in one iteration, or not at all. 0: no such bound.
     """
 
     worker_id: str
@@ -66,6 +69,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     max_num_seqs: int = 0
     max_num_batched_tokens: int = 0
     max_seq_len: int = 0
+    max_prompt_tokens: int = 0
     loras: tuple[str, ...] = ()
     taints: tuple[str, ...] = ()
     transfer_domain: str = ""
@@ -96,6 +100,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
             "max_num_seqs",
             "max_num_batched_tokens",
             "max_seq_len",
+            "max_prompt_tokens",
             "transfer_buffer_tokens",
         ):
             checked_u64(field, getattr(self, field))

@@ -276,6 +276,7 @@ def _registration(worker: _Worker, port: int) -> WorkerRegistered:
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_seq_len=engine.max_seq_len,
+        max_prompt_tokens=engine.max_prompt_tokens,
         loras=tuple(settings.trtllm.loras),
         event_source=engine.event_source if worker.events.has_sources else "none",
         accepts_token_ids=True,

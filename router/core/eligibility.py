@@ -9,7 +9,8 @@ The first that holds says why a rank may not:
     lora           the request names an adapter that the worker has not loaded; the base model is everybody's
     taint          the request requires a taint that the worker does not carry: `required_taints` must be a subset of
                    its `taints`. A taint keeps nobody away who does not ask
-    max_seq_len    prompt and answer do not fit; not asked where the prompt was not encoded (`isl_tokens` 0)
+    max_seq_len    prompt and answer do not fit; not asked where the prompt was not encoded (`isl_tokens` 0). Likewise
+                   a prompt above `max_prompt_tokens`, but of a phase that takes its KV from another worker
     pinned         the request names another worker or rank
     tried          it failed this request
 
@@ -71,6 +72,7 @@ _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
     ("lora", "lora"),
     ("taint", "taint"),
     ("max_seq_len", "max_seq_len"),
+    ("max_prompt_tokens", "max_seq_len"),
     ("pinned", "pinned"),
     ("failed this request", "tried"),
     ("newcomer", "newcomer"),
@@ -98,7 +100,7 @@ class Ranks(Protocol):
 
     @property
     def seq_len_min(self) -> int:
-        """The smallest `max_seq_len` that a worker states; 0: none does."""
+        """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none does."""
 
 
 def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
@@ -114,7 +116,7 @@ def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
 def constrains(request: RouteRequest, seq_len_min: int) -> bool:
     """Return whether the request can exclude a rank that is fit and serves whole chats and completions.
 
-    `seq_len_min` is the smallest `max_seq_len` that a worker states, in tokens; 0: none does.
+    `seq_len_min` is the smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none does.
     """
     return bool(
         request.endpoint not in DEFAULT_ENDPOINTS
@@ -145,13 +147,22 @@ def exclusion(told: WorkerRegistered, rank: WorkerRank, request: RouteRequest) -
     for taint in request.required_taints:
         if taint not in told.taints:
             return f"taint {taint!r} is required, the worker has {', '.join(told.taints) or 'none'}"
-    if told.max_seq_len and request.isl_tokens and _tokens(request) > told.max_seq_len:
-        return f"max_seq_len: {request.isl_tokens} + {max(1, request.max_tokens)} tokens, at most {told.max_seq_len}"
+    if too_long := _too_long(told, request):
+        return too_long
     if request.pinned_worker not in (None, rank.worker_id):
         return f"pinned to {shortened(request.pinned_worker or '')}"
     if request.pinned_dp_rank not in (None, rank.dp_rank):
         return f"pinned to dp_rank {request.pinned_dp_rank}"
     return "failed this request" if rank in request.tried else ""
+
+
+def _too_long(told: WorkerRegistered, request: RouteRequest) -> str:
+    """Return why the worker has no room for prompt and answer; empty where it has, or the prompt was not encoded."""
+    if told.max_seq_len and request.isl_tokens and _tokens(request) > told.max_seq_len:
+        return f"max_seq_len: {request.isl_tokens} + {max(1, request.max_tokens)} tokens, at most {told.max_seq_len}"
+    if told.max_prompt_tokens and request.phase != "decode" and request.isl_tokens > told.max_prompt_tokens:
+        return f"max_prompt_tokens: {request.isl_tokens} tokens, at most {told.max_prompt_tokens}"
+    return ""
 
 
 def multipliers(view: Ranks, request: RouteRequest) -> NDArray[np.float64] | None:

@@ -49,7 +49,8 @@ class Standing:
         self.whole = not any(self.unfit) and is_aggregated and all(generates)
         told_of = zip(self.told, self.unfit, generates, strict=True)
         self.roles = frozenset(told.role for told, unfit, serves in told_of if serves and not unfit)
-        self.seq_len_min = min((told.max_seq_len for told in self.told if told.max_seq_len), default=0)
+        bounds = (bound for told in self.told for bound in (told.max_seq_len, told.max_prompt_tokens) if bound)
+        self.seq_len_min = min(bounds, default=0)
         self.valid_until_s = min(
             fleet.valid_until_s((worker for _, worker in rows), now_s), breakers.valid_until_s(now_s)
         )

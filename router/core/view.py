@@ -116,7 +116,7 @@ class View(NamedTuple):
     whole: bool = False
     """Every rank is known to be fit and to serve whole chats and completions; False: each must be looked at."""
     seq_len_min: int = 0
-    """The smallest `max_seq_len` that a worker states; 0: none does. Known where `whole` is."""
+    """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none does. Known where `whole` is."""
     is_blank: bool = False
     """Nobody was asked what any rank holds: the columns of it are zeroes."""
 

@@ -46,7 +46,16 @@ def kinds(told: list[FleetEvent]) -> list[type[FleetEvent]]:
 
 @pytest.mark.asyncio
 async def test_the_fleet_is_told_what_the_loaded_engine_is(broker: Broker, log: EventLog, tmp_path: Path) -> None:
-    arguments = ("--served-name", "chat", "--endpoint", "dyn://a.b.c", "--tensor-parallel-size", "2")
+    arguments = (
+        "--served-name",
+        "chat",
+        "--endpoint",
+        "dyn://a.b.c",
+        "--tensor-parallel-size",
+        "2",
+        "--max-num-tokens",
+        "4000",
+    )
     lora = ("--set", f"trtllm.loras={{law: {tmp_path}}}", "--trtllm.enable_lora", "true", "--enable-attention-dp")
     async with (
         fleet_events(log) as told,
@@ -61,7 +70,8 @@ async def test_the_fleet_is_told_what_the_loaded_engine_is(broker: Broker, log: 
     assert (registered.model, registered.served_names, registered.loras) == ("sim-8b", ("sim-8b", "chat"), ("law",))
     assert (registered.base_url, registered.endpoint, registered.role) == (base_url, "a.b.c", "aggregated")
     assert (registered.block_size, registered.total_kv_blocks, registered.dp_ranks) == (BLOCK_SIZE, 77, (0, 1))
-    assert (registered.max_num_seqs, registered.max_num_batched_tokens, registered.max_seq_len) == (2048, 8192, 4096)
+    assert (registered.max_num_seqs, registered.max_num_batched_tokens, registered.max_seq_len) == (2048, 4000, 4096)
+    assert registered.max_prompt_tokens == 4000
     assert (registered.event_source, registered.accepts_token_ids) == ("trtllm", True)
     assert (registered.tokenizer_digest, registered.template_digest) == (text.tokenizer_digest, text.template_digest)
     await eventually(lambda: kinds(told) == [WorkerRegistered, WorkerDraining, WorkerLeft])

@@ -137,6 +137,29 @@ async def test_the_setting_is_the_length_of_a_model_that_does_not_say(trtllm: Fa
 
 
 @pytest.mark.asyncio
+async def test_a_prompt_above_one_iteration_s_tokens_needs_chunked_prefill(trtllm: Fake) -> None:
+    del trtllm
+    short: dict[str, Any] = {"max_num_tokens": len(PROMPT) - 1}
+    async with running(worker("aggregated", **short)) as engine, running(worker("prefill", **short)) as prefill:
+        for each in (engine, prefill):
+            assert each.describe().max_prompt_tokens == len(PROMPT) - 1
+            with pytest.raises(RequestRefused, match=r"prompt: .* allowed at most 9: max_num_tokens"):
+                await outputs(each, request())
+    async with running(worker("prefill")) as prefill, running(worker("decode", **short)) as decode:
+        answer = await handed_over(prefill)
+        assert len(tokens_of(await outputs(decode, request(handoff=answer.handoff)))) == 4
+        with pytest.raises(RequestRefused, match="at most 9"):
+            await outputs(decode, request("b", serves_alone=True))
+    for arguments, told in (
+        ({"enable_chunked_prefill": True}, 0),
+        ({"context_parallel_size": 3}, 27),
+        ({"max_num_tokens": LONGEST - 1}, 0),
+    ):
+        async with running(trtllm_engine(short | arguments)) as engine:
+            assert engine.describe().max_prompt_tokens == told
+
+
+@pytest.mark.asyncio
 async def test_nested_sections_become_the_library_s_classes_and_are_nobody_else_s(trtllm: Fake) -> None:
     batches = {"dynamic_batch_config": {"dynamic_batch_moving_average_window": 64}}
     caches = {"tokens_per_block": 4, "max_attention_window": [64, 200]}

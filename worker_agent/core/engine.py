@@ -17,7 +17,10 @@ PRIORITY_MAX = 100
 
 
 class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is; sizes in tokens, blocks of `block_size` tokens per rank, or requests per rank."""
+    """What an engine is; sizes in tokens, blocks of `block_size` tokens per rank, or requests per rank.
+
+    `max_prompt_tokens` bounds prompts that the engine computes, where it is less than `max_seq_len` - 1; else 0.
+    """
 
     model: str
     version: str
@@ -27,6 +30,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_seq_len: int
+    max_prompt_tokens: int = 0
     dp_ranks: tuple[int, ...] = (0,)
 
 

@@ -94,7 +94,8 @@ class RequestRules:
     @property
     def prompt_tokens_max(self) -> int:
         """The longest prompt that leaves room for an answer, in tokens."""
-        return self._description.max_seq_len - 1
+        room, computed = self._description.max_seq_len - 1, self._description.max_prompt_tokens
+        return min(room, computed) if computed and self._role != "decode" else room
 
     def wishes(self, request: Request) -> Wishes:
         """Return what is asked for; raise `RequestInvalid` where this worker does not do it."""
@@ -165,7 +166,7 @@ class RequestRules:
         field, room = prompt_field(request), self._description.max_seq_len - isl
         if not isl:
             raise RequestInvalid(field, "0 tokens", "at least one token")
-        if room < 1:
+        if isl > self.prompt_tokens_max:
             raise RequestInvalid(field, f"{isl} tokens", f"at most {self.prompt_tokens_max} tokens")
         if self._role == "prefill":
             return 1

@@ -108,6 +108,7 @@ def check_request(
         role_rules(request, abilities.role),
         media_rules(request, takes_transfer=takes_transfer(request, abilities.role)),
         limits(request, engine, id_in_use=id_in_use),
+        _prompt_rules(request, engine, abilities.role),
         _sampling_rules(request.sampling, abilities),
         _named_rules(request, abilities),
         _token_rules(request, abilities.vocab_size),
@@ -201,6 +202,12 @@ def _disaggregated(request: EngineRequest, role: Role) -> dict[str, Any] | None:
         return params_of(request.handoff, "context_and_generation", with_media=True)
     assert request.handoff is not None
     return params_of(request.handoff, "generation_only", with_media=False)
+
+
+def _prompt_rules(request: EngineRequest, engine: EngineDescription, role: Role) -> Iterator[Rule]:
+    tokens, most = len(request.prompt), engine.max_prompt_tokens
+    is_allowed = not most or tokens <= most or takes_transfer(request, role)
+    yield "prompt", f"{tokens} tokens", f"at most {most}: max_num_tokens, without chunked prefill", is_allowed
 
 
 def _sampling_rules(asked: Sampling, abilities: Abilities) -> Iterator[Rule]:

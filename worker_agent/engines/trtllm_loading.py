@@ -114,6 +114,7 @@ def described(args: EngineArgs, loaded: Loaded, model: str) -> EngineDescription
         max_num_seqs=args.value("max_batch_size") or getattr(own, "max_batch_size", None) or 0,
         max_num_batched_tokens=args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0,
         max_seq_len=longest,
+        max_prompt_tokens=_max_prompt_tokens(args, own, longest),
         dp_ranks=tuple(range(args.attention_dp_size)),
     )
 
@@ -128,3 +129,16 @@ def _block_size(args: EngineArgs, capacity: Mapping[str, Any]) -> int:
             "kv_cache_config.tokens_per_block: found none, and the engine does not state it; allowed an engine argument"
         )
     return stated
+
+
+def _max_prompt_tokens(args: EngineArgs, own: Any, max_seq_len: int) -> int:  # noqa: ANN401 - the library's
+    """Return the longest prompt that the library accepts, 0 where that follows from `max_seq_len`.
+
+    Without chunked prefill it is what one iteration may compute. Source: NVIDIA/TensorRT-LLM,
+    `tensorrt_llm/llmapi/llm.py`, `_check_arguments` (backend pytorch; each context-parallel rank has its part).
+    """
+    if args.role == "encode" or args.value("backend") == "_autodeploy" or args.value("enable_chunked_prefill"):
+        return 0
+    tokens = args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0
+    tokens *= args.value("context_parallel_size") or 1
+    return tokens if tokens < max_seq_len - 1 else 0

@@ -5,7 +5,8 @@
     pair.dtype_auto   one of them says `auto`: the checkpoint decides
     pair.reuse        no block reuse under a mode that reads overlap
 
-    longest input = min(own max_seq_len, the longest of the other role) - 1: one token is generated at least
+    longest input = min(own max_seq_len, the longest of the other role) - 1: one token is generated at least. A prefill
+                    worker's `max_prompt_tokens` bounds it, too
 
 A value that a worker does not say is nobody's fault: nothing is found in it. Decode workers need no reuse: what they
 hold has no credit. Source: `dynamo_reference.md` 4.2 (the buffer's deadlock); `routing.md`, "Prefill / decode";
@@ -68,7 +69,7 @@ def _buffers(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
     for told in registrations:
         if told.role not in _OTHER or not told.transfer_buffer_tokens:
             continue
-        both = [each for each in (told.max_seq_len, longest[_OTHER[told.role]]) if each]
+        both = [each for each in (_seq_len(told), longest[_OTHER[told.role]]) if each]
         longest_input = min(both, default=1) - 1
         if told.transfer_buffer_tokens < longest_input:
             words = f"transfer_buffer_tokens {told.transfer_buffer_tokens}, the longest input has {longest_input}"
@@ -76,9 +77,15 @@ def _buffers(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
 
 
 def _longest(registrations: Sequence[WorkerRegistered]) -> int:
-    """Return the largest `max_seq_len`; 0, no bound, where there is nobody or one does not say."""
-    lengths = [told.max_seq_len for told in registrations]
+    """Return the longest sequence that a worker takes; 0, no bound, where there is no worker or one does not say."""
+    lengths = [_seq_len(told) for told in registrations]
     return max(lengths, default=0) if all(lengths) else 0
+
+
+def _seq_len(told: WorkerRegistered) -> int:
+    """Return the longest prompt of a worker and one token; 0 where it does not say."""
+    prompt = told.max_prompt_tokens + 1 if told.max_prompt_tokens and told.role == "prefill" else 0
+    return min((bound for bound in (told.max_seq_len, prompt) if bound), default=0)
 
 
 def _dtypes(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:

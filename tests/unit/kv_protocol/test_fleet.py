@@ -40,6 +40,7 @@ FULL: Fields = LEAST | {
     "max_num_seqs": 64,
     "max_num_batched_tokens": 8192,
     "max_seq_len": 131_072,
+    "max_prompt_tokens": 8192,
     "loras": ("a", "适配器"),
     "taints": ("spot",),
     "transfer_domain": "rack-1",
@@ -103,7 +104,14 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     *(("block_size", value) for value in [0, -1, 4097]),
     *(
         (field, value)
-        for field in ["canary", "total_kv_blocks", "max_num_seqs", "max_num_batched_tokens", "max_seq_len"]
+        for field in [
+            "canary",
+            "total_kv_blocks",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_seq_len",
+            "max_prompt_tokens",
+        ]
         for value in [-1, 2**64, 10**30]
     ),
 ]

@@ -79,6 +79,7 @@ class Row(NamedTuple):
     unfit: str = ""
     role: Role = "aggregated"
     max_seq_len: int = 0
+    max_prompt_tokens: int = 0
     loras: tuple[str, ...] = ()
     taints: tuple[str, ...] = ()
     overlap_blocks: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -99,7 +100,7 @@ class Row(NamedTuple):
     @property
     def told(self) -> WorkerRegistered:
         """What its worker registered."""
-        names = ("role", "max_seq_len", "loras", "taints")
+        names = ("role", "max_seq_len", "max_prompt_tokens", "loras", "taints")
         return registered(self.rank.worker_id, **{name: getattr(self, name) for name in names})
 
 

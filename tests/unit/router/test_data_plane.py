@@ -598,12 +598,20 @@ async def test_a_compressed_body_is_not_taken(plane: Plane, path: str) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_prompt_that_is_too_long_for_everybody_says_so(plane: Plane) -> None:
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        ({"max_seq_len": 70}, "max_seq_len: 64 + 7 tokens, at most 70"),
+        ({"max_seq_len": 900, "max_prompt_tokens": 63}, "max_prompt_tokens: 64 tokens, at most 63"),
+    ],
+)
+async def test_a_prompt_that_is_too_long_for_everybody_says_so(plane: Plane, bounds: dict[str, int], told: str) -> None:
     async with Upstream(GOOD) as worker:
-        plane.join("w0", worker.base_url, max_seq_len=70)
+        plane.join("w0", worker.base_url, **bounds)
         answered = await plane.post({"max_tokens": 7})
     assert answered.status == 400
-    assert answered.error["message"].endswith("w0/0: max_seq_len: 64 + 7 tokens, at most 70")
+    assert answered.error["message"].endswith(f"w0/0: {told}")
+    assert answered.error["code"] == "context_length_exceeded"
 
 
 # ---------------------------------------------------------------- nobody, or too many

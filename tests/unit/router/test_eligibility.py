@@ -55,6 +55,23 @@ def test_what_is_met_excludes_nobody(request_: dict[str, Any], standing: dict[st
     assert reason(request_, **standing) == ""
 
 
+@pytest.mark.parametrize(
+    ("role", "phase", "isl_tokens", "told"),
+    [
+        ("aggregated", "whole", 48, ""),
+        ("aggregated", "whole", 49, "max_prompt_tokens: 49 tokens, at most 48"),
+        ("prefill", "prefill", 49, "max_prompt_tokens: 49 tokens, at most 48"),
+        ("decode", "alone", 49, "max_prompt_tokens: 49 tokens, at most 48"),
+        ("decode", "decode", 49, ""),
+        ("aggregated", "whole", 0, ""),
+    ],
+)
+def test_a_prompt_that_the_worker_cannot_compute(role: str, phase: str, isl_tokens: int, told: str) -> None:
+    standing: dict[str, Any] = {"role": role, "max_seq_len": 1000, "max_prompt_tokens": 48}
+    found = reason({"phase": phase, "isl_tokens": isl_tokens}, **standing)
+    assert (found, reason_kind(found)) == (told, "max_seq_len" if told else "other")
+
+
 def test_of_several_reasons_the_first_of_the_table_is_given() -> None:
     request = {
         "lora": "x", "required_taints": ("a",), "pinned_worker": "w1", "pinned_dp_rank": 1, "tried": (rank("w0/0"),),
