@@ -22,6 +22,7 @@ from indexer.embedded import EmbeddedIndex, is_blind
 from indexer.rank_routes import rank_routes, refused_of
 from kv_protocol.errors import UNDECODABLE, LimitExceeded
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.openai_errors import as_json
 from kv_protocol.splitmix import U64_MASK
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
 
@@ -95,7 +96,8 @@ class IndexApi:
         try:
             order_by = checked_order(request.query.get("order_by", ORDERS[0]))
         except LimitExceeded as error:
-            return error_response(400, str(error), "invalid_request_error", param=error.field)
+            message = f"{error.field}: found {as_json(error.found)}, allowed {error.allowed}"
+            return error_response(400, message, "invalid_request_error", param=error.field)
         return json_response({"prefixes": self._index.prefixes(limit, order_by)})
 
     async def _prefix(self, request: web.Request) -> web.Response:
@@ -105,7 +107,9 @@ class IndexApi:
         is_hash = _DECIMAL.fullmatch(asked) and int(asked) <= U64_MASK
         found = self._index.prefix(int(asked), limit) if is_hash else None
         if found is None:
-            message = f"sequence_hash: found {asked!r}, allowed a block that the index knows, as a decimal number"
+            message = (
+                f"sequence_hash: found {as_json(asked)}, allowed a block that the index knows, as a decimal number"
+            )
             return error_response(404, message, "invalid_request_error", param="sequence_hash")
         return json_response(found)
 
@@ -129,5 +133,5 @@ def _limit_of(request: web.Request) -> int | None:
 
 
 def _bad_limit(request: web.Request) -> web.Response:
-    message = f"limit: found {request.query['limit']!r}, allowed 1..{_LIST_MAX}"
+    message = f"limit: found {as_json(request.query['limit'])}, allowed 1..{_LIST_MAX}"
     return error_response(400, message, "invalid_request_error", param="limit")

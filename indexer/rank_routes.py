@@ -18,6 +18,7 @@ from indexer.core.fold import FoldStatistics
 from indexer.core.rank_state import RankState, encode_state
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
+from kv_protocol.openai_errors import as_json
 from kv_runtime.http import error_response, json_response
 
 FORMATS = ("json", "columns")
@@ -75,7 +76,7 @@ class _RankViews:
             return error_response(404, f"rank: found {asked}, allowed {allowed}", "invalid_request_error")
         shape = request.query.get("format", FORMATS[0])
         if shape not in FORMATS:
-            message = f"format: found {shape!r}, allowed {', '.join(FORMATS)}"
+            message = f"format: found {as_json(shape)}, allowed {', '.join(FORMATS)}"
             return error_response(400, message, "invalid_request_error", param="format")
         if shape == "columns":
             return web.Response(body=encode_state(state), content_type="application/msgpack")

@@ -1,4 +1,4 @@
-"""Bounds on a large request body, checked before a decoder reads it.
+r"""Bounds on a large request body, checked before a decoder reads it.
 
 A decoder builds every value that a body has, in one call that holds the interpreter. 45 MB of `[],` are 15 million
 values and seconds. So a body of more than `SCANNED_BYTES` is scanned first, in slices of at most `_SLICE` bytes, and
@@ -18,7 +18,7 @@ still has to refuse what is no JSON.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 import msgspec
@@ -45,6 +45,7 @@ _LISTS_KEY = "input"
 """The key that may have several lists of ids: of embeddings."""
 _EXTENSION = "nvext"
 _QUOTE, _COLON, _COMMA, _BACKSLASH = b'":,\\'
+_ESCAPE, _ESCAPED_SLASH = b"\\", rb"\/"
 _OBJECT, _LIST = b"{["
 _TOKEN = re.compile(rb'"(?:[^"\\]{0,%d}+")?|[\[\]{}]' % _SHORT_STRING)
 _STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
@@ -66,15 +67,32 @@ class BodyLimits(NamedTuple):
     section: str = "data"
 
 
+class Span(NamedTuple):
+    """Where the base64 of an image stands, and whether its slashes are escaped."""
+
+    begin: int
+    end: int
+    is_escaped: bool = False
+
+
 class Body(NamedTuple):
-    """A body as decoders read it: `text` is JSON, in which a name of `images` stands for each image's base64."""
+    r"""A body as decoders read it: `text` is JSON, in which a name of `images` stands for each image's base64.
+
+    `escaped` are the names of those whose slashes are written as `\/`.
+    """
 
     text: Bytes
     images: Mapping[str, memoryview] = {}
+    escaped: frozenset[str] = frozenset()
 
     def base64_of(self, url: str) -> memoryview | None:
-        """Return the base64 that was cut out of a `data:` URL; None where the URL has it itself."""
-        return self.images.get(url[url.rfind(",", -_URL_HEAD_BYTES_MAX) + 1 :]) if self.images else None
+        """Return the base64 that was cut out of a `data:` URL; None where the URL has it itself.
+
+        Of an image whose slashes are escaped this makes a copy: work for a thread.
+        """
+        name = url[url.rfind(",", -_URL_HEAD_BYTES_MAX) + 1 :] if self.images else ""
+        image = self.images.get(name)
+        return _unescaped(image) if image is not None and name in self.escaped else image
 
     def with_images(self, text: Bytes | memoryview) -> tuple[Bytes | memoryview, ...]:
         """Return `text`, which was made of this body's, in parts, with the images where their names stand."""
@@ -99,18 +117,25 @@ def read_body(data: Bytes, limits: BodyLimits, mark: str) -> Body:
     return cut(data, _Scan(data, limits).images(), mark)
 
 
-def cut(data: Bytes, spans: list[tuple[int, int]], mark: str) -> Body:
-    """Return the body without the spans, each of which is base64."""
+def cut(data: Bytes, spans: Sequence[Span], mark: str) -> Body:
+    """Return the body without the spans."""
     if not spans:
         return Body(data)
     parts: list[bytes | memoryview] = []
     view, images, at = memoryview(data), dict[str, memoryview](), 0
-    for number, (begin, end) in enumerate(spans):
-        name = f"kv-cut-{mark}-{number}"
-        images[name] = view[begin:end]
-        parts += view[at:begin], name.encode()
-        at = end
-    return Body(b"".join((*parts, view[at:])), images)
+    names = [f"kv-cut-{mark}-{number}" for number in range(len(spans))]
+    for name, span in zip(names, spans, strict=True):
+        images[name] = view[span.begin : span.end]
+        parts += view[at : span.begin], name.encode()
+        at = span.end
+    escaped = frozenset(name for name, span in zip(names, spans, strict=True) if span.is_escaped)
+    return Body(b"".join((*parts, view[at:])), images, escaped)
+
+
+def _unescaped(image: memoryview) -> memoryview:
+    r"""Return base64 without its backslashes, each of which stands before a slash."""
+    pieces = (bytes(image[at : at + _SLICE]) for at in range(0, len(image), _SLICE))
+    return memoryview(b"".join([piece.replace(_ESCAPE, b"") for piece in pieces]))
 
 
 class _Scan:
@@ -127,9 +152,9 @@ class _Scan:
         self._setting, self._allowed = "options_bytes_max", limits.options_bytes_max
         self._text_left = limits.prompt_bytes_max
         self._id_bytes_left = _ID_JSON * limits.prompt_bytes_max
-        self._found: list[tuple[int, int]] = []
+        self._found: list[Span] = []
 
-    def images(self) -> list[tuple[int, int]]:
+    def images(self) -> list[Span]:
         """Return where the base64 of images stands; raise where a bound is exceeded."""
         self._space()
         if self._byte() == _OBJECT:
@@ -280,29 +305,33 @@ class _Scan:
         self._at += 1
 
     def _image(self) -> bool:
-        """Pass a `data:` URL that is long, ASCII, and has no escapes; return whether it is one."""
+        r"""Pass a `data:` URL that is long, ASCII, and has no escapes but `\/`; return whether it is one."""
         body, begin = self._body, self._at + 1
         comma = body.find(_COMMA, begin, begin + _URL_HEAD_BYTES_MAX)
         if comma < 0 or not bytes(body[begin:comma]).lower().endswith(b";base64"):
             return False
-        at = comma + 1
+        at, is_escaped = comma + 1, False
         while at < self._end:
             window = min(at + _SLICE, self._end)
             quote = body.find(_QUOTE, at, window)
             piece = body[at : window if quote < 0 else quote]
-            if not piece.isascii() or _BACKSLASH in piece:
+            if quote < 0 and piece.endswith(_ESCAPE):
+                piece = piece[:-1]
+            if not piece or not piece.isascii() or piece.count(_ESCAPE) != piece.count(_ESCAPED_SLASH):
                 return False
+            is_escaped = is_escaped or _BACKSLASH in piece
             if quote >= 0:
-                return self._cut_out(comma + 1, quote)
-            at = window
+                return self._cut_out(Span(comma + 1, quote, is_escaped))
+            at += len(piece)
         return False
 
-    def _cut_out(self, begin: int, end: int) -> bool:
-        if end - begin < _IMAGE_BYTES_MIN:
+    def _cut_out(self, span: Span) -> bool:
+        length = span.end - span.begin
+        if length < _IMAGE_BYTES_MIN:
             return False
-        self._found.append((begin, end))
-        self._at = end + 1
-        self._stop += end - begin
+        self._found.append(span)
+        self._at = span.end + 1
+        self._stop += length
         self._count(1)
         return True
 

@@ -142,7 +142,7 @@ def _without_image(where: str, part: object, placeholder: str, urls: list[str]) 
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, Mapping) else None
     if not isinstance(url, str) or not url:
-        raise TextError(f"{where}.image_url", type(image).__name__, "an object whose `url` is a string, not empty")
+        raise TextError(f"{where}.image_url", image, "an object whose `url` is a string, not empty")
     urls.append(url)
     return {"type": "text", "text": placeholder} if placeholder else IMAGE
 
@@ -178,9 +178,9 @@ def _checked_part(where: str, part: object) -> str:
     if part is IMAGE:
         return ""
     if part.get("type") == "image_url":
-        raise HasImages(f"{where}.type", "image_url", "'text'")
+        raise HasImages(f"{where}.type", "image_url", '"text"')
     if part.get("type") != "text":
-        raise TextError(f"{where}.type", part.get("type"), "'text'")
+        raise TextError(f"{where}.type", part.get("type"), '"text"')
     text = part.get("text")
     if not isinstance(text, str):
         raise TextError(f"{where}.text", text, "a string")

@@ -57,6 +57,30 @@ class Settings(Section):
         }
 
 
+class BodyBoundsSection(Section):
+    """What a large request body may say: a part of the sections of those processes that read such bodies."""
+
+    prompt_bytes_max: int = Field(
+        8 << 20,
+        ge=1024,
+        le=1 << 30,
+        description="JSON bytes of messages, prompts and documents without images; beyond it 413; token ids: a quarter"
+        " as many; more holds up other requests for longer",
+    )
+    options_bytes_max: int = Field(
+        1 << 20,
+        ge=1024,
+        le=1 << 30,
+        description="JSON bytes of all else in a body, as tools and schemas; beyond it 413",
+    )
+    values_max: int = Field(
+        1 << 16,
+        ge=64,
+        le=1 << 24,
+        description="values in a body of more than 64 KiB, token ids apart; beyond it 413; more holds up others",
+    )
+
+
 class NatsSection(Section):
     """The event log."""
 

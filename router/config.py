@@ -3,7 +3,15 @@
 from pydantic import Field, SecretStr, field_validator
 
 from kv_protocol.body_limits import BodyLimits
-from kv_runtime.config import ControlSection, IndexSection, NatsSection, Section, Settings, TelemetrySection
+from kv_runtime.config import (
+    BodyBoundsSection,
+    ControlSection,
+    IndexSection,
+    NatsSection,
+    Section,
+    Settings,
+    TelemetrySection,
+)
 from kv_runtime.encoders import Wanted
 from kv_runtime.hosts import HostName, HostNames, WebOrigin
 from router.core.breakers import BreakerLimits
@@ -18,7 +26,7 @@ from router.tokens.prompts import PromptLimits
 _WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
 
 
-class DataSection(Section):
+class DataSection(BodyBoundsSection):
     """The data plane: what clients talk to."""
 
     host: str = Field("127.0.0.1", description="address to bind")
@@ -30,25 +38,6 @@ class DataSection(Section):
         ge=1024,
         le=1 << 40,
         description="bodies of all requests that are read or served; beyond it 503; memory",
-    )
-    prompt_bytes_max: int = Field(
-        8 << 20,
-        ge=1024,
-        le=1 << 30,
-        description="JSON bytes of messages, prompts and documents without images; beyond it 413; token ids: a quarter"
-        " as many; more holds up other requests for longer",
-    )
-    options_bytes_max: int = Field(
-        1 << 20,
-        ge=1024,
-        le=1 << 30,
-        description="JSON bytes of all else in a body, as tools and schemas; beyond it 413",
-    )
-    values_max: int = Field(
-        1 << 16,
-        ge=64,
-        le=1 << 24,
-        description="values in a body of more than 64 KiB, token ids apart; beyond it 413; more holds up others",
     )
     hosts: tuple[HostName, ...] = Field(
         (),
@@ -96,7 +85,7 @@ class DataSection(Section):
 
     def body_limits(self) -> BodyLimits:
         """Return the bounds on what a body says."""
-        return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max)
+        return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max, "data")
 
     def limits(self) -> HttpLimits:
         """Return what is taken from clients, and how long they are awaited."""

@@ -11,7 +11,7 @@ from kv_protocol.body_limits import BodyLimits
 from kv_protocol.endpoint_names import default_endpoint, endpoint_name
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WORKER_ID_PATTERN
-from kv_runtime.config import NatsSection, Section, Settings, TelemetrySection
+from kv_runtime.config import BodyBoundsSection, NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.hosts import HostName, HostNames, is_loopback
 from worker_agent.core.mirror import ENGINE
 from worker_agent.engines.simulated_config import KvTransferSection
@@ -102,28 +102,9 @@ class WorkerSection(Section):
         return self.endpoint or str(default_endpoint(self.role))
 
 
-class ServedWorkerSection(WorkerSection):
+class ServedWorkerSection(WorkerSection, BodyBoundsSection):
     """A worker whose engine runs in this process."""
 
-    prompt_bytes_max: int = Field(
-        8 << 20,
-        ge=1024,
-        le=1 << 30,
-        description="JSON bytes of messages, prompts and documents without images; beyond it 413; token ids: a quarter"
-        " as many; more holds up other requests for longer",
-    )
-    options_bytes_max: int = Field(
-        1 << 20,
-        ge=1024,
-        le=1 << 30,
-        description="JSON bytes of all else in a body, as tools and schemas; beyond it 413",
-    )
-    values_max: int = Field(
-        1 << 16,
-        ge=64,
-        le=1 << 24,
-        description="values in a body of more than 64 KiB, token ids apart; beyond it 413; more holds up others",
-    )
     canary_wait_s: float = Field(
         0.0, ge=0, le=3600, description="silence after which the engine is asked for a token; 0: never. Above a prefill"
     )
@@ -133,7 +114,7 @@ class ServedWorkerSection(WorkerSection):
 
     def body_limits(self) -> BodyLimits:
         """Return the bounds on what a body says."""
-        return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max, section="worker")
+        return BodyLimits(self.prompt_bytes_max, self.options_bytes_max, self.values_max, "worker")
 
     @model_validator(mode="after")
     def _one_that_can_be_asked(self) -> "ServedWorkerSection":

@@ -379,7 +379,7 @@ async def test_a_rank_s_place_blocks_and_digests_are_told_together(broker: Broke
         async with client._session.get(f"{verified.url}/v1/ranks/w0/0/blocks?format=xml") as response:
             error = (await response.json())["error"]
         assert (response.status, error["param"]) == (400, "format")
-        assert error["message"] == "format: found 'xml', allowed json, columns"
+        assert error["message"] == 'format: found "xml", allowed json, columns'
 
 
 @pytest.mark.asyncio

@@ -17,6 +17,7 @@ import msgspec
 from kv_protocol.body_limits import Body
 from kv_protocol.openai import ChatRequest, RequestInvalid
 from kv_runtime.text import Text
+from worker_agent.bodies import worked
 from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.image_models import ImageFacts
 from worker_agent.core.media import Media, MediaPart, SplitChat, names_media
@@ -79,7 +80,10 @@ class ChatMedia:
         rendered = await asyncio.to_thread(self._text.render_chat, split.messages, **request.template_options)
         tokens = await asyncio.to_thread(self._text.encode, rendered, add_special_tokens=False)
         self.check(tokens, len(split.parts), "messages")
-        parts = [msgspec.structs.replace(each, base64=body.base64_of(each.url)) for each in split.parts]
+        parts = await worked(
+            bool(body.escaped),
+            lambda: [msgspec.structs.replace(each, base64=body.base64_of(each.url)) for each in split.parts],
+        )
         return ChatWithMedia(rendered, tokens, await self._become(rendered, parts))
 
     def check(self, tokens: Sequence[int], items: int, field: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kv_protocol.body_limits import DEPTH_MAX, Body, BodyLimits, cut, read_body
+from kv_protocol.body_limits import DEPTH_MAX, Body, BodyLimits, Span, cut, read_body
 from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid
 
 LIMITS = BodyLimits(prompt_bytes_max=4000, options_bytes_max=1000, values_max=100)
@@ -113,6 +113,28 @@ def test_images_count_for_nothing_and_stay_what_they_are() -> None:
     assert b"".join(made.with_images(made.text)) == data
 
 
+def escaped(data: bytes) -> bytes:
+    return data.replace(b"/", rb"\/")
+
+
+@pytest.mark.parametrize("before", range(6))
+def test_a_slash_of_an_image_may_be_escaped(before: int) -> None:
+    image = "A" * before + "QU/D/+//" * (300 << 7)
+    data = chat(image_part("data:image/png;base64," + image))
+    made = read(escaped(data))
+    (part,) = json.loads(made.text)["messages"][0]["content"]
+    assert len(made.text) < 500
+    assert bytes(made.base64_of(part["image_url"]["url"]) or b"").decode() == image
+    assert b"".join(made.with_images(made.text)) == escaped(data)
+
+
+@pytest.mark.parametrize("escape", [rb"\u002f", rb"\\/", rb"\n", rb"\\", rb"\/\n"])
+def test_an_image_with_other_escapes_is_text(escape: bytes) -> None:
+    data = chat(image_part(IMAGE + "/" + "QUJD" * 1000)).replace(b"/QUJD", escape + b"QUJD", 1)
+    with pytest.raises(BodyTooLarge, match="prompt_bytes_max"):
+        read(data)
+
+
 @pytest.mark.parametrize(
     "url",
     ["data:image/png;base64," + "QUJD" * 10, "data:image/png," + "QUJD" * 300, IMAGE[:2000] + "\\", "é" + IMAGE[:3000]],
@@ -150,6 +172,6 @@ def test_what_is_cut_out_comes_back(pieces: list[tuple[bytes, bytes]]) -> None:
     data, spans = bytearray(), []
     for before, image in pieces:
         data += before + b"," + image + b'"'
-        spans.append((len(data) - 1 - len(image), len(data) - 1))
+        spans.append(Span(len(data) - 1 - len(image), len(data) - 1))
     made = cut(bytes(data), spans, "m0")
     assert b"".join(made.with_images(made.text)) == data or b"kv-cut-m0" in data

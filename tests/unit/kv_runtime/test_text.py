@@ -161,7 +161,7 @@ def test_the_generation_prompt_comes_last_and_may_be_left_out(text: Text) -> Non
         ({"role": "user"}, "messages[1].content", "a string, a list of text parts, or null beside"),
         ({"role": "assistant", "content": None}, "messages[1].content", "a string, a list of text parts, or null"),
         ({"role": "user", "content": ["a"]}, "messages[1].content[0]", "an object"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type", "'text'"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type", '"text"'),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text", "a string"),
         ({"role": "user", "content": "a\ud800"}, "messages[1].content", "text without lone surrogates"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from kv_protocol.body_limits import Body
+from kv_protocol.body_limits import Body, BodyLimits, read_body
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import EAGLE_HASH_SCHEME, Hashing, chain, local_block_hashes
 from kv_protocol.images import FixedTokens, ImageRule, QwenTokens
@@ -52,6 +52,16 @@ def png(width: int, height: int) -> bytes:
 
 
 # ---------------------------------------------------------------- an image
+
+
+@pytest.mark.parametrize("slash", [b"/", rb"\/"])
+def test_an_image_that_is_cut_out_of_a_body_is_the_same_however_its_slashes_are_written(slash: bytes) -> None:
+    data = PNG + b"\xff" * (1 << 20)
+    written = json.dumps({"messages": chat(image_part(data_url(data)))}).encode().replace(b"/", slash)
+    body = read_body(written, BodyLimits(), "m")
+    url = json.loads(body.text)["messages"][0]["content"][0]["image_url"]["url"]
+    assert len(body.text) < 500
+    assert seen_image(url, BY_SIZE, body) == SeenImage(content_digest(data), 13 * 7)
 
 
 @pytest.mark.parametrize("data", [PNG, GIF, JPEG, WEBP_LOSSY, WEBP_LOSSLESS, WEBP_EXTENDED])
