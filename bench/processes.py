@@ -66,6 +66,11 @@ class Process:
         return self._child.pid
 
     @property
+    def exit_code(self) -> int | None:
+        """What it ended with, minus the signal's number where a signal ended it; None while it runs."""
+        return None if self._child is None else self._child.returncode
+
+    @property
     def output(self) -> str:
         """The last lines it printed."""
         return "\n".join(self._lines)

@@ -164,6 +164,14 @@ class Fleet:
         is_whole = found["log_connected"] and not found["stream_stale"] and found["rank_fit"] == len(self.workers)
         return "" if is_whole else str({name: found[name] for name in ("log_connected", "stream_stale", "rank_fit")})
 
+    def ended(self) -> list[str]:
+        """Return a sentence for each process that has ended, while it should run."""
+        return [
+            f"{process.name} ended with exit code {process.exit_code}: {process.output}"
+            for process in (self.nats, self.router, *self.workers.values())
+            if process.exit_code is not None
+        ]
+
     async def verified(self) -> tuple[int, str]:
         """Return the exit code of `indexer verify`, and what it printed."""
         command = [str(self._programs / "indexer"), "verify", "--nats-url", self.nats_url]

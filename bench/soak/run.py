@@ -58,7 +58,7 @@ class SoakRun:
         self._clock = SystemClock()
 
     async def run(self) -> Soak:
-        """Return what was found; a fleet that does not recover from a fault ends the run early, and is a complaint."""
+        """Return what was found. A fleet that does not recover from a fault ends the run early, and is a complaint."""
         plan, complaints = self._plan, list[str]()
         fleet = Fleet(self._directory, plan.programs, plan.workers)
         async with fleet, plan.entrance(fleet.data_port) as port:
@@ -67,8 +67,8 @@ class SoakRun:
             try:
                 for number in range(1, plan.rounds + 1):
                     await self._round(fleet, clients, plan.requests * number // plan.rounds)
-            except* NotHealed as group:
-                complaints += [f"not healed: {error}" for error in group.exceptions]
+            except* (NotHealed, aiohttp.ClientError, OSError) as group:
+                complaints += [f"not healed: {error}" for error in group.exceptions] + fleet.ended()
             finally:
                 watching.cancel()
                 with suppress(asyncio.CancelledError):

@@ -1,11 +1,14 @@
-"""The soak itself: a short one finds nothing, and finds every answer that a proxy before the router cuts."""
+"""The soak itself: a short one finds nothing; cut answers and a router that ends are found."""
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.soak.answers import Outcome
@@ -78,3 +81,26 @@ async def test_every_answer_that_is_cut_is_found(tmp_path: Path) -> None:
     soak = await SoakRun(plan, tmp_path, print).run()
     assert proxy.cuts == 1_000 // CUT_EVERY
     assert soak.tally.lost() == {Outcome.CUT: proxy.cuts}
+
+
+@asynccontextmanager
+async def killing_the_router(port: int) -> AsyncIterator[int]:
+    """Kill the process that listens at `port` soon after the clients have begun."""
+
+    async def kill() -> None:
+        listening = [each for each in psutil.net_connections("tcp") if each.laddr and each.laddr[1] == port]
+        os.kill(next(each.pid for each in listening if each.status == psutil.CONN_LISTEN and each.pid), signal.SIGKILL)
+
+    task = asyncio.ensure_future(kill())
+    try:
+        yield port
+    finally:
+        await task
+
+
+@pytest.mark.asyncio
+@pytest.mark.timeout(300)
+async def test_a_router_that_ends_ends_the_soak_and_is_named(tmp_path: Path) -> None:
+    plan = Plan(600, PROGRAMS, workers=3, fault_every=100, rounds=1, entrance=killing_the_router)
+    soak = await SoakRun(plan, tmp_path, print).run()
+    assert any(each.startswith("router ended with exit code -9: ") for each in soak.complaints), soak.complaints
