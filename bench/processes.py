@@ -66,8 +66,8 @@ class Process:
         return self._child.pid
 
     @property
-    def exit_code(self) -> int | None:
-        """What it ended with, minus the signal's number where a signal ended it; None while it runs."""
+    def ended_with(self) -> int | None:
+        """Its exit code, or minus the number of the signal that ended it; None while it runs."""
         return None if self._child is None else self._child.returncode
 
     @property

@@ -66,7 +66,7 @@ class Fleet:
         self.workers = {f"w{number}": self._worker_process(f"w{number}") for number in range(workers)}
         self.worker_urls: dict[str, str] = {}
         self.complaints: list[str] = []
-        """Tracebacks that processes printed, each with the process's last lines."""
+        """Tracebacks that processes printed, each with the process's last lines; processes that did not end."""
 
     @property
     def nats_url(self) -> str:
@@ -167,9 +167,9 @@ class Fleet:
     def ended(self) -> list[str]:
         """Return a sentence for each process that has ended, while it should run."""
         return [
-            f"{process.name} ended with exit code {process.exit_code}: {process.output}"
+            f"{process.name} ended with exit code {process.ended_with}: {process.output}"
             for process in (self.nats, self.router, *self.workers.values())
-            if process.exit_code is not None
+            if process.ended_with is not None
         ]
 
     async def verified(self) -> tuple[int, str]:
@@ -216,6 +216,8 @@ class Fleet:
 
     async def _end(self, process: Process, number: signal.Signals = signal.SIGTERM) -> None:
         await process.end(number)
+        if process.ended_with == -signal.SIGKILL != -number:
+            self.complaints.append(f"{process.name} did not end in time after {number.name}, and was killed")
         if _COMPLAINT in process.output:
             self.complaints.append(f"{process.name}: {process.output}")
 
