@@ -95,6 +95,7 @@ def consolidate(
 @click.option("--dp-ranks", "engine__dp_ranks", type=int, help="its data-parallel ranks")
 @click.option("--model", "engine__model", help="the model's name")
 @click.option("--served-name", "engine__served_names", multiple=True, help="a name that requests may use, any number")
+@click.option("--api-endpoint", "engine__api_endpoints", multiple=True, help="an OpenAI endpoint that it serves")
 @click.option("--text", "engine__text", help="tokenizer and template: the model's directory")
 @click.option("--block-size", "engine__block_size", type=int, help="tokens in a KV block")
 @click.option("--total-kv-blocks", "engine__total_kv_blocks", type=int, help="KV blocks of a rank")

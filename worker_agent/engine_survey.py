@@ -9,6 +9,7 @@ from worker_agent.core.engine_facts import (
     iteration_rows,
     iteration_stats_said,
     models_said,
+    openapi_said,
     server_info_said,
     version_said,
 )
@@ -37,6 +38,7 @@ class EngineSurvey:
         except EngineUnanswered:
             return None
         facts = await self._said("models", "/v1/models")
+        facts = facts.with_more(await self._said("info", "/openapi.json"))
         return facts.with_more(await self._own())
 
     async def _own(self) -> EngineFacts:
@@ -61,6 +63,8 @@ class EngineSurvey:
     def _read(self, what: What, path: str, body: bytes) -> EngineFacts:
         if what == "models":
             return models_said(body)
+        if path == "/openapi.json":
+            return openapi_said(body)
         if path == "/version":
             return version_said(body)
         if what == "info":

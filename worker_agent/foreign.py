@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import zmq.asyncio
 
+from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.fleet import EventSource, WorkerRegistered
 from kv_protocol.hashing import EAGLE_HASH_SCHEME, HASH_SCHEME, canary
@@ -89,6 +90,7 @@ def attached_facts(engine: AttachedEngineSection, said: EngineFacts) -> EngineFa
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
         max_seq_len=engine.max_seq_len,
+        api_endpoints=engine.api_endpoints,
     )
     return configured.with_more(said).with_more(EngineFacts(block_size=BLOCK_SIZES[engine.kind]))
 
@@ -126,6 +128,7 @@ def foreign_registration(
             accepts_token_ids=engine.is_forwarded,
             version=facts.version or version("kv-router"),
             endpoint=settings.worker.endpoint_name,
+            api_endpoints=facts.api_endpoints or DEFAULT_ENDPOINTS,
         )
     except LimitExceeded as error:
         raise ConfigurationError([f"engine.{error}"]) from error

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from kv_protocol.api_endpoints import ApiEndpoint
 from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
 from kv_runtime.config import ControlSection, NatsSection, Section, Settings, TelemetrySection
 from worker_agent.config import EventsSection, StreamsSection, WorkerSection
@@ -103,6 +104,11 @@ class AttachedEngineSection(Section):
     model: str = Field("", max_length=256, description="the model's name; empty: the first that the engine serves")
     served_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="the names that requests may use; empty: as the engine says, else the model's"
+    )
+    api_endpoints: tuple[ApiEndpoint, ...] = Field(
+        (),
+        description="OpenAI endpoints that it serves: chat, completions, responses, embeddings; empty: as its"
+        " /openapi.json says, else chat and completions",
     )
     text: str = Field("byte", description="tokenizer and template: `byte`, or a local model directory")
     block_size: int = Field(

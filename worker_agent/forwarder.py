@@ -6,9 +6,10 @@
               says which only to workers that take token ids, too. The engine knows neither the router's header nor its
               ids (`core/forwarding.py`)
 
-POST /v1/chat/completions, /v1/completions; GET /v1/models. Bytes of an answer pass as they come, unread. A router that
-goes ends the engine's request; an engine that goes in the middle of an answer ends the router's connection, so that
-nobody takes half an answer for a whole one. The engine's own errors are passed on; before its first byte ours are:
+POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings; GET /v1/models. Bytes of an answer pass as
+they come, unread. A router that goes ends the engine's request; an engine that goes in the middle of an answer ends the
+router's connection, so that nobody takes half an answer for a whole one. The engine's own errors are passed on; before
+its first byte ours are:
 
     400   `x-dp-rank` names no rank of the engine         413   longer than `worker.body_bytes_max`
     502   the engine cannot be reached                    503   `worker.inflight_requests_max` requests are being served
@@ -90,6 +91,8 @@ class Forwarder:
             [
                 web.post("/v1/chat/completions", self._forward),
                 web.post("/v1/completions", self._forward),
+                web.post("/v1/responses", self._forward),
+                web.post("/v1/embeddings", self._forward),
                 web.get("/v1/models", self._forward, allow_head=False),
             ]
         )

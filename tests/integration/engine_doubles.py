@@ -63,6 +63,7 @@ class EngineDouble(ABC):
     """Whether an answer stops after its first bytes, until `released`."""
     released: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    served_paths: tuple[str, ...] = ("/v1/completions", "/v1/chat/completions")
     url: str = ""
 
     @asynccontextmanager
@@ -87,9 +88,12 @@ class EngineDouble(ABC):
             web.get("/health", self._health, allow_head=False),
             web.get("/v1/models", self._models, allow_head=False),
             web.get("/metrics", self._metrics, allow_head=False),
-            web.post("/v1/completions", self._generate),
-            web.post("/v1/chat/completions", self._generate),
+            web.get("/openapi.json", self._openapi, allow_head=False),
+            *(web.post(path, self._generate) for path in self.served_paths),
         ]
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        return web.json_response({"openapi": "3.1.0", "paths": {path: {"post": {}} for path in self.served_paths}})
 
     @web.middleware
     async def _strictly(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -178,6 +178,7 @@ async def test_a_status_port_that_is_used_ends_it_with_a_line(broker: Broker, ev
 async def test_an_engine_is_waited_for_and_asked_what_it_is(broker: Broker, log: EventLog) -> None:
     double = VllmDouble(model="llama", total_blocks=500, is_healthy=False)
     double.adapters = ("law",)
+    double.served_paths = ("/v1/chat/completions", "/v1/responses")
     async with double.serving() as engine, fleet_events(log) as told:
         command = ("attach", "--engine", "vllm", "--worker-id", WORKER, "--url", engine.url)
         async with running(*command, "--nats-url", broker.url) as process:
@@ -189,6 +190,7 @@ async def test_an_engine_is_waited_for_and_asked_what_it_is(broker: Broker, log:
     assert isinstance(registered, WorkerRegistered)
     assert (registered.model, registered.served_names, registered.loras) == ("llama", ("llama",), ("law",))
     assert (registered.block_size, registered.total_kv_blocks, registered.max_seq_len) == (16, 500, 4096)
+    assert registered.api_endpoints == ("chat", "responses")
     assert (registered.base_url, registered.accepts_token_ids, registered.version) == (engine.url, False, "0.24.0")
 
 

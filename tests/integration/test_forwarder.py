@@ -149,3 +149,15 @@ async def test_a_whole_answer_and_the_list_of_models_pass_too() -> None:
         assert (status, b'"prompt_tokens": 1' in body) == (200, True)
         async with session.get(f"{url}/v1/models") as response:
             assert [card["id"] for card in (await response.json())["data"]] == ["m"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings"])
+async def test_other_endpoints_pass_too_without_the_routers_token_ids(path: str) -> None:
+    engine_of_one: EngineDouble = VllmDouble(served_paths=(path,))
+    async with engine_of_one.serving() as engine, forwarding(engine.url) as (_, url, session):
+        body = b'{"kv_prompt_ids":"AQAAAA==","model":"m","prompt":"hi"}'
+        async with session.post(f"{url}{path}", data=body) as response:
+            assert response.status == 200
+        ((found, _, sent),) = engine.requests
+        assert (found, sent) == (path, b'{"model":"m","prompt":"hi"}')

@@ -4,6 +4,7 @@
     ----------------------   -------------   ------------------------------------------------------------------------
     /v1/models               all             names: cards without a `parent`; adapters: those with one;
                                              `max_model_len` (vLLM, SGLang)
+    /openapi.json            all             OpenAI endpoints, by their paths; a server may be set not to show it
     /version                 vLLM, TRT-LLM   version
     /metrics                 vLLM            `cache_config_info`: block size, KV blocks (`engine_metrics.py`)
     /server_info, before     SGLang          page size, KV tokens, requests decoded together, tokens of a prefill chunk,
@@ -21,6 +22,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from kv_protocol.api_endpoints import PATHS
 from kv_protocol.errors import UNDECODABLE, MalformedMessage
 from kv_protocol.ids import BLOCK_SIZE_MAX
 from worker_agent.core.engine_metrics import CacheConfig
@@ -46,6 +48,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_seq_len: int = 0
     dp_ranks: int = 0
     version: str = ""
+    api_endpoints: tuple[str, ...] = ()
 
     def with_more(self, other: "EngineFacts") -> "EngineFacts":
         """Return both together; where both say something, it is this one's."""
@@ -67,6 +70,10 @@ class _Version(msgspec.Struct):
     version: Annotated[str, msgspec.Meta(max_length=256)]
 
 
+class _OpenApi(msgspec.Struct):
+    paths: dict[str, msgspec.Raw]
+
+
 class _ServerInfo(msgspec.Struct):
     page_size: int | None = None
     max_total_num_tokens: int | None = None
@@ -80,6 +87,7 @@ class _ServerInfo(msgspec.Struct):
 
 _models = msgspec.json.Decoder(_Models)
 _version = msgspec.json.Decoder(_Version)
+_openapi = msgspec.json.Decoder(_OpenApi)
 _server_info = msgspec.json.Decoder(_ServerInfo)
 _rows = msgspec.json.Decoder(list[dict[str, Any]])
 
@@ -98,6 +106,12 @@ def models_said(body: bytes) -> EngineFacts:
 def version_said(body: bytes) -> EngineFacts:
     """Return what `GET /version` says, likewise."""
     return EngineFacts(version=_decoded(_version, body, "/version").version)
+
+
+def openapi_said(body: bytes) -> EngineFacts:
+    """Return what `GET /openapi.json` says, likewise; the engine may still refuse an endpoint that its model lacks."""
+    paths = _decoded(_openapi, body, "/openapi.json").paths
+    return EngineFacts(api_endpoints=tuple(name for name, path in PATHS.items() if path in paths))
 
 
 def server_info_said(body: bytes) -> EngineFacts:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from worker_agent.core.engine_facts import (
     iteration_rows,
     iteration_stats_said,
     models_said,
+    openapi_said,
     server_info_said,
     version_said,
 )
@@ -30,6 +32,17 @@ def test_a_card_with_a_parent_is_an_adapter() -> None:
         }
     ).encode()
     assert models_said(body) == EngineFacts(served_names=("llama", "chat"), loras=("law",), max_seq_len=8192)
+
+
+def test_the_paths_of_a_server_say_which_endpoints_it_serves() -> None:
+    paths: dict[str, Any] = {
+        "/v1/responses": {},
+        "/v1/chat/completions": {"post": {}},
+        "/v1/audio/speech": {},
+        "/health": {},
+    }
+    said = openapi_said(json.dumps({"openapi": "3.1.0", "paths": paths}).encode())
+    assert said == EngineFacts(api_endpoints=("chat", "responses"))
 
 
 def test_a_server_that_says_only_names_says_only_names() -> None:
@@ -89,7 +102,7 @@ def test_what_was_known_before_stays_and_the_rest_is_added() -> None:
     assert known.with_more(said) == EngineFacts(served_names=("chat",), block_size=16, max_seq_len=4096)
 
 
-@pytest.mark.parametrize("read", [models_said, version_said, server_info_said, iteration_rows])
+@pytest.mark.parametrize("read", [models_said, openapi_said, version_said, server_info_said, iteration_rows])
 @pytest.mark.parametrize("body", [b"", b"null", b"<html>", b'{"data": 1, "version": 1, "page_size": "x"}', b"[" * 9999])
 def test_anything_else_is_malformed(read: Callable[[bytes], object], body: bytes) -> None:
     with pytest.raises(MalformedMessage, match="/"):

@@ -137,6 +137,8 @@ def test_what_is_configured_counts_before_what_the_engine_says() -> None:
     facts = attached_facts(engine_section(total_kv_blocks=7, max_num_seqs=4, block_size=32), said)
     assert (facts.served_names, facts.loras, facts.total_kv_blocks) == (("m",), ("law",), 7)
     assert (facts.max_num_seqs, facts.max_seq_len) == (4, 100)
+    embeds = attached_facts(engine_section(api_endpoints=("embeddings",)), EngineFacts(api_endpoints=("chat",)))
+    assert embeds.api_endpoints == ("embeddings",)
 
 
 @pytest.mark.parametrize(("kind", "block_size"), [("vllm", 16), ("sglang", 1), ("trtllm-serve", 32)])
