@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Mapping
 from random import Random
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -33,6 +34,7 @@ _PORTS = range(20_000, 32_000)
 class FleetShape(NamedTuple):
     """What to start. `worker_settings` and `router_settings` are `section.key=value` assignments.
 
+    `more_settings` are further ones of some workers, by their ids.
     `router_module` is what runs as the router: a test may plant a fault in it.
     """
 
@@ -42,6 +44,7 @@ class FleetShape(NamedTuple):
     worker_settings: tuple[str, ...] = ()
     router_settings: tuple[str, ...] = ()
     router_module: str = "router"
+    more_settings: Mapping[str, tuple[str, ...]] = {}
 
 
 class ProcessFailed(Exception):
@@ -194,7 +197,7 @@ class Fleet:
         """The worker runs; return its address. It may not be known to the router yet (`until_ready`)."""
         command = [sys.executable, "-m", "worker_agent", "serve", "--worker-id", worker_id, "--nats-url", self.nats_url]
         command += ["--model", self._shape.model]
-        for setting in self._shape.worker_settings:
+        for setting in (*self._shape.worker_settings, *self._shape.more_settings.get(worker_id, ())):
             command += ["--set", setting]
         worker = self.workers[worker_id] = Process(worker_id, command)
         await worker.start(self._group)

@@ -152,11 +152,16 @@ def decode_chat(body: bytes | bytearray) -> ChatRequest:
         chat = _chat_decoder.decode(body)
     except UNDECODABLE as error:
         raise explained(error, body, ChatRequest) from error
+    check_combinations(chat)
+    return chat
+
+
+def check_combinations(chat: ChatRequest) -> None:
+    """Return when the options of a chat go together; raise `RequestInvalid` otherwise."""
     if chat.tools or chat.tool_choice is not None or chat.min_tokens is not None or chat.top_logprobs is not None:
         tools = msgspec.Raw(msgspec.json.encode(chat.tools))
         tool_names(tools)
         check_chat(chat, tools)
-    return chat
 
 
 def decode_completion(body: bytes | bytearray) -> CompletionRequest:

@@ -34,6 +34,7 @@ _STATEFUL: Mapping[str, str] = {
     "store": "false: nothing is stored",
     "prompt": "none: no prompt templates are stored, `input` has the prompt",
 }
+STATEFUL_KEYS = tuple(_STATEFUL)
 _NOTHING = (b"", b"null", b"false")
 NOT_OF_RESPONSES = frozenset(
     {"best_of", "disaggregated_params", "max_tokens", "n", "prompt_logprobs", "response_format"}
@@ -117,10 +118,10 @@ def read_input(given: msgspec.Raw) -> str | list[dict[str, Any]]:
     return _input.read(given, "input")
 
 
-def _check_stateless(inbound: ResponsesInbound) -> None:
-    """Return when no key asks for what is stored between requests; raise `RequestInvalid` otherwise."""
+def check_stateless(fields: Mapping[str, object]) -> None:
+    """Return when no key of a body asks for what is stored between requests; raise `RequestInvalid` otherwise."""
     for key, allowed in _STATEFUL.items():
-        given = getattr(inbound, key)
+        given = fields.get(key)
         value = bytes(given) if isinstance(given, msgspec.Raw) else msgspec.json.encode(given)
         if value not in _NOTHING:
             raise RequestInvalid(key, Verbatim(value.decode("utf-8", "replace")), allowed)
@@ -130,7 +131,7 @@ def decode_responses(body: bytes | bytearray) -> ResponsesInbound:
     """Return the request in `body`; raise `RequestInvalid` or one of `UNDECODABLE` for anything else."""
     inbound = _decoder.decode(body)
     _check(inbound)
-    _check_stateless(inbound)
+    check_stateless({key: getattr(inbound, key) for key in STATEFUL_KEYS})
     if inbound.min_tokens is not None:
         check_min_tokens(inbound)
     return inbound

@@ -1,6 +1,7 @@
 """The agent's HTTP: OpenAI completions served by the engine, health, metrics, and a barrier for those who must know.
 
-POST /v1/chat/completions, /v1/completions     GET /v1/models, /health, /live, /version, /metrics
+POST /v1/chat/completions, /v1/completions; where they are stated /v1/responses, /v1/embeddings
+GET  /v1/models, /health, /live, /version, /metrics
 GET  /v1/kv/position    each rank's (epoch, last_seq) after all that the engine had flushed before the call
 GET  /status            whether the log is there, and where each rank's stream is
 
@@ -15,6 +16,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS, PATHS, ApiEndpoint
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.fleet import Role
 from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
@@ -23,11 +25,13 @@ from worker_agent.answer_parsing import ENDINGS, AnswerParsing
 from worker_agent.bodies import DEFAULT_LIMITS
 from worker_agent.completions import Completions
 from worker_agent.core.request_rules import RequestRules
+from worker_agent.embeddings import Embeddings
 from worker_agent.engines.port import Engine
 from worker_agent.in_flight import InFlight, Outcome
 from worker_agent.parsers.families import PLAIN, AnswerFormat
 from worker_agent.prompts import Prompts
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _BARRIER_S = 5.0
 _OUTCOMES: tuple[Outcome, ...] = ("ok", "refused", "failed", "cancelled")
 
@@ -54,7 +58,9 @@ class AgentApi:
         loras: tuple[str, ...] = (),
         body_limits: BodyLimits = DEFAULT_LIMITS,
         answer_format: AnswerFormat = PLAIN,
+        embeddings: bool = False,
     ) -> None:
+        """`embeddings`: vectors are made, simulated ones."""
         self._description = engine.describe()
         self._names = (*served_names, *loras)
         self._parsing = AnswerParsing(answer_format, text)
@@ -77,6 +83,12 @@ class AgentApi:
             new_id=new_id,
             body_limits=body_limits,
             parsing=self._parsing,
+        )
+        self._role = role
+        self._embeddings = (
+            Embeddings(text, names=self._names, tokens_max=self._description.max_seq_len, body_limits=body_limits)
+            if embeddings
+            else None
         )
         self._position, self._status, self._fault = position, status, fault
         self._in_flight = InFlight(inflight_requests_max)
@@ -103,6 +115,7 @@ class AgentApi:
             [
                 web.post("/v1/chat/completions", self._chat),
                 web.post("/v1/completions", self._completion),
+                *(web.post(PATHS[name], serve) for name, serve in self._stated().items()),
                 web.get("/v1/models", self._models),
                 web.get("/v1/kv/position", self._kv_position),
                 web.get("/health", self._health),
@@ -113,6 +126,24 @@ class AgentApi:
             ]
         )
         return app
+
+    @property
+    def api_endpoints(self) -> tuple[str, ...]:
+        """The OpenAI endpoints that the worker states."""
+        return (*DEFAULT_ENDPOINTS, *self._stated())
+
+    def _stated(self) -> dict[ApiEndpoint, Handler]:
+        """Return the endpoints beyond the default ones: where one phase alone is served there are none."""
+        if self._role != "aggregated":
+            return {}
+        return {"responses": self._response, **({} if self._embeddings is None else {"embeddings": self._embed})}
+
+    async def _response(self, http: web.Request) -> web.StreamResponse:
+        return await self._in_flight.serve(http, self._completions.response)
+
+    async def _embed(self, http: web.Request) -> web.StreamResponse:
+        assert self._embeddings is not None
+        return await self._in_flight.serve(http, self._embeddings.embed)
 
     async def _chat(self, http: web.Request) -> web.StreamResponse:
         return await self._in_flight.serve(http, self._completions.chat)

@@ -7,21 +7,21 @@ other requests are streamed meanwhile.
 import asyncio
 import uuid
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from aiohttp import web
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
-from kv_protocol.openai import Request
 
 DEFAULT_LIMITS = BodyLimits(section="worker")
 _Done = TypeVar("_Done")
+_Request = TypeVar("_Request")
 
 
-class ReadRequest(NamedTuple):
+class ReadRequest(NamedTuple, Generic[_Request]):
     """A request, and its body, which has the images that were cut out of the request."""
 
-    request: Request
+    request: _Request
     body: Body
 
     @property
@@ -37,7 +37,7 @@ class RequestBodies:
         self._limits = limits
         self._turn = asyncio.Semaphore(1)
 
-    async def read(self, http: web.Request, decode: Callable[[Bytes], Request]) -> ReadRequest:
+    async def read(self, http: web.Request, decode: Callable[[Bytes], _Request]) -> ReadRequest[_Request]:
         """Return the request.
 
         Raises:
@@ -50,7 +50,7 @@ class RequestBodies:
         async with self._turn:
             return await asyncio.to_thread(self._read_large, data, decode)
 
-    def _read_large(self, data: Bytes, decode: Callable[[Bytes], Request]) -> ReadRequest:
+    def _read_large(self, data: Bytes, decode: Callable[[Bytes], _Request]) -> ReadRequest[_Request]:
         body = read_body(data, self._limits, uuid.uuid4().hex)
         return ReadRequest(decode(body.text), body)
 

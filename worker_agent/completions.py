@@ -1,4 +1,4 @@
-"""OpenAI completions served by the engine: a request's way from its bytes to its answer's.
+"""OpenAI chats, completions and responses served by the engine: a request's way from its bytes to its answer's.
 
     what goes wrong                                  the client gets                       counted as
     the request may not be so, the engine refuses    400, the field, found, allowed        refused
@@ -38,9 +38,11 @@ from kv_runtime.http import error_body, error_response
 from kv_runtime.text import Text
 from worker_agent.answer_parsing import AnswerParsing
 from worker_agent.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, worked
-from worker_agent.core.answers import SSE_DONE, Answer, sse_error
+from worker_agent.core.answers import Answer
 from worker_agent.core.engine import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
 from worker_agent.core.request_rules import RequestRules
+from worker_agent.core.response_answers import ResponseAnswer
+from worker_agent.core.response_requests import ResponseChat, decode_response
 from worker_agent.engines.port import Engine
 from worker_agent.generation import Generation
 from worker_agent.in_flight import Answered, Outcome
@@ -57,7 +59,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class Completions:
-    """Both endpoints of one worker. `names` are all that a request may have as its model."""
+    """The endpoints of one worker that generate. `names` are all that a request may have as its model."""
 
     def __init__(
         self,
@@ -87,6 +89,10 @@ class Completions:
         """Return the answer to `POST /v1/completions`, and how the request ended."""
         return await self._answered(http, openai.decode_completion)
 
+    async def response(self, http: web.Request) -> Answered:
+        """Return the answer to `POST /v1/responses`, and how the request ended."""
+        return await self._answered(http, decode_response)
+
     async def _answered(self, http: web.Request, decode: Callable[[Bytes], Request]) -> Answered:
         try:
             read = await self._bodies.read(http, decode)
@@ -95,7 +101,7 @@ class Completions:
                 return self._no_such_model(request.model), "refused"
             before = await worked(read.is_large, lambda: self._rules.before(request))
             asked = await self._asked(http, read, before)
-            answer = Answer(request, asked.request_id, self._wall_ns() // _NS_PER_S, self._text.token_bytes)
+            answer = self._answer(request, asked.request_id)
             generation = self._generation(request, asked, answer.id, before)
             return await self._sent(http, request, generation, answer, asked)
         except BodyTooLarge as error:
@@ -109,7 +115,13 @@ class Completions:
         except EngineError as error:
             return _failed(error), "failed"
 
-    async def _asked(self, http: web.Request, read: ReadRequest, before: tuple[int, ...]) -> EngineRequest:
+    def _answer(self, request: Request, request_id: str) -> Answer | ResponseAnswer:
+        created = self._wall_ns() // _NS_PER_S
+        if isinstance(request, ResponseChat):
+            return ResponseAnswer(request, request_id, created)
+        return Answer(request, request_id, created, self._text.token_bytes)
+
+    async def _asked(self, http: web.Request, read: ReadRequest[Request], before: tuple[int, ...]) -> EngineRequest:
         request, rank = read.request, http.headers.get("x-dp-rank")
         if rank is not None and not _RANK.fullmatch(rank):
             raise RequestInvalid("x-dp-rank", rank[:_FOUND_CHARACTERS_MAX], "a decimal number")
@@ -130,7 +142,12 @@ class Completions:
         )
 
     async def _sent(
-        self, http: web.Request, request: Request, generation: Generation, answer: Answer, asked: EngineRequest
+        self,
+        http: web.Request,
+        request: Request,
+        generation: Generation,
+        answer: Answer | ResponseAnswer,
+        asked: EngineRequest,
     ) -> Answered:
         if request.stream:
             answered = await self._stream(http, generation, answer, include_usage=request.include_usage)
@@ -154,7 +171,7 @@ class Completions:
             parser_of=self._parsing.parser_of(request, prompt, answer_id),
         )
 
-    async def _whole(self, generation: Generation, answer: Answer, asked: EngineRequest) -> Answered:
+    async def _whole(self, generation: Generation, answer: Answer | ResponseAnswer, asked: EngineRequest) -> Answered:
         pieces = await generation.whole()
         wants_prompt = asked.sampling.prompt_logprobs is not None
         render = partial(
@@ -175,18 +192,19 @@ class Completions:
         return web.Response(body=body, content_type="application/json", headers=headers), "ok"
 
     async def _stream(
-        self, http: web.Request, generation: Generation, answer: Answer, *, include_usage: bool
+        self, http: web.Request, generation: Generation, answer: Answer | ResponseAnswer, *, include_usage: bool
     ) -> Answered:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         outcome: Outcome = "failed"
-        tells = HEADER in http.headers and answer.choices == 1  # token ids, with which another worker can go on
+        tells = HEADER in http.headers and answer.can_go_on  # token ids, with which another worker can go on
         async with aclosing(generation.pieces()) as pieces:
             first = await anext(pieces)
             await response.prepare(http)
             try:
+                opening = answer.opening()
                 events = answer.events(first, generation.prompt, shows_life=True)
                 comment = token_comment(generation.taken()) if tells else b""
-                await response.write(answer.opening() + comment + events)
+                await response.write(opening + comment + events)
                 async for piece in pieces:
                     if events := answer.events(piece, generation.prompt):
                         comment = token_comment(generation.taken()) if tells else b""
@@ -195,10 +213,9 @@ class Completions:
                 if tells and isinstance(error, EngineStopped) and http.transport is not None:
                     http.transport.abort()  # another worker goes on
                     return response, "failed"
-                ending = sse_error(_failure(error)[1])
+                ending = answer.failed(str(error), _failure(error)[1])
             else:
-                usage = answer.usage_event(generation.usage()) if include_usage else b""
-                ending, outcome = usage + SSE_DONE, "ok"
+                ending, outcome = answer.ending(generation.usage(), include_usage=include_usage), "ok"
         await response.write(ending)
         await response.write_eof()
         return response, outcome

@@ -170,6 +170,9 @@ class EngineSection(Section):
     )
     seed: int = Field(0, ge=0, le=(1 << 64) - 1, description="of the simulated engine's tokens; equal in a fleet")
     speed: float = Field(1.0, gt=0, le=1000, description="simulated seconds a second; higher blurs measured latency")
+    embeddings: bool = Field(
+        default=False, description="whether /v1/embeddings is served, with vectors that say nothing of a meaning"
+    )
     event_buffer_max_size: int = Field(100_000, ge=1, le=10_000_000, description="events kept until they are polled")
     answer: str = Field(
         "",
@@ -287,6 +290,12 @@ class AgentSettings(Settings):
             allowed = "where engine.kind is trtllm"
         if strange:
             raise ValueError("; ".join(f"{name}: found a value, allowed {allowed}" for name in strange))
+        return self
+
+    @model_validator(mode="after")
+    def _embeddings_of_an_aggregated_worker(self) -> "AgentSettings":
+        if self.engine.embeddings and self.worker.role != "aggregated":
+            raise ValueError(f"engine.embeddings: found true, allowed false of role {self.worker.role}")
         return self
 
     @model_validator(mode="after")

@@ -127,7 +127,7 @@ async def _parts(
     loads, http = _loads(worker, api), _http(worker, api, registry)
     await worker.media.start()
     await http.start()
-    registration = _registration(worker, http.port)
+    registration = _registration(worker, api, http.port)
     membership = Membership(registration, worker.worker_id, worker.clock, found)
     watch = None if idle is None else _canary_watch(worker, idle, membership)
     worker_id = worker.settings.worker.id
@@ -216,6 +216,7 @@ def _api(worker: _Worker, idle: Canary | None) -> AgentApi:
         role=settings.worker.role,
         loras=tuple(settings.trtllm.loras),
         body_limits=settings.worker.body_limits(),
+        embeddings=settings.engine.embeddings,
         answer_format=settings.engine.answer_format,
     )
 
@@ -257,7 +258,7 @@ def _canary_watch(worker: _Worker, idle: Canary, membership: Membership) -> Cana
     )
 
 
-def _registration(worker: _Worker, port: int) -> WorkerRegistered:
+def _registration(worker: _Worker, api: AgentApi, port: int) -> WorkerRegistered:
     settings, engine, text = worker.settings, worker.made.engine.describe(), worker.text
     return WorkerRegistered(
         worker_id=settings.worker.id,
@@ -282,6 +283,7 @@ def _registration(worker: _Worker, port: int) -> WorkerRegistered:
         accepts_token_ids=True,
         version=engine.version,
         endpoint=settings.worker.endpoint_name,
+        api_endpoints=api.api_endpoints,
         images=worker.media.rule,
         kv_cache_dtype=worker.chosen.kv_cache_dtype,
         block_reuse=worker.chosen.block_reuse,

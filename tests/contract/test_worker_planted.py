@@ -46,8 +46,8 @@ async def following(outputs: AsyncGenerator[EngineOutput, None]) -> EngineOutput
 def role_is_not_registered(patch: Patch) -> None:
     registration = serve._registration
 
-    def forgetful(worker: Any, port: int) -> WorkerRegistered:
-        return msgspec.structs.replace(registration(worker, port), role="aggregated")
+    def forgetful(*given: Any) -> WorkerRegistered:
+        return msgspec.structs.replace(registration(*given), role="aggregated")
 
     patch.setattr(serve, "_registration", forgetful)
 

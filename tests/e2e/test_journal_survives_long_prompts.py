@@ -1,10 +1,7 @@
 """A journal over a real router and nats-server stays replayable, whatever prompts clients send."""
 
-import asyncio
 import io
 import json
-import re
-import sys
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -14,6 +11,7 @@ import pytest_asyncio
 from bench.processes import Fleet, FleetShape
 from tests.e2e.client import MODEL, Client
 from tests.e2e.conftest import FAST_WORKER
+from tests.e2e.replays import figure, replayed
 
 LONG_BYTES = 2_500_000
 
@@ -26,24 +24,6 @@ async def fleet() -> AsyncIterator[Fleet]:
         FleetShape(workers=1, worker_settings=settings, router_settings=("journal.router=r1",))
     ) as running:
         yield running
-
-
-async def replayed(nats_url: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "replay", "--nats-url", nats_url),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    async with asyncio.timeout(60):
-        out, _ = await process.communicate()
-    return out.decode()
-
-
-def figure(name: str, report: str) -> int:
-    found = re.search(rf"^{name} +(\d+)", report, re.MULTILINE)
-    assert found is not None, report
-    return int(found[1])
 
 
 @pytest.mark.asyncio

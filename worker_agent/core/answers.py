@@ -28,7 +28,7 @@ from worker_agent.core.disaggregated import Handoff, handoff_keys, without_media
 from worker_agent.core.sampling import TokenLogprobs
 from worker_agent.parsers.events import ContentDelta
 
-SSE_DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
 class Answer:
@@ -47,6 +47,11 @@ class Answer:
         """What the answer is called."""
         return str(self._head["id"])
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another worker can go on with its stream."""
+        return self.choices == 1
+
     def opening(self) -> bytes:
         """Return the stream's first events: the role of each choice of a chat; nothing where one has begun already."""
         if not self._is_chat or self._goes_on:
@@ -63,9 +68,15 @@ class Answer:
         delta = self._delta(piece) if shows_life or shows or piece.places else b""
         return delta if piece.finish_reason is None else delta + self._closing(piece, prompt)
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        """Return the stream event that carries the usage and no choice."""
-        return _sse({**self._head, "object": self._object(chunk=True), "choices": [], "usage": usage})
+    def ending(self, usage: dict[str, Any], *, include_usage: bool) -> bytes:
+        """Return the stream's end, before it, with `include_usage`, an event that carries the usage and no choice."""
+        if not include_usage:
+            return _DONE
+        return _sse({**self._head, "object": self._object(chunk=True), "choices": [], "usage": usage}) + _DONE
+
+    def failed(self, _message: str, error: bytes) -> bytes:
+        """Return the last event of a stream that the engine does not finish: the OpenAI error body `error`."""
+        return b"data: %b\n\n" % error
 
     def whole(
         self,
@@ -125,11 +136,6 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
     }
-
-
-def sse_error(body: bytes) -> bytes:
-    """Return a stream event that carries an OpenAI error body."""
-    return b"data: " + body + b"\n\n"
 
 
 def _handoff_part(handoff: Handoff | None) -> dict[str, Any]:

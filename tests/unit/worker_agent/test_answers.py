@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kv_protocol.openai import ChatRequest, CompletionRequest
-from worker_agent.core.answers import SSE_DONE, Answer, sse_error, usage
+from worker_agent.core.answers import Answer, usage
 from worker_agent.core.choice_text import Piece, Place
 from worker_agent.core.disaggregated import Handoff
 from worker_agent.core.sampling import TokenLogprob, TokenLogprobs
@@ -91,7 +91,8 @@ def test_a_piece_of_nothing_is_no_event_unless_it_is_to_show_life(answer: Answer
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
 def test_the_usage_comes_in_an_event_of_its_own_without_choices(answer: Answer) -> None:
     opened = data_of(answer.events(Piece(text="x"), shows_life=True))
-    assert data_of(answer.usage_event(USAGE)) == {**opened, "choices": [], "usage": USAGE}
+    (usage_event,) = events_of(answer.ending(USAGE, include_usage=True).removesuffix(b"data: [DONE]\n\n"))
+    assert usage_event == {**opened, "choices": [], "usage": USAGE}
 
 
 def test_a_whole_chat_answer() -> None:
@@ -127,8 +128,8 @@ def test_usage_says_how_much_of_the_prompt_was_reused() -> None:
 
 
 def test_the_end_of_a_stream_and_an_error_in_it() -> None:
-    assert SSE_DONE == b"data: [DONE]\n\n"
-    assert sse_error(b'{"error":{}}') == b'data: {"error":{}}\n\n'
+    assert CHAT.ending(USAGE, include_usage=False) == b"data: [DONE]\n\n"
+    assert CHAT.failed("why", b'{"error":{}}') == b'data: {"error":{}}\n\n'
 
 
 # -------------------------------------------------------------------- several choices

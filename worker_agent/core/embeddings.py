@@ -1,0 +1,118 @@
+"""Simulated embeddings: `/v1/embeddings` answered with a unit vector that the token ids alone decide.
+
+    input              texts     each is
+    ----------------   -------   -------------------------------
+    "a"                1         tokenized
+    ["a", "b"]         2         tokenized
+    [1, 2]             1         these token ids
+    [[1, 2], [3]]      2         these token ids
+
+Equal ids have equal vectors, other ids have others: no vector says anything of a meaning. There are at most
+`INPUTS_MAX` texts, and `NUMBERS_MAX` numbers in all vectors together.
+Source of the shapes: the OpenAI API reference, "Create embeddings".
+"""
+
+import base64
+import re
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from kv_protocol.body_limits import Bytes
+from kv_protocol.errors import UNDECODABLE
+from kv_protocol.hashing import pack_tokens
+from kv_protocol.ids import TokenId
+from kv_protocol.openai_errors import RequestInvalid, explained
+from kv_protocol.openai_option_table import Priority
+from kv_protocol.openai_options import NvExt
+from kv_protocol.openai_parts import RawPart
+
+DIMENSIONS = 256
+"""Of a vector, unless the request names another number."""
+DIMENSIONS_MAX = 4096
+INPUTS_MAX = 2048
+NUMBERS_MAX = 1 << 20
+
+Vector = NDArray[np.float32]
+Dimensions = Annotated[int, msgspec.Meta(ge=1, le=DIMENSIONS_MAX)]
+_SHAPE = re.compile(rb'\s*(?:(")|\[\s*(?:(")|(\[)|))')
+
+
+class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/embeddings`."""
+
+    model: str
+    input: msgspec.Raw
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Dimensions | None = None
+    add_special_tokens: bool | None = None
+    user: str | None = None
+    priority: Priority | None = None
+    nvext: NvExt | None = None
+
+    def texts(self) -> list[str] | list[list[int]]:
+        """Return the texts, or the token ids of each; raise `RequestInvalid`, which names the place."""
+        found = _SHAPE.match(self.input)
+        text, of_texts, of_lists = found.groups() if found else (None, None, None)
+        given: list[str] | list[list[int]]
+        if text:
+            given = [_text.read(self.input, "input")]
+        elif of_texts:
+            given = _texts.read(self.input, "input")
+        elif of_lists:
+            given = _id_lists.read(self.input, "input")
+        else:
+            given = [_ids.read(self.input, "input")]
+        count, numbers = len(given), len(given) * (self.dimensions or DIMENSIONS)
+        if not 1 <= count <= INPUTS_MAX:
+            raise RequestInvalid("input", f"{count} texts", f"1..{INPUTS_MAX}")
+        if numbers > NUMBERS_MAX:
+            raise RequestInvalid("input", f"{numbers} numbers in the answer", f"at most {NUMBERS_MAX}")
+        for at, each in enumerate(given):
+            if not each:
+                raise RequestInvalid(f"input[{at}]", each, "at least one token")
+        return given
+
+
+_text = RawPart[str](str)
+_texts = RawPart[list[str]](list[str])
+_ids = RawPart[list[int]](list[TokenId])
+_id_lists = RawPart[list[list[int]]](list[list[TokenId]])
+_decoder = msgspec.json.Decoder(EmbeddingsRequest)
+
+
+def decode_embeddings(body: Bytes) -> EmbeddingsRequest:
+    """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
+    try:
+        return _decoder.decode(body)
+    except UNDECODABLE as error:
+        raise explained(error, body, EmbeddingsRequest) from error
+
+
+def unit_vector(token_ids: Sequence[int], dimensions: int) -> Vector:
+    """Return a vector of length 1 that these ids decide."""
+    bits = np.random.Philox(key=xxh3_64_intdigest(pack_tokens(token_ids))).random_raw(dimensions)
+    numbers = (bits >> np.uint64(11)) + (0.5 - 2.0**52)  # never 0
+    unit: Vector = (numbers / np.linalg.norm(numbers)).astype(np.float32)
+    return unit
+
+
+def embeddings_answer(request: EmbeddingsRequest, vectors: Sequence[Vector], tokens: int) -> bytes:
+    """Return the body of the answer; `tokens` had all texts together."""
+    encode = _base64 if request.encoding_format == "base64" else _numbers
+    data = [{"object": "embedding", "index": at, "embedding": encode(vector)} for at, vector in enumerate(vectors)]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return msgspec.json.encode({"object": "list", "data": data, "model": request.model, "usage": usage})
+
+
+def _numbers(vector: Vector) -> list[float]:
+    return [float(number) for number in vector]
+
+
+def _base64(vector: Vector) -> str:
+    """Return the numbers as base64 of little-endian f32s."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
