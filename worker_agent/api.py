@@ -63,7 +63,7 @@ class AgentApi:
         """`embeddings`: vectors are made, simulated ones."""
         self._description = engine.describe()
         self._names = (*served_names, *loras)
-        self._parsing = AnswerParsing(answer_format, text)
+        self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
         rules = RequestRules(
             self._description,
             text,

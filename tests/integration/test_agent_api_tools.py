@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.continuation import progress_of
+from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
 from kv_runtime.text import ByteText
 from tests.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, Answered, serving
@@ -40,11 +41,13 @@ pytestmark = pytest.mark.asyncio
 
 
 @asynccontextmanager
-async def saying(answer: str, tools: str = "hermes", reasoning: str = "qwen3") -> AsyncIterator[Agent]:
+async def saying(
+    answer: str, tools: str = "hermes", reasoning: str = "qwen3", role: Role = "aggregated"
+) -> AsyncIterator[Agent]:
     """Serve an engine that says `answer` to everything."""
     source = scripted((*TEXT.encode(answer), *TEXT.eos_ids))
     engine = SimulatedEngine(Simulator(DESCRIPTION, token_source=source), SystemClock(), speed=1000.0)
-    async with serving(engine, answer_format=AnswerFormat(tools, reasoning)) as agent:
+    async with serving(engine, answer_format=AnswerFormat(tools, reasoning), role=role) as agent:
         yield agent
 
 
@@ -154,6 +157,11 @@ async def test_completions_and_agents_without_parsers_answer_text() -> None:
         assert answered.said()["text"] == CALL
     async with saying(CALL, "", "") as agent:
         assert read_whole(await told(agent)) == Read(CALL, None, [])
+
+
+async def test_a_prefill_workers_one_token_is_not_parsed() -> None:
+    async with saying("why", "", "deepseek_r1", role="prefill") as agent:
+        assert read_whole(await told(agent)) == Read("w", None, [])
 
 
 async def test_a_stream_goes_on_at_another_worker_behind_any_event_of_its_calls() -> None:

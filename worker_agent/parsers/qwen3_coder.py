@@ -140,13 +140,11 @@ def _types_of(schema: object) -> frozenset[str]:
 def _named_types(schema: object) -> Iterator[str]:
     if not isinstance(schema, Mapping):
         return
-    named = schema.get("type")
-    yield from [named] if isinstance(named, str) else [each for each in named or () if isinstance(each, str)]
-    for alternatives in (schema.get("anyOf"), schema.get("oneOf")):
-        for each in alternatives if isinstance(alternatives, list) else ():
-            direct = each.get("type") if isinstance(each, Mapping) else None
-            if isinstance(direct, str):
-                yield direct
+    found = [schema.get("type")]
+    for alternatives in (schema.get("type"), schema.get("anyOf"), schema.get("oneOf")):
+        each_one = alternatives if isinstance(alternatives, list) else ()
+        found += [each.get("type") if isinstance(each, Mapping) else each for each in each_one]
+    yield from (each for each in found if isinstance(each, str))
 
 
 def _kinds_of(value: object) -> frozenset[str]:

@@ -6,7 +6,7 @@ from tests.support.tool_calls import fed, parsed, read_of
 from worker_agent.parsers.answer import AnswerParser, Wishes
 from worker_agent.parsers.calls import CALLS_MAX, NAME_CHARACTERS_MAX
 from worker_agent.parsers.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStarted
-from worker_agent.parsers.families import AnswerFormat
+from worker_agent.parsers.families import TOOL_CALL_PARSERS, AnswerFormat
 from worker_agent.parsers.reader import HELD_CHARACTERS_MAX
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
@@ -58,6 +58,28 @@ def test_only_the_begin_of_a_marker_waits() -> None:
     made = parser()
     assert fed(made, ["a < b <tool"]) == [ContentDelta("a < b ")]
     assert fed(made, ["box>"]) == [ContentDelta("<toolbox>")]
+
+
+@pytest.mark.parametrize("tools", TOOL_CALL_PARSERS)
+@pytest.mark.parametrize("reasoning", ["", "deepseek_r1", "qwen3"])
+def test_text_that_begins_no_marker_is_shown_at_once(tools: str, reasoning: str) -> None:
+    if tools in ("gpt_oss", "harmony") and reasoning:
+        return
+    made = parser(tools, reasoning)
+    for letter in "Plain words: 3 > 2, (yes).\n\nSo it is.":
+        (event,) = made.feed(letter)
+        assert isinstance(event, ReasoningDelta if reasoning == "deepseek_r1" else ContentDelta)
+        assert event.text == letter
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": 5}, {"type": [1, "integer"]}, {"anyOf": [3, {"type": "integer"}]}, 7, None]
+)
+def test_schemas_that_say_odd_things_do_no_harm(schema: object) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+    made = parser("qwen3_coder", wishes=Wishes(finds_calls=True, tools=[tool]))
+    (call,) = read_of(parsed(made, ["<function=f><parameter=a>3</parameter></function>"])).tool_calls
+    assert call["arguments"] == ('{"a": 3}' if "integer" in str(schema) else '{"a": "3"}')
 
 
 def test_arguments_are_shown_as_they_come() -> None:
