@@ -94,8 +94,16 @@ async def _ensure_streams(log: EventLog, nats: NatsSection) -> None:
 class EmbeddedIndex:
     """A prefix index that follows the log."""
 
-    def __init__(self, settings: IndexSection, log: EventLog, clock: Clock, nats: NatsSection = _DEFAULT_NATS) -> None:
-        """Nothing is read yet; `nats` says how snapshots are kept.
+    def __init__(
+        self,
+        settings: IndexSection,
+        log: EventLog,
+        clock: Clock,
+        nats: NatsSection = _DEFAULT_NATS,
+        *,
+        logs_announced: bool = True,
+    ) -> None:
+        """Nothing is read yet; `nats` says how snapshots are kept, `logs_announced` is that of `IndexFeed`.
 
         Raises:
             ConfigurationError: the native index was asked for, and was not built.
@@ -109,7 +117,8 @@ class EmbeddedIndex:
         )
         self._event_log, self._clock = log, clock
         snapshots = SnapshotStore(log, nats.snapshots_bytes_max)
-        self._feed = IndexFeed(self._fold, log, clock, snapshots, FleetGate(nats.fleet_secrets))
+        gate = FleetGate(nats.fleet_secrets)
+        self._feed = IndexFeed(self._fold, log, clock, snapshots, gate, logs_announced=logs_announced)
         limits = KeepingLimits(
             period_s=min(nats.snapshot_period_s, nats.events_max_age_s / _SNAPSHOTS_IN_LOG),
             log_bytes_max=nats.events_max_bytes,

@@ -54,7 +54,21 @@ class Place(NamedTuple):
 class IndexFeed:
     """Keeps one fold true to one log."""
 
-    def __init__(self, fold: IndexFold, log: EventLog, clock: Clock, snapshots: SnapshotStore, gate: FleetGate) -> None:
+    def __init__(
+        self,
+        fold: IndexFold,
+        log: EventLog,
+        clock: Clock,
+        snapshots: SnapshotStore,
+        gate: FleetGate,
+        *,
+        logs_announced: bool = True,
+    ) -> None:
+        """Nothing is read yet.
+
+        `logs_announced`: refused fleet events and heartbeats are logged here; else another reader in the process does.
+        """
+        self._logs_announced = logs_announced
         self._fold, self._event_log, self._clock, self._snapshots = fold, log, clock, snapshots
         self.gate = gate
         self._refusals = RateLimitedLog(_log, clock)
@@ -182,7 +196,7 @@ class IndexFeed:
         try:
             heartbeat = fleet.decode_heartbeat(message.data)
         except MalformedMessage as error:
-            self._refuse(message, error)
+            self._refuse(message, error, is_logged=self._logs_announced)
             return
         await self._apply(HeartbeatArrived(rank, heartbeat))
 
@@ -201,9 +215,11 @@ class IndexFeed:
             event = self.gate.admit(message.subject, message.data, message.headers)
         except FleetEventRefused as error:
             self.refused_messages_total += 1
-            self._refusals.warning(
-                "fleet_event_refused", key=error.reason, subject=message.subject, cause=error.reason, reason=str(error)
-            )
+            if self._logs_announced:
+                cause, reason = error.reason, str(error)
+                self._refusals.warning(
+                    "fleet_event_refused", key=cause, subject=message.subject, cause=cause, reason=reason
+                )
             return
         if isinstance(event, WorkerRegistered):
             await self._apply(WorkerCame(event.worker_id, event.total_kv_blocks))
@@ -219,9 +235,10 @@ class IndexFeed:
         self._slug_of[rank] = subjects.slug_of(message.subject)
         return rank
 
-    def _refuse(self, message: LogMessage, error: Exception) -> None:
+    def _refuse(self, message: LogMessage, error: Exception, *, is_logged: bool = True) -> None:
         self.refused_messages_total += 1
-        self._tell_of_message(message, error)
+        if is_logged:
+            self._tell_of_message(message, error)
 
     def _tell_of_message(self, message: LogMessage, error: Exception) -> None:
         self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=str(error))

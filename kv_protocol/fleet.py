@@ -15,6 +15,7 @@ from kv_protocol.digest import TierDigest
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.ids import WorkerRank, checked_block_size, checked_dp_rank, checked_u64, checked_worker_id
 from kv_protocol.images import ImageRule
+from kv_protocol.splitmix import U64_MASK
 
 HEARTBEAT_PERIOD_S = 1.0
 MISSED_HEARTBEATS_MAX = 5
@@ -24,6 +25,34 @@ REMOVED_BY_HAND = "removed by hand"
 Role = Literal["aggregated", "prefill", "decode", "encode"]
 EventSource = Literal["trtllm", "simulated", "vllm", "sglang", "none"]
 
+INSTANCE_CHARACTERS_MAX = 128
+NAME_CHARACTERS_MAX = 256
+"""Of a model, a served name, an adapter and a taint."""
+BLOCKS_MAX = 1 << 24
+"""Blocks of one rank: more than terabytes of KV. Indexes make room for as many when the rank joins."""
+TOKENS_MAX = (1 << 32) - 1
+_TEXT_CHARACTERS_MAX = 256
+_URL_CHARACTERS_MAX = 2048
+_REASON_CHARACTERS_MAX = 4096
+_NAMES_MAX = {"served_names": 256, "loras": 4096, "taints": 64}
+_TEXTS = (
+    "hash_scheme",
+    "tokenizer_digest",
+    "template_digest",
+    "transfer_domain",
+    "version",
+    "endpoint",
+    "kv_cache_dtype",
+)
+_COUNTS_MAX = {
+    "canary": U64_MASK,
+    "total_kv_blocks": BLOCKS_MAX,
+    "max_num_seqs": TOKENS_MAX,
+    "max_num_batched_tokens": TOKENS_MAX,
+    "max_seq_len": TOKENS_MAX,
+    "max_prompt_tokens": TOKENS_MAX,
+    "transfer_buffer_tokens": TOKENS_MAX,
+}
 _URL_CHARACTERS = re.compile(r"[^\s\x00-\x1f\x7f?#@\\]+")
 """Without those that begin a user, a query or a fragment, and those that `urlsplit` drops in silence."""
 
@@ -35,6 +64,33 @@ def _is_base_url(value: str) -> bool:
     except ValueError:  # brackets around no address, a port beyond 65535
         return False
     return url.scheme in ("http", "https") and named and _URL_CHARACTERS.fullmatch(value) is not None
+
+
+def checked_instance(value: str) -> str:
+    """Return `value`, 1..INSTANCE_CHARACTERS_MAX characters; raise `LimitExceeded` otherwise."""
+    _check_characters("instance", value, 1, INSTANCE_CHARACTERS_MAX)
+    return value
+
+
+def _check_characters(field: str, value: str, least: int, most: int) -> None:
+    if not least <= len(value) <= most:
+        raise LimitExceeded(field, value, f"{least}..{most} characters")
+
+
+def _check_names(told: "WorkerRegistered") -> None:
+    if not told.served_names:
+        raise LimitExceeded("served_names", told.served_names, "at least one name")
+    for field, most in _NAMES_MAX.items():
+        names: tuple[str, ...] = getattr(told, field)
+        if len(names) > most:
+            raise LimitExceeded(field, f"{len(names)} names", f"{most} at most")
+        for at, name in enumerate(names):
+            _check_characters(f"{field}[{at}]", name, 1, NAME_CHARACTERS_MAX)
+    for at, taint in enumerate(told.taints):
+        if "," in taint or taint != taint.strip():
+            raise LimitExceeded(
+                f"taints[{at}]", taint, "no comma, no space at its ends: requests name taints by commas"
+            )
 
 
 class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=True, forbid_unknown_fields=False):
@@ -94,16 +150,15 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
             checked_dp_rank(dp_rank)
         if not self.dp_ranks or len(set(self.dp_ranks)) != len(self.dp_ranks):
             raise LimitExceeded("dp_ranks", self.dp_ranks, "at least one rank, each once")
-        for field in (
-            "canary",
-            "total_kv_blocks",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "max_seq_len",
-            "max_prompt_tokens",
-            "transfer_buffer_tokens",
-        ):
-            checked_u64(field, getattr(self, field))
+        checked_instance(self.instance)
+        _check_characters("model", self.model, 1, NAME_CHARACTERS_MAX)
+        _check_names(self)
+        for field in _TEXTS:
+            _check_characters(field, getattr(self, field), 0, _TEXT_CHARACTERS_MAX)
+        for field, most in _COUNTS_MAX.items():
+            if not 0 <= getattr(self, field) <= most:
+                raise LimitExceeded(field, getattr(self, field), f"0..{most}")
+        _check_characters("base_url", self.base_url, 1, _URL_CHARACTERS_MAX)
         if not _is_base_url(self.base_url):
             raise LimitExceeded("base_url", self.base_url, "http(s)://host:port without user, query or fragment")
 
@@ -125,6 +180,7 @@ class WorkerDraining(msgspec.Struct, frozen=True, tag="draining", kw_only=True, 
 
     def __post_init__(self) -> None:
         checked_worker_id(self.worker_id)
+        checked_instance(self.instance)
 
 
 class WorkerLeft(msgspec.Struct, frozen=True, tag="left", kw_only=True):
@@ -136,6 +192,8 @@ class WorkerLeft(msgspec.Struct, frozen=True, tag="left", kw_only=True):
 
     def __post_init__(self) -> None:
         checked_worker_id(self.worker_id)
+        checked_instance(self.instance)
+        _check_characters("reason", self.reason, 0, _REASON_CHARACTERS_MAX)
 
 
 FleetEvent = WorkerRegistered | WorkerDraining | WorkerLeft
@@ -154,6 +212,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     stale: str = ""
 
     def __post_init__(self) -> None:
+        checked_instance(self.instance)
+        _check_characters("stale", self.stale, 0, _REASON_CHARACTERS_MAX)
         checked_u64("epoch", self.epoch)
         checked_u64("last_seq", self.last_seq)
 

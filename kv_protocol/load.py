@@ -7,6 +7,7 @@ it held last.
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.fleet import checked_instance
 from kv_protocol.ids import checked_u64
 
 COUNT_MAX = (1 << 53) - 1
@@ -55,6 +56,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     phases: PhaseLoad | None = None
 
     def __post_init__(self) -> None:
+        checked_instance(self.instance)
         checked_u64("iteration", self.iteration)
         for field in ("running_requests", "waiting_requests", "used_blocks", "total_blocks", "context_tokens"):
             if not 0 <= (value := getattr(self, field)) <= COUNT_MAX:

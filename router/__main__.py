@@ -229,7 +229,7 @@ class _Router:
         self._settings, self._log = settings, log
         self._clock, self._registry = SystemClock(), new_registry()
         instance = uuid.uuid4().hex
-        self._index = EmbeddedIndex(settings.index, log, self._clock, settings.nats)
+        self._index = EmbeddedIndex(settings.index, log, self._clock, settings.nats, logs_announced=False)
         folds = _folds(settings, text)
         name = router_name(settings.journal, instance)
         state = folds.state(policies.modes)

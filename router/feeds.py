@@ -1,7 +1,7 @@
 """Fleet events, heartbeats, load reports, the log's connection and time, applied as they come: see `Routing.apply`."""
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import structlog
 
@@ -18,6 +18,7 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import RateLimitedLog
 from router.core.doctor.catalogue import CATALOGUE
 from router.core.doctor.pairing import pairing_findings
+from router.core.fleet import REFUSAL_CAUSES, RefusalCause
 from router.routing import Routing
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 TICK_S = 0.25
 ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
 _LOOK_S = 0.05
+MessageKind = Literal["heartbeat", "load"]
 
 _log = structlog.get_logger("router")
 
@@ -43,6 +45,10 @@ class RouterFeeds:
         self._fleet_log: Reading | None = None
         self._pairings_told: dict[str, set[Finding]] = {}
         self.refused_messages_total = 0
+        self.events_without_effect: dict[RefusalCause, int] = dict.fromkeys(REFUSAL_CAUSES, 0)
+        """Fleet events that passed the gate and change nothing."""
+        self.unregistered_messages: dict[MessageKind, int] = {"heartbeat": 0, "load": 0}
+        """Heartbeats and load reports of ranks or instances that are not registered; they are not recorded."""
 
     async def start(self) -> None:
         """The log is being read."""
@@ -80,28 +86,42 @@ class RouterFeeds:
             event = self.gate.admit(message.subject, message.data, message.headers)
         except FleetEventRefused as error:
             self.refused_messages_total += 1
-            self._refusals.warning(
-                "fleet_event_refused", key=error.reason, subject=message.subject, cause=error.reason, reason=str(error)
-            )
+            self._log_refused_event(message, error.reason, str(error))
+            return
+        refusal = self._fleet.refusal(event)
+        if refusal is not None:
+            self.events_without_effect[refusal.cause] += 1
+            if refusal.cause != "unregistered":  # the last event of a worker that left stays on the log
+                self._log_refused_event(message, refusal.cause, refusal.reason)
             return
         now_s = self._clock.now()
         self._routing.apply(FleetApplied(now_s=now_s, event=event))
-        worker = self._fleet.worker(event.worker_id)
         _log.info("fleet_event", kind=type(event).__name__, worker=event.worker_id, instance=event.instance)
+        worker = self._fleet.worker(event.worker_id)
         if isinstance(event, WorkerRegistered) and worker is not None:
             for each in self._fleet.parity_of(worker, now_s):
                 _log.error("worker_differs", worker=event.worker_id, **each._asdict())
             self._tell_pairings(event.model)
 
+    def _log_refused_event(self, message: LogMessage, cause: str, reason: str) -> None:
+        self._refusals.warning("fleet_event_refused", key=cause, subject=message.subject, cause=cause, reason=reason)
+
     def _tell_pairings(self, model: str) -> None:
         """What does not go together among the model's workers is told, once for as long as it is so."""
-        told = [worker.registration for worker in self._fleet.workers() if worker.registration.model == model]
+        registered = [worker.registration for worker in self._fleet.workers()]
         state = self._routing.state
-        found = set(pairing_findings(told, reads_overlap=state.modes[state.policy.mode].reads_overlap))
+        found = set(
+            pairing_findings(
+                [each for each in registered if each.model == model],
+                reads_overlap=state.modes[state.policy.mode].reads_overlap,
+            )
+        )
         for each in sorted(found - self._pairings_told.get(model, set()), key=str):
             meaning = CATALOGUE[each.id]
             _log.warning("workers_do_not_go_together", of=each.of, found=each.found, why=meaning.why, fix=meaning.fix)
         self._pairings_told[model] = found
+        for gone in self._pairings_told.keys() - {each.model for each in registered}:
+            del self._pairings_told[gone]
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:
@@ -110,6 +130,9 @@ class RouterFeeds:
             heartbeat = fleet.decode_heartbeat(message.data)
         except MalformedMessage as error:
             self._refuse(message, error)
+            return
+        if not self._is_registered(rank, heartbeat.instance):
+            self.unregistered_messages["heartbeat"] += 1
             return
         now_s = self._clock.now()
         self._routing.apply(WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=heartbeat.instance))
@@ -122,9 +145,19 @@ class RouterFeeds:
         except MalformedMessage as error:
             self._refuse(message, error)
             return
+        if not self._is_registered(rank, report.instance):
+            self.unregistered_messages["load"] += 1
+            return
         self._routing.apply(
             LoadApplied(now_s=self._clock.now(), worker_id=rank.worker_id, dp_rank=rank.dp_rank, report=report)
         )
+
+    def _is_registered(self, rank: WorkerRank, instance: str) -> bool:
+        """Return whether the instance is registered with this rank; a message of any other would change nothing."""
+        worker = self._fleet.worker(rank.worker_id)
+        if worker is None or worker.registration.instance != instance:
+            return False
+        return rank.dp_rank in worker.registration.dp_ranks
 
     def _rank_of(self, message: LogMessage) -> WorkerRank | None:
         try:

@@ -6,6 +6,7 @@ not wanted any more: `core/questions.py`.
 
 import asyncio
 from collections import Counter
+from typing import Literal
 
 import structlog
 
@@ -19,6 +20,8 @@ from kv_runtime.telemetry import RateLimitedLog
 from worker_agent.core.consolidation import Consolidation
 from worker_agent.core.questions import Question, Questions
 from worker_agent.core.recoveries import Kind, kind_of
+
+RefusalCause = Literal["unreadable", "no_reply", "full"]
 
 _log = structlog.get_logger("rank_answers")
 
@@ -55,20 +58,20 @@ class RankAnswers:
         try:
             question = Question(message.reply, recovery.decode_recover_request(message.data))
         except MalformedMessage as error:
-            self._refuse(str(error))
+            self._refuse("unreadable", str(error))
             return
         if not message.reply:
-            self._refuse("it says nowhere to answer")
+            self._refuse("no_reply", "it says nowhere to answer")
             return
         fate = self._questions.ask(question)
         if fate == "turned_away":
-            self._refuse("too many wait")
+            self._refuse("full", "too many wait")
         self.dropped_total += fate in ("repeated", "replaced", "overtaken")
         self._asked.set()
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, cause: RefusalCause, reason: str) -> None:
         self.refused_total += 1
-        self._refusals.warning("recover_request_refused", key=reason, rank=str(self._rank), reason=reason)
+        self._refusals.warning("recover_request_refused", key=cause, rank=str(self._rank), reason=reason)
 
     async def _answer(self, question: Question) -> None:
         try:

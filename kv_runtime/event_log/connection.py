@@ -6,7 +6,6 @@ that what is followed goes on (`reading.py`). An `on_message` that raises is our
 """
 
 import asyncio
-import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from nats.errors import Error as NatsError
 from nats.errors import SlowConsumerError
 from nats.js.api import StreamConfig
 
+from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import lookup, streams
 from kv_runtime.event_log.errors import BrokerUnavailable, StreamUnfit, mapped
 from kv_runtime.event_log.metrics import LogStatistics
@@ -27,6 +27,7 @@ from kv_runtime.event_log.reading import LogMessage, OnMessage, Reading
 from kv_runtime.event_log.streams import StreamSpec, StreamState
 from kv_runtime.event_log.window import SendWindow
 from kv_runtime.supervise import until
+from kv_runtime.telemetry import RateLimitedLog
 
 WINDOW_MESSAGES = 256
 """Publications of one connection that may be unconfirmed; more of them hide a longer way to the server."""
@@ -36,6 +37,9 @@ _RECONNECT_WAIT_S = 1
 _PING_S, _PINGS_MISSED_MAX = 1, 2
 """A frozen server is lost after 3 s: before the 5 s after which its silence would be taken for that of the workers."""
 _LOOK_S = 1.0
+LISTEN_MESSAGES_MAX = 65_536
+"""Announced messages of one subscription that wait to be taken; with the client's own bound of 128 MiB."""
+_UNAUTHORIZED = re.compile(r"authorization|authentication", re.IGNORECASE)
 _USER_INFO = re.compile(r"//[^/@]*@")
 
 _log = structlog.get_logger("event_log")
@@ -60,7 +64,9 @@ class EventLog:
         self._due = asyncio.Event()
         self._streams_doubtful = self._closing = False
         self._failure: Exception | None = None
-        self._reconnects = 0
+        self._reconnects = self._dropped = 0
+        self._last_error = ""
+        self._drops = RateLimitedLog(_log, SystemClock())
 
     @classmethod
     async def connect(
@@ -93,7 +99,7 @@ class EventLog:
         return log
 
     async def _connect(self, name: str, user: str, token: str) -> None:
-        with mapped(f"nats.url {self._shown_url}"):
+        with mapped(f"nats.url {self._shown_url}"), self._credentials_named():
             await self._client.connect(
                 servers=self._url.split(","),
                 name=name,
@@ -112,6 +118,17 @@ class EventLog:
             )
             await self._window.open()
         self._client.options["max_reconnect_attempts"] = -1
+
+    @contextmanager
+    def _credentials_named(self) -> Iterator[None]:
+        """Where a server refused the credentials, the error says that; the client says only that it has no server."""
+        try:
+            yield
+        except NatsError as error:
+            if _UNAUTHORIZED.search(self._last_error):
+                words = "the server refused the credentials, which are nats.user and nats.credentials"
+                raise NatsError(words) from error
+            raise
 
     async def _lost(self) -> None:
         self._window.fail("the connection was lost")
@@ -135,8 +152,12 @@ class EventLog:
             self._fail(BrokerUnavailable(f"nats.url {self._shown_url}: the server ended the connection: {reason}"))
 
     async def _erred(self, error: Exception) -> None:
-        level = logging.WARNING if isinstance(error, SlowConsumerError) else logging.DEBUG
-        _log.log(level, "log_error", error=str(error) or type(error).__name__)
+        if isinstance(error, SlowConsumerError):
+            self._dropped += 1
+            self._drops.warning("log_messages_dropped", key=error.sid, subject=error.subject)
+            return
+        self._last_error = str(error) or type(error).__name__
+        _log.debug("log_error", error=self._last_error)
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
@@ -154,6 +175,7 @@ class EventLog:
             reconnects_total=self._reconnects,
             unconfirmed=len(self._window),
             publish_failures_total=self._window.failures_total,
+            dropped_total=self._dropped,
             read_anew_total=sum(reading.read_anew_total for reading in self._readings),
         )
 
@@ -324,14 +346,18 @@ class EventLog:
             await reading.end()
 
     async def listen(self, subject: str, on_message: OnMessage) -> None:
-        """`on_message` gets what is announced on `subject` from now on, one at a time."""
+        """`on_message` gets what is announced on `subject` from now on, one at a time.
+
+        Beyond `LISTEN_MESSAGES_MAX` that wait, further ones are dropped and counted.
+        """
         tell = self._teller(on_message)
 
         async def received(message: Msg) -> None:
             await tell(LogMessage(message.subject, message.data, reply=message.reply, headers=message.headers))
 
         with mapped(f"listen {subject}"):
-            self._unsubscribes.append((await self._client.subscribe(subject, cb=received)).unsubscribe)
+            subscription = await self._client.subscribe(subject, cb=received, pending_msgs_limit=LISTEN_MESSAGES_MAX)
+            self._unsubscribes.append(subscription.unsubscribe)
             await self._client.flush()
 
     def _teller(self, on_message: OnMessage) -> OnMessage:

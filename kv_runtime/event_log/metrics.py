@@ -15,6 +15,8 @@ class LogStatistics(NamedTuple):
     """Publications on their way."""
     publish_failures_total: int
     """Publications that were handed over, and ended without being confirmed."""
+    dropped_total: int
+    """Announced messages (heartbeats, load reports, answers) that came faster than they were taken."""
     read_anew_total: int
     """Times that a followed stream turned out to be another one, or to have lost its end."""
 
@@ -27,6 +29,7 @@ def log_families(statistics: LogStatistics) -> Iterator[Family]:
     for name, meaning, count in (
         ("log_reconnects", "Times that NATS was lost and found", statistics.reconnects_total),
         ("log_publish_failures", "Publications that NATS did not confirm", statistics.publish_failures_total),
+        ("log_dropped_messages", "Messages dropped: they came faster than they were taken", statistics.dropped_total),
         ("log_read_anew", "Times that the log was lost: read again from its beginning", statistics.read_anew_total),
     ):
         yield counter(name, meaning, (), [((), float(count))])

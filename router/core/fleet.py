@@ -3,7 +3,8 @@
     registered, new instance     known, nothing of its former life counts
     heartbeat                    alive, if it is of the registered instance
     silent for `SILENT_S`        not eligible (unless the log itself cannot be heard: silence then says nothing)
-    draining / left              takes no new work / forgotten
+    draining / left              takes no new work / forgotten, if it is of the registered instance
+    no room                      a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
 
 A model's block size, hash scheme and rule for images are those of its eldest fit worker (of the eldest, while none is
 fit), its tokenizer and template are this router's; of a worker that differs the events say nothing of our prompts
@@ -11,6 +12,7 @@ fit), its tokenizer and template are this router's; of a worker that differs the
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -32,6 +34,18 @@ _Rules = tuple[Hashing, ImageRule | None]
 _TELLS = "one that tells of its blocks"
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 WORKERS_MAX = 4096
+RANKS_MAX = 8192
+"""Of all workers: twice as many as one index serves. What is known of a rank takes about a kilobyte."""
+RefusalCause = Literal["instance", "unregistered", "no_room"]
+REFUSAL_CAUSES: tuple[RefusalCause, ...] = get_args(RefusalCause)
+"""The event is of another instance than the registered one; of a worker that is not registered; there is no room."""
+
+
+class FleetRefusal(NamedTuple):
+    """Why a fleet event changes nothing."""
+
+    cause: RefusalCause
+    reason: str
 
 
 class TextDigests(msgspec.Struct, frozen=True):
@@ -59,20 +73,41 @@ class Fleet:
     def __init__(self, text: TextDigests) -> None:
         self._text = text
         self._workers: dict[str, Worker] = {}
+        self._ranks = 0
         self._log_heard = True
         self.refused_total = 0
         self.changes = 0
         """Grows whenever what is said of any worker may have changed otherwise than by time."""
 
+    def refusal(self, event: FleetEvent) -> FleetRefusal | None:
+        """Return why the event changes nothing; None where it counts."""
+        known = self._workers.get(event.worker_id)
+        if isinstance(event, WorkerRegistered):
+            ranks = self._ranks + len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
+            if known is None and len(self._workers) >= WORKERS_MAX:
+                return FleetRefusal("no_room", f"workers: found one more, allowed {WORKERS_MAX}")
+            if ranks > RANKS_MAX:
+                return FleetRefusal("no_room", f"ranks of all workers: found {ranks}, allowed {RANKS_MAX}")
+        elif known is None:
+            return FleetRefusal("unregistered", f"worker_id: found {event.worker_id}, allowed a registered worker")
+        elif known.registration.instance != event.instance:
+            allowed = f"{known.registration.instance}, the registered one"
+            return FleetRefusal("instance", f"instance: found {event.instance}, allowed {allowed}")
+        return None
+
     def apply(self, event: FleetEvent) -> None:
-        """Fold a fleet event in; one of another instance than the registered changes nothing."""
+        """Fold a fleet event in; one that `refusal` has a reason against changes nothing."""
         self.changes += 1
+        if self.refusal(event) is not None:
+            self.refused_total += isinstance(event, WorkerRegistered)
+            return
         known = self._workers.get(event.worker_id)
         if isinstance(event, WorkerRegistered):
             self._register(event, known)
-        elif known is None or known.registration.instance != event.instance:
+        elif known is None:
             return
         elif isinstance(event, WorkerLeft):
+            self._ranks -= len(known.registration.dp_ranks)
             del self._workers[event.worker_id]
         elif isinstance(event, WorkerDraining):
             self._workers[event.worker_id] = msgspec.structs.replace(
@@ -81,6 +116,7 @@ class Fleet:
 
     def _register(self, event: WorkerRegistered, known: Worker | None) -> None:
         expected = canary(event.block_size, event.hash_scheme)
+        self._ranks += len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
         if known is not None and known.registration.instance == event.instance:
             is_put_back = event.ends_drain and known.drained_by_hand
             self._workers[event.worker_id] = msgspec.structs.replace(
@@ -90,8 +126,6 @@ class Fleet:
                 draining=known.draining and not is_put_back,
                 drained_by_hand=known.drained_by_hand and not is_put_back,
             )
-        elif known is None and len(self._workers) >= WORKERS_MAX:
-            self.refused_total += 1
         else:
             self._workers.pop(event.worker_id, None)  # so that it is the youngest
             self._workers[event.worker_id] = Worker(registration=event, canary=expected)
@@ -124,6 +158,7 @@ class Fleet:
     def restore(self, worker: Worker) -> None:
         """The worker is the youngest, as `workers` yielded it."""
         self._workers[worker.registration.worker_id] = worker
+        self._ranks += len(worker.registration.dp_ranks)
         self.changes += 1
 
     @property

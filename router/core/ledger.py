@@ -238,6 +238,12 @@ class Ledger:
             if not at.requests:
                 self._drop(at)
 
+    def mark_gone(self, rank: WorkerRank) -> None:
+        """The rank's worker is not registered: nothing of the rank is kept once its leases have ended."""
+        at = self._ranks.get(rank)
+        if at is not None:
+            at.is_gone = True
+
     def columns(self, ranks: tuple[WorkerRank, ...]) -> LoadColumns:
         """Return the loads in the order of `ranks`, zeroes for unknown ones; they do not change any more.
 

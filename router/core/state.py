@@ -121,7 +121,8 @@ class RouterState:
         )
 
     def _apply_to_fleet(self, record: FleetApplied) -> None:
-        self._begin_or_end_a_life(record.event, record.now_s)
+        if self.fleet.refusal(record.event) is None:
+            self._begin_or_end_a_life(record.event, record.now_s)
         self.fleet.apply(record.event)
 
     def tick(self, now_s: float) -> list[JournalRecord]:
@@ -182,6 +183,8 @@ class RouterState:
         if not router:
             self.breakers.follow(routed, now_s)
         self.ledger.apply(routed, now_s, router)
+        if router and self.fleet.worker(routed.worker_id) is None:
+            self.ledger.mark_gone(WorkerRank(routed.worker_id, routed.dp_rank))
 
     def _fill(self, routed: Routed, now_s: float) -> None:
         """The rank gets work to prefill, and blocks."""

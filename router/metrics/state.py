@@ -40,8 +40,11 @@ def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:
     yield gauge("workers", "Workers that are registered", (), [((), float(len(workers)))])
     refused = float(feeds.refused_messages_total)
     yield counter("feed_refused_messages", "Fleet and load messages that could not be read", (), [((), refused)])
-    by_reason = [((reason,), float(count)) for reason, count in feeds.gate.refused_total.items()]
+    gated, ineffective = feeds.gate.refused_total.items(), feeds.events_without_effect.items()
+    by_reason = [((str(reason),), float(count)) for reason, count in (*gated, *ineffective)]
     yield counter("fleet_refused", "Fleet events that the router refused", ("reason",), by_reason)
+    by_kind = [((kind,), float(count)) for kind, count in feeds.unregistered_messages.items()]
+    yield counter("unregistered_messages", "Messages of instances or ranks not registered", ("kind",), by_kind)
 
 
 def trust_families(routing: Routing) -> Iterator[Family]:

@@ -8,6 +8,8 @@ from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Tier
 from kv_protocol.fleet import (
+    BLOCKS_MAX,
+    TOKENS_MAX,
     FleetEvent,
     Heartbeat,
     WorkerDraining,
@@ -114,6 +116,24 @@ BAD_FIELDS: list[tuple[str, Any]] = [
         ]
         for value in [-1, 2**64, 10**30]
     ),
+    ("total_kv_blocks", BLOCKS_MAX + 1),
+    ("max_seq_len", TOKENS_MAX + 1),
+    ("transfer_buffer_tokens", TOKENS_MAX + 1),
+    *((field, value) for field in ["instance", "model"] for value in ["", "x" * 100_000]),
+    *((field, "x" * 257) for field in ["model", "tokenizer_digest", "transfer_domain", "version", "endpoint"]),
+    ("base_url", "http://h/" + "x" * 2048),
+    ("served_names", ()),
+]
+BAD_NAMES: list[tuple[str, tuple[str, ...], str]] = [
+    ("served_names", ("m", ""), r"served_names\[1\]: found '', allowed 1..256 characters"),
+    ("served_names", ("m" * 257,), r"served_names\[0\]: found 'm+\.\.\., allowed 1..256 characters"),
+    ("served_names", ("m",) * 257, "served_names: found '257 names', allowed 256 at most"),
+    ("loras", ("",), r"loras\[0\]: found '', allowed 1..256 characters"),
+    ("loras", ("a",) * 4097, "loras: found '4097 names', allowed 4096 at most"),
+    ("taints", ("spot", "a,b"), r"taints\[1\]: found 'a,b', allowed no comma"),
+    ("taints", (" spot",), r"taints\[0\]: found ' spot', allowed no comma, no space at its ends"),
+    ("taints", ("",), r"taints\[0\]: found ''"),
+    ("taints", ("a",) * 65, "taints: found '65 names', allowed 64 at most"),
 ]
 
 
@@ -161,6 +181,36 @@ def test_a_registration_with_a_bad_field_cannot_exist(field: str, value: object)
 def test_a_registration_with_a_bad_field_is_refused_by_its_name(field: str, value: object) -> None:
     with pytest.raises(MalformedMessage, match=rf"fleet event: {field}: found "):
         decode_fleet_event(wire(LEAST | {field: value}))
+
+
+@pytest.mark.parametrize(("field", "names", "refusal"), BAD_NAMES)
+def test_a_registration_with_a_bad_name_is_refused_by_its_place(
+    field: str, names: tuple[str, ...], refusal: str
+) -> None:
+    with pytest.raises(MalformedMessage, match=refusal):
+        decode_fleet_event(wire(LEAST | {field: names}))
+
+
+def test_a_registration_at_its_bounds_is_accepted() -> None:
+    counts = dict.fromkeys(
+        ["max_num_seqs", "max_num_batched_tokens", "max_seq_len", "transfer_buffer_tokens"], TOKENS_MAX
+    )
+    names = {"served_names": ("n" * 256,) * 256, "taints": ("t" * 256,) * 64, "model": "m" * 256, "instance": "i" * 128}
+    event = WorkerRegistered(**LEAST | counts | names | {"total_kv_blocks": BLOCKS_MAX})
+    assert decode_fleet_event(encode(event)) == event
+
+
+@pytest.mark.parametrize("kind", ["draining", "left"])
+@pytest.mark.parametrize("instance", ["", "i" * 129])
+def test_an_instance_is_checked_when_it_goes_too(kind: str, instance: str) -> None:
+    with pytest.raises(MalformedMessage, match=r"instance: found '.*, allowed 1\.\.128 characters"):
+        decode_fleet_event(wire({"worker_id": "w", "instance": instance}, kind))
+
+
+@pytest.mark.parametrize(("field", "value"), [("instance", ""), ("instance", "i" * 129), ("stale", "s" * 4097)])
+def test_a_heartbeat_with_a_text_beyond_its_bound_is_refused(field: str, value: str) -> None:
+    with pytest.raises(MalformedMessage, match=f"heartbeat: {field}: found '"):
+        decode_heartbeat(json.dumps(HEARTBEAT | {field: value}).encode())
 
 
 @pytest.mark.parametrize("dp_rank", [-1, 4096])

@@ -7,9 +7,11 @@ from typing import Any
 
 import nats
 import pytest
+from structlog.testing import capture_logs
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LastSequenceDiffers, LogMessage, reading
+from kv_runtime.event_log import connection as connection_module
 from kv_runtime.nats_server import find_binary
 from tests.integration.broker import Broker, eventually
 from tests.unit.kv_runtime.log_client import STREAM, Reader, connected, numbers, publish_all
@@ -335,10 +337,37 @@ async def test_a_server_that_wants_a_token_refuses_others_and_no_secret_is_shown
         await log.close()
         with pytest.raises(BrokerUnavailable) as raised:
             await EventLog.connect(f"nats://wr0ng@{host}", name="test")
-        assert str(raised.value).startswith(f"nats.url nats://{host}: ")
+        words = "the server refused the credentials, which are nats.user and nats.credentials"
+        assert str(raised.value) == f"nats.url nats://{host}: {words}"
+        with pytest.raises(BrokerUnavailable, match="refused the credentials") as raised:
+            await EventLog.connect(f"nats://{host}", name="test", user="router", token="wr0ng")
+        assert "wr0ng" not in str(raised.value)
     finally:
         server.terminate()
         await server.communicate()
+
+
+@pytest.mark.asyncio
+async def test_announced_messages_that_come_faster_than_they_are_taken_are_dropped_counted_and_logged_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "LISTEN_MESSAGES_MAX", 10)
+    taken, may_go_on = list[bytes](), asyncio.Event()
+
+    async def take(message: LogMessage) -> None:
+        await may_go_on.wait()
+        taken.append(message.data)
+
+    async with connected(broker.url) as connection, connected(broker.url) as other:
+        await connection.log.listen("core.a", take)
+        with capture_logs() as logs:
+            for at in range(100):
+                await other.log.announce("core.a", str(at).encode())
+            await eventually(lambda: connection.log.statistics().dropped_total >= 89)
+        may_go_on.set()
+        await eventually(lambda: len(taken) + connection.log.statistics().dropped_total == 100)
+    assert taken[0] == b"0"
+    assert [line["event"] for line in logs] == ["log_messages_dropped"]
 
 
 @pytest.mark.asyncio

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from indexer.core.facts import HeartbeatArrived
 from indexer.core.fold import FoldStatistics, IndexFold
 from indexer.core.reference import ReferenceIndex
+from kv_protocol import fleet
 from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
@@ -24,7 +25,7 @@ from router.control_plane import ControlPlane
 from router.core.policy import Policy
 from router.policy_store import PolicyStore
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
-from tests.unit.router.samples import rank, route
+from tests.unit.router.samples import rank, registered, route
 
 
 class NeverThere:
@@ -272,6 +273,29 @@ async def test_a_policy_of_more_than_64_kib_is_not_read(control: Control, method
 async def test_the_refusal_of_a_long_registration_is_short(control: Control, body: bytes) -> None:
     answered = await control.send("POST", "/v1/workers", body)
     assert (answered.status, len(answered.body) < 1024) == (400, True)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("field", "value", "refusal"),
+    [
+        ("instance", "i" * 100_000, "allowed 1..128 characters"),
+        ("model", "", "model: found '', allowed 1..256 characters"),
+        ("served_names", [], "served_names: found (), allowed at least one name"),
+        ("served_names", [""], "served_names[0]: found '', allowed 1..256 characters"),
+        ("taints", ["a,b"], "taints[0]: found 'a,b', allowed no comma"),
+        ("block_size", 0, "block_size: found 0, allowed 1..4096 tokens"),
+        ("total_kv_blocks", 1 << 60, "total_kv_blocks: found 1152921504606846976, allowed 0..16777216"),
+    ],
+)
+async def test_a_registration_beyond_its_bounds_is_refused_by_field(
+    control: Control, field: str, value: object, refusal: str
+) -> None:
+    fields = json.loads(fleet.encode(registered("new"))) | {field: value}
+    answered = await control.send("POST", "/v1/workers", json.dumps(fields).encode())
+    assert answered.status == 400
+    assert refusal in answered.error["message"]
+    assert len(answered.body) < 1024
 
 
 @pytest.mark.asyncio

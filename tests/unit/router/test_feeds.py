@@ -8,14 +8,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from kv_protocol import fleet, subjects
-from kv_protocol.fleet import Heartbeat, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet import FleetEvent, Heartbeat, WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied, LoadApplied, LogConnection, TimePassed, WorkerHeard
-from kv_protocol.ledger import Expired, Routed
+from kv_protocol.ledger import Expired, Finished, Routed
 from kv_protocol.load import LoadReport, encode_load
 from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import LogMessage, OnMessage
+from router.core.fleet import RANKS_MAX
 from router.core.policy import Policy
 from router.core.recording import Recordable, Recorder
 from router.feeds import ACQUAINTED_S, RouterFeeds
@@ -270,3 +271,73 @@ async def test_messages_that_cannot_be_read_have_one_line_a_subject_and_period_a
         ("message_refused", subjects_heard[0], 2),
     ]
     assert all(line["reason"] for line in logs)
+
+
+# --------------------------------------------------------------------------------- messages of what is not registered
+
+
+async def heard_by(feeds: RouterFeeds, *events: FleetEvent) -> None:
+    for each in events:
+        await feeds._on_fleet_event(LogMessage(subjects.fleet(MODEL, each.worker_id), fleet.encode(each)))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("kind", [WorkerLeft, WorkerDraining])
+async def test_the_end_of_another_instance_is_logged_as_refused_counted_and_not_recorded(kind: Any) -> None:
+    log: Any = None
+    recorded, clock = Recorded(), ManualClock()
+    feeds = RouterFeeds(routing(clock, recorded), log, clock)
+    await heard_by(feeds, registered())
+    before = len(recorded.records)
+    with capture_logs() as logs:
+        await heard_by(feeds, *[kind(worker_id="w0", instance="forged")] * 5)
+    assert [(line["event"], line["cause"]) for line in logs] == [("fleet_event_refused", "instance")]
+    assert logs[0]["reason"] == "instance: found forged, allowed w0-1, the registered one"
+    assert feeds.events_without_effect["instance"] == 5
+    assert len(recorded.records) == before
+    assert addresses(feeds) == ["http://127.0.0.1:1"]
+
+
+@pytest.mark.asyncio
+async def test_heartbeats_and_reports_of_what_is_not_registered_are_counted_and_leave_nothing_behind() -> None:
+    log: Any = None
+    recorded, clock = Recorded(), ManualClock()
+    feeds = RouterFeeds(routing(clock, recorded), log, clock)
+    await heard_by(feeds, registered())
+    before = len(recorded.records)
+    made_up = [(WorkerRank(f"x{at}", at % 7), "i") for at in range(50)]
+    for rank, instance in [*made_up, (WorkerRank("w0", 0), "forged"), (WorkerRank("w0", 1), "w0-1")]:
+        beat = fleet.encode(Heartbeat(instance=instance, epoch=1, last_seq=1))
+        await feeds._on_heartbeat(LogMessage(subjects.heartbeat(MODEL, rank), beat))
+        report = LoadReport(
+            instance=instance, iteration=1, running_requests=9, waiting_requests=9, used_blocks=9, total_blocks=9
+        )
+        await feeds._on_load(LogMessage(subjects.load(MODEL, rank), encode_load(report)))
+    assert len(recorded.records) == before
+    assert feeds.unregistered_messages == {"heartbeat": 52, "load": 52}
+    assert feeds._routing.state.ledger.loads() == {}
+
+
+@pytest.mark.asyncio
+async def test_registrations_beyond_the_bounds_leave_nothing_behind() -> None:
+    feeds, _ = gated()
+    ranks = tuple(range(4096))
+    await heard_by(feeds, *(registered(f"x{at}", dp_ranks=ranks) for at in range(RANKS_MAX // 4096)))
+    with capture_logs() as logs:
+        await heard_by(feeds, *(registered(f"y{at}", dp_ranks=ranks) for at in range(20)))
+    state_ = feeds._routing.state
+    assert len(list(state_.fleet.workers())) == RANKS_MAX // 4096
+    assert len(state_.newcomers.rows()) == RANKS_MAX
+    assert feeds.events_without_effect["no_room"] == 20
+    assert [(line["event"], line["cause"]) for line in logs] == [("fleet_event_refused", "no_room")]
+
+
+def test_a_lease_of_another_router_on_an_unregistered_worker_leaves_nothing_behind_once_it_is_over() -> None:
+    folded = state(lease_s=1.0)
+    for at in range(20):
+        routed = Routed(lease_id=f"l{at}", worker_id=f"x{at}", dp_rank=0, blocks=b"", uncached_tokens=5)
+        folded.apply(LedgerApplied(now_s=1.0, event=routed, router="router-2"))
+    assert len(folded.ledger.loads()) == 20
+    for at in range(20):
+        folded.apply(LedgerApplied(now_s=1.0, event=Finished(lease_id=f"l{at}"), router="router-2"))
+    assert folded.ledger.loads() == {}

@@ -94,6 +94,36 @@ def test_beyond_the_bound_workers_are_refused_and_counted(monkeypatch: pytest.Mo
     assert folded.refused_total == 1
 
 
+def test_beyond_the_bound_of_all_ranks_a_registration_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_module, "RANKS_MAX", 5)
+    folded = fleet(registered("w0", dp_ranks=(0, 1, 2)), registered("w1", dp_ranks=(0, 1)))
+    for refused in (registered("w2"), registered("w1", instance="w1-2", dp_ranks=(0, 1, 2))):
+        refusal = folded.refusal(refused)
+        assert refusal == ("no_room", "ranks of all workers: found 6, allowed 5")
+        folded.apply(refused)
+    assert [each.registration.instance for each in folded.workers()] == ["w0-1", "w1-1"]
+    assert folded.refused_total == 2
+    folded.apply(registered("w0", dp_ranks=(0,)))
+    folded.apply(registered("w2", dp_ranks=(0, 1)))
+    folded.apply(WorkerLeft(worker_id="w1", instance="w1-1"))
+    folded.apply(registered("w3", dp_ranks=(0, 1)))
+    assert [each.registration.worker_id for each in folded.workers()] == ["w0", "w2", "w3"]
+    restored = Fleet(TEXT)
+    for each in folded.workers():
+        restored.restore(each)
+    assert restored.refusal(registered("w4")) is not None
+
+
+@pytest.mark.parametrize("kind", [WorkerDraining, WorkerLeft])
+def test_an_event_of_another_instance_or_of_an_unregistered_worker_is_refused_with_the_reason(kind: Any) -> None:
+    folded = fleet(registered())
+    assert folded.refusal(kind(worker_id="w0", instance="w0-1")) is None
+    refusal = folded.refusal(kind(worker_id="w0", instance="w0-0"))
+    assert refusal == ("instance", "instance: found w0-0, allowed w0-1, the registered one")
+    refusal = folded.refusal(kind(worker_id="w1", instance="w1-1"))
+    assert refusal == ("unregistered", "worker_id: found w1, allowed a registered worker")
+
+
 # ---------------------------------------------------------------- heartbeats
 
 
@@ -293,10 +323,6 @@ def test_a_worker_of_several_models_is_told_every_difference_once() -> None:
     found = folded.parity_of(known(folded, "w2"), 0.0)
     assert [each.field for each in found] == ["tokenizer_digest", "hash_scheme"]
     assert folded.parity(0.0) == {"w0": (), "w1": (), "w2": found}
-
-
-def test_a_worker_that_serves_no_model_differs_in_nothing() -> None:
-    assert fleet(registered(served_names=())).parity(0.0) == {"w0": ()}
 
 
 def test_an_unknown_hash_scheme_never_decides_how_prompts_are_hashed() -> None:
