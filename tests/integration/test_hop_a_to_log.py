@@ -604,6 +604,18 @@ async def test_a_question_that_cannot_be_read_or_answered_is_counted_and_the_nex
 
 
 @pytest.mark.asyncio
+async def test_questions_that_cannot_be_read_have_one_line_however_they_differ(broker: Broker, log: EventLog) -> None:
+    async with everything(log, ScriptedEngine()) as (_, agent), connected(broker.url) as asking:
+        with capture_logs() as lines:
+            for at in range(30):
+                await asking.announce(subjects.recover(MODEL, RANK), b"\x81\xa1" + bytes([at]), asking.new_inbox())
+            await eventually(lambda: agent.consolidator.answers[0].refused_total == 30)
+    assert [line["event"] for line in lines if line["event"] == "recover_request_refused"] == [
+        "recover_request_refused"
+    ]
+
+
+@pytest.mark.asyncio
 async def test_the_pulse_proves_the_set_from_the_start_on(broker: Broker, log: EventLog) -> None:
     pulses = []
 

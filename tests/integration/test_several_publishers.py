@@ -311,7 +311,7 @@ async def test_a_publisher_that_talks_nonsense_does_not_fill_the_log(log: EventL
 
 @pytest.mark.asyncio
 async def test_a_rank_is_told_stale_once_whatever_reasons_follow_and_current_once(log: EventLog) -> None:
-    pulses = [fleet.Heartbeat(instance="", epoch=0, last_seq=0)]
+    pulses = [fleet.Heartbeat(instance="none", epoch=0, last_seq=0)]
 
     async def on_pulse(message: LogMessage) -> None:
         pulses.append(fleet.decode_heartbeat(message.data))

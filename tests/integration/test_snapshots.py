@@ -213,6 +213,29 @@ async def started(url: str) -> AsyncIterator[EmbeddedIndex]:
 
 
 @pytest.mark.asyncio
+async def test_an_index_in_a_router_leaves_the_lines_of_refused_fleet_events_to_the_router(
+    broker: Broker, scripted: ScriptedRank
+) -> None:
+    await store_chain(scripted, 1, 1)  # the streams are there
+    log = await EventLog.connect(broker.url, name="index")
+    silent = EmbeddedIndex(IndexSection(), log, ManualClock(), OFTEN, logs_announced=False)
+    speaking = EmbeddedIndex(IndexSection(), log, ManualClock(), OFTEN)
+    for index, is_logged in ((silent, False), (speaking, True)):
+        with capture_logs() as logs:
+            await index.start()
+            before = refused_events(index)
+            await log.publish(subjects.fleet("m", "w0"), b"nonsense")
+            await eventually(lambda index=index, before=before: refused_events(index) > before)
+        assert ("fleet_event_refused" in [line["event"] for line in logs]) == is_logged
+    await log.close()
+
+
+def refused_events(index: EmbeddedIndex) -> float:
+    found = next(each for each in index.families() if each.name == "kvrouter_index_fleet_refused")
+    return sum(sample.value for sample in found.samples)
+
+
+@pytest.mark.asyncio
 async def test_until_it_has_caught_up_an_index_is_not_ready_and_says_how_far_it_is(
     broker: Broker, scripted: ScriptedRank
 ) -> None:
