@@ -141,6 +141,9 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     ends_drain: bool = False
     """Set by a router that publishes the registration again: a worker that was drained by hand takes new work. Without
     it the registration of a known instance leaves the drain as it is."""
+    drained: bool = False
+    """Set by an agent that registers again while an operator drains this instance: readers that come later, to which
+    the log has no `draining` any more, take the worker for drained by hand."""
 
     def __post_init__(self) -> None:
         checked_worker_id(self.worker_id)

@@ -101,7 +101,7 @@ class DrainRoutes:
         if not worker.drained_by_hand:
             message = f"{worker_id} cannot be put back: its agent is stopping; start the agent again"
             return error_response(409, message, "invalid_request_error", param="id", code="agent_stops")
-        event = replace(worker.registration, ends_drain=True)
+        event = replace(worker.registration, ends_drain=True, drained=False)
         refused = await self._publish(event.model, event)
         if refused is not None:
             return refused

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import structlog
+from msgspec.structs import replace
 
 from kv_protocol import fleet, subjects
 from kv_protocol.errors import MalformedMessage
@@ -20,7 +21,17 @@ from kv_protocol.fleet_gate import FleetEventRefused, FleetGate, claim_in
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LastSequenceDiffers, LogMessage
 from kv_runtime.supervise import PartGaveUp
-from worker_agent.core.worker_id import NO_CLAIM, SILENT_S, Action, Life, Newest, action, action_on_another, life
+from worker_agent.core.worker_id import (
+    NO_CLAIM,
+    SILENT_S,
+    Action,
+    Life,
+    Newest,
+    action,
+    action_on_another,
+    drained_by_hand,
+    life,
+)
 
 SUBJECTS_MAX = 16
 """Subjects of one id that are read."""
@@ -54,7 +65,7 @@ class WorkerId:
         self._worker_id, self._instance = worker_id, instance
         self._claim, self._own_seq = NO_CLAIM, 0
         self._heartbeats = _Heartbeats(log, clock)
-        self._is_listening = False
+        self._is_listening = self._is_drained = False
         self.changed = asyncio.Event()
 
     async def check(self) -> None:
@@ -99,7 +110,8 @@ class WorkerId:
             try:
                 if "replace" in actions:  # a reader that accepted the forged address keeps it until the instance left
                     after_seq = await self._publish(subject, self._left("registration forged"), after_seq)
-                self._own_seq = await self._publish(subject, registration, after_seq)
+                told = replace(registration, drained=self._is_drained)
+                self._own_seq = await self._publish(subject, told, after_seq)
             except LastSequenceDiffers:
                 continue
             self._claim = min(self._claim, self._own_seq)
@@ -179,8 +191,15 @@ class WorkerId:
                 seen.append(_Seen(subject, 0, Newest(None), "no event"))
             actions = [await self._action(each, registration) for each in seen]
             if "wait" not in actions:
+                self._note_drain(seen, actions)
                 return seen, actions
             await self._clock.sleep(_WAIT_S)
+
+    def _note_drain(self, seen: list[_Seen], actions: list[Action]) -> None:
+        """An operator's drain of this instance is known from its newest event, and kept in later registrations."""
+        for each, what in zip(seen, actions, strict=True):
+            if what == "keep":
+                self._is_drained = drained_by_hand(each.newest.event, before=self._is_drained)
 
     async def _action(self, seen: _Seen, own: WorkerRegistered | None) -> Action:
         """Return what is to be done about one subject; raise `WorkerIdTaken` where that is to stop."""

@@ -118,17 +118,21 @@ class Fleet:
         expected = canary(event.block_size, event.hash_scheme)
         self._ranks += len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
         if known is not None and known.registration.instance == event.instance:
-            is_put_back = event.ends_drain and known.drained_by_hand
+            is_by_hand = known.drained_by_hand or (event.drained and not known.draining)
+            is_put_back = event.ends_drain and is_by_hand
             self._workers[event.worker_id] = msgspec.structs.replace(
                 known,
                 registration=event,
                 canary=expected,
-                draining=known.draining and not is_put_back,
-                drained_by_hand=known.drained_by_hand and not is_put_back,
+                draining=(known.draining or event.drained) and not is_put_back,
+                drained_by_hand=is_by_hand and not is_put_back,
             )
         else:
             self._workers.pop(event.worker_id, None)  # so that it is the youngest
-            self._workers[event.worker_id] = Worker(registration=event, canary=expected)
+            drained = event.drained and not event.ends_drain
+            self._workers[event.worker_id] = Worker(
+                registration=event, canary=expected, draining=drained, drained_by_hand=drained
+            )
 
     def heard(self, worker_id: str, instance: str, now_s: float) -> None:
         """A heartbeat came."""

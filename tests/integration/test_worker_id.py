@@ -9,6 +9,7 @@ from typing import Any
 
 import nats
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from kv_protocol import fleet, subjects
@@ -340,6 +341,29 @@ async def test_the_end_of_an_agent_never_removes_another_one_s_registration(log:
         assert await first.membership.leave("stopped")
     assert (await newest(log)).data == fleet.encode(other)
     assert [line["by_instance"] for line in logs if line["event"] == "fleet_event_not_needed"] == ["other", "other"]
+
+
+# ------------------------------------------------------------------------------------------------- drained by hand
+@pytest.mark.asyncio
+async def test_an_agent_that_registers_again_keeps_an_operator_s_drain_until_it_is_put_back(log: EventLog) -> None:
+    agent = Agent(log, "first")
+    await agent.membership.register()
+    await log.publish(SUBJECT, fleet.encode(WorkerDraining(worker_id=ID, instance="first", by_hand=True)))
+    drained, put_back = replace(agent.registration, drained=True), replace(agent.registration, ends_drain=True)
+    for _ in range(2):
+        assert await agent.membership.register()
+        assert (await newest(log)).data == fleet.encode(drained)
+        assert await agent.id.is_kept(agent.registration)
+    await log.purge(subjects.FLEET_STREAM, (await newest(log)).stream_seq)
+    assert await agent.membership.register()
+    assert (await newest(log)).data == fleet.encode(drained)
+    await log.publish(SUBJECT, fleet.encode(put_back))
+    assert await agent.membership.register()
+    assert (await newest(log)).data == fleet.encode(agent.registration)
+    another = Agent(log, "second")
+    await agent.membership.leave("stopped")
+    assert await another.membership.register()
+    assert (await newest(log)).data == fleet.encode(another.registration)
 
 
 # ------------------------------------------------------------------------------------------------- keys

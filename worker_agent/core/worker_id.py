@@ -8,7 +8,7 @@ Another instance is *alive* while its heartbeats come, *silent* once none came f
 |---|---|---|---|---|
 | none: purged, or a new stream | | | | registers |
 | refused: unreadable, or not signed | | | | registers |
-| its own registration, `ends_drain` or not | itself | | | keeps |
+| its own registration, whatever `ends_drain` and `drained` say | itself | | | keeps |
 | another registration of its instance: forged | itself | | | leaves and registers |
 | draining by hand | itself | | | keeps: the control plane drains it |
 | draining otherwise: forged | itself | | | leaves and registers |
@@ -78,7 +78,24 @@ def _action_on_own(event: FleetEvent, own: WorkerRegistered) -> Action:
         return "keep" if event.reason == REMOVED_BY_HAND else "register"
     if isinstance(event, WorkerDraining):
         return "keep" if event.by_hand else "replace"
-    return "keep" if replace(event, ends_drain=own.ends_drain) == own else "replace"
+    is_own = replace(event, ends_drain=own.ends_drain, drained=own.drained) == own
+    return "keep" if is_own else "replace"
+
+
+def drained_by_hand(event: FleetEvent | None, *, before: bool) -> bool:
+    """Return whether an operator drains this instance, by the newest event of its own, which it keeps.
+
+    `before`: whether that was so until then.
+    """
+    match event:
+        case WorkerDraining(by_hand=True):
+            return True
+        case WorkerRegistered(ends_drain=True):
+            return False
+        case WorkerRegistered(drained=True):
+            return True
+        case _:
+            return before
 
 
 def life(silence_s: float | None, listened_s: float, *, has_ended: bool) -> Life:

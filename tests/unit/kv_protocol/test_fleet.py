@@ -55,6 +55,7 @@ FULL: Fields = LEAST | {
     "transfer_buffer_tokens": 65536,
     "api_endpoints": ("responses", "a later one"),
     "ends_drain": True,
+    "drained": True,
     "images": None,
 }
 EVENTS: list[FleetEvent] = [

@@ -297,6 +297,31 @@ async def test_a_worker_that_was_drained_by_hand_is_put_back_and_every_router_le
 
 
 @pytest.mark.asyncio
+async def test_a_router_that_starts_later_learns_of_a_drain_by_the_registration_and_can_end_it(
+    control: Control,
+) -> None:
+    worker = control.found.plane.routing.state.fleet.worker("w0")
+    assert worker is not None
+    again = FleetApplied(now_s=0.0, event=replace(worker.registration, drained=True))
+    control.found.plane.routing.apply(again)
+    assert await control.state() == "drained"
+    assert (await control.put_back()).status == 202
+    assert await control.state() == "serving"
+    ended = control.log.events[-1]
+    assert ended == replace(worker.registration, ends_drain=True)
+    late = state()
+    late.apply(again)
+    found = late.fleet.worker("w0")
+    assert found is not None
+    assert (found.draining, found.drained_by_hand) == (True, True)
+    late.apply(FleetApplied(now_s=0.0, event=ended))
+    late.apply(FleetApplied(now_s=0.0, event=replace(worker.registration, instance="w0-2")))
+    found = late.fleet.worker("w0")
+    assert found is not None
+    assert not found.draining, "a drain belongs to the instance"
+
+
+@pytest.mark.asyncio
 async def test_a_worker_that_serves_is_put_back_without_an_event(control: Control) -> None:
     answered = await control.put_back()
     assert (answered.status, json.loads(answered.body)["published"], control.log.events) == (200, None, [])

@@ -9,7 +9,7 @@ from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerDraining, Worke
 from kv_protocol.ids import checked_worker_id
 from tests.unit.router.samples import registered
 from worker_agent.config import AgentSettings, ServedWorkerSection
-from worker_agent.core.worker_id import NO_CLAIM, SILENT_S, Newest, action, life
+from worker_agent.core.worker_id import NO_CLAIM, SILENT_S, Newest, action, drained_by_hand, life
 
 OWN = registered(instance="own")
 OTHER = registered(instance="other", base_url="http://127.0.0.1:2")
@@ -29,6 +29,7 @@ def left(instance: str, reason: str = "stopped") -> WorkerLeft:
         (Newest(FORGED, 5), "replace"),
         (Newest(replace(OWN, ends_drain=True), 5), "keep"),
         (Newest(replace(FORGED, ends_drain=True), 5), "replace"),
+        (Newest(replace(OWN, drained=True), 5), "keep"),
         (Newest(WorkerDraining(worker_id="w0", instance="own", by_hand=True), 5), "keep"),
         (Newest(WorkerDraining(worker_id="w0", instance="own"), 5), "replace"),
         (Newest(left("own", REMOVED_BY_HAND), 5), "keep"),
@@ -40,6 +41,16 @@ def left(instance: str, reason: str = "stopped") -> WorkerLeft:
 )
 def test_what_is_done_whatever_the_life_of_another_instance(newest: Newest | None, expected: str) -> None:
     assert {action(newest, OWN, 5, life) for life in ("alive", "silent", "unknown")} == {expected}
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_drain_by_hand_lasts_from_its_event_to_the_registration_that_ends_it(before: bool) -> None:
+    by_hand = WorkerDraining(worker_id="w0", instance="own", by_hand=True)
+    assert drained_by_hand(by_hand, before=before)
+    assert drained_by_hand(replace(OWN, drained=True), before=before)
+    assert not drained_by_hand(replace(OWN, ends_drain=True), before=before)
+    for other in (OWN, None, left("own", REMOVED_BY_HAND)):
+        assert drained_by_hand(other, before=before) is before
 
 
 @pytest.mark.parametrize("event", [OTHER, WorkerDraining(worker_id="w0", instance="other")])
