@@ -1,6 +1,7 @@
 """Trust in the log: a rank of which less is known than before, or all again, is told once.
 
-A state is told when it was seen at two looks in a row: a heartbeat that outran its batches is no news.
+A state is told when it was seen at two looks in a row: a heartbeat that outran its batches is no news. A rank has one
+line a state and reason in 10 s; beyond 256 lines in that time the others share one, with their number (`suppressed`).
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import structlog
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
+from kv_runtime.telemetry import RateLimitedLog
 from router.core.trust import EXACT, Trust
 from router.routing import Routing
 
@@ -23,6 +25,7 @@ class TrustWatch:
 
     def __init__(self, routing: Routing, clock: Clock) -> None:
         self._routing, self._clock = routing, clock
+        self._lines = RateLimitedLog(_log, clock)
         self._seen = dict[WorkerRank, Trust]()
         self._told = dict[WorkerRank, Trust]()
 
@@ -40,9 +43,10 @@ class TrustWatch:
             told = self._told.get(rank, EXACT)
             if trust != told and trust == before.get(rank):
                 self._told[rank] = trust
-                say = _log.info if trust == EXACT else _log.warning
+                say = self._lines.info if trust == EXACT else self._lines.warning
                 say(
                     "rank_trust_changed",
+                    key=(rank, trust),
                     worker=rank.worker_id,
                     dp_rank=rank.dp_rank,
                     trust=trust.state,

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.journal import FleetApplied
+from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
 from router.trust_watch import LOOK_S, TrustWatch
 from tests.unit.router.samples import registered
 from tests.unit.router.test_routing import Bench
@@ -66,6 +67,7 @@ def test_of_a_worker_that_left_nothing_is_kept() -> None:
     bench.state.apply(FleetApplied(now_s=100.0, event=WorkerLeft(worker_id="w0", instance="w0-1")))
     assert looks(bench, watch, ["source"]) == []
     bench.state.apply(FleetApplied(now_s=100.0, event=registered()))
+    asyncio.run(bench.clock.advance(LOG_PERIOD_S))
     assert len(looks(bench, watch, ["source", "source"])) == 1
 
 
@@ -81,3 +83,8 @@ async def test_it_looks_again_and_again_until_it_is_stopped() -> None:
                 await bench.clock.advance(LOOK_S)
             stop.set()
     assert [entry["reason"] for entry in logs] == ["source"]
+
+
+def test_of_many_ranks_that_change_at_once_some_have_a_line_each_and_the_others_share_one() -> None:
+    told = looks(*watched(registered(dp_ranks=tuple(range(1000)))), ["never_heard", "never_heard"])
+    assert len(told) == LOG_KEYS_MAX + 1
