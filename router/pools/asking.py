@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 import structlog
 
+from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.body_limits import Body
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid
@@ -101,6 +102,8 @@ class PoolAsking(ABC):
         """Go on as soon as the prompt's length is known, where a grid reads it."""
         self.body, inbound = read
         self.inbound = inbound
+        if inbound.endpoint not in DEFAULT_ENDPOINTS:
+            raise RequestInvalid("input", inbound.endpoint, "messages or prompt: pools serve chats and completions")
         models = self.service.identity.models
         if inbound.model not in models:
             self._refuse(refusals.unknown_model(inbound.model, models))

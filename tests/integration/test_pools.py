@@ -474,6 +474,14 @@ async def test_what_a_client_may_not_send_is_refused_by_its_name(
         assert await running.metric('kvrouter_pools_requests_total{outcome="refused"}') == 1
 
 
+async def test_a_selection_is_of_chats_and_completions_alone() -> None:
+    async with pools(agg(0), p0=OK) as (running, _):
+        found, _, answer = await running.post({"model": MODEL, "input": "x"}, "/v1/pools/select")
+        error = msgspec.json.decode(answer)["error"]
+        assert (found, error["param"]) == (400, "input")
+        assert (await running.post({"model": MODEL, "input": "x"}, "/v1/responses"))[0] == 404
+
+
 async def test_the_processs_own_endpoints() -> None:
     async with pools(agg(0, 1), p0=OK, p1=OK) as (running, routers):
         assert await running.get("/health") == (200, {"status": "ok"})
