@@ -43,6 +43,7 @@ _TEXTS = (
     "version",
     "endpoint",
     "kv_cache_dtype",
+    "transfer_backend",
 )
 _COUNTS_MAX = {
     "canary": U64_MASK,
@@ -100,8 +101,9 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     `images` says what images become in its prompts; None: it takes none, or nobody else can know.
 
     What prefill and decode workers have to agree in, and what routing by prefix needs: `kv_cache_dtype` (auto, fp8;
-    empty: not said), whether the engine reuses blocks at all (None: not said), and `transfer_buffer_tokens`, how many
-    tokens its buffer for KV transfers holds (0: not said, or it has none).
+    empty: not said), whether the engine reuses blocks at all (None: not said), `transfer_buffer_tokens`, how many
+    tokens its buffer for KV transfers holds (0: not said, or it has none), and `transfer_backend`, by which KV is
+    transferred (NIXL, UCX; empty: not said).
 
     `api_endpoints` names the OpenAI endpoints that it serves (`api_endpoints.py`). Unknown names are passed over.
 
@@ -137,6 +139,7 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     kv_cache_dtype: str = ""
     block_reuse: bool | None = None
     transfer_buffer_tokens: int = 0
+    transfer_backend: str = ""
     api_endpoints: tuple[str, ...] = DEFAULT_ENDPOINTS
     ends_drain: bool = False
     """Set by a router that publishes the registration again: a worker that was drained by hand takes new work. Without

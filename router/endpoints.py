@@ -12,6 +12,7 @@ from importlib.metadata import version
 from urllib.parse import parse_qsl
 
 from kv_protocol.api_endpoints import PATHS
+from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.openai import RequestInvalid
 from router import refusals
 from router.asking import Asking
@@ -123,13 +124,13 @@ class DecisionOnly(Asking):
         if plan.phase == "prefill" and not plan.is_fixed:
             plan.prefilled()
             worker = serving.routing.state.fleet.worker(verdict.winner.worker_id)
-            told["decode"] = _told(self._decided(plan, None if worker is None else worker.registration.transfer_domain))
+            told["decode"] = _told(self._decided(plan, None if worker is None else worker.registration))
         answer(self.exchange, told)
 
-    def _decided(self, plan: Plan, transfer_domain: str | None = None) -> Verdict:
+    def _decided(self, plan: Plan, prefill: WorkerRegistered | None = None) -> Verdict:
         serving = self.serving
         while True:
-            route = serving.route_of(self.route, plan, self.inbound, transfer_domain)
+            route = serving.route_of(self.route, plan, self.inbound, prefill)
             try:
                 return serving.decide(route)
             except NoEligibleWorker as error:

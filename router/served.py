@@ -41,6 +41,7 @@ from router.serving import Serving
 from router.usage import NOTHING_SAID, Usage, usage_in
 
 if TYPE_CHECKING:
+    from kv_protocol.fleet import WorkerRegistered
     from router.http.kept import Kept
 
 _PREFILL_BYTES_MAX = 4 << 20
@@ -52,8 +53,8 @@ class Served(Asking):
     """One request: `begin` starts it; it is the watcher of its own calls."""
 
     __slots__ = (
-        "_aside", "_asked_route", "_attempt", "_attempts", "_decided_s", "_domain", "_erred_at", "_failed", "_handoff",
-        "_kept", "_mode", "_plan", "_prefiller", "_progress", "_retried", "_ticket", "_usage",
+        "_aside", "_asked_route", "_attempt", "_attempts", "_decided_s", "_erred_at", "_failed", "_handoff",
+        "_kept", "_mode", "_plan", "_prefill", "_prefiller", "_progress", "_retried", "_ticket", "_usage",
     )  # fmt: skip
 
     _plan: Plan
@@ -76,7 +77,8 @@ class Served(Asking):
         self._aside: Collected | None = None
         self._handoff: PrefillAnswer | None = None
         self._prefiller = b""
-        self._domain: str | None = None
+        self._prefill: WorkerRegistered | None = None
+        """The worker that computed the prompt."""
         self._kept: Kept | None = None
         self._progress: Progress | None = None
 
@@ -138,7 +140,7 @@ class Served(Asking):
     def _turned(self) -> None:
         """The plan has taken another way: a decision for it is next."""
         self.serving.metrics.turned(self._plan.turns[-1])
-        self.route = self.serving.route_of(self._asked_route, self._plan, self.inbound, self._domain)
+        self.route = self.serving.route_of(self._asked_route, self._plan, self.inbound, self._prefill)
 
     def _forward(self, verdict: Verdict) -> None:
         call = self._call(verdict)
@@ -260,7 +262,7 @@ class Served(Asking):
             return
         if len(plan.turns) > turns:
             serving.metrics.turned(plan.turns[-1])
-        self.route = serving.route_of(self._asked_route, plan, self.inbound, self._domain)
+        self.route = serving.route_of(self._asked_route, plan, self.inbound, self._prefill)
         serving.after_back_off(max(1, plan.retries), self.route.decision_id, self._retry)
 
     def _retry(self) -> None:
@@ -294,9 +296,9 @@ class Served(Asking):
         worker = self.serving.routing.state.fleet.worker(attempt.verdict.winner.worker_id)
         self._handoff = answer
         self._prefiller = b"x-prefill-instance-id: %b\r\n" % attempt.verdict.winner.worker_id.encode()
-        self._domain = None if worker is None else worker.registration.transfer_domain
+        self._prefill = None if worker is None else worker.registration
         self._plan.prefilled()
-        self.route = self.serving.route_of(self._asked_route, self._plan, self.inbound, self._domain)
+        self.route = self.serving.route_of(self._asked_route, self._plan, self.inbound, self._prefill)
         self._refusing(self._decide)
 
     def _answer(self, attempt: Attempt, body: bytes, usage: Usage) -> None:

@@ -12,6 +12,7 @@ from xxhash import xxh3_64_intdigest
 from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS
 from kv_protocol.body_limits import Body
 from kv_protocol.decision import Exclusion
+from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_protocol.ids import WorkerRank
 from kv_protocol.images import ImageRule
@@ -194,24 +195,28 @@ class Serving:
         """Return what keeps a stream that may go on elsewhere, for a client of these headers."""
         return Kept(self._settings.failures.migration_bytes_max, hides_tokens=not wants_tokens(headers))
 
-    def route_of(self, route: RouteRequest, plan: Plan, inbound: Inbound, transfer_domain: str | None) -> RouteRequest:
+    def route_of(
+        self, route: RouteRequest, plan: Plan, inbound: Inbound, prefill: WorkerRegistered | None
+    ) -> RouteRequest:
         """Return what routing reads for the plan's phase, under a new decision's name.
 
-        Who prefills is named apart from who decodes; a session is at home where its prompts are computed.
+        Who prefills is named apart from who decodes; a session is at home where its prompts are computed. `prefill` is
+        the worker that computed the prompt, for a decode phase.
         """
         phase, extension, pins = plan.phase, inbound.extension, dict[str, Any]()
         if phase == "prefill":
             worker: str | int | None = extension.prefill_worker_id
             pins = {"pinned_worker": None if worker is None else str(worker)}
             pins["pinned_dp_rank"] = extension.prefill_dp_rank
+            pins["prefill_worker"] = ""
         elif phase == "decode":
-            pins = {"session_id": ""}
+            pins = {"session_id": "", "prefill_worker": "" if prefill is None else prefill.worker_id}
+            pins["transfer_domain"] = None if prefill is None else prefill.transfer_domain
         return replace(
             route,
             phase=phase,
             tried=plan.tried,
             decision_id=self.new_id(),
-            transfer_domain=transfer_domain if phase == "decode" else None,
             **pins,
         )
 

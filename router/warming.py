@@ -101,6 +101,7 @@ class Warming:
             decision_id=self._serving.new_id(),
             tried=(),
             transfer_domain=worker.registration.transfer_domain,
+            prefill_worker=worker.registration.worker_id,
         )
         decoder = self.decide(route)
         if decoder is not None:

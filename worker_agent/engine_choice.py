@@ -69,6 +69,7 @@ class Chosen(NamedTuple):
     kv_cache_dtype: str = ""
     block_reuse: bool | None = True
     transfer_buffer_tokens: int = 0
+    transfer_backend: str = ""
     """For the registration, which says what these mean."""
 
 
@@ -123,7 +124,17 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
         kv_cache_dtype=args.value("kv_cache_config", "dtype") or "",
         block_reuse=args.value("kv_cache_config", "enable_block_reuse"),
         transfer_buffer_tokens=args.value("cache_transceiver_config", "max_tokens_in_buffer") or 0,
+        transfer_backend=_named_backend(args),
     )
+
+
+def _named_backend(args: EngineArgs) -> str:
+    """Return the transfer backend that the arguments name; `DEFAULT` names none, the environment decides.
+
+    Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm_args.py`, `CacheTransceiverConfig._resolve_default_backend`.
+    """
+    backend = args.value("cache_transceiver_config", "backend")
+    return "" if backend in (None, "DEFAULT") else str(backend)
 
 
 def served_names(settings: AgentSettings, chosen: Chosen) -> tuple[str, ...]:

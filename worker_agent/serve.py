@@ -288,4 +288,5 @@ def _registration(worker: _Worker, api: AgentApi, port: int) -> WorkerRegistered
         kv_cache_dtype=worker.chosen.kv_cache_dtype,
         block_reuse=worker.chosen.block_reuse,
         transfer_buffer_tokens=worker.chosen.transfer_buffer_tokens,
+        transfer_backend=worker.chosen.transfer_backend,
     )

@@ -6,6 +6,8 @@ The first that holds says why a rank may not:
     endpoint       it does not state the request's OpenAI endpoint (`kv_protocol/api_endpoints.py`)
     role           it serves other phases than the request's (`ROLES`)
     domain         the prompt's KV lies where it cannot fetch it from: in another transfer domain
+    transfer       the prompt's KV cannot be transferred: it is longer than the worker's buffer, a decode worker cannot
+                   take blocks of the prefill worker that has it (`pairs.py`), or no decode worker can take this one's
     lora           the request names an adapter that the worker has not loaded; the base model is everybody's
     taint          the request requires a taint that the worker does not carry: `required_taints` must be a subset of
                    its `taints`. A taint keeps nobody away who does not ask
@@ -23,6 +25,7 @@ Where every rank is known to be fit and whole (`View.whole`), a request that con
 """
 
 import math
+from collections.abc import Mapping
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -42,6 +45,7 @@ ReasonKind = Literal[
     "endpoint",
     "role",
     "domain",
+    "transfer",
     "lora",
     "taint",
     "max_seq_len",
@@ -60,6 +64,7 @@ ROLES: dict[str, tuple[str, ...]] = {
 }
 """Who may be asked for a phase."""
 
+_NO_MISFITS: Mapping[str, str] = {}
 _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
     ("draining", "draining"),
     ("silent", "silent"),
@@ -69,6 +74,7 @@ _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
     ("endpoint", "endpoint"),
     ("role", "role"),
     ("transfer_domain", "domain"),
+    ("kv transfer", "transfer"),
     ("lora", "lora"),
     ("taint", "taint"),
     ("max_seq_len", "max_seq_len"),
@@ -102,15 +108,32 @@ class Ranks(Protocol):
     def seq_len_min(self) -> int:
         """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none does."""
 
+    @property
+    def misfits(self) -> Mapping[str, Mapping[str, str]]:
+        """Prefill worker id, decode worker id: why the one cannot take the other's KV blocks."""
+
 
 def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
     """Return of every rank of the view why it may not take the request; empty where it may."""
     if view.whole and not constrains(request, view.seq_len_min):
         return view.unfit  # all of them empty
+    apart = _apart(view, request) if view.misfits and request.prefill_worker is not None else _NO_MISFITS
     return tuple(
-        unfit or exclusion(told, rank, request)
+        unfit or exclusion(told, rank, request, apart)
         for unfit, told, rank in zip(view.unfit, view.told, view.ranks, strict=True)
     )
+
+
+def _apart(view: Ranks, request: RouteRequest) -> Mapping[str, str]:
+    """Return by worker id why a worker's pair does not work; of prefill workers those that no decode worker fits."""
+    if request.phase == "decode":
+        return view.misfits.get(request.prefill_worker or "", _NO_MISFITS)
+    decoders = {told.worker_id for told in view.told if told.role == "decode"}
+    return {
+        prefill: f"kv transfer: none of {len(decoders)} decode workers can take its blocks"
+        for prefill, misfits in view.misfits.items()
+        if decoders and decoders <= misfits.keys()
+    }
 
 
 def constrains(request: RouteRequest, seq_len_min: int) -> bool:
@@ -134,14 +157,19 @@ def _tokens(request: RouteRequest) -> int:
     return request.isl_tokens + max(1, request.max_tokens)
 
 
-def exclusion(told: WorkerRegistered, rank: WorkerRank, request: RouteRequest) -> str:
-    """Return why the rank may not take the request, however fit it is; empty where it may."""
+def exclusion(
+    told: WorkerRegistered, rank: WorkerRank, request: RouteRequest, apart: Mapping[str, str] = _NO_MISFITS
+) -> str:
+    """Return why the rank may not take the request, however fit it is; empty where it may.
+
+    `apart` are the workers that the request's KV cannot be transferred from or to, with the reason.
+    """
     if request.endpoint not in told.api_endpoints:
         return f"endpoint {request.endpoint}: the worker states {stated_words(told.api_endpoints)}"
     if told.role not in ROLES[request.phase]:
         return f"role {told.role}: {request.phase} is asked of workers that are {' or '.join(ROLES[request.phase])}"
-    if request.transfer_domain not in (None, told.transfer_domain):
-        return f"transfer_domain {told.transfer_domain!r}: the prompt's KV lies in {request.transfer_domain!r}"
+    if transfer := _transfer_exclusion(told, request, apart):
+        return transfer
     if request.lora and request.lora not in told.loras:
         return f"lora: found {request.lora!r}, allowed {', '.join(told.loras) or 'none'}"
     for taint in request.required_taints:
@@ -163,6 +191,17 @@ def _too_long(told: WorkerRegistered, request: RouteRequest) -> str:
     if told.max_prompt_tokens and request.phase != "decode" and request.isl_tokens > told.max_prompt_tokens:
         return f"max_prompt_tokens: {request.isl_tokens} tokens, at most {told.max_prompt_tokens}"
     return ""
+
+
+def _transfer_exclusion(told: WorkerRegistered, request: RouteRequest, apart: Mapping[str, str]) -> str:
+    """Return why the prompt's KV cannot be transferred from or to the worker; empty where it can, or need not."""
+    if request.transfer_domain not in (None, told.transfer_domain):
+        return f"transfer_domain {told.transfer_domain!r}: the prompt's KV lies in {request.transfer_domain!r}"
+    if request.prefill_worker is None:
+        return ""
+    if 0 < told.transfer_buffer_tokens < request.isl_tokens:
+        return f"kv transfer: {request.isl_tokens} tokens, transfer_buffer_tokens {told.transfer_buffer_tokens}"
+    return apart.get(told.worker_id, "")
 
 
 def multipliers(view: Ranks, request: RouteRequest) -> NDArray[np.float64] | None:

@@ -27,6 +27,7 @@ from kv_protocol.fleet import (
 from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
 from kv_protocol.images import ImageRule, rule_text
 from router.core.checkpoint_rows import FleetTotals
+from router.core.pairs import Pairs
 from router.core.trust import PARITY_FIELDS, Disparity
 
 _Rules = tuple[Hashing, ImageRule | None]
@@ -75,6 +76,7 @@ class Fleet:
         self._workers: dict[str, Worker] = {}
         self._ranks = 0
         self._log_heard = True
+        self.pairs = Pairs()
         self.refused_total = 0
         self.changes = 0
         """Grows whenever what is said of any worker may have changed otherwise than by time."""
@@ -104,11 +106,13 @@ class Fleet:
         known = self._workers.get(event.worker_id)
         if isinstance(event, WorkerRegistered):
             self._register(event, known)
+            self._judge_pairs(event)
         elif known is None:
             return
         elif isinstance(event, WorkerLeft):
             self._ranks -= len(known.registration.dp_ranks)
             del self._workers[event.worker_id]
+            self.pairs.left(event.worker_id)
         elif isinstance(event, WorkerDraining):
             self._workers[event.worker_id] = msgspec.structs.replace(
                 known, draining=True, drained_by_hand=event.by_hand and (known.drained_by_hand or not known.draining)
@@ -163,7 +167,11 @@ class Fleet:
         """The worker is the youngest, as `workers` yielded it."""
         self._workers[worker.registration.worker_id] = worker
         self._ranks += len(worker.registration.dp_ranks)
+        self._judge_pairs(worker.registration)
         self.changes += 1
+
+    def _judge_pairs(self, registration: WorkerRegistered) -> None:
+        self.pairs.registered(registration, (each.registration for each in self._workers.values()))
 
     @property
     def is_log_heard(self) -> bool:

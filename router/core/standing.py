@@ -51,6 +51,7 @@ class Standing:
         self.roles = frozenset(told.role for told, unfit, serves in told_of if serves and not unfit)
         bounds = (bound for told in self.told for bound in (told.max_seq_len, told.max_prompt_tokens) if bound)
         self.seq_len_min = min(bounds, default=0)
+        self.misfits = fleet.pairs.misfits
         self.valid_until_s = min(
             fleet.valid_until_s((worker for _, worker in rows), now_s), breakers.valid_until_s(now_s)
         )
@@ -107,6 +108,7 @@ class Standing:
             whole=self.whole,
             seq_len_min=self.seq_len_min,
             is_blank=True,
+            misfits=self.misfits,
         )
         return tuple(view)[2:]
 

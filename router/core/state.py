@@ -278,6 +278,7 @@ class RouterState:
             trust_factor=trusted.factor,
             whole=standing.whole,
             seq_len_min=standing.seq_len_min,
+            misfits=standing.misfits,
         )
 
     def standing(self, model: str, hashing: Hashing, now_s: float) -> Standing:

@@ -4,7 +4,7 @@ A view is columns: place i of each speaks of `ranks[i]`. Arrays are read-only to
 alone or to nobody who changes them, so that a view can be kept. `only` cuts the columns to some ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -35,6 +35,8 @@ class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc
     tried               ranks that failed this phase of the request already
     phase               what its worker is asked for
     transfer_domain     decode: where the prompt's KV lies; None: anywhere, or nowhere
+    prefill_worker      decode: the worker that computed the prompt, empty where it is not known; prefill: empty. None:
+                        no KV is transferred (so in records of versions without this field, which judged no pairs)
     endpoint            the OpenAI endpoint that its worker has to state
     """
 
@@ -119,6 +121,8 @@ class View(NamedTuple):
     """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none does. Known where `whole` is."""
     is_blank: bool = False
     """Nobody was asked what any rank holds: the columns of it are zeroes."""
+    misfits: Mapping[str, Mapping[str, str]] = {}
+    """Prefill worker id, decode worker id: why the one cannot take the other's KV blocks (`pairs.py`)."""
 
     @property
     def expected(self) -> Ints:

@@ -228,6 +228,8 @@ class Life:
             "tokenizer_digest": self.draw.choice([TEXT.tokenizer] * 5 + ["other"]),
             "role": self.draw.choice(["aggregated"] * 5 + ["prefill", "decode"]),
             "transfer_domain": self.draw.choice(["", "rack"]),
+            "kv_cache_dtype": self.draw.choice(["", "", "fp8", "bfloat16"]),
+            "transfer_buffer_tokens": self.draw.choice([0] * 7 + [100]),
             "max_seq_len": self.draw.choice([0, 120, 300]),
             "total_kv_blocks": self.draw.choice([0, 7, 20, 400]),
             "loras": self.draw.choice([(), ("l",)]),
@@ -321,6 +323,7 @@ class Life:
                 pinned_dp_rank=self.draw.choice([None] * 6 + [1]),
                 phase=self.draw.choice(PHASES),
                 transfer_domain=self.draw.choice([None, None, "rack"]),
+                prefill_worker=self.draw.choice([None, None, "", self._anyone()]),
             )
         )
 

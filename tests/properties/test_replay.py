@@ -72,6 +72,8 @@ def test_much_happens_in_such_a_life() -> None:
     assert len(decisions) > 100 * len(SEEDS) / 2
     reasons = {decided.reason for decided in decisions}
     assert reasons >= {"overlap", "load", "turn", "draw", "pinned", "affinity", "only"}
+    refused = [record for records in journals for record in records if isinstance(record, Refused)]
+    assert any(each.reason.startswith("kv transfer") for record in refused for each in record.exclusions)
     assert sum(len(best_terms(decided)) > 1 for decided in decisions) > 50
     assert sum(any(map(any, overlap_depths(decided))) for decided in decisions) > 50
 

@@ -183,13 +183,18 @@ _PAIRS: _Entries = {
     ),
     "pair.dtype": (
         "error",
-        "KV of another type is refused where it arrives: such requests fail, or their prompts are computed twice",
+        "KV of another type is refused where it arrives: the pair is not used, its prompts are computed where decoded",
         "the same `kv_cache_config.dtype` for prefill and decode",
     ),
     "pair.dtype_auto": (
         "warning",
         "`auto` is whatever the checkpoint says: it may be the other's, or KV is refused where it arrives",
         "name `kv_cache_config.dtype` on both sides",
+    ),
+    "pair.backend": (
+        "error",
+        "the backends do not understand each other: the pair is not used, its prompts are computed where decoded",
+        "the same `cache_transceiver_config.backend` for prefill and decode",
     ),
     "pair.reuse": (
         "warning",

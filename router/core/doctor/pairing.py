@@ -3,6 +3,7 @@
     pair.buffer       a prefill or decode worker's transfer buffer < longest input that is transferred through it
     pair.dtype        prefill and decode name different KV dtypes
     pair.dtype_auto   one of them says `auto`: the checkpoint decides
+    pair.backend      prefill and decode name different transfer backends
     pair.reuse        no block reuse under a mode that reads overlap
 
     longest input = min(own max_seq_len, the longest of the other role) - 1: one token is generated at least. A prefill
@@ -32,7 +33,7 @@ def pairing_findings(registrations: Sequence[WorkerRegistered], *, reads_overlap
     Nothing where the model is served by one role alone and blocks are reused.
     """
     reuse = _reuse(registrations) if reads_overlap else ()
-    return [*_buffers(registrations), *_dtypes(registrations), *reuse]
+    return [*_buffers(registrations), *_dtypes(registrations), *_backends(registrations), *reuse]
 
 
 def partner_findings(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
@@ -90,23 +91,33 @@ def _seq_len(told: WorkerRegistered) -> int:
 
 def _dtypes(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
     """Yield one finding a model: who says what stands in it."""
-    by_role = {role: _dtypes_of(_of_role(registrations, role)) for role in _OTHER}
-    prefill, decode = by_role["prefill"], by_role["decode"]
-    apart = {(one, other) for one in prefill for other in decode if one != other}
-    if not apart:
-        return
+    apart, words = _apart(registrations, "kv_cache_dtype")
+    if apart:
+        check = "pair.dtype_auto" if all(_AUTO in pair for pair in apart) else "pair.dtype"
+        yield Finding(check, registrations[0].model, words)
+
+
+def _backends(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    """Yield one finding a model, likewise."""
+    apart, words = _apart(registrations, "transfer_backend")
+    if apart:
+        yield Finding("pair.backend", registrations[0].model, words)
+
+
+def _apart(registrations: Sequence[WorkerRegistered], field: str) -> tuple[set[tuple[str, str]], str]:
+    """Return the values of a field in which prefill and decode workers differ, and which worker has which value."""
+    by_role = {role: _by_value(_of_role(registrations, role), field) for role in _OTHER}
     words = "; ".join(
-        f"{role} {dtype}: {names(_ids(told))}" for role, dtypes in by_role.items() for dtype, told in dtypes.items()
+        f"{role} {value}: {names(_ids(told))}" for role, values in by_role.items() for value, told in values.items()
     )
-    check = "pair.dtype_auto" if all(_AUTO in pair for pair in apart) else "pair.dtype"
-    yield Finding(check, registrations[0].model, words)
+    return {(one, other) for one in by_role["prefill"] for other in by_role["decode"] if one != other}, words
 
 
-def _dtypes_of(registrations: Iterable[WorkerRegistered]) -> dict[str, list[WorkerRegistered]]:
+def _by_value(registrations: Iterable[WorkerRegistered], field: str) -> dict[str, list[WorkerRegistered]]:
     found: dict[str, list[WorkerRegistered]] = {}
     for told in registrations:
-        if told.kv_cache_dtype:
-            found.setdefault(told.kv_cache_dtype.lower(), []).append(told)
+        if value := getattr(told, field).lower():
+            found.setdefault(value, []).append(told)
     return found
 
 

@@ -53,6 +53,7 @@ FULL: Fields = LEAST | {
     "kv_cache_dtype": "fp8",
     "block_reuse": True,
     "transfer_buffer_tokens": 65536,
+    "transfer_backend": "NIXL",
     "api_endpoints": ("responses", "a later one"),
     "ends_drain": True,
     "drained": True,
@@ -98,6 +99,7 @@ BAD_URLS = [
     "http://\u2100.com:1",
 ]
 BAD_FIELDS: list[tuple[str, Any]] = [
+    ("transfer_backend", "N" * 257),
     ("api_endpoints", ("",)),
     ("api_endpoints", ("e" * 65,)),
     ("api_endpoints", tuple(f"e{at}" for at in range(17))),

@@ -50,7 +50,9 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(*roles: str, domains: dict[str, str] | None = None, **failures: Any) -> AsyncIterator[Fleet]:
+async def fleet(
+    *roles: str, domains: dict[str, str] | None = None, dtypes: dict[str, str] | None = None, **failures: Any
+) -> AsyncIterator[Fleet]:
     """Run a router with a worker for each role, named after it: p0, p1, d2, ..."""
     async with AsyncExitStack() as stack:
         plane = await stack.enter_async_context(running_plane(**failures))
@@ -58,7 +60,8 @@ async def fleet(*roles: str, domains: dict[str, str] | None = None, **failures: 
         for number, role in enumerate(roles):
             worker, name = RoleWorker(role), f"{role[0]}{number}"
             upstream = await stack.enter_async_context(Upstream(worker))
-            plane.join(name, upstream.base_url, role=role, transfer_domain=(domains or {}).get(name, ""))
+            domain, dtype = (domains or {}).get(name, ""), (dtypes or {}).get(name, "")
+            plane.join(name, upstream.base_url, role=role, transfer_domain=domain, kv_cache_dtype=dtype)
             found.workers[name] = worker
         yield found
 
@@ -163,6 +166,26 @@ async def test_kv_is_decoded_only_where_it_can_be_fetched() -> None:
     async with fleet("prefill", "decode", "decode", domains={"p0": "a", "d1": "b", "d2": "a"}) as found:
         assert [await found.ask() for _ in range(3)] == [text_of(PROMPT, 6)] * 3
         assert (len(found.workers["d1"].bodies), len(found.workers["d2"].bodies)) == (0, 3)
+
+
+@pytest.mark.asyncio
+async def test_kv_is_decoded_only_by_a_worker_that_can_take_it() -> None:
+    dtypes = {"p0": "fp8", "d1": "bfloat16", "d2": "fp8"}
+    async with fleet("prefill", "decode", "decode", dtypes=dtypes) as found:
+        for _ in range(4):
+            await found.ask()
+        assert [len(worker.bodies) for worker in found.workers.values()] == [4, 0, 4]
+        assert found.turns() == {}
+        route = await found.plane.post(BODY, "/v1/route")
+        assert "allowed fp8 as prefill worker p0 has" in route.body.decode()
+
+
+@pytest.mark.asyncio
+async def test_without_a_pair_that_fits_a_prompt_is_computed_once_where_it_is_decoded() -> None:
+    async with fleet("prefill", "decode", dtypes={"p0": "fp8", "d1": "bfloat16"}) as found:
+        assert await found.ask() == text_of(PROMPT, 6)
+        assert [len(worker.bodies) for worker in found.workers.values()] == [0, 1]
+        assert found.turns() == {"no_prefill_worker": 1}
 
 
 @pytest.mark.asyncio

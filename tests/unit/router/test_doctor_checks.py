@@ -186,6 +186,10 @@ CASES: dict[str, Case] = {
         pair({"kv_cache_dtype": "auto"}, {"kv_cache_dtype": "fp8"}), "m", "prefill auto: w0",
         pair({"kv_cache_dtype": "auto"}, {"kv_cache_dtype": ""}),
     ),
+    "pair.backend": Case(
+        pair({"transfer_backend": "NIXL"}, {"transfer_backend": "UCX"}), "m", "prefill nixl: w0; decode ucx: w1",
+        pair({"transfer_backend": "NIXL"}, {"transfer_backend": ""}),
+    ),
     "pair.reuse": Case(
         differing("block_reuse", False, True), "w0", "block_reuse false",
         of_mode("least-loaded", differing("block_reuse", False, None)),

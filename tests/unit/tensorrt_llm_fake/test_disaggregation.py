@@ -133,3 +133,15 @@ def test_the_first_candidate_refuses_a_context_while_overlap_is_on(trtllm: Fake)
     with pytest.raises(trtllm.submodule("executor").RequestError, match="when overlap is enabled"):
         context(worker(trtllm), trtllm)
     assert context(worker(trtllm, disable_overlap_scheduler=True), trtllm).outputs[0].disaggregated_params is not None
+
+
+@pytest.mark.parametrize(
+    "other", [{"cache": {"dtype": "fp8"}}, {"cache": {"tokens_per_block": 8}}, {"backend": "NIXL"}], ids=str
+)
+def test_blocks_of_another_layout_are_refused_where_they_arrive(trtllm: Fake, other: dict[str, Any]) -> None:
+    transceiver = trtllm.llmapi.CacheTransceiverConfig(backend=other.get("backend", "UCX"))
+    first = worker(trtllm)
+    second = engine(trtllm, cache=other.get("cache"), cache_transceiver_config=transceiver)
+    handed = context(first, trtllm).outputs[0].disaggregated_params
+    with pytest.raises(trtllm.submodule("executor").RequestError, match="another data type, block size"):
+        generation(second, trtllm, handed).result(timeout=30)

@@ -11,7 +11,7 @@ from typing import Any
 
 from .cache import Identity
 from .control import control
-from .engine import STATE, state_of
+from .engine import STATE, layout_of, state_of
 from .media import MediaItem, keys_between
 from .requests import Request, Response
 
@@ -102,16 +102,18 @@ def _refused(args: Any, request: Request, room: int) -> str | None:
     if request.kind == "context_only" and control.is_before(OVERLAP_CANDIDATE) and not args.disable_overlap_scheduler:
         return "Context only requests are not supported in pytorch backend when overlap is enabled."
     if request.kind == "generation_only":
-        return _refused_state(request)
+        return _refused_state(request, args)
     return None
 
 
-def _refused_state(request: Request) -> str | None:
+def _refused_state(request: Request, args: Any) -> str | None:
     handed = request.disaggregated
     if not handed.first_gen_tokens:
         return "A generation_only request needs first_gen_tokens."
     if handed.opaque_state is None or not handed.opaque_state.startswith(STATE):
         return "The opaque state of the context worker cannot be read."
-    if handed.opaque_state != state_of(request.prompt):
+    if not handed.opaque_state.startswith(layout_of(args)):
+        return "The KV cache of the context worker is of another data type, block size or transceiver backend."
+    if handed.opaque_state != state_of(request.prompt, args):
         return "The opaque state is of another prompt."
     return None

@@ -306,7 +306,7 @@ class Engine:
             self.wake()
 
         control.transfer_waits(request.disaggregated.disagg_request_id or request.request_id, free)
-        return state_of(request.prompt)
+        return state_of(request.prompt, self.args)
 
     def _end(self, rank: Rank, request: Request) -> None:
         rank.active.remove(request)
@@ -354,9 +354,16 @@ def _checked_bias(bias: Any, vocab_size: int) -> Any:
     return bias.numpy()
 
 
-def state_of(prompt: list[int]) -> bytes:
-    """Return what a context worker says of a prompt's blocks: bytes that no text encoding likes."""
-    return STATE + b"\xff\x00" + hashlib.sha256(str(number_of(str(prompt))).encode()).digest()
+def state_of(prompt: list[int], args: Any) -> bytes:
+    """Return what a context worker says of a prompt's blocks, their layout first: bytes that no text encoding likes."""
+    return layout_of(args) + hashlib.sha256(str(number_of(str(prompt))).encode()).digest()
+
+
+def layout_of(args: Any) -> bytes:
+    """Return what both workers of a transfer have to agree in; `inquireSupport` of the real one compares it."""
+    cache = args.kv_cache_config
+    layout = f"{cache.dtype}/{cache.tokens_per_block}/{args.cache_transceiver_config.backend}"
+    return STATE + b"\xff\x00" + hashlib.sha256(layout.encode()).digest()
 
 
 def _waits(request: Request) -> bool:

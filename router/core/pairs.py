@@ -1,0 +1,69 @@
+"""Which decode workers cannot take the KV blocks of which prefill workers, by their registrations.
+
+    field              a pair does not work where
+    ----------------   -----------------------------------------------------------------
+    block_size         they differ
+    kv_cache_dtype     both name one, neither is `auto`, and they differ in any other way than case
+    transfer_backend   both name one, and they differ likewise
+
+A pair is judged once, when one of the two registers: a decision only looks the pair up. Only workers that serve a
+common name are judged. Source: NVIDIA/TensorRT-LLM, `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp`,
+`inquireSupport` (one data type, one block size), and `cacheTransceiver.cpp` (each backend has connections of its own).
+"""
+
+from collections.abc import Iterable, Mapping
+
+from kv_protocol.errors import shortened
+from kv_protocol.fleet import WorkerRegistered
+
+_UNNAMED = ("", "auto")
+"""What names no KV dtype and no transfer backend: the checkpoint or the environment decides."""
+
+
+def misfit(prefill: WorkerRegistered, decode: WorkerRegistered) -> str:
+    """Return why `decode` cannot take the KV blocks of `prefill`; empty where nothing speaks against it."""
+    if prefill.block_size != decode.block_size:
+        return _reason("block_size", decode.block_size, prefill.block_size, prefill)
+    for field in ("kv_cache_dtype", "transfer_backend"):
+        theirs, ours = getattr(prefill, field).lower(), getattr(decode, field).lower()
+        if theirs != ours and theirs not in _UNNAMED and ours not in _UNNAMED:
+            return _reason(field, ours, theirs, prefill)
+    return ""
+
+
+def _reason(field: str, found: object, allowed: object, prefill: WorkerRegistered) -> str:
+    one, other = shortened(str(found)), shortened(str(allowed))
+    return f"kv transfer: found {field} {one}, allowed {other} as prefill worker {prefill.worker_id} has"
+
+
+class Pairs:
+    """The pairs of a fleet that do not work. `misfits`: prefill worker id, decode worker id, reason."""
+
+    def __init__(self) -> None:
+        self.misfits: Mapping[str, Mapping[str, str]] = {}
+        """Never changed in place: a view may hold on to it."""
+
+    def registered(self, worker: WorkerRegistered, others: Iterable[WorkerRegistered]) -> None:
+        """Judge the worker's pairs anew, with each of the `others` in the fleet."""
+        self.left(worker.worker_id)
+        if worker.role not in ("prefill", "decode"):
+            return
+        found = {prefill: dict(decode) for prefill, decode in self.misfits.items()}
+        for other in others:
+            prefill, decode = (worker, other) if worker.role == "prefill" else (other, worker)
+            if prefill.role != "prefill" or decode.role != "decode":
+                continue
+            if (reason := misfit(prefill, decode)) and not set(prefill.served_names).isdisjoint(decode.served_names):
+                found.setdefault(prefill.worker_id, {})[decode.worker_id] = reason
+        self.misfits = found
+
+    def left(self, worker_id: str) -> None:
+        """Forget the worker's pairs."""
+        if not self.misfits:
+            return
+        kept = {
+            prefill: {decode: reason for decode, reason in misfits.items() if decode != worker_id}
+            for prefill, misfits in self.misfits.items()
+            if prefill != worker_id
+        }
+        self.misfits = {prefill: misfits for prefill, misfits in kept.items() if misfits}

@@ -1,0 +1,114 @@
+"""Which decode workers cannot take which prefill worker's KV blocks, as workers come and go."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from router.core.decide import decide
+from router.core.errors import NoEligibleWorker
+from router.core.fleet import Fleet
+from router.core.pairs import misfit
+from router.core.policy import Policy
+from tests.unit.router.samples import TEXT, rank, registered, route, row, view
+
+PREFILL = {"kv_cache_dtype": "fp8", "transfer_backend": "NIXL"}
+DTYPES, BACKENDS, SIZES = ("", "auto", "fp8", "FP8", "bfloat16"), ("", "NIXL", "UCX"), (16, 32)
+ROLES = ("aggregated", "prefill", "decode", "encode")
+WORKERS = ("w0", "w1", "w2", "w3")
+REASON = "kv transfer: found kv_cache_dtype bfloat16, allowed fp8 as prefill worker p has"
+
+
+@pytest.mark.parametrize(
+    ("decode", "found"),
+    [
+        (PREFILL, ""),
+        ({"kv_cache_dtype": "FP8", "transfer_backend": "nixl"}, ""),
+        ({}, ""),
+        ({"kv_cache_dtype": "auto"}, ""),
+        ({"kv_cache_dtype": "bfloat16"}, "kv_cache_dtype bfloat16, allowed fp8"),
+        ({"transfer_backend": "UCX"}, "transfer_backend ucx, allowed nixl"),
+        ({"block_size": 64}, "block_size 64, allowed 16"),
+    ],
+)
+def test_a_pair_fits_where_both_transfer_the_same_or_say_nothing(decode: dict[str, Any], found: str) -> None:
+    reason = misfit(registered("p", role="prefill", **PREFILL), registered("d", role="decode", **decode))
+    assert reason == (found and f"kv transfer: found {found} as prefill worker p has")
+
+
+registrations = st.builds(
+    lambda worker_id, role, names, **fields: registered(worker_id, role=role, served_names=names, **fields),
+    st.sampled_from(WORKERS),
+    st.sampled_from(ROLES),
+    st.sampled_from([("m",), ("n",), ("m", "n")]),
+    kv_cache_dtype=st.sampled_from(DTYPES),
+    transfer_backend=st.sampled_from(BACKENDS),
+    block_size=st.sampled_from(SIZES),
+)
+events = st.one_of(
+    registrations,
+    st.sampled_from(WORKERS).map(lambda name: WorkerLeft(worker_id=name, instance=f"{name}-1")),
+    st.sampled_from(WORKERS).map(lambda name: WorkerDraining(worker_id=name, instance=f"{name}-1")),
+)
+
+
+@given(st.lists(events, max_size=12))
+def test_whatever_came_and_went_the_misfits_are_those_of_the_fleet(told: list[Any]) -> None:
+    fleet = Fleet(TEXT)
+    for event in told:
+        fleet.apply(event)
+    known = [worker.registration for worker in fleet.workers()]
+    assert fleet.pairs.misfits == expected(known)
+    restored = Fleet(TEXT)
+    for worker in fleet.workers():
+        restored.restore(worker)
+    assert restored.pairs.misfits == expected(known)
+
+
+def expected(known: list[WorkerRegistered]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for prefill in (each for each in known if each.role == "prefill"):
+        for decode in (each for each in known if each.role == "decode"):
+            if set(prefill.served_names) & set(decode.served_names) and (reason := misfit(prefill, decode)):
+                found.setdefault(prefill.worker_id, {})[decode.worker_id] = reason
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- decisions
+DECODE = (row("d/0", role="decode"), row("e/0", role="decode"))
+BOTH = (row("p/0", role="prefill"), row("q/0", role="prefill"), *DECODE)
+
+
+def test_a_decode_worker_that_cannot_take_the_blocks_is_not_paired_and_the_reason_is_told() -> None:
+    moment = view(*DECODE)._replace(misfits={"p": {"d": REASON}})
+    found = decide(moment, route(phase="decode", prefill_worker="p"), Policy(), 1)
+    assert (found.winner, found.exclusions) == (rank("e/0"), (REASON, ""))
+    for other in ("q", "", None):
+        free = decide(moment, route(phase="decode", prefill_worker=other), Policy(), 1)
+        assert free.exclusions == ("", "")
+
+
+def test_a_prefill_worker_that_fits_no_decode_worker_computes_nothing() -> None:
+    moment = view(*BOTH)._replace(misfits={"p": {"d": REASON, "e": REASON}, "q": {"d": REASON}})
+    found = decide(moment, route(phase="prefill", prefill_worker=""), Policy(), 1)
+    assert found.winner == rank("q/0")
+    assert found.exclusions[0] == "kv transfer: none of 2 decode workers can take its blocks"
+    assert found.exclusions[1] == ""
+
+
+def test_a_prompt_longer_than_a_buffer_is_not_transferred_through_it() -> None:
+    small = view(*BOTH)
+    told = tuple(registered(each.worker_id, role=each.role, transfer_buffer_tokens=39) for each in small.told)
+    for phase in ("prefill", "decode"):
+        with pytest.raises(NoEligibleWorker) as error:
+            decide(small._replace(told=told), route(40, phase=phase, prefill_worker=""), Policy(), 1)
+        assert "kv transfer: 40 tokens, transfer_buffer_tokens 39" in {each.reason for each in error.value.exclusions}
+        for fits in (route(39, phase=phase, prefill_worker=""), route(40, phase=phase)):
+            assert "kv transfer" not in str(decide(small._replace(told=told), fits, Policy(), 1).exclusions)
+
+
+def test_a_record_of_a_former_version_is_judged_as_it_was() -> None:
+    moment = view(*BOTH)._replace(misfits={"p": {"d": REASON, "e": REASON}, "q": {"d": REASON, "e": REASON}})
+    assert decide(moment, route(phase="prefill"), Policy(), 1).exclusions[:2] == ("", "")
