@@ -117,15 +117,22 @@ def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
     """Return of every rank of the view why it may not take the request; empty where it may."""
     if view.whole and not constrains(request, view.seq_len_min):
         return view.unfit  # all of them empty
-    apart = _apart(view, request) if view.misfits and request.prefill_worker is not None else _NO_MISFITS
+    apart = _apart(view, request)
     return tuple(
         unfit or exclusion(told, rank, request, apart)
         for unfit, told, rank in zip(view.unfit, view.told, view.ranks, strict=True)
     )
 
 
-def _apart(view: Ranks, request: RouteRequest) -> Mapping[str, str]:
-    """Return by worker id why a worker's pair does not work; of prefill workers those that no decode worker fits."""
+def _apart(view: Ranks, request: RouteRequest) -> Mapping[str, str] | None:
+    """Return by worker id why a worker's pair does not work, None for a request of which no KV is transferred.
+
+    Of prefill workers those are named that no decode worker fits.
+    """
+    if request.prefill_worker is None:
+        return None if request.transfer_domain is None else _NO_MISFITS
+    if not view.misfits:
+        return _NO_MISFITS
     if request.phase == "decode":
         return view.misfits.get(request.prefill_worker or "", _NO_MISFITS)
     decoders = {told.worker_id for told in view.told if told.role == "decode"}
@@ -158,17 +165,17 @@ def _tokens(request: RouteRequest) -> int:
 
 
 def exclusion(
-    told: WorkerRegistered, rank: WorkerRank, request: RouteRequest, apart: Mapping[str, str] = _NO_MISFITS
+    told: WorkerRegistered, rank: WorkerRank, request: RouteRequest, apart: Mapping[str, str] | None = _NO_MISFITS
 ) -> str:
     """Return why the rank may not take the request, however fit it is; empty where it may.
 
-    `apart` are the workers that the request's KV cannot be transferred from or to, with the reason.
+    `apart` are the workers that the request's KV cannot be transferred from or to, with the reason; None: no KV is.
     """
     if request.endpoint not in told.api_endpoints:
         return f"endpoint {request.endpoint}: the worker states {stated_words(told.api_endpoints)}"
     if told.role not in ROLES[request.phase]:
         return f"role {told.role}: {request.phase} is asked of workers that are {' or '.join(ROLES[request.phase])}"
-    if transfer := _transfer_exclusion(told, request, apart):
+    if apart is not None and (transfer := _transfer_exclusion(told, request, apart)):
         return transfer
     if request.lora and request.lora not in told.loras:
         return f"lora: found {request.lora!r}, allowed {', '.join(told.loras) or 'none'}"
