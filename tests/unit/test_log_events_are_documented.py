@@ -10,10 +10,11 @@ LEVELS = ("info", "warning", "error", "exception")
 NAME = re.compile(r"[a-z0-9]+(_[a-z0-9]+)+")
 
 
-def trees() -> Iterator[ast.AST]:
+def modules() -> Iterator[list[ast.AST]]:
+    """Yield the nodes of each module."""
     for package in ("kv_runtime", "indexer", "router", "worker_agent"):
         for path in (ROOT / package).rglob("*.py"):
-            yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            yield list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def constants(node: ast.expr) -> Iterator[str]:
@@ -22,17 +23,37 @@ def constants(node: ast.expr) -> Iterator[str]:
             yield each.value
 
 
+def is_method_of_a_log(node: ast.AST) -> bool:
+    """Return whether it is `_log.warning`, or a choice of such methods."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="_log") | ast.Attribute(attr="_log"), attr=level):
+            return level in LEVELS
+        case ast.IfExp(body=body, orelse=orelse):
+            return is_method_of_a_log(body) or is_method_of_a_log(orelse)
+    return False
+
+
+def variables_of_methods(nodes: list[ast.AST]) -> set[str]:
+    """Return the names of variables that are a method of a log, such as `say` of `say = _log.info`."""
+    assigned = [node for node in nodes if isinstance(node, ast.Assign) and is_method_of_a_log(node.value)]
+    return {each.id for node in assigned for each in node.targets if isinstance(each, ast.Name)}
+
+
 def events_of_the_code() -> set[str]:
     """Return the names that logs are called with, and those of variables that they are called with."""
     found = set[str]()
-    for node in trees():
-        match node:
-            case ast.Call(func=ast.Attribute(attr=level), args=[ast.Constant(value=str(name)), *_]) if level in LEVELS:
-                found.add(name)
-            case ast.Call(func=ast.Name(id="say"), args=[ast.Constant(value=str(name)), *_]):
-                found.add(name)
-            case ast.Assign(targets=[ast.Name(id="event" | "what")], value=value):
-                found.update(constants(value))
+    for nodes in modules():
+        methods = variables_of_methods(nodes)
+        for node in nodes:
+            match node:
+                case ast.Call(func=ast.Attribute(attr=level), args=[ast.Constant(value=str(name)), *_]) if (
+                    level in LEVELS
+                ):
+                    found.add(name)
+                case ast.Call(func=ast.Name(id=method), args=[ast.Constant(value=str(name)), *_]) if method in methods:
+                    found.add(name)
+                case ast.Assign(targets=[ast.Name(id="event" | "what")], value=value):
+                    found.update(constants(value))
     return {name for name in found if NAME.fullmatch(name)}
 
 
