@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from kv_runtime.hosts import HostName, HostNames, is_loopback
+from kv_runtime.yaml_text import KeysRepeated, load_yaml
 
 ENV_PREFIX = "KVROUTER_"
 _NESTED = "__"
@@ -262,7 +263,7 @@ def _assigned(kind: type[BaseModel], assignments: Iterable[str], problems: list[
         path, found, text = assignment.partition("=")
         path = path.strip()
         try:
-            value = yaml.safe_load(text) if text.strip() else ""
+            value = load_yaml(text) if text.strip() else ""
         except yaml.YAMLError as error:
             problems.append(f"--set {path}: {error}")
             continue
@@ -276,7 +277,10 @@ def _assigned(kind: type[BaseModel], assignments: Iterable[str], problems: list[
 
 def _from_file(file: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = load_yaml(file.read_text(encoding="utf-8"))
+    except KeysRepeated as error:
+        problems += [f"{file}: {problem}" for problem in error.problems]
+        return {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         problems.append(f"{file}: {error}")
         return {}

@@ -22,6 +22,7 @@ from kv_runtime.config import (
     load_settings,
     render,
 )
+from kv_runtime.yaml_text import load_yaml
 
 
 class InnerSection(Section):
@@ -243,6 +244,41 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, tex
     assert file_problem.startswith(f"{file}: ")
     assert words in file_problem
     assert other.startswith("nats.port: found -1, ")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("nats:\n  port: 1\n  user: a\n  port: 2\n", ["nats.port: found in lines 2 and 4, allowed once"]),
+        ("nats: {port: 1}\nnats: {user: a}\n", ["nats: found in lines 1 and 2, allowed once"]),
+        (
+            "nats:\n  credentials: xyzzy\n  'credentials': plugh\n  port: 1\n  port: 2\n  port: 3\n",
+            [
+                "nats.credentials: found in lines 2 and 3, allowed once",
+                "nats.port: found in lines 4 and 5 and 6, allowed once",
+            ],
+        ),
+        ("nats: [{port: 1, port: 2}]\n", ["nats.0.port: found in lines 1 and 1, allowed once"]),
+    ],
+)
+def test_a_key_that_stands_twice_in_a_file_is_refused_with_its_lines(
+    tmp_path: Path, text: str, found: list[str]
+) -> None:
+    file = file_with(tmp_path, text)
+    assert problems(file) == [f"{file}: {each}" for each in found]
+
+
+def test_a_key_that_stands_twice_in_an_assignment_is_refused() -> None:
+    assert problems(None, "nats={port: 1, port: 2}") == ["--set nats: port: found in lines 1 and 1, allowed once"]
+
+
+def test_a_key_may_stand_once_in_each_section_and_beside_a_merged_one(tmp_path: Path) -> None:
+    text = "nats: &defaults {port: 1, user: a}\n"
+    assert load_yaml(f"{text}other:\n  <<: *defaults\n  port: 2\n") == {
+        "nats": {"port": 1, "user": "a"},
+        "other": {"port": 2, "user": "a"},
+    }
+    assert load_settings(Tree, file=file_with(tmp_path, text)).nats.port == 1
 
 
 def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
