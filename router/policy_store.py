@@ -59,13 +59,14 @@ class PolicyStore:
         """
         if self._path is None:
             return
+        _prepare(self._path.parent)
         try:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             data = self._path.read_bytes()
         except FileNotFoundError:
             return
         except OSError as error:
-            raise ConfigurationError([f"state.dir: {self._path}: {error.strerror}"]) from error
+            problem = f"state.dir: {self._path}: found what cannot be read ({error.strerror}), allowed a file"
+            raise ConfigurationError([problem]) from error
         try:
             stored = _decoded(data)
             named = {name: value for name, value in stored.items() if name not in given}
@@ -94,6 +95,21 @@ class PolicyStore:
             except OSError as error:
                 raise PolicyNotStored(f"state.dir: {self._path} cannot be written: {error.strerror}") from error
         self._fields = fields
+
+
+def _prepare(directory: Path) -> None:
+    """The directory is there, and files can be written into it."""
+    needed = "allowed a directory that the router can make and write into"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ConfigurationError([f"state.dir: found {directory}, which is a file, {needed}"]) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        problem = f"state.dir: found {directory}, which cannot be made ({reason}), {needed}"
+        raise ConfigurationError([problem]) from error
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigurationError([f"state.dir: found {directory}, which the router may not write into, {needed}"])
 
 
 def _decoded(data: bytes) -> dict[str, Any]:

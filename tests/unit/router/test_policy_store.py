@@ -92,10 +92,43 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_path_and_what_to_do(
     assert problem.endswith("; mend or remove the file; without it the policy is that of the configuration")
 
 
-def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+NEEDED = "allowed a directory that the router can make and write into"
+
+
+def refusal(directory: Path) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        stored(directory)
+    (problem,) = refused.value.problems
+    return problem
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"state.dir: .*policy.json: "):
-        stored(tmp_path / "file")
+    assert refusal(tmp_path / "file") == f"state.dir: found {tmp_path / 'file'}, which is a file, {NEEDED}"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("file/below", "Not a directory"), ("a\0b", "embedded null byte"), ("x" * 300, "File name too long")],
+)
+def test_a_directory_that_cannot_be_made_is_refused_with_the_reason(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "file").write_text("")
+    found = refusal(tmp_path / name)
+    assert found == f"state.dir: found {tmp_path / name}, which cannot be made ({reason}), {NEEDED}"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write into any directory")
+def test_a_directory_that_may_not_be_written_into_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir(mode=0o500)
+    assert refusal(tmp_path / "kept") == (
+        f"state.dir: found {tmp_path / 'kept'}, which the router may not write into, {NEEDED}"
+    )
+
+
+def test_a_directory_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    path.mkdir()
+    assert refusal(tmp_path) == f"state.dir: {path}: found what cannot be read (Is a directory), allowed a file"
 
 
 @pytest.mark.asyncio
