@@ -8,8 +8,9 @@ server (DNS rebinding), and is given away by `Host` alone:
 | an IP address, `localhost` | always: no foreign name server was asked |
 | the name that the server is bound to, a name of the setting | always; `*` in the setting allows all |
 | this machine's own name | unless the server is bound to loopback |
-| nothing (HTTP/1.0) | always: a browser sends one |
-| any other name, what is neither host nor host:port | never |
+| any other name, what is neither host nor host:port, nothing | never |
+
+A request of HTTP/1.0 without `Host` is served: a browser sends one.
 """
 
 import ipaddress
@@ -66,8 +67,6 @@ class HostNames:
 
     def refusal(self, host: str) -> str:
         """Return why a request with this `Host` is refused; empty where it is served."""
-        if not host:
-            return ""
         shown = host[:_SHOWN_CHARACTERS]
         if not _HOST.fullmatch(host):
             return f"host: found {shown!r}, allowed host or host:port"

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Middleware
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -39,13 +39,16 @@ HEAD_S = 30.0
 """Within which a request's head must be whole, from its connection's beginning or from the answer before it."""
 LINGER_S = 2.0
 """How long the rest of a refused body is read and dropped, in seconds, so that the client reads the answer."""
+RESET_LOOK_S = 0.1
+"""How often it is looked whether a client that sends no more has reset its connection."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _HOST_NAMES = web.AppKey("host_names", HostNames)
 _SERVER: web.AppKey["HttpServer"] = web.AppKey("server")
 _REFUSED_BYTES_MAX = 64 << 10
 """What is read of a connection that is refused, so that its client gets the refusal instead of a reset."""
 _MESSAGE_CHARACTERS_MAX = 200
 _PATH_CHARACTERS_MAX = 80
-_CODING_CHARACTERS_MAX = 100
+_SHOWN_CHARACTERS_MAX = 100
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
     b"retry-after: 1\r\nconnection: close\r\n\r\n%b"
@@ -142,8 +145,8 @@ def require_token(token: str) -> Middleware:
             return await handler(request)
         if token and request.path not in OPEN_PATHS:
             return error_response(401, "Authorization: a bearer token is needed", "authentication_error")
-        if reason := _host_names(request).refusal(request.headers.get("Host", "")):
-            return error_response(421, reason, "invalid_request_error", param="Host", code="unknown_host")
+        if (refusal := _host_refusal(request)) is not None:
+            return refusal
         if _is_for_another_site(request):
             message = f"Origin: found {request.headers['Origin']!r}, allowed this server's own"
             return error_response(403, message, "invalid_request_error", param="Origin", code="foreign_origin")
@@ -152,8 +155,17 @@ def require_token(token: str) -> Middleware:
     return check
 
 
-def _host_names(request: web.Request) -> HostNames:
-    return request.app.get(_HOST_NAMES) or HostNames("127.0.0.1")
+def _host_refusal(request: web.Request) -> web.Response | None:
+    """Refuse a `Host` that is not a name of the server; HTTP/1.1 needs exactly one (RFC 9112, 3.2)."""
+    hosts = request.headers.getall("Host", [])
+    if not hosts and request.version < HttpVersion11:
+        return None
+    if len(hosts) != 1:
+        return error_response(400, f"host: found {len(hosts)}, allowed 1", "invalid_request_error", param="Host")
+    names = request.app.get(_HOST_NAMES) or HostNames("127.0.0.1")
+    if reason := names.refusal(hosts[0]):
+        return error_response(421, reason, "invalid_request_error", param="Host", code="unknown_host")
+    return None
 
 
 def _is_for_another_site(request: web.Request) -> bool:
@@ -168,7 +180,7 @@ async def _plain_body(request: web.Request, handler: Handler) -> web.StreamRespo
     coding = ", ".join(request.headers.getall("Content-Encoding", ()))
     if coding.lower() in {"", "identity"}:
         return await handler(request)
-    message = f"content-encoding: found {coding[:_CODING_CHARACTERS_MAX]!r}, allowed identity"
+    message = f"content-encoding: found {coding[:_SHOWN_CHARACTERS_MAX]!r}, allowed identity"
     return _last(error_response(415, message, "invalid_request_error", param="Content-Encoding"))
 
 
@@ -217,6 +229,27 @@ def metrics_handler(registry: CollectorRegistry, now: Callable[[], float] = time
     return metrics
 
 
+def _expectation_refusal(request: web.BaseRequest) -> web.Response | None:
+    """Refuse what `Expect` asks for, where the client would send its body in vain or waits for something unknown."""
+    expected = request.headers.get("Expect", "")
+    if not expected or request.version < HttpVersion11:
+        return None
+    if expected.lower() != "100-continue":
+        message = f"expect: found {expected[:_SHOWN_CHARACTERS_MAX]!r}, allowed 100-continue"
+        return _unrouted(error_response(417, message, "invalid_request_error", param="Expect"))
+    length, allowed = request.content_length or 0, request.client_max_size
+    if 0 < allowed < length:
+        message = f"body: found {length} bytes, allowed {allowed}"
+        return _unrouted(error_response(413, message, "invalid_request_error", code="body_too_large"))
+    return None
+
+
+def _unrouted(response: web.Response) -> web.Response:
+    """Return a response that ends its connection and does not pass the application, which removes `Server`."""
+    response.headers["Server"] = ""  # without one the framework adds its own
+    return _last(response)
+
+
 def _server_families(request: web.Request) -> Iterable[Family]:
     server = request.app.get(_SERVER)
     return () if server is None else server.families()
@@ -225,7 +258,7 @@ def _server_families(request: web.Request) -> Iterable[Family]:
 class _Connection(web.RequestHandler):
     """A connection that answers what is no request as all else: with an OpenAI error body, and no traceback."""
 
-    __slots__ = ("_connections",)
+    __slots__ = ("_answered", "_connections", "_is_half_closed", "_request")
 
     def __init__(self, manager: web.Server, connections: Connections) -> None:
         super().__init__(
@@ -237,6 +270,9 @@ class _Connection(web.RequestHandler):
             auto_decompress=False,
         )
         self._connections = connections
+        self._request: web.BaseRequest | None = None
+        self._answered = 0
+        self._is_half_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection."""
@@ -248,6 +284,56 @@ class _Connection(web.RequestHandler):
         self._connections.closed(self)
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # the event loop reads it
+        """The client sends no more: return whether requests that it sent are still answered.
+
+        Requests that were received are answered, then the connection closes. Until an answer begins, an interim answer
+        (RFC 9110, 15.2) finds out whether the client is gone. A client of HTTP/1.0, which has no interim answers, or of
+        an answer that has begun is taken for gone.
+        """
+        request = self._request
+        if request is None and getattr(self, "_request_count", 0) <= self._answered:
+            return False
+        if request is not None and (request.version < HttpVersion11 or request.writer.output_size):
+            return False
+        self._is_half_closed = True
+        if request is not None:
+            self._go_on_half_closed(request)
+        self._look_for_reset()
+        return True
+
+    def began(self, request: web.BaseRequest) -> None:
+        """A request is served from now on."""
+        self._request = request
+        self._connections.began(self)
+        if self._is_half_closed:
+            self._go_on_half_closed(request)
+
+    def ended(self) -> None:
+        """The answer is made, or the client is gone."""
+        self._request = None
+        self._answered += 1
+        self._connections.ended(self)
+        if self._is_half_closed and getattr(self, "_request_count", 0) <= self._answered:
+            self.close()
+
+    def _go_on_half_closed(self, request: web.BaseRequest) -> None:
+        if not request.content.is_eof() and getattr(self, "_request_count", 0) <= self._answered + 1:
+            request.content.set_exception(web.RequestPayloadError("found a part of it, allowed all of it"))
+        elif self.transport is not None and request.version >= HttpVersion11:
+            self.transport.write(_CONTINUE)
+
+    def _look_for_reset(self) -> None:
+        """End the connection once the client's system has reset it: a half-closed connection is not read any more."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        found = transport.get_extra_info("socket")
+        if found is not None and found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            transport.abort()
+        else:
+            asyncio.get_running_loop().call_later(RESET_LOOK_S, self._look_for_reset)
+
     def shut(self) -> None:
         """Close the connection without waiting for the client; bytes that the client does not read are dropped."""
         if self.transport is not None and self.transport.get_write_buffer_size():
@@ -255,10 +341,14 @@ class _Connection(web.RequestHandler):
         self.force_close()
 
     def data_received(self, data: bytes) -> None:
-        """Read on. What is malformed within a body ends the body too: the framework lets its reader wait."""
+        """Read on. What is malformed within a body ends the body too: the framework lets its reader wait.
+
+        `_messages` and `_request_count` are the framework's own. Where a version has them not, the body ends by its
+        bound in time, and a half-closed connection ends at once.
+        """
         super().data_received(data)
-        request = self._current_request
-        if request is not None and self._messages and not request.content.is_eof():
+        request = self._request
+        if request is not None and getattr(self, "_messages", None) and not request.content.is_eof():
             request.content.set_exception(web.RequestPayloadError("found bytes that are no chunk, allowed chunks"))
 
     def log_exception(self, *args: object, **kw: Any) -> None:  # noqa: ANN401 - as the framework has it
@@ -285,9 +375,7 @@ class _Connection(web.RequestHandler):
         else:
             _log.error("request_failed", path=request.path, exc_info=exc)
             response = error_response(status, f"our fault: {type(exc).__name__}; see the log", "server_error")
-        response.headers["Server"] = ""  # without one the framework adds its own
-        response.force_close()
-        return response
+        return _unrouted(response)
 
 
 class HttpServer:
@@ -396,8 +484,9 @@ class HttpServer:
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = cast("_Connection", request.protocol)
-        self._connections.began(connection)
+        connection.began(request)
         try:
-            return await self._answer(request)
+            refusal = _expectation_refusal(request)
+            return await self._answer(request) if refusal is None else refusal
         finally:
-            self._connections.ended(connection)
+            connection.ended()

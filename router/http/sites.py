@@ -57,7 +57,7 @@ class Sites:
             Malformed: 421 or 403.
         """
         host = headers.get(b"host", b"")
-        if host not in self._served_hosts:
+        if host not in self._served_hosts and b"host" in headers:
             self._check_host(host)
         if b"origin" in headers:
             return self._lines_for(headers[b"origin"], host)

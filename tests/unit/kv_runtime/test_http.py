@@ -116,8 +116,11 @@ class Served:
 
 
 @asynccontextmanager
-async def served(app: web.Application, drain_s: float = 5.0) -> AsyncIterator[Served]:
-    server, stop = HttpServer(app, "127.0.0.1", 0, drain_s=drain_s), asyncio.Event()
+async def served(
+    app: web.Application, drain_s: float = 5.0, *, handler_cancellation: bool = False
+) -> AsyncIterator[Served]:
+    server = HttpServer(app, "127.0.0.1", 0, drain_s=drain_s, handler_cancellation=handler_cancellation)
+    stop = asyncio.Event()
     await server.start()
     async with (
         asyncio.TaskGroup() as group,
