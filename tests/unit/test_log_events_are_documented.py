@@ -26,7 +26,7 @@ def constants(node: ast.expr) -> Iterator[str]:
 def is_method_of_a_log(node: ast.AST) -> bool:
     """Return whether it is `_log.warning`, or a choice of such methods."""
     match node:
-        case ast.Attribute(value=ast.Name(id="_log") | ast.Attribute(attr="_log"), attr=level):
+        case ast.Attribute(attr=level):
             return level in LEVELS
         case ast.IfExp(body=body, orelse=orelse):
             return is_method_of_a_log(body) or is_method_of_a_log(orelse)
