@@ -73,7 +73,6 @@ async def test_a_decode_worker_wants_what_a_prefill_worker_said_or_is_asked_to_s
         ("prefill", {"request_type": "context_and_generation"}, "disaggregated_params.request_type"),
         ("decode", {"encoded_opaque_state": "/w=="}, "disaggregated_params.first_gen_tokens"),
         ("decode", {"encoded_opaque_state": "***"}, "disaggregated_params.encoded_opaque_state"),
-        ("decode", {"surprise": 1}, "disaggregated_params.surprise"),
         ("decode", 7, "disaggregated_params"),
     ],
 )
