@@ -28,8 +28,8 @@ EventSource = Literal["trtllm", "simulated", "vllm", "sglang", "none"]
 INSTANCE_CHARACTERS_MAX = 128
 NAME_CHARACTERS_MAX = 256
 """Of a model, a served name, an adapter and a taint."""
-BLOCKS_MAX = 1 << 24
-"""Blocks of one rank: more than terabytes of KV. Indexes make room for as many when the rank joins."""
+BLOCKS_MAX = 1 << 27
+"""Blocks of one rank: as many as an index makes room for when ranks join. A block may be a single token."""
 TOKENS_MAX = (1 << 32) - 1
 _TEXT_CHARACTERS_MAX = 256
 _URL_CHARACTERS_MAX = 2048

@@ -28,11 +28,11 @@ import msgspec
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.ids import DP_RANK_MAX
-from kv_protocol.load import LoadReport
+from kv_protocol.load import COUNT_MAX, LoadReport
 
 EngineKind = Literal["vllm", "sglang", "trtllm-serve"]
 
-_COUNT_MAX = float(1 << 53)
+_COUNT_MAX = float(COUNT_MAX)
 """Beyond any count; infinity and what is below 0 are not said either, and NaN is not."""
 
 

@@ -285,7 +285,7 @@ async def test_the_refusal_of_a_long_registration_is_short(control: Control, bod
         ("served_names", [""], "served_names[0]: found '', allowed 1..256 characters"),
         ("taints", ["a,b"], "taints[0]: found 'a,b', allowed no comma"),
         ("block_size", 0, "block_size: found 0, allowed 1..4096 tokens"),
-        ("total_kv_blocks", 1 << 60, "total_kv_blocks: found 1152921504606846976, allowed 0..16777216"),
+        ("total_kv_blocks", 1 << 60, "total_kv_blocks: found 1152921504606846976, allowed 0..134217728"),
     ],
 )
 async def test_a_registration_beyond_its_bounds_is_refused_by_field(

@@ -3,11 +3,11 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kv_protocol.errors import MalformedMessage
-from kv_protocol.load import LoadReport
+from kv_protocol.load import COUNT_MAX, LoadReport
 from worker_agent.core.engine_metrics import NAMES, CacheConfig, EngineKind, Sample, read_cache_config, read_loads
 from worker_agent.metrics_text import samples_in
 
@@ -107,6 +107,7 @@ def test_what_one_line_says_wrongly_is_told_and_other_lines_are_not_read() -> No
 
 
 @given(st.floats(), st.floats(), st.floats())
+@example(0.0, float(1 << 53), 0.0)
 def test_no_number_makes_a_report_that_may_not_be(running: float, waiting: float, ratio: float) -> None:
     samples = [
         Sample("vllm:num_requests_running", {}, running),
@@ -114,7 +115,7 @@ def test_no_number_makes_a_report_that_may_not_be(running: float, waiting: float
         Sample("vllm:kv_cache_usage_perc", {}, ratio),
         Sample("vllm:cache_config_info", {"num_gpu_blocks": "10"}, 1.0),
     ]
-    told = [value for value in (running, waiting) if 0 <= value <= 1 << 53 and not math.isnan(value)]
+    told = [value for value in (running, waiting) if 0 <= value <= COUNT_MAX and not math.isnan(value)]
     try:
         read = read_loads("vllm", samples, dp_ranks=(0,), block_size=16, total_blocks=0, instance="i", iteration=1)
     except MalformedMessage:
