@@ -18,7 +18,7 @@ from kv_runtime.acceptor import PortUsed
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, config_options, load_settings, render
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
-from kv_runtime.extras import require
+from kv_runtime.extras import reach_tools, require
 from kv_runtime.http import HttpServer
 from kv_runtime.nats_server import NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
@@ -83,6 +83,7 @@ def check_capture(file: Path, as_json: bool, chaos: int | None) -> None:
     capture; 1 for other trouble.
     """  # noqa: D301  (click reads the character, not its name)
     require("bench", "indexer", "check-capture")
+    reach_tools()
     from bench.capture import CaptureUnreadable, load_capture
     from bench.capture_pipe import CheckFailed
     from bench.check_capture import print_check

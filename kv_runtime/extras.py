@@ -3,12 +3,16 @@
 The metadata of the installation says what an extra contains. Sources without metadata are not checked.
 """
 
+import os
 import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 
 DISTRIBUTION = "kv-router"
+_TOOLS = Path(__file__).parent / "tools"
+"""Where a wheel has `bench` and `dashboards`; a checkout has them beside this package, and no such directory."""
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:\[([^\]]*)\])?")
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
@@ -33,6 +37,16 @@ def require(extra: str, program: str, what: str) -> None:
     """
     if missing(extra):
         sys.exit(f"{program}: {what} needs {DISTRIBUTION}[{extra}]: {install_command(extra)}")
+
+
+def reach_tools() -> None:
+    """Make `bench` and `dashboards` importable in this process and in those that it starts."""
+    tools = str(_TOOLS)
+    if not _TOOLS.is_dir() or tools in sys.path:
+        return
+    sys.path.insert(0, tools)
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (tools, inherited)))
 
 
 def _packages(extra: str) -> Iterator[str]:

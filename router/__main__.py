@@ -21,7 +21,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, config_options, given_paths, load_settings, render, without_user
 from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
-from kv_runtime.extras import require
+from kv_runtime.extras import reach_tools, require
 from kv_runtime.http import HttpServer
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
@@ -131,6 +131,7 @@ def main(
 def demo(keep: bool, workers: int, seed: int) -> None:
     """Show it: one workload through a real fleet twice, round-robin and kv."""
     require("bench", "router", "the demo")
+    reach_tools()
     from rich.console import Console
 
     from bench.demo import Demo, DemoStopped
@@ -158,6 +159,7 @@ class _Benches(click.Group):
     @staticmethod
     def _commands() -> dict[str, click.Command]:
         require("bench", "router", "a bench")
+        reach_tools()
         from bench.commands import COMMANDS
 
         return COMMANDS
@@ -172,6 +174,7 @@ def bench() -> None:
 @click.option("--write", "directory", required=True, type=click.Path(file_okay=False, path_type=Path))
 def dashboards(directory: Path) -> None:
     """Write the Grafana dashboards and their provisioning into a directory."""
+    reach_tools()
     from dashboards.files import write
 
     for path in write(directory):

@@ -3,13 +3,12 @@
 import asyncio
 import os
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
 from bench.processes import Process
+from tests.install.environments import python_with
 
 ROOT = Path(__file__).parents[2]
 BUILDER = ROOT / "build" / "wheel" / "builder" / "bin" / "python"
@@ -38,15 +37,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.fixture(scope="module")
 def python(build: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of an environment with the wheel, which has the libraries of this one."""
-    environment = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
-    python = environment / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", str(build[0])]
-    subprocess.run(pip, check=True)
-    show = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages = subprocess.run([str(python), "-c", show], capture_output=True, text=True, check=True).stdout.strip()
-    Path(packages, "borrowed.pth").write_text(sysconfig.get_path("purelib"))
-    return python
+    return python_with(build[0], tmp_path_factory.mktemp("installed"))
 
 
 def test_the_wheel_is_pure_and_the_build_says_why(build: tuple[Path, str]) -> None:

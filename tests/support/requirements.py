@@ -66,13 +66,23 @@ def closure(*extras: str) -> set[NormalizedName]:
 def lay_out(directory: Path, *extras: str) -> None:
     """Make `directory` what site-packages is after `pip install 'kv-router[extras]'`: links, and our own metadata."""
     for package in OURS:
-        (directory / package).symlink_to(ROOT / package)
+        _link(ROOT / package, directory / package)
+    tools = directory / "kv_runtime" / "tools"
+    for package in ("bench", "dashboards"):
+        _link(ROOT / package, tools / package)
     for name in closure(*extras):
         for entry in _top_level(metadata.distribution(name)):
             (directory / entry.name).symlink_to(entry)
     info = directory / "kv_router-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("\n".join(("Metadata-Version: 2.1", "Name: kv-router", "Version: 0", *_requires())))
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make `target` a directory with links to what `source` has, so that more can be put into it."""
+    target.mkdir(parents=True)
+    for each in source.iterdir():
+        (target / each.name).symlink_to(each)
 
 
 def _top_level(distribution: metadata.Distribution) -> set[Path]:

@@ -109,5 +109,26 @@ if not module.name.startswith(("router.compiled.__main__", "indexer.native.")):
 """What builds and tests machine code is not for an installation."""
 
 
+def test_benches_are_no_top_level_name_and_are_reached(tmp_path: Path) -> None:
+    site = installed(tmp_path / "site", "bench")
+    assert run(site, "-c", "import bench").returncode == 1
+    done = run(site, "-m", "router", "bench", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "dataplane" in done.stdout
+
+
+def test_processes_of_a_bench_reach_it_too(tmp_path: Path) -> None:
+    site = installed(tmp_path / "site", "bench")
+    child = 'subprocess.run([sys.executable, "-P", "-c", "import bench, dashboards"], check=True)'
+    done = run(site, "-c", f"import subprocess, sys; from kv_runtime.extras import reach_tools; reach_tools(); {child}")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_dashboards_need_no_bench(with_router: Path, tmp_path: Path) -> None:
+    done = run(with_router, "-m", "router", "dashboards", "--write", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.rglob("*.json"))
+
+
 def test_an_extra_that_is_there_is_not_missing() -> None:
     assert [missing(extra) for extra in ("router", "embedded", "bench")] == [[], [], []]

@@ -13,14 +13,15 @@ Source of the shapes: the OpenAI API reference, "Create embeddings".
 """
 
 import base64
+import math
 import re
+import sys
+from array import array
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
+from blake3 import blake3
 
 from kv_protocol.body_limits import Bytes
 from kv_protocol.errors import UNDECODABLE
@@ -37,7 +38,8 @@ DIMENSIONS_MAX = 4096
 INPUTS_MAX = 2048
 NUMBERS_MAX = 1 << 20
 
-Vector = NDArray[np.float32]
+Vector: TypeAlias = "array[float]"
+"""Of f32s."""
 Dimensions = Annotated[int, msgspec.Meta(ge=1, le=DIMENSIONS_MAX)]
 _SHAPE = re.compile(rb'\s*(?:(")|\[\s*(?:(")|(\[)|))')
 
@@ -95,10 +97,12 @@ def decode_embeddings(body: Bytes) -> EmbeddingsRequest:
 
 def unit_vector(token_ids: Sequence[int], dimensions: int) -> Vector:
     """Return a vector of length 1 that these ids decide."""
-    bits = np.random.Philox(key=xxh3_64_intdigest(pack_tokens(token_ids))).random_raw(dimensions)
-    numbers = (bits >> np.uint64(11)) + (0.5 - 2.0**52)  # never 0
-    unit: Vector = (numbers / np.linalg.norm(numbers)).astype(np.float32)
-    return unit
+    drawn = array("i", blake3(pack_tokens(token_ids)).digest(length=4 * dimensions))
+    if sys.byteorder == "big":
+        drawn.byteswap()
+    numbers = [number + 0.5 for number in drawn]  # never 0
+    length = math.hypot(*numbers)
+    return array("f", [number / length for number in numbers])
 
 
 def embeddings_answer(request: EmbeddingsRequest, vectors: Sequence[Vector], tokens: int) -> bytes:
@@ -110,9 +114,12 @@ def embeddings_answer(request: EmbeddingsRequest, vectors: Sequence[Vector], tok
 
 
 def _numbers(vector: Vector) -> list[float]:
-    return [float(number) for number in vector]
+    return list(vector)
 
 
 def _base64(vector: Vector) -> str:
     """Return the numbers as base64 of little-endian f32s."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    if sys.byteorder == "big":
+        vector = vector[:]
+        vector.byteswap()
+    return base64.b64encode(vector.tobytes()).decode()
