@@ -291,6 +291,8 @@ class _Connection(web.RequestHandler):
         (RFC 9110, 15.2) finds out whether the client is gone. A client of HTTP/1.0, which has no interim answers, or of
         an answer that has begun is taken for gone.
         """
+        if self._is_half_closed:  # it is called again when reading is resumed
+            return True
         request = self._request
         if request is None and getattr(self, "_request_count", 0) <= self._answered:
             return False

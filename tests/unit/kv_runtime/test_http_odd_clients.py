@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import pytest
+import uvloop
+from aiohttp import web
 
 from tests.unit.kv_runtime.test_http import BODY_BYTES_MAX, SHAPE, TOKEN, Gate, Served, application, served
 
@@ -11,6 +14,21 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 GET = b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /v1/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n%b\r\n"
 CLOSE = b"Connection: close\r\n"
+
+
+class ReadingGate(Gate):
+    """A gate whose connection can be read again: the framework does so when a body was read."""
+
+    transport: asyncio.Transport
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        self.transport = request.transport
+        return await super().handle(request)
+
+    def read_again(self) -> None:
+        self.transport.pause_reading()
+        self.transport.resume_reading()
 
 
 async def half_closed(server: Served, sent: bytes) -> bytes:
@@ -26,27 +44,44 @@ async def half_closed(server: Served, sent: bytes) -> bytes:
 # ---------------------------------------------------------------- a client that sends no more
 
 
-@pytest.mark.asyncio
-async def test_a_client_that_closes_its_sending_side_gets_all_of_its_answers() -> None:
-    async with served(application()) as server:
-        answer = await half_closed(server, POST % (3, b"") + b"abc" + POST % (4, b"") + b"abcd")
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_that_closes_its_sending_side_gets_all_of_its_answers(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def answers() -> bytes:
+        async with served(application()) as server:
+            return await half_closed(server, POST % (3, b"") + b"abc" + POST % (4, b"") + b"abcd")
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        answer = runner.run(answers())
+    assert answer.count(CONTINUE) <= 2, "one before each answer"
     statuses = [each[:3] for each in answer.replace(CONTINUE, b"").split(b"HTTP/1.1 ")[1:]]
     assert statuses == [b"200", b"200"]
     assert answer.index(b'{"bytes":3}') < answer.index(b'{"bytes":4}')
 
 
-@pytest.mark.asyncio
-async def test_a_client_that_closes_its_sending_side_while_its_request_is_served_gets_the_answer() -> None:
-    gate = Gate()
-    async with served(application(gate=gate), handler_cancellation=True) as server:
-        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(GET % b"/v1/gate")
-        await gate.entered.wait()
-        writer.write_eof()
-        assert await reader.readexactly(len(CONTINUE)) == CONTINUE
-        gate.may_leave.set()
-        answer = await reader.read()
-        writer.close()
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_that_closes_its_sending_side_while_its_request_is_served_gets_the_answer(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def interim_and_answer() -> tuple[bytes, bytes]:
+        gate = ReadingGate()
+        async with served(application(gate=gate), handler_cancellation=True) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(GET % b"/v1/gate")
+            writer.write_eof()
+            await gate.entered.wait()
+            interim = await reader.readexactly(len(CONTINUE))
+            gate.read_again()
+            assert (await server.get("/metrics"))[0] == 200, "the end of what the client sends was read again"
+            gate.may_leave.set()
+            answer = await reader.read()
+            writer.close()
+            return interim, answer
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        interim, answer = runner.run(interim_and_answer())
+    assert interim == CONTINUE
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b'{"done":true}')
 
