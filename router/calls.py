@@ -89,8 +89,9 @@ class Calls:
             headers += _CONTINUABLE
         limits = self._limits if inbound.stream and phase != "prefill" else self._whole_limits
         is_decode = phase == "decode"
-        whole_bytes_max = _EMBEDDINGS_BYTES_MAX if inbound.endpoint == "embeddings" else WHOLE_BYTES_MAX
-        token_mark = _DELTA if inbound.endpoint == "responses" else b""
+        endpoint = verdict.request.endpoint
+        whole_bytes_max = _EMBEDDINGS_BYTES_MAX if endpoint == "embeddings" else WHOLE_BYTES_MAX
+        token_mark = _DELTA if endpoint == "responses" else b""
         rest = (*limits, kept, is_decode, whole_bytes_max, token_mark)
         if not told.accepts_token_ids:
             sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)

@@ -121,10 +121,10 @@ class Serving:
             RequestInvalid, TextError: there is none.
             Refused: nobody serves the model, or at this endpoint.
         """
-        model, state = self._model(inbound.model), self.routing.state
-        if inbound.endpoint not in model.endpoints:
+        model, state, endpoint = self._model(inbound.model), self.routing.state, inbound.endpoint
+        if endpoint not in model.endpoints:
             raise Refused(refusals.endpoint_not_served(inbound.path, inbound.model, model.endpoints))
-        if inbound.endpoint == "embeddings":
+        if endpoint == "embeddings":
             return None
         if not (state.modes[state.policy.mode].reads_overlap or self._settings.tokens.always):
             return None
