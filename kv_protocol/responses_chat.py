@@ -15,6 +15,7 @@ SGLang `python/sglang/srt/entrypoints/openai/serving_responses.py` and TensorRT-
 responses_utils.py` (`_create_input_messages`) agree on instructions, text and tools' outputs.
 """
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,10 @@ def _reasoning(where: str, item: Item, messages: list[Message]) -> None:
 def _call(where: str, item: Item, messages: list[Message]) -> None:
     names = ("call_id", "name", "arguments")
     call_id, name, arguments = (_text(f"{where}.{key}", item.get(key)) for key in names)
+    try:
+        json.loads(arguments or "{}")
+    except ValueError as error:
+        raise RequestInvalid(f"{where}.arguments", arguments, f"JSON ({error})") from error
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     _of_assistant(messages, "").setdefault("tool_calls", []).append(call)
 

@@ -69,6 +69,7 @@ def test_items_become_the_messages_that_engines_make_of_them(
         ({"role": "user", "content": [{"type": "input_file"}]}, r"input\[1\].content\[0\].type"),
         ({"role": "user", "content": [{"type": "input_text"}]}, r"input\[1\].content\[0\].text"),
         (CALL | {"arguments": {}}, r"input\[1\].arguments"),
+        (CALL | {"arguments": "{"}, r"input\[1\].arguments: found \"{\", allowed JSON"),
         (OUTPUT | {"call_id": None}, r"input\[1\].call_id"),
         (REASONING | {"content": "so"}, r"input\[1\].content"),
     ],
