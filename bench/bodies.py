@@ -75,6 +75,16 @@ def worst(target: Target, seed: int, draws: int, repeats: int, rows: int) -> lis
     return sorted(found, key=lambda each: -each.held_ms)[:rows]
 
 
+def fleet_shape(text: str, encoder: str, *, router_module: str = "router") -> FleetShape:
+    """Return a router and a worker whose tokenizer and template are `text`: `byte`, or a local model directory."""
+    return FleetShape(
+        workers=1,
+        worker_settings=("telemetry.log_level=error", "engine.speed=1000", f"engine.text={text}"),
+        router_settings=("telemetry.log_level=error", f"tokens.text={text}", f"tokens.encoder={encoder}"),
+        router_module=router_module,
+    )
+
+
 def targets_of(fleet: Fleet) -> list[Target]:
     """Return the router and the first worker of a fleet."""
     (name, url), *_ = fleet.worker_urls.items()
@@ -100,9 +110,15 @@ def _is_slow(found: Found) -> bool:
 @click.option("--repeats", type=click.IntRange(1, 100), default=5, help="how often the worst are sent again")
 @click.option("--rows", type=click.IntRange(1, 100), default=12, help="of the worst, at each process")
 @click.option("--seed", type=int, default=1, help="of the search")
+@click.option("--text", default="byte", help="tokenizer and template of both: `byte`, or a local model directory")
+@click.option(
+    "--encoder", type=click.Choice(["auto", "fast", "hf"]), default="auto", help="the router's (tokens.encoder)"
+)
 @click.option("--json", "is_json", is_flag=True, help="print JSON and nothing else")
 @click.pass_context
-def bodies(context: click.Context, draws: int, repeats: int, rows: int, seed: int, *, is_json: bool) -> None:
+def bodies(
+    context: click.Context, draws: int, repeats: int, rows: int, seed: int, text: str, encoder: str, *, is_json: bool
+) -> None:
     """Search for the request bodies that hold up a router or a worker for longest, and print the worst.
 
     Exit code 1 where one holds a process for more than 20 ms, or takes more than three times its own memory.
@@ -110,11 +126,7 @@ def bodies(context: click.Context, draws: int, repeats: int, rows: int, seed: in
     found: list[Found] = []
 
     async def main(_: asyncio.Event) -> None:
-        shape = FleetShape(
-            workers=1,
-            worker_settings=("telemetry.log_level=error", "engine.speed=1000"),
-            router_settings=("telemetry.log_level=error",),
-        )
+        shape = fleet_shape(text, encoder)
         async with Fleet(shape) as fleet:
             for target in targets_of(fleet):
                 found.extend(await asyncio.to_thread(worst, target, seed, draws, repeats, rows))
@@ -123,7 +135,11 @@ def bodies(context: click.Context, draws: int, repeats: int, rows: int, seed: in
     problems = verdicts(found)
     if is_json:
         cells = [{**each._asdict(), "shape": each.shape._asdict()} for each in found]
-        click.echo(msgspec.json.encode({"seed": seed, "draws": draws, "cells": cells, "problems": problems}))
+        click.echo(
+            msgspec.json.encode(
+                {"seed": seed, "draws": draws, "text": text, "encoder": encoder, "cells": cells, "problems": problems}
+            )
+        )
     else:
         _show(found, problems)
     context.exit(1 if problems else 0)

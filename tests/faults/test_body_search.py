@@ -5,12 +5,15 @@ are `router bench bodies`'s.
 """
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
-from bench.bodies import searched, targets_of
+from bench.bodies import fleet_shape, searched, targets_of
+from bench.body_probe import probe
 from bench.body_shapes import FILLERS, Search, Shape
-from bench.processes import Fleet, FleetShape
+from bench.processes import Fleet
+from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 
 pytestmark = pytest.mark.faults
 
@@ -18,13 +21,11 @@ SEED = 7
 SIZES = (4 << 10, 60 << 10, 250 << 10)
 DRAWS = 40
 OBJECTS = {name for name, filler in FILLERS.items() if filler(2000).count(b"{") > 20}
-_QUIET = ("telemetry.log_level=error",)
 
 
-async def search(module: str, at: int) -> Search:
+async def search(module: str, at: int, text: str = "byte") -> Search:
     """Return what a search finds at a process of a fleet whose router is `module`: 0 the router, 1 the agent."""
-    shape = FleetShape(workers=1, worker_settings=_QUIET, router_settings=_QUIET, router_module=module)
-    async with Fleet(shape) as fleet:
+    async with Fleet(fleet_shape(text, "auto", router_module=module)) as fleet:
         return await asyncio.to_thread(searched, targets_of(fleet)[at], SEED, DRAWS, SIZES, by_cpu=True)
 
 
@@ -42,6 +43,19 @@ async def test_no_body_of_an_agent_costs_more_than_its_size_explains() -> None:
     small = max((score for shape, score in found.scores.items() if shape.size_bytes == SIZES[0]), default=0.0)
     (worst,) = found.worst(1)
     assert found.scores[worst] < 1.0 + 2 * small * max(SIZES) / SIZES[0], worst
+
+
+@pytest.mark.asyncio
+async def test_the_search_runs_with_a_real_tokenizer_too(tmp_path: Path) -> None:
+    text = write_model(tmp_path, qwen_like(), QWEN_TEMPLATE)
+    async with Fleet(fleet_shape(text, "hf")) as fleet:
+        router, agent = targets_of(fleet)
+        shape = Shape("content", "words", SIZES[0])
+        search = await asyncio.to_thread(searched, router, SEED, DRAWS, SIZES, by_cpu=True)
+        assert probe(router, shape.path, shape.body()).status == probe(agent, shape.path, shape.body()).status == 200
+    small = max((score for shape, score in search.scores.items() if shape.size_bytes == SIZES[0]), default=0.0)
+    (worst,) = search.worst(1)
+    assert search.scores[worst] < 1.0 + 2 * small * max(SIZES) / SIZES[0], worst
 
 
 def test_equal_seeds_draw_equal_shapes() -> None:
