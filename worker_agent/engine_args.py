@@ -84,7 +84,7 @@ def check_model(args: EngineArgs) -> None:
         EngineArgsInvalid: it is neither.
     """
     model, origin = str(args.value("model")), args.origin("model")
-    if (found := _what_model_is(model)) and origin is not None:
+    if (found := _model_problem(model)) and origin is not None:
         expected = "a directory with config.json, or a name on the hub (org/name)"
         found = f"{shortened(model)!r}, {found}"
         raise EngineArgsInvalid(
@@ -92,8 +92,8 @@ def check_model(args: EngineArgs) -> None:
         )
 
 
-def _what_model_is(model: str) -> str:
-    """Return what `model` names that no engine loads; empty where it is a directory or a name that may be loaded."""
+def _model_problem(model: str) -> str:
+    """Return why no engine loads `model`; empty where it is a model's directory or may be a name on the hub."""
     path = Path(model)
     if path.is_dir():
         return "" if (path / "config.json").is_file() else "a directory without config.json"

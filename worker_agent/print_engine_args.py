@@ -55,7 +55,7 @@ _OTHERS = (
                  help="what prompts are made of"),
     click.option("--gpu-count", type=click.IntRange(0), help="GPUs for the engine, on all nodes; absent: not checked"),
     click.option("--allow-unknown-engine-args", is_flag=True,
-                 help="pass on arguments that are not known here, with a warning each"),
+                 help="pass on arguments that are not known here, and use an unsupported engine, with a warning each"),
     click.argument("dynamic", nargs=-1, type=click.UNPROCESSED, metavar="[--trtllm.a.b.c VALUE]..."),
 )  # fmt: skip
 
@@ -115,8 +115,8 @@ def print_engine_args(
 ) -> None:
     """Print the TensorRT-LLM arguments that a worker would give its engine, each with its layer, and the warnings.
 
-    Arguments with a flag of their own that nobody sets are shown as `engine default`: they are not sent, and the engine
-    or the model's own defaults decide. "Default" are the agent's few.
+    An argument that has a flag and is not set is shown as `engine default`: it is not sent, and the default of the
+    engine or of the model holds. The layer `default` has the agent's own few.
 
     \b
     default < flag < file (--extra-engine-args) < override (--override-engine-args, --trtllm.*) < forced

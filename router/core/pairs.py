@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 
+PAIRS_MAX = 65_536
+"""Pairs that are remembered as not working: as many as 256 prefill workers of which no one fits 256 decode workers."""
 _UNNAMED = ("", "auto")
 """What names no KV dtype and no transfer backend: the checkpoint or the environment decides."""
 
@@ -37,9 +39,13 @@ def _reason(field: str, found: object, allowed: object, prefill: WorkerRegistere
 
 
 class Pairs:
-    """The pairs of a fleet that do not work. `misfits`: prefill worker id, decode worker id, reason."""
+    """The pairs of a fleet that do not work. `misfits`: prefill worker id, decode worker id, reason.
 
-    def __init__(self) -> None:
+    Beyond `pairs_max` a pair is not remembered: it is used, and the engine refuses the transfer.
+    """
+
+    def __init__(self, pairs_max: int = PAIRS_MAX) -> None:
+        self._pairs_max = pairs_max
         self.misfits: Mapping[str, Mapping[str, str]] = {}
         """Never changed in place: a view may hold on to it."""
 
@@ -48,13 +54,16 @@ class Pairs:
         self.left(worker.worker_id)
         if worker.role not in ("prefill", "decode"):
             return
-        found = {prefill: dict(decode) for prefill, decode in self.misfits.items()}
+        found = {prefill: dict(misfits) for prefill, misfits in self.misfits.items()}
+        room = self._pairs_max - sum(map(len, found.values()))
         for other in others:
             prefill, decode = (worker, other) if worker.role == "prefill" else (other, worker)
             if prefill.role != "prefill" or decode.role != "decode":
                 continue
-            if (reason := misfit(prefill, decode)) and not set(prefill.served_names).isdisjoint(decode.served_names):
+            serve_one_name = not set(prefill.served_names).isdisjoint(decode.served_names)
+            if room > 0 and serve_one_name and (reason := misfit(prefill, decode)):
                 found.setdefault(prefill.worker_id, {})[decode.worker_id] = reason
+                room -= 1
         self.misfits = found
 
     def left(self, worker_id: str) -> None:

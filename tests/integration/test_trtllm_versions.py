@@ -38,7 +38,7 @@ async def block_size_of(started: TensorRTLLMEngine) -> int:
 
 
 @pytest.mark.asyncio
-async def test_a_model_s_own_defaults_hold_for_what_nobody_sets(trtllm: Fake) -> None:
+async def test_defaults_of_the_model_hold_for_arguments_that_are_not_set(trtllm: Fake) -> None:
     trtllm.control.model_defaults = {"kv_cache_config": {"tokens_per_block": MODEL_BLOCK}}
     assert await block_size_of(engine()) == MODEL_BLOCK
     assert await block_size_of(engine({"kv_cache_config": {"tokens_per_block": 16}})) == 16
@@ -72,7 +72,9 @@ async def test_every_version_takes_the_connector_kvbm(trtllm: Fake, version: str
 
 @pytest.mark.asyncio
 @pytest.mark.usefixtures("trtllm")
-async def test_a_handoff_s_newer_keys_reach_an_engine_that_knows_them_alone(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_newer_keys_of_a_handoff_are_dropped_where_the_engine_does_not_know_them(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     prefill = engine(TRANSCEIVER, role="prefill")
     decode = engine(TRANSCEIVER, role="decode")
     await prefill.start()

@@ -10,7 +10,7 @@ from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from router.core.decide import decide
 from router.core.errors import NoEligibleWorker
 from router.core.fleet import Fleet
-from router.core.pairs import misfit
+from router.core.pairs import Pairs, misfit
 from router.core.policy import Policy
 from tests.unit.router.samples import TEXT, rank, registered, route, row, view
 
@@ -65,6 +65,17 @@ def test_whatever_came_and_went_the_misfits_are_those_of_the_fleet(told: list[An
     for worker in fleet.workers():
         restored.restore(worker)
     assert restored.pairs.misfits == expected(known)
+
+
+def test_no_more_pairs_are_remembered_than_the_bound() -> None:
+    pairs, known = Pairs(pairs_max=2), [registered("p", role="prefill", kv_cache_dtype="fp8")]
+    for name in ("a", "b", "c"):
+        known.append(registered(name, role="decode", kv_cache_dtype="bfloat16"))
+        pairs.registered(known[-1], known)
+    assert pairs.misfits["p"].keys() == {"a", "b"}
+    pairs.left("a")
+    pairs.registered(known[-1], known)
+    assert pairs.misfits["p"].keys() == {"b", "c"}
 
 
 def expected(known: list[WorkerRegistered]) -> dict[str, dict[str, str]]:
