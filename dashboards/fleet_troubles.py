@@ -109,11 +109,14 @@ FAILURES = Row(
         Panel(
             title="Messages that were refused",
             description="kvrouter_feed_refused_messages_total: fleet and load messages that could not be read; "
-            "kvrouter_fleet_refused_total: fleet events by the reason of their refusal. Any: versions or keys "
-            "differ, or another program writes to our subjects; the log names subject and reason.",
+            "kvrouter_fleet_refused_total: fleet events by the reason of their refusal; "
+            "kvrouter_unregistered_messages_total: heartbeats and load reports of what is not registered. "
+            "Any: versions or keys differ, or another program writes to our subjects; "
+            "the log names subject and reason.",
             queries=(
                 Query(rate("feed_refused_messages_total"), "unreadable"),
                 Query(rate("fleet_refused_total", by="reason"), "fleet event: {{reason}}"),
+                Query(rate("unregistered_messages_total", by="kind"), "not registered: {{kind}}"),
             ),
             unit="cps",
         ),

@@ -48,7 +48,7 @@ class RouterFeeds:
         self.events_without_effect: dict[RefusalCause, int] = dict.fromkeys(REFUSAL_CAUSES, 0)
         """Fleet events that passed the gate and change nothing."""
         self.unregistered_messages: dict[MessageKind, int] = {"heartbeat": 0, "load": 0}
-        """Heartbeats and load reports of ranks or instances that are not registered; they are not recorded."""
+        """Heartbeats of instances, and load reports of ranks, that are not registered; they are not recorded."""
 
     async def start(self) -> None:
         """The log is being read."""
@@ -131,7 +131,7 @@ class RouterFeeds:
         except MalformedMessage as error:
             self._refuse(message, error)
             return
-        if not self._is_registered(rank, heartbeat.instance):
+        if self._dp_ranks(rank.worker_id, heartbeat.instance) is None:
             self.unregistered_messages["heartbeat"] += 1
             return
         now_s = self._clock.now()
@@ -145,19 +145,19 @@ class RouterFeeds:
         except MalformedMessage as error:
             self._refuse(message, error)
             return
-        if not self._is_registered(rank, report.instance):
+        if rank.dp_rank not in (self._dp_ranks(rank.worker_id, report.instance) or ()):
             self.unregistered_messages["load"] += 1
             return
         self._routing.apply(
             LoadApplied(now_s=self._clock.now(), worker_id=rank.worker_id, dp_rank=rank.dp_rank, report=report)
         )
 
-    def _is_registered(self, rank: WorkerRank, instance: str) -> bool:
-        """Return whether the instance is registered with this rank; a message of any other would change nothing."""
-        worker = self._fleet.worker(rank.worker_id)
+    def _dp_ranks(self, worker_id: str, instance: str) -> tuple[int, ...] | None:
+        """Return the ranks of the worker's instance; None where that instance is not registered."""
+        worker = self._fleet.worker(worker_id)
         if worker is None or worker.registration.instance != instance:
-            return False
-        return rank.dp_rank in worker.registration.dp_ranks
+            return None
+        return worker.registration.dp_ranks
 
     def _rank_of(self, message: LogMessage) -> WorkerRank | None:
         try:

@@ -313,8 +313,9 @@ async def test_heartbeats_and_reports_of_what_is_not_registered_are_counted_and_
             instance=instance, iteration=1, running_requests=9, waiting_requests=9, used_blocks=9, total_blocks=9
         )
         await feeds._on_load(LogMessage(subjects.load(MODEL, rank), encode_load(report)))
-    assert len(recorded.records) == before
-    assert feeds.unregistered_messages == {"heartbeat": 52, "load": 52}
+    heard = WorkerHeard(now_s=clock.now(), worker_id="w0", instance="w0-1")
+    assert recorded.records[before:] == [heard], "the heartbeat of a registered instance, whatever its rank"
+    assert feeds.unregistered_messages == {"heartbeat": 51, "load": 52}
     assert feeds._routing.state.ledger.loads() == {}
 
 
