@@ -1,6 +1,7 @@
 """Media in TensorRT-LLM's engine, over the fake package: what its events say is what is hashed of the request."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -150,8 +151,13 @@ async def test_without_the_fast_path_token_ids_become_the_same_prompt(trtllm: Fa
     async with running(worker(model)) as engine:
         by_text = await outputs(engine, asked(prompt))
         by_tokens = await outputs(engine, asked(prompt, "b", text=None))
-    assert by_text[0].prompt == by_tokens[0].prompt
-    assert tokens_of(by_text) == tokens_of(by_tokens)
+        given = await outputs(engine, asked(prompt, "c", media=(embeddings(),)))
+        again = await outputs(engine, asked(prompt, "d", text=None, media=(embeddings(),)))
+    for one, other in ((by_text, by_tokens), (given, again)):
+        assert one[0].prompt == other[0].prompt
+        assert tokens_of(one) == tokens_of(other)
+        assert cached(other) > 0
+    assert cached(by_tokens) >= TOKENS_PER_IMAGE  # by the image's UUID
 
 
 @pytest.mark.asyncio
@@ -224,6 +230,17 @@ async def test_encoded_prefilled_and_decoded_is_said_as_one_worker_would(model: 
         assert tokens_of(told) == tokens_of(await outputs(one, asked(prompt)))
         hashes = hashes_of(prompt, model.token, [content_digest(PNG), content_digest(GIF)])
         assert held_by(prefill)[: len(hashes)] == hashes
+
+
+@pytest.mark.asyncio
+async def test_an_encoder_places_media_on_a_thread(trtllm: Fake, model: Model) -> None:
+    prompt = await model.prompts.prompt(chat(picture()))
+    assert prompt.text is not None
+    async with running(worker(model, "encode", TrtllmSettings(max_seq_len=200))) as encode:
+        await encode.encode(prompt.text, prompt.media)
+        await encode.embeddings(prompt.text, prompt.media)
+    assert len(trtllm.control.preprocessed_on) == 2
+    assert threading.current_thread() not in trtllm.control.preprocessed_on
 
 
 @pytest.mark.asyncio

@@ -43,7 +43,7 @@ from worker_agent.core.role_rules import takes_transfer
 from worker_agent.core.trtllm_outputs import Outputs
 from worker_agent.core.trtllm_requests import Abilities, TrtllmRequest, check_request, trtllm_request
 from worker_agent.engines.logits import LogitsProcessors
-from worker_agent.engines.trtllm_encoding import files_of, handles_of
+from worker_agent.engines.trtllm_encoding import Encoder, files_of, handles_of
 from worker_agent.engines.trtllm_library import Call, Library
 from worker_agent.engines.trtllm_loading import Loading, described
 from worker_agent.engines.trtllm_polling import EVENT_PAUSES, STATISTICS_PAUSES, Polling
@@ -188,16 +188,16 @@ class TensorRTLLMEngine:
             RequestRefused: the engine is no encoder, or refuses this prompt or its images.
             EngineStopped: the engine is not there.
         """
-        async with self._encoder() as (library, llm):
-            return await handles_of(library, llm, text, media)
+        async with self._encoder() as encoder:
+            return await handles_of(encoder, text, media)
 
     async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
         """Return the images' embeddings, each a `.safetensors` file of one tensor; otherwise as `encode`."""
-        async with self._encoder() as (library, llm):
-            return await files_of(library, llm, text, media)
+        async with self._encoder() as encoder:
+            return await files_of(encoder, text, media)
 
     @asynccontextmanager
-    async def _encoder(self) -> AsyncIterator[tuple[Library, Any]]:
+    async def _encoder(self) -> AsyncIterator[Encoder]:
         """Be where the encoder has work; what the library raises meanwhile is said in our words."""
         if self._args.role != "encode":
             raise RequestRefused("role", self._args.role, "encode")
@@ -205,7 +205,7 @@ class TensorRTLLMEngine:
         self._encoding += 1
         self._idle.clear()
         try:
-            yield library, llm
+            yield Encoder(library, llm, self._placing)
         except EngineError:
             raise
         except Exception as error:

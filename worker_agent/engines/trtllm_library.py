@@ -15,7 +15,7 @@ Everything is imported when it is used, for it takes seconds and wants a GPU. Na
 
 # ruff: noqa: PLC0415  see above
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import structlog
@@ -23,6 +23,7 @@ import structlog
 from kv_runtime.extras import DISTRIBUTION, install_command
 from worker_agent.core.engine import EngineError
 from worker_agent.core.engine_args import EngineArgs, config_classes
+from worker_agent.core.media import Media
 from worker_agent.core.sampling import TokenLogprob
 from worker_agent.core.trtllm_requests import TrtllmRequest
 from worker_agent.engines.logits import LogitsAdapter
@@ -105,7 +106,7 @@ class Library:
         disaggregated = _made(self._disaggregated, asked.disaggregated)
         inputs: Any = list(asked.prompt)
         if asked.text is not None or asked.images or asked.embeddings:
-            inputs = llm.preprocess(_with_media(asked), sampling, disaggregated)
+            inputs = llm.preprocess(_with_media(llm, asked), sampling, disaggregated)
         return Call(inputs, sampling, disaggregated)
 
     def generate(
@@ -134,9 +135,20 @@ class Library:
         )
 
     @staticmethod
-    def encode(llm: Any, text: str, images: list[Any]) -> Any:  # noqa: ANN401 - as above
-        """Return the encoder's result of a prompt's images, at once."""
-        return llm.generate_async({"prompt": text, "multi_modal_data": {"image": images}})
+    def to_encode(llm: Any, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - as above
+        """Return what `encode` submits: images decoded and placed in the prompt. That belongs on a thread.
+
+        Raises:
+            RequestRefused: an image cannot be decoded.
+            Exception: whatever the library raises.
+        """
+        images = [image_of(each) for each in media]
+        return llm.preprocess({"prompt": text, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}})
+
+    @staticmethod
+    def encode(llm: Any, prepared: Any) -> Any:  # noqa: ANN401 - as above
+        """Return the encoder's result, at once."""
+        return llm.generate_async(prepared)
 
     @staticmethod
     def embeddings(handle: Mapping[str, Any]) -> bytes:
@@ -237,15 +249,28 @@ class Library:
         return request
 
 
-def _with_media(asked: TrtllmRequest) -> dict[str, Any]:
-    """Return the prompt as `TextPrompt`, or as `TokensPrompt` where its text is not known."""
-    inputs: dict[str, Any] = {"prompt_token_ids": list(asked.prompt)} if asked.text is None else {"prompt": asked.text}
+def _with_media(llm: Any, asked: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
+    """Return the prompt as `TextPrompt`; as `TokensPrompt` where its text is not known and the model takes tokens.
+
+    Other models' prompts become text again. The library does that itself, but in some versions without embeddings and
+    UUIDs, and with None for `mm_processor_kwargs`.
+    Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm.py` @ 4c05a748, `generate_async`.
+    """
+    text, tokenizer = asked.text, getattr(llm, "tokenizer", None)
+    if text is None and tokenizer is not None and not _takes_tokens(llm):
+        text = tokenizer.decode(list(asked.prompt))
+    inputs: dict[str, Any] = {"prompt_token_ids": list(asked.prompt)} if text is None else {"prompt": text}
+    inputs["mm_processor_kwargs"] = {}
     if asked.images:
         inputs["multi_modal_data"] = {"image": [image_of(each) for each in asked.images]}
         inputs["multi_modal_uuids"] = {"image": [each.digest for each in asked.images]}
     if asked.embeddings:
         inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in asked.embeddings]}
     return inputs
+
+
+def _takes_tokens(llm: Any) -> bool:  # noqa: ANN401 - as above
+    return bool(getattr(getattr(llm, "input_processor", None), "supports_token_id_mm_expansion", False))
 
 
 def _logprob(told: TokenLogprob) -> Any:  # noqa: ANN401 - the library's `Logprob`

@@ -23,6 +23,7 @@
 | `heard` | of each request so far: its trace headers, and its conversation |
 | `model_defaults` | what the model prefers to the engine's defaults, as nested maps: it counts where nothing is set |
 | `version` | the version that the engine behaves as, where versions differ (`docs/TENSORRT_LLM.md`, "Versions") |
+| `preprocessed_on` | of each prompt so far: the thread that turned it into tokens |
 | `complete_transfers()` | all KV blocks that wait for a generation worker are gone, as after its transfer |
 
 Processes that a test starts are told by the variable `TENSORRT_LLM_FAKE`: a JSON map of `gpus`, `die_at_iteration`,
@@ -98,6 +99,7 @@ class Control:
             self.context_finish_reason = str(told.get("context_finish_reason", "not_finished"))
             self.model_defaults: dict[str, Any] = told.get("model_defaults", {})
             self.version = str(told.get("version", __version__))
+            self.preprocessed_on: list[threading.Thread] = []
             self.polls_raise = True
             self.polls_by: Literal["rpc", "ipc"] = "rpc"
             self.poll_timeouts: list[tuple[Poll, float | None]] = []

@@ -42,6 +42,15 @@ class MediaItem:
         return list(struct.unpack(_WORDS, bytes.fromhex(self.digest)))
 
 
+class InputProcessor:
+    """What places media in a model's prompts, as far as callers look at it."""
+
+    @property
+    def supports_token_id_mm_expansion(self) -> bool:
+        """Whether it takes a prompt with media as tokens; else they become text, with the tokenizer."""
+        return control.model.image_token_id is not None
+
+
 def items_of(inputs: dict[str, Any]) -> list[MediaItem]:
     """Return the items of a prompt in the order of its modalities; embeddings count where there are no data.
 

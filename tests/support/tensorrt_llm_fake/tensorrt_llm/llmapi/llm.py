@@ -22,6 +22,7 @@ becomes 1. Source: `tensorrt_llm/llmapi/llm.py`, stored text 55216765702 (`docs/
 # ruff: noqa: TID252  by its own name mypy would look for the real package
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,16 @@ from typing import Any, Literal, Self
 
 from .._fake.admission import build_request
 from .._fake.control import control
-from .._fake.media import PLACEHOLDER, MediaItem, expand, image_token, items_of, items_of_handles, split_at
+from .._fake.media import (
+    PLACEHOLDER,
+    InputProcessor,
+    MediaItem,
+    expand,
+    image_token,
+    items_of,
+    items_of_handles,
+    split_at,
+)
 from ..conversation_params import ConversationParams
 from ..disaggregated_params import DisaggregatedParams
 from ..executor import GenerationExecutor, GenerationResult, IterationResult, LoRARequest, PromptAdapterRequest
@@ -281,6 +291,7 @@ class BaseLLM:
         if not self.args.skip_tokenizer_init:
             given = self.args.tokenizer
             self._tokenizer = given if isinstance(given, TokenizerBase) else load_tokenizer(given or self.args.model)
+        self.input_processor = InputProcessor()
         self._executor = GenerationExecutor(self.args, encoder_only=self._encoder_only)
 
     def _alive(self, *, polling: bool = False) -> GenerationExecutor:
@@ -321,27 +332,41 @@ class BaseLLM:
         if isinstance(inputs, PreprocessedInputs):
             return inputs.prompt_token_ids, None, inputs.multimodal_params or []
         given = prompt_inputs(inputs)
+        control.preprocessed_on.append(threading.current_thread())
         if "prompt" not in given and "prompt_token_ids" not in given:
             raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
+        if "prompt" not in given and self._has_media(given) and not self.input_processor.supports_token_id_mm_expansion:
+            given = self._detokenized(given)
+            params.add_special_tokens = False
         items = self._media(given, disaggregated)
         text, tokens = given.get("prompt"), given.get("prompt_token_ids")
-        if text is None and (not items or control.model.image_token_id is not None):
+        if text is None:
             assert tokens is not None
             prompt, media = expand(split_at(tokens, image_token()) if items else [list(tokens)], items)
             return prompt, None, media
         if self.tokenizer is None:
             raise ValueError("tokenizer is required to tokenize the prompt")
-        special = params.add_special_tokens
-        if text is None:
-            text, special = self.tokenizer.decode(list(tokens or [])), False
         pieces = [
-            self.tokenizer.encode(part, add_special_tokens=special and index == 0)
+            self.tokenizer.encode(part, add_special_tokens=params.add_special_tokens and index == 0)
             for index, part in enumerate(text.split(PLACEHOLDER) if items else [text])
         ]
         prompt, media = expand(pieces, items)
         if params.truncate_prompt_tokens is not None:
             prompt = prompt[-params.truncate_prompt_tokens :]
         return prompt, given.get("prompt"), media
+
+    @staticmethod
+    def _has_media(given: dict[str, Any]) -> bool:
+        return bool(given.get("multi_modal_data") or given.get("multi_modal_embeddings"))
+
+    def _detokenized(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the prompt as text and its data; UUIDs and embeddings are lost, as in the versions that do this."""
+        if self.tokenizer is None:
+            raise ValueError("tokenizer is required to turn the prompt into text")
+        given_kwargs: Any = given.get("mm_processor_kwargs")
+        kwargs = dict(**given_kwargs)
+        text = self.tokenizer.decode(given["prompt_token_ids"])
+        return {"prompt": text, "multi_modal_data": given.get("multi_modal_data"), "mm_processor_kwargs": kwargs}
 
     def _media(self, given: dict[str, Any], disaggregated: DisaggregatedParams | None) -> list[MediaItem]:
         if disaggregated is None or disaggregated.multimodal_embedding_handles is None:
