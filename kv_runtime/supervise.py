@@ -27,9 +27,9 @@ import signal
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future as ThreadOutcome
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -419,10 +419,16 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
 
     raise_open_files()
     map_large_blocks()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            runner.run(life())
-        except asyncio.CancelledError:
-            sys.exit("stopped by a second signal: what was running was cut off")
-        except DrainOverdue as error:
-            sys.exit(str(error))
+    with said_at_the_end(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(life())
+
+
+@contextmanager
+def said_at_the_end() -> Iterator[None]:
+    """Turn a process's life that was cut off into its exit, with code 1 and a line that says by what."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        sys.exit("stopped by a second signal: what was running was cut off")
+    except DrainOverdue as error:
+        sys.exit(str(error))

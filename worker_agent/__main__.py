@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from kv_runtime.acceptor import PortUsed
 from kv_runtime.chat_template import TextError
 from kv_runtime.config import ConfigurationError, config_options, load_settings, render
 from kv_runtime.event_log import BrokerUnavailable
+from kv_runtime.main_thread import ThreadCall, run_beside
 from kv_runtime.supervise import PartGaveUp, run_process
 from kv_runtime.telemetry import configure_logs
 from worker_agent.attach import run_attached
@@ -66,8 +67,8 @@ def serve(
     **flags: Any,  # noqa: ANN401
 ) -> None:
     """Serve one engine until a signal comes. What follows --port is TensorRT-LLM's, as `print-engine-args` has it."""
-    process = partial(_serve, sources=sources, circumstances=circumstances)
-    _run(AgentSettings, file, assignments, _given(flags), process, print_config=print_config)
+    life = partial(_serve, sources=sources, circumstances=circumstances)
+    _run(AgentSettings, file, assignments, _given(flags), life, print_config=print_config)
 
 
 @main.command()
@@ -122,7 +123,7 @@ def _run(
     file: Path | None,
     assignments: tuple[str, ...],
     flags: dict[str, Any],
-    process: Callable[[SettingsT, asyncio.Event], Coroutine[Any, Any, None]],
+    life: Callable[[SettingsT], None],
     *,
     print_config: bool,
 ) -> None:
@@ -133,7 +134,7 @@ def _run(
             print(render(settings), end="")
             return
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
-        run_process(lambda stop: process(settings, stop))
+        life(settings)
     except EngineArgsInvalid as error:
         click.echo(f"worker-agent: {error}", err=True)
         sys.exit(INVALID)
@@ -141,18 +142,25 @@ def _run(
         sys.exit(f"worker-agent: {error}")
 
 
-async def _consolidate(settings: ConsolidateSettings, stop: asyncio.Event) -> None:
-    await run_consolidated(settings, stop, partial(print, flush=True))
+def _consolidate(settings: ConsolidateSettings) -> None:
+    run_process(lambda stop: run_consolidated(settings, stop, partial(print, flush=True)))
 
 
-async def _attach(settings: AttachSettings, stop: asyncio.Event) -> None:
-    await run_attached(settings, stop, partial(print, flush=True))
+def _attach(settings: AttachSettings) -> None:
+    run_process(lambda stop: run_attached(settings, stop, partial(print, flush=True)))
 
 
-async def _serve(
-    settings: AgentSettings, stop: asyncio.Event, *, sources: EngineArgsSources, circumstances: Circumstances
-) -> None:
-    await run_served(settings, chosen_engine(settings, sources, circumstances), stop, partial(print, flush=True))
+def _serve(settings: AgentSettings, *, sources: EngineArgsSources, circumstances: Circumstances) -> None:
+    """Serve; TensorRT-LLM is built on the main thread, with the event loop beside it."""
+
+    async def served(stop: asyncio.Event, call: ThreadCall) -> None:
+        chosen = chosen_engine(settings, sources, circumstances)
+        await run_served(settings, chosen, stop, partial(print, flush=True), call)
+
+    if settings.engine.kind == "trtllm":
+        run_beside(served)
+    else:
+        run_process(lambda stop: served(stop, asyncio.to_thread))
 
 
 if __name__ == "__main__":

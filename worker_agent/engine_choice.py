@@ -10,6 +10,7 @@ statistics          polled                     with --publish-metrics, but of an
 images              of an encoder alone        with --modality multimodal, where the model has them
 """
 
+import asyncio
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -22,6 +23,7 @@ import structlog
 from kv_protocol.errors import LimitExceeded
 from kv_runtime.clock import Clock
 from kv_runtime.config import ConfigurationError
+from kv_runtime.main_thread import ThreadCall
 from kv_runtime.text import BYTE_MODEL, Text, load_text
 from worker_agent.config import SIMULATED, AgentSettings
 from worker_agent.core.engine import EngineDescription
@@ -163,14 +165,16 @@ def _text_path(settings: AgentSettings, chosen: Chosen) -> str:
     return settings.engine.text or (BYTE_MODEL if chosen.args is None else chosen.model)
 
 
-def made_engine(settings: AgentSettings, chosen: Chosen, text: Text, clock: Clock) -> Made:
-    """Return the engine; raise `EngineError` for a logits processor that cannot be loaded."""
+def made_engine(
+    settings: AgentSettings, chosen: Chosen, text: Text, clock: Clock, call: ThreadCall = asyncio.to_thread
+) -> Made:
+    """Return the engine, which `call` builds and ends; raise `EngineError` for a bad logits processor."""
     name = served_names(settings, chosen)[0]
     if chosen.args is None:
         simulated = _simulated(settings, name, text, clock)
         return Made(simulated, simulated, None)
     own = settings.trtllm.settings(text, settings.worker.role, settings.telemetry.log_level)
-    trtllm = TensorRTLLMEngine(chosen.args, clock, model=name, settings=own)
+    trtllm = TensorRTLLMEngine(chosen.args, clock, model=name, settings=own, call=call)
     return Made(trtllm, None, trtllm)
 
 

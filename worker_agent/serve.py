@@ -30,6 +30,7 @@ from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, log_families
 from kv_runtime.http import HttpServer
+from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text import Text
@@ -71,8 +72,16 @@ class _Worker(NamedTuple):
     worker_id: WorkerId
 
 
-async def run_served(settings: AgentSettings, chosen: Chosen, stop: asyncio.Event, say: Callable[[str], None]) -> None:
-    """Serve until `stop` is set, or the engine dies; `say` is told where, once the engine is loaded.
+async def run_served(
+    settings: AgentSettings,
+    chosen: Chosen,
+    stop: asyncio.Event,
+    say: Callable[[str], None],
+    call: ThreadCall = asyncio.to_thread,
+) -> None:
+    """Serve until `stop` is set, or the engine dies; `say` gets the address, once the engine is loaded.
+
+    `call` runs what builds and ends a TensorRT-LLM engine.
 
     Raises:
         EngineError: the engine cannot be loaded.
@@ -83,7 +92,7 @@ async def run_served(settings: AgentSettings, chosen: Chosen, stop: asyncio.Even
     settings = settings.model_copy(update={"worker": settings.worker.identified()})
     sys.setswitchinterval(_SWITCH_S)
     clock, text, found = SystemClock(), engine_text(settings, chosen), asyncio.Event()
-    media, made = served_media(settings, chosen, text, clock), made_engine(settings, chosen, text, clock)
+    media, made = served_media(settings, chosen, text, clock), made_engine(settings, chosen, text, clock, call)
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(media.close)
         log, instance = await _connected(settings, found, cleanup), uuid.uuid4().hex[:16]

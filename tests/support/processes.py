@@ -40,9 +40,9 @@ def agent_process(worker_id: str, nats_url: str, *arguments: str) -> AgentProces
 
 
 async def start_with_fake(process: Process, group: asyncio.TaskGroup, **told: Any) -> None:
-    """The process runs where `tensorrt_llm` is the fake; `told` as `TENSORRT_LLM_FAKE` has it."""
+    """The process runs where `tensorrt_llm` is the fake, main thread only; `told` as `TENSORRT_LLM_FAKE` has it."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(**told).items():
+        for name, value in environment(main_thread_only=True, **told).items():
             patch.setenv(name, value)
         await process.start(group)
 

@@ -1,6 +1,8 @@
 """TensorRT-LLM as an `Engine`: loaded in this process, asked on the event loop, polled from threads, watched.
 
-    loading            in a thread; `load_s` says how long it took. Whoever cancels it gets no engine, and none is left
+    loading            by `call`: on the main thread of `worker-agent serve`, for MPI is finalized there and belongs to
+                       the thread that initialized it; else on a thread. `load_s` says how long it took. Whoever cancels
+                       it gets no engine, and none is left
     a request's error  before its first output: `RequestRefused`; after it: a last output that says `error`
     the engine's death found by a request, or by `run`, which asks the engine how it is: streams end with
                        `EngineStopped`, then `run` raises it
@@ -26,6 +28,7 @@ import msgspec
 import structlog
 
 from kv_runtime.clock import Clock
+from kv_runtime.main_thread import ThreadCall
 from kv_runtime.supervise import TaskSet, TaskSetFull, until
 from worker_agent.core.disaggregated import Handoff, TransferIds
 from worker_agent.core.engine import (
@@ -60,8 +63,16 @@ _log = structlog.get_logger("trtllm")
 class TensorRTLLMEngine:
     """An `Engine`. `model` is its name in requests. Belongs to one event loop, from `start` on."""
 
-    def __init__(self, args: EngineArgs, clock: Clock, *, model: str, settings: TrtllmSettings | None = None) -> None:
-        self._args, self._clock, self._model = args, clock, model
+    def __init__(
+        self,
+        args: EngineArgs,
+        clock: Clock,
+        *,
+        model: str,
+        settings: TrtllmSettings | None = None,
+        call: ThreadCall = asyncio.to_thread,
+    ) -> None:
+        self._args, self._clock, self._model, self._on_its_thread = args, clock, model, call
         self._settings = settings or TrtllmSettings()
         place = self._settings.transfer_place if args.role == "prefill" else None
         self._transfer_ids = None if place is None else TransferIds(*place)
@@ -122,7 +133,7 @@ class TensorRTLLMEngine:
         """
         began_s, loading = self._clock.now(), Loading(self._args, self._settings)
         try:
-            loaded = await asyncio.to_thread(loading.run)
+            loaded = await self._on_its_thread(loading.run)
         except asyncio.CancelledError:
             loading.abandon()
             raise
@@ -397,7 +408,7 @@ class TensorRTLLMEngine:
                 return
             try:
                 async with asyncio.timeout(self._settings.shutdown_s):
-                    await asyncio.to_thread(llm.shutdown)
+                    await self._on_its_thread(llm.shutdown)
             except TimeoutError:
                 _log.warning("engine_not_ended", waited_s=self._settings.shutdown_s)
             except Exception as error:  # noqa: BLE001  it is given up, however it ends

@@ -18,6 +18,7 @@
 | `oversize_block()` | the next stored block names one token more than a block has |
 | `inject_event(data, **envelope)` | an event with these contents, under the next id |
 | `null_statistics(n)` | the next n statistics rows have no `kvCacheStats` |
+| `main_thread_only = True` | building or ending an engine on another thread is an error, as MPI has it |
 | `uuid_keys = True` | media items without a UUID get one, so that V1 events name it in place of a digest |
 | `context_finish_reason` | what a context-only request says that has not ended: `not_finished`, or `length` |
 | `heard` | of each request so far: its trace headers, and its conversation |
@@ -27,8 +28,8 @@
 | `complete_transfers()` | all KV blocks that wait for a generation worker are gone, as after its transfer |
 
 Processes that a test starts are told by the variable `TENSORRT_LLM_FAKE`: a JSON map of `gpus`, `die_at_iteration`,
-`start_failure` (a text), `uuid_keys`, `context_finish_reason`, `model_defaults`, `version`, and of `model` with fields
-of `ModelFacts`.
+`start_failure` (a text), `main_thread_only`, `uuid_keys`, `context_finish_reason`, `model_defaults`, `version`, and of
+`model` with fields of `ModelFacts`.
 """
 
 # ruff: noqa: TID252  by its own name mypy would look for the real package
@@ -95,6 +96,7 @@ class Control:
             self.die_at_iteration: int | None = told.get("die_at_iteration")
             failure = told.get("start_failure")
             self.start_failure: Exception | None = None if failure is None else RuntimeError(failure)
+            self.main_thread_only = bool(told.get("main_thread_only", False))
             self.uuid_keys = bool(told.get("uuid_keys", False))
             self.context_finish_reason = str(told.get("context_finish_reason", "not_finished"))
             self.model_defaults: dict[str, Any] = told.get("model_defaults", {})
@@ -210,6 +212,11 @@ class Control:
             self._changed.wait_for(lambda: not self._start_delayed)
             if self.start_failure is not None:
                 raise self.start_failure
+
+    def check_thread(self) -> None:
+        """Raise where an engine is built or ended on another thread than the main one, and that is not allowed."""
+        if self.main_thread_only and threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(f"MPI belongs to the main thread, not to {threading.current_thread().name}")
 
     def know(self, executor: Executor) -> None:
         """Reach this executor from now on."""

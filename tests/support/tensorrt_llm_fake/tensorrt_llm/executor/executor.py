@@ -56,6 +56,7 @@ class GenerationExecutor:
     """Computes requests. `args` are those of `LLM`; building it blocks until the engine is up."""
 
     def __init__(self, args: Any, *, encoder_only: bool = False) -> None:
+        control.check_thread()
         self.doing_shutdown = False
         self._fatal_error: BaseException | None = None
         self._last_client_id = 1
@@ -146,6 +147,7 @@ class GenerationExecutor:
 
     def shutdown(self) -> None:
         """End the engine's thread; return when it has ended."""
+        control.check_thread()
         self.doing_shutdown = True
         self._wake()
         if self._thread is not threading.current_thread():

@@ -1,0 +1,154 @@
+"""A process that keeps its main thread for libraries which want it, with its event loop in a thread beside.
+
+    main thread    the functions that are given to `ThreadCall`, one after another; between them it waits
+    event loop     all else, in the thread `event-loop`, on uvloop
+
+    SIGINT, SIGTERM    read from a wakeup descriptor: also heard while the main thread is in a call for minutes
+    the first          sets `stop`
+    the second         cancels what runs
+    a later one        once the event loop has ended: the process ends with exit code 1, whatever the main thread does
+
+MPI is such a library: MPI_Finalize belongs to the thread that called MPI_Init, and Python finalizes on the main thread.
+Source: MPI standard, MPI_Init_thread (the "main thread" is the one that calls it) and MPI_Finalize; mpi4py, `mpi4py.rc`
+(initialized at import, finalized at exit); Python documentation, `signal.set_wakeup_fd`.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+import uvloop
+
+from kv_runtime.open_files import raise_open_files
+from kv_runtime.supervise import STOP_SIGNALS, map_large_blocks, said_at_the_end
+
+T = TypeVar("T")
+
+_SIGNALS_AT_ONCE = 64
+
+
+class ThreadCall(Protocol):
+    """Runs a function on another thread and awaits what it returns, as `asyncio.to_thread` does."""
+
+    def __call__(self, function: Callable[[], T], /) -> Coroutine[Any, Any, T]:
+        """Return what the function returns; raise what it raises."""
+
+
+class MainThread:
+    """Functions for the main thread. `serve` belongs to that thread, `call` and `close` to the event loop's."""
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = SimpleQueue()
+
+    async def call(self, function: Callable[[], T], /) -> T:
+        """Return what the function returns on the main thread; one that has not begun is not run once cancelled."""
+        future: Future[T] = Future()
+        self._work.put((function, future))
+        return await asyncio.wrap_future(future)
+
+    def serve(self) -> None:
+        """Run what is asked for until `close`."""
+        while (work := self._work.get()) is not None:
+            function, future = work
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = function()
+            except BaseException as error:  # noqa: BLE001  it belongs to the caller
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+    def close(self) -> None:
+        """Let `serve` return, after what was asked for before."""
+        self._work.put(None)
+
+
+def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, None]]) -> None:
+    """Run `main(stop, call)` as the process's whole life, on uvloop beside the main thread; otherwise as `run_process`.
+
+    `call` runs a function on the main thread, which must be the caller of this function.
+    """
+    thread, outcome = MainThread(), Future[None]()
+
+    def loops(signals: socket.socket) -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(_life(main, signals, thread.call))
+        except BaseException as error:  # noqa: BLE001  the main thread raises it again
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+        finally:
+            thread.close()
+            _end_at_a_signal(signals)
+
+    raise_open_files()
+    map_large_blocks()
+    with said_at_the_end():
+        with _stop_signals() as signals:
+            beside = threading.Thread(target=loops, args=(signals,), name="event-loop", daemon=True)
+            beside.start()
+            thread.serve()
+        beside.join()
+        outcome.result()
+
+
+async def _life(
+    main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, None]], signals: socket.socket, call: ThreadCall
+) -> None:
+    loop, caller, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    assert caller is not None
+
+    def on_signals() -> None:
+        for number in signals.recv(_SIGNALS_AT_ONCE):
+            if number in STOP_SIGNALS:
+                if stop.is_set():
+                    caller.cancel()
+                stop.set()
+
+    loop.add_reader(signals.fileno(), on_signals)
+    try:
+        await main(stop, call)
+    finally:
+        loop.remove_reader(signals.fileno())
+
+
+@contextmanager
+def _stop_signals() -> Iterator[socket.socket]:
+    """Yield a socket with a byte for each signal that comes; its other end is closed at the end."""
+    signals, wakeup = socket.socketpair()
+    os.set_blocking(wakeup.fileno(), False)
+    before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+    handlers = {number: signal.signal(number, _pass_over) for number in STOP_SIGNALS}
+    try:
+        yield signals
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(before)
+        wakeup.close()
+
+
+def _pass_over(_number: int, _frame: FrameType | None) -> None:
+    """Leave the signal to the reader of the wakeup descriptor."""
+
+
+def _end_at_a_signal(signals: socket.socket) -> None:
+    """Return when the main thread has ended its last call; at a signal before that, end the process."""
+    with signals:
+        signals.setblocking(True)  # noqa: FBT003  the event loop made it another
+        while numbers := signals.recv(_SIGNALS_AT_ONCE):
+            if set(numbers) & set(STOP_SIGNALS):
+                sys.stderr.write("stopped by another signal: the main thread was cut off\n")
+                sys.stderr.flush()
+                os._exit(1)
