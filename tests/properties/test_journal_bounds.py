@@ -109,7 +109,7 @@ def test_a_refusal_fits_and_has_no_hashes(ranks: int, reason: int) -> None:
 def test_what_workers_and_other_routers_send_fits(size: int) -> None:
     text = "t" * size
     records: list[JournalRecord] = [
-        FleetApplied(now_s=1.0, event=registered("w-0", instance=text, served_names=(text,))),
+        FleetApplied(now_s=1.0, event=registered("w-0", instance="i" * 128, loras=("l" * 256,) * min(4096, size))),
         WorkerHeard(now_s=1.0, worker_id="w-0", instance=text),
         AttemptEnded(now_s=1.0, worker_id="w-0", dp_rank=0, outcome="failed", reason=text),
         LedgerApplied(
@@ -127,7 +127,7 @@ def test_a_checkpoint_fits_and_can_be_restored(ranks: int, blocks: int) -> None:
     made_of = msgspec.structs.replace(SETTINGS, approximate=ApproximateLimits(120.0))
     state = made_of.state()
     for at in range(ranks):
-        state.apply(FleetApplied(now_s=1.0, event=registered(f"w-{at}", instance="i" * 4096)))
+        state.apply(FleetApplied(now_s=1.0, event=registered(f"w-{at}", loras=("l" * 256,) * 16)))
         chain = np.random.default_rng(at).bytes(8 * (blocks if at % 16 == 0 else 10))
         routed = Routed(
             lease_id=f"{at}", worker_id=f"w-{at}", dp_rank=0, blocks=chain, uncached_tokens=5, session_id=f"s{at}"
