@@ -4,11 +4,12 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 READY   := $(VENV)/.ready
 WHEEL   := build/wheel
+FLOORS  := build/floors
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci lint types imports unit compiled simulation sim faults soak soak-smoke sanitize format native bootstrap prometheus lock clean
+.PHONY: help demo test ci lint types imports unit compiled floors simulation sim faults soak soak-smoke sanitize format native bootstrap prometheus lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -19,7 +20,7 @@ demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (K
 
 test: native lint types imports unit  ## lint, types, import contracts, tests (<= 8 minutes on 2 cores)
 
-ci: test compiled simulation faults soak-smoke sanitize fuzz-smoke  ## make test, then the slower suites
+ci: test compiled floors simulation faults soak-smoke sanitize fuzz-smoke  ## make test, then the slower suites
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -39,6 +40,25 @@ compiled: $(WHEEL)/.ready  ## the router's tests on a wheel, whose hot path is m
 	cd $(WHEEL)/tests && ../env/bin/python -m pytest -m 'not slow and not faults and not interpreted' -n 4 --dist loadfile \
 	  tests/unit/router tests/properties tests/e2e
 	$(BIN)/python -m pytest -m slow tests/install
+
+# The wheel, and tests of the agent, in an environment of their own. 1: its name, 2: what else is installed in it, 3: tests
+define tests_with
+	@$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(FLOORS)/$(1)
+	@$(BIN)/uv pip install --quiet --python $(FLOORS)/$(1)/bin/python $(2) -r $(FLOORS)/tools.txt \
+	  "$$(echo $(WHEEL)/*.whl)[router,embedded,bench]"
+	cd $(FLOORS)/tests && PYTHONPATH=$$(../$(1)/bin/python -c 'import kv_runtime; print(kv_runtime.__path__[0])')/tools \
+	  ../$(1)/bin/python -m pytest -q -m 'not slow and not faults and not interpreted' -n 4 --dist loadfile $(3)
+endef
+AGENT_TESTS := tests/unit/worker_agent tests/unit/kv_protocol tests/unit/kv_runtime tests/contract
+NUMPY_TESTS := tests/contract/test_prefix_index*.py tests/unit/kv_runtime/test_encoders.py tests/unit/kv_runtime/test_text.py
+
+floors: $(WHEEL)/.ready  ## the agent's tests with the oldest libraries that are allowed, with those beside engines, with the newest
+	@rm -rf $(FLOORS) && mkdir -p $(FLOORS)/tests && cp -r tests configs docs README.md pyproject.toml $(FLOORS)/tests
+	@grep -E '^(hypothesis|packaging|pytest|pytest-asyncio|pytest-timeout|pytest-xdist)==' constraints.txt > $(FLOORS)/tools.txt
+	@$(BIN)/python -m tests.support.requirements router embedded bench > $(FLOORS)/oldest.txt
+	$(call tests_with,oldest,-r $(FLOORS)/oldest.txt,$(AGENT_TESTS))
+	$(call tests_with,oldest,numpy==2.3.5 tokenizers==0.22.2,$(NUMPY_TESTS))
+	$(call tests_with,newest,--upgrade,$(AGENT_TESTS))
 
 simulation: $(READY) prometheus  ## 2,000 more seeds of the simulation; every dashboard query on a real Prometheus
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile --ignore=tests/install
@@ -89,7 +109,7 @@ $(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcar
 	@touch $@
 
 # A source distribution, and from it a wheel, both as pip makes them: isolated, in an environment that has nothing. It is installed
-# with its own dependencies; only then the test tools of $(VENV) are put behind them.
+# with its own dependencies; only then the test tools of $(VENV) are put behind them, and what tests use of the benches.
 $(WHEEL)/.ready: $(READY) $(wildcard kv_*/*.py indexer/*.py indexer/*/*.py router/*.py router/*/*.py worker_agent/*.py worker_agent/*/*.py)
 	@echo "building a wheel (some minutes) ..."
 	@rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)/builder
@@ -98,8 +118,9 @@ $(WHEEL)/.ready: $(READY) $(wildcard kv_*/*.py indexer/*.py indexer/*/*.py route
 	@$(PYTHON) -m venv --without-pip $(WHEEL)/env
 	@$(PIP) --python $(WHEEL)/env/bin/python install -c constraints.txt "$$(echo $(WHEEL)/*.whl)[router,embedded,bench]"
 	@cd $(WHEEL) && env/bin/python -m indexer.native && env/bin/python -m router.compiled compiled
-	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > "$$($(WHEEL)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
+	@borrowed=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	  packages=$$($(WHEEL)/env/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	  printf '%s\n' "$$borrowed" "$$packages/kv_runtime/tools" > "$$packages/borrowed.pth"
 	@touch $@
 
 lock: $(READY)  ## write constraints.txt anew from what is installed
