@@ -13,8 +13,9 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Mapping
+from collections.abc import Mapping
 from random import Random
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import NamedTuple, Self
 
 import aiohttp
@@ -78,15 +79,15 @@ class Process:
         """The last lines it printed."""
         return "\n".join(self._lines)
 
-    async def start(self, group: asyncio.TaskGroup) -> None:
-        """It runs; its output is read by a task of `group`."""
+    async def start(self, group: asyncio.TaskGroup, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        """It runs; its output is read by a task of `group`. `variables` join those of this process's environment."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVROUTER_")}
         self._child = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=environment,
+            env=environment | variables,
             start_new_session=True,  # Ctrl-C in a terminal reaches its owner alone, which ends it in order
         )
         self._reading = group.create_task(self._read(self._child))

@@ -10,6 +10,8 @@ from worker_agent.core.engine_metrics import EngineKind
 from worker_agent.engine_client import EngineClient, EngineUnanswered, Outcome
 from worker_agent.engine_survey import EngineSurvey
 
+CHATS = ("chat", "completions")
+"""What the doubles list in /openapi.json."""
 FAULTS: list[tuple[Outcome, Fault]] = [
     ("status", Fault(status=500)),
     ("status", Fault(status=302)),
@@ -63,7 +65,13 @@ async def test_vllm_says_its_names_adapters_cache_and_version() -> None:
     async with double.serving() as engine:
         said, _ = await surveyed("vllm", engine)
     assert said == EngineFacts(
-        served_names=("llama",), loras=("law",), block_size=16, total_kv_blocks=500, max_seq_len=4096, version="0.24.0"
+        served_names=("llama",),
+        loras=("law",),
+        block_size=16,
+        total_kv_blocks=500,
+        max_seq_len=4096,
+        version="0.24.0",
+        api_endpoints=CHATS,
     )
 
 
@@ -85,13 +93,16 @@ async def test_sglang_says_it_under_either_path(is_old: bool) -> None:
         max_seq_len=4096,
         dp_ranks=1,
         version="0.5.9",
+        api_endpoints=CHATS,
     )
 
 
 @pytest.mark.asyncio
 async def test_trtllm_serve_says_its_cache_once_it_has_iterated() -> None:
     async with TrtllmServeDouble().serving() as engine:
-        assert (await surveyed("trtllm-serve", engine))[0] == EngineFacts(served_names=("m",), version="1.2.0")
+        assert (await surveyed("trtllm-serve", engine))[0] == EngineFacts(
+            served_names=("m",), version="1.2.0", api_endpoints=CHATS
+        )
         engine.iterate()
         said, _ = await surveyed("trtllm-serve", engine)
     assert said == EngineFacts(
@@ -101,6 +112,7 @@ async def test_trtllm_serve_says_its_cache_once_it_has_iterated() -> None:
         max_num_seqs=64,
         max_num_batched_tokens=8192,
         version="1.2.0",
+        api_endpoints=CHATS,
     )
 
 
@@ -109,7 +121,7 @@ async def test_what_cannot_be_read_is_counted_and_not_said() -> None:
     async with VllmDouble().serving() as engine:
         engine.faults = {"/v1/models": Fault(body=b"<html>"), "/version": Fault(status=500)}
         said, client = await surveyed("vllm", engine)
-    assert said == EngineFacts(block_size=16, total_kv_blocks=1000)
+    assert said == EngineFacts(block_size=16, total_kv_blocks=1000, api_endpoints=CHATS)
     assert client.asked_total["models", "unreadable"] == 1
     assert client.asked_total["info", "status"] == 1
 

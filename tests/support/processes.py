@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
-
 from bench.processes import Process
 from tests.support.trtllm import environment
 
@@ -41,10 +39,7 @@ def agent_process(worker_id: str, nats_url: str, *arguments: str) -> AgentProces
 
 async def start_with_fake(process: Process, group: asyncio.TaskGroup, **told: Any) -> None:
     """The process runs where `tensorrt_llm` is the fake, main thread only; `told` as `TENSORRT_LLM_FAKE` has it."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment(main_thread_only=True, **told).items():
-            patch.setenv(name, value)
-        await process.start(group)
+    await process.start(group, environment(main_thread_only=True, **told))
 
 
 @asynccontextmanager
