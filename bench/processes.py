@@ -13,7 +13,6 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Mapping
-from collections.abc import Mapping
 from random import Random
 from types import MappingProxyType, TracebackType
 from typing import NamedTuple, Self

@@ -54,6 +54,8 @@ _STREAMS_DRAIN_S = 10.0
 _WAIT_S = 1.0
 _LAST_STAGE = 7
 _NOTHING = EngineFacts()
+_ONLY_A_NAME = EngineFacts(served_names=("model",))
+"""Stands for an engine's answer while settings are checked before the engine answers."""
 
 _log = structlog.get_logger("attach")
 
@@ -82,7 +84,7 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, say: Calla
             return
         text = load_text(engine.text)
         base_url = engine.base_url.rstrip("/")
-        foreign_registration(settings, attached_facts(engine, _NOTHING), text, instance, base_url)  # checked early
+        foreign_registration(settings, attached_facts(engine, _ONLY_A_NAME), text, instance, base_url)  # checked early
         client = await cleanup.enter_async_context(EngineClient(base_url, api_key=engine.api_key.get_secret_value()))
         survey = EngineSurvey(engine.kind, client, metrics_path=engine.metrics_path)
         said = await _first_said(settings, survey, clock, stop)

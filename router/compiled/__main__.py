@@ -18,7 +18,7 @@ _MYPY_OPTIONS = (
     "--no-warn-unused-ignores",
     "--no-warn-return-any",
 )
-"""Less strict than `make types`: the build reads the newest releases of libraries, and their types may differ or be missing."""
+"""Less strict than `make types`: the build reads the newest libraries, whose types may differ or be missing."""
 
 
 def build(libraries: Path, scratch: Path) -> None:

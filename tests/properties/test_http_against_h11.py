@@ -24,7 +24,7 @@ REQUESTS = [
     b"PUT /a HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n1\r\n\n\r\n0\r\nx-trailer: 1\r\n\r\n",
     b"POST / HTTP/1.1\r\nHost: localhost\r\nX: 1\r\nx:\t2 \r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}",
     b"POST / HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}",
-    b"OPTIONS /x HTTP/1.1\r\nhost: h\r\nempty:\r\nhigh: \xe4\xf6\r\n\r\n",
+    b"OPTIONS /x HTTP/1.1\r\nhost: localhost\r\nempty:\r\nhigh: \xe4\xf6\r\n\r\n",
 ]
 ANSWERS = [
     b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
