@@ -18,7 +18,7 @@ demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (K
 	@$(BIN)/python -m indexer.native || true
 	@$(BIN)/router demo $(if $(KEEP),--keep)
 
-test: native lint types imports unit  ## lint, types, import contracts, tests (<= 8 minutes on 2 cores)
+test: native lint types imports unit  ## lint, types, import contracts, tests (about 10 minutes on 2 cores)
 
 ci: test compiled floors simulation faults soak-smoke sanitize fuzz-smoke  ## make test, then the slower suites
 
