@@ -288,6 +288,7 @@ class Oversleeping(ManualClock):
         self._move_to(self.now() + seconds + self._late_s.pop(0))
 
 
+@pytest.mark.interpreted
 @pytest.mark.asyncio
 async def test_the_loops_lag_is_how_late_a_sleep_ends() -> None:
     clock, registry, stop = Oversleeping(0.0, 0.02, 0.3), new_registry(), asyncio.Event()
