@@ -65,7 +65,7 @@ class EventLog:
         self._streams_doubtful = self._closing = False
         self._failure: Exception | None = None
         self._reconnects = self._dropped = 0
-        self._last_error = ""
+        self._were_credentials_refused = False
         self._drops = RateLimitedLog(_log, SystemClock())
 
     @classmethod
@@ -125,7 +125,7 @@ class EventLog:
         try:
             yield
         except NatsError as error:
-            if _UNAUTHORIZED.search(self._last_error):
+            if self._were_credentials_refused:
                 words = "the server refused the credentials, which are nats.user and nats.credentials"
                 raise NatsError(words) from error
             raise
@@ -156,8 +156,10 @@ class EventLog:
             self._dropped += 1
             self._drops.warning("log_messages_dropped", key=error.sid, subject=error.subject)
             return
-        self._last_error = str(error) or type(error).__name__
-        _log.debug("log_error", error=self._last_error)
+        text = str(error) or type(error).__name__
+        if _UNAUTHORIZED.search(text):  # a reset of the connection may follow
+            self._were_credentials_refused = True
+        _log.debug("log_error", error=text)
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
