@@ -86,7 +86,7 @@ class Process:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=environment | variables,
+            env={**environment, **variables},
             start_new_session=True,  # Ctrl-C in a terminal reaches its owner alone, which ends it in order
         )
         self._reading = group.create_task(self._read(self._child))
