@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from indexer import wall_time
-from indexer.commands.options import connected, read_hashes, read_rank, run_to_end, with_settings
+from indexer.commands.options import connected, ranks_option, read_hashes, run_to_end, with_settings
 from indexer.config import IndexerSettings
 from indexer.core.fold import IndexFold, RankView
 from indexer.core.log_lines import short
@@ -51,14 +51,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--seq", type=click.IntRange(1), help="after this message of the log")
 @click.option("--time", "time_ns", type=_read_time, metavar="AGO|ISO",
               help="after the last message of that time: seconds ago, or as 2026-11-21T22:10:00Z")  # fmt: skip
-@click.option(
-    "--rank",
-    "ranks",
-    type=read_rank,
-    metavar="WORKER/RANK",
-    multiple=True,
-    help="only this worker rank; several may be named",
-)
+@ranks_option
 @click.option(
     "--overlap",
     type=read_hashes,

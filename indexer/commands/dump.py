@@ -13,7 +13,7 @@ from indexer.commands.options import (
     NotWritten,
     connected,
     index_url_option,
-    read_rank,
+    ranks_option,
     run_to_end,
     timeout_option,
     with_settings,
@@ -32,14 +32,7 @@ from kv_protocol.ids import WorkerRank
 @index_url_option
 @timeout_option
 @click.option("--snapshot", metavar=f"NAME|{NEWEST}", help="not the live index, but this snapshot of the log's")
-@click.option(
-    "--rank",
-    "ranks",
-    type=read_rank,
-    metavar="WORKER/RANK",
-    multiple=True,
-    help="only this worker rank; several may be named",
-)
+@ranks_option
 @click.option("--format", "shape", type=click.Choice(SHAPES), default=SHAPES[0], show_default=True,
               help="json: a line a block; columns: a line a rank, blocks in packed columns")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="write to this file, not to the terminal")

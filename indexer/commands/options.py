@@ -145,6 +145,16 @@ def read_rank(text: str) -> WorkerRank:
     raise ValueError(f"found {text!r}, allowed worker/dp_rank, as w0/0")
 
 
+ranks_option = click.option(
+    "--rank",
+    "ranks",
+    type=read_rank,
+    metavar="WORKER/RANK",
+    multiple=True,
+    help="only this worker rank; several may be named",
+)
+
+
 def read_hashes(text: str) -> list[int]:
     """Return the sequence hashes in a text, or in the file of that name: decimal or 0x, with commas or blanks between.
 
