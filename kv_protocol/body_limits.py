@@ -78,7 +78,7 @@ class Span(NamedTuple):
 class Body(NamedTuple):
     r"""A body as decoders read it: `text` is JSON, in which a name of `images` stands for each image's base64.
 
-    `escaped` are the names of those whose slashes are written as `\/`.
+    `escaped` names the images that are written with `\/` for each slash.
     """
 
     text: Bytes

@@ -37,10 +37,7 @@ class Endpoints:
     def __init__(self, serving: Serving, *, index_name: str) -> None:
         self._serving, self._index_name = serving, index_name
         self._endpoints: dict[str, tuple[str, Endpoint]] = {
-            "/v1/chat/completions": ("POST", self._serve),
-            "/v1/completions": ("POST", self._serve),
-            "/v1/responses": ("POST", self._serve),
-            "/v1/embeddings": ("POST", self._serve),
+            **dict.fromkeys(PATHS.values(), ("POST", self._serve)),
             "/v1/route": ("POST", self._decide_only),
             "/v1/models": ("GET", self._models),
             "/health": ("GET", self._health),

@@ -24,6 +24,7 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
+from kv_protocol.api_endpoints import PATHS
 from kv_protocol.openai_errors import as_json
 from kv_runtime.http import error_response, openai_errors, require_token
 from worker_agent.core.forwarding import ROUTER_RANK_HEADER, answered_headers, asked_headers, without_prompt_ids
@@ -89,10 +90,7 @@ class Forwarder:
         app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=body_bytes_max)
         app.add_routes(
             [
-                web.post("/v1/chat/completions", self._forward),
-                web.post("/v1/completions", self._forward),
-                web.post("/v1/responses", self._forward),
-                web.post("/v1/embeddings", self._forward),
+                *(web.post(path, self._forward) for path in PATHS.values()),
                 web.get("/v1/models", self._forward, allow_head=False),
             ]
         )
