@@ -452,3 +452,25 @@ async def test_a_stream_that_was_deleted_under_a_connection_is_made_again_and_fo
             while not await is_published():
                 await SystemClock().sleep(0.1)
         await eventually(lambda: b"2" in reader.data)
+
+
+@pytest.mark.asyncio
+async def test_refused_credentials_are_named_though_the_next_connection_is_reset() -> None:
+    refused = False
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal refused
+        if not refused:
+            refused = True
+            writer.write(b'INFO {"max_payload": 1048576, "auth_required": true}\r\n')
+            await reader.readline()
+            writer.write(b"-ERR 'Authorization Violation'\r\n")
+            await writer.drain()
+            writer.close()
+            return
+        writer.transport.abort()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(BrokerUnavailable, match="the server refused the credentials"):
+            await EventLog.connect(f"nats://127.0.0.1:{port}", name="test", token="wr0ng")
