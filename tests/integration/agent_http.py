@@ -16,12 +16,24 @@ from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text import Text, load_text
 from worker_agent.api import AgentApi
+from worker_agent.core.engine import EngineDescription
 from worker_agent.engines.port import Engine
 from worker_agent.prompts import Prompts
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
 CREATED = 1_700_000_000
+SIMULATED = EngineDescription(
+    model="m",
+    version="1",
+    event_source="simulated",
+    block_size=16,
+    total_kv_blocks=2000,
+    max_num_seqs=8,
+    max_num_batched_tokens=1024,
+    max_seq_len=8192,
+)
+"""An engine that takes long answers."""
 
 
 @dataclass

@@ -14,24 +14,13 @@ from openai.types.responses import FunctionToolParam, ResponseStreamEvent
 
 from kv_runtime.clock import SystemClock
 from kv_runtime.text import ByteText
-from tests.integration.agent_http import CHAT, CREATED, HELLO, Agent, serving
-from worker_agent.core.engine import EngineDescription
+from tests.integration.agent_http import CHAT, CREATED, HELLO, SIMULATED, Agent, serving
 from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.core.simulator.scripted import scripted
 from worker_agent.engines.simulated import SimulatedEngine
 from worker_agent.parsers.families import PLAIN, AnswerFormat
 
 TEXT = ByteText()
-DESCRIPTION = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=16,
-    total_kv_blocks=2000,
-    max_num_seqs=8,
-    max_num_batched_tokens=1024,
-    max_seq_len=8192,
-)
 RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
 TOOL: FunctionToolParam = {
     "type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False,
@@ -46,7 +35,7 @@ pytestmark = pytest.mark.asyncio
 async def saying(answer: str, answer_format: AnswerFormat = PLAIN, **options: Any) -> AsyncIterator[Agent]:
     """Serve an engine that says `answer` to everything."""
     source = scripted((*TEXT.encode(answer), *TEXT.eos_ids))
-    engine = SimulatedEngine(Simulator(DESCRIPTION, token_source=source), SystemClock(), speed=1000.0)
+    engine = SimulatedEngine(Simulator(SIMULATED, token_source=source), SystemClock(), speed=1000.0)
     async with serving(engine, answer_format=answer_format, **options) as agent:
         yield agent
 

@@ -11,25 +11,14 @@ from kv_protocol.continuation import progress_of
 from kv_protocol.fleet import Role
 from kv_runtime.clock import SystemClock
 from kv_runtime.text import ByteText
-from tests.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, Answered, serving
+from tests.integration.agent_http import CHAT, COMPLETIONS, HELLO, SIMULATED, Agent, Answered, serving
 from tests.support.tool_calls import Case, Read, golden_cases
-from worker_agent.core.engine import EngineDescription
 from worker_agent.core.simulator.scheduler import Simulator
 from worker_agent.core.simulator.scripted import scripted
 from worker_agent.engines.simulated import SimulatedEngine
 from worker_agent.parsers.families import AnswerFormat
 
 TEXT = ByteText()
-DESCRIPTION = EngineDescription(
-    model="m",
-    version="1",
-    event_source="simulated",
-    block_size=16,
-    total_kv_blocks=2000,
-    max_num_seqs=8,
-    max_num_batched_tokens=1024,
-    max_seq_len=8192,
-)
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 CALL = '<think>why</think><tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 TWO = CALL + '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
@@ -46,7 +35,7 @@ async def saying(
 ) -> AsyncIterator[Agent]:
     """Serve an engine that says `answer` to everything."""
     source = scripted((*TEXT.encode(answer), *TEXT.eos_ids))
-    engine = SimulatedEngine(Simulator(DESCRIPTION, token_source=source), SystemClock(), speed=1000.0)
+    engine = SimulatedEngine(Simulator(SIMULATED, token_source=source), SystemClock(), speed=1000.0)
     async with serving(engine, answer_format=AnswerFormat(tools, reasoning), role=role) as agent:
         yield agent
 
