@@ -1,17 +1,21 @@
 """The body of a client's request becomes what is read of it: on the event loop where it is small, else on a thread.
 
 What is large is read by one thread at a time, within bounds (`kv_protocol/body_limits.py`): others wait, and tokens of
-other requests are streamed meanwhile.
+other requests are streamed meanwhile. A request that cannot be read gets a 400, a 413 or a 404 (`refusal`,
+`no_such_model`).
 """
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from aiohttp import web
 
 from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
+from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid, as_json
+from kv_runtime.chat_messages import TextError
+from kv_runtime.http import error_response
 
 DEFAULT_LIMITS = BodyLimits(section="worker")
 _Done = TypeVar("_Done")
@@ -53,6 +57,20 @@ class RequestBodies:
     def _read_large(self, data: Bytes, decode: Callable[[Bytes], _Request]) -> ReadRequest[_Request]:
         body = read_body(data, self._limits, uuid.uuid4().hex)
         return ReadRequest(decode(body.text), body)
+
+
+def refusal(error: RequestInvalid | TextError) -> web.Response:
+    """Return the answer to a request that may not be as it is: 413 where it is too large, else 400."""
+    message, kind = str(RequestInvalid(error.field, error.found, error.allowed)), "invalid_request_error"
+    if isinstance(error, BodyTooLarge):
+        return error_response(413, message, kind, param=error.field, code="body_too_large")
+    return error_response(400, message, kind, param=error.field)
+
+
+def no_such_model(model: str, names: Iterable[str]) -> web.Response:
+    """Return the answer to a request of a model that is none of `names`."""
+    message = f"model: found {as_json(model)}, allowed {', '.join(names)}"
+    return error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
 
 
 async def worked(is_long: bool, work: Callable[[], _Done]) -> _Done:  # noqa: FBT001 - a fact of the work

@@ -32,12 +32,11 @@ from kv_protocol.body_limits import BodyLimits, Bytes
 from kv_protocol.continuation import HEADER, token_comment
 from kv_protocol.decode_time import DECODE_HEADER, decode_header
 from kv_protocol.openai import Request, RequestInvalid
-from kv_protocol.openai_errors import BodyTooLarge, as_json
 from kv_runtime.chat_template import TextError
 from kv_runtime.http import error_body, error_response
 from kv_runtime.text import Text
 from worker_agent.answer_parsing import AnswerParsing
-from worker_agent.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, worked
+from worker_agent.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, no_such_model, refusal, worked
 from worker_agent.core.answers import Answer
 from worker_agent.core.engine import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
 from worker_agent.core.request_rules import RequestRules
@@ -98,20 +97,16 @@ class Completions:
             read = await self._bodies.read(http, decode)
             request = read.request
             if request.model not in self._names:
-                return self._no_such_model(request.model), "refused"
+                return no_such_model(request.model, self._names), "refused"
             before = await worked(read.is_large, lambda: self._rules.before(request))
             asked = await self._asked(http, read, before)
             answer = self._answer(request, asked.request_id)
             generation = self._generation(request, asked, answer.id, before)
             return await self._sent(http, request, generation, answer, asked)
-        except BodyTooLarge as error:
-            message, kind = str(error), "invalid_request_error"
-            return error_response(413, message, kind, param=error.field, code="body_too_large"), "refused"
-        except (RequestInvalid, RequestRefused) as error:
+        except (RequestInvalid, TextError) as error:
+            return refusal(error), "refused"
+        except RequestRefused as error:
             return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
-        except TextError as error:
-            message = str(RequestInvalid(error.field, error.found, error.allowed))
-            return error_response(400, message, "invalid_request_error", param=error.field), "refused"
         except EngineError as error:
             return _failed(error), "failed"
 
@@ -219,10 +214,6 @@ class Completions:
         await response.write(ending)
         await response.write_eof()
         return response, outcome
-
-    def _no_such_model(self, model: str) -> web.Response:
-        message = f"model: found {as_json(model)}, allowed {', '.join(self._names)}"
-        return error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
 
 
 def _conversation(http: web.Request) -> str | None:

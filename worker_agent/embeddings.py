@@ -13,11 +13,10 @@ from aiohttp import web
 
 from kv_protocol.body_limits import BodyLimits
 from kv_protocol.hashing import unpack_tokens
-from kv_protocol.openai_errors import BodyTooLarge, RequestInvalid, as_json
+from kv_protocol.openai_errors import RequestInvalid
 from kv_runtime.chat_messages import TextError
-from kv_runtime.http import error_response
 from kv_runtime.text import Text
-from worker_agent.bodies import DEFAULT_LIMITS, RequestBodies
+from worker_agent.bodies import DEFAULT_LIMITS, RequestBodies, no_such_model, refusal
 from worker_agent.core.embeddings import (
     DIMENSIONS,
     EmbeddingsRequest,
@@ -43,17 +42,10 @@ class Embeddings:
         try:
             request = (await self._bodies.read(http, decode_embeddings)).request
             if request.model not in self._names:
-                message = f"model: found {as_json(request.model)}, allowed {', '.join(self._names)}"
-                return error_response(
-                    404, message, "invalid_request_error", param="model", code="model_not_found"
-                ), "refused"
+                return no_such_model(request.model, self._names), "refused"
             body = await asyncio.to_thread(self._answer, request)
-        except BodyTooLarge as error:
-            message, kind = str(error), "invalid_request_error"
-            return error_response(413, message, kind, param=error.field, code="body_too_large"), "refused"
         except (RequestInvalid, TextError) as error:
-            message = str(RequestInvalid(error.field, error.found, error.allowed))
-            return error_response(400, message, "invalid_request_error", param=error.field), "refused"
+            return refusal(error), "refused"
         return web.Response(body=body, content_type="application/json"), "ok"
 
     def _answer(self, request: EmbeddingsRequest) -> bytes:

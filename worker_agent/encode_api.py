@@ -15,8 +15,8 @@ from typing import Protocol
 import msgspec
 from aiohttp import web
 
-from kv_protocol.openai_errors import as_json
 from kv_runtime.http import error_response
+from worker_agent.bodies import no_such_model
 from worker_agent.core.disaggregated import Handoff, handoff_json
 from worker_agent.core.embedding_cache import EmbeddingCache
 from worker_agent.core.engine import EngineError, EngineStopped, RequestRefused
@@ -83,9 +83,7 @@ class EncodeApi:
         try:
             request = read_request(await http.read())
             if request.model not in self._served_names:
-                message = f"model: found {as_json(request.model)}, allowed {', '.join(self._served_names)}"
-                response = error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
-                return response, "refused"
+                return no_such_model(request.model, self._served_names), "refused"
             answer = await self._encoded(request)
         except MediaRefused as error:
             message, kind = str(error), "invalid_request_error"

@@ -49,7 +49,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     model: str
     input: msgspec.Raw
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: Dimensions | None = None
     add_special_tokens: bool | None = None
     user: str | None = None
