@@ -27,16 +27,16 @@ from indexer.implementations import ImplementationName
 from kv_runtime.clock import SystemClock
 from router.compiled import hot_path
 from router.config import JournalSection
-from router.core.decide import decide
-from router.core.eligibility import exclusions
-from router.core.policies import MODES, Candidates, choose_by
-from router.core.state_settings import StateSettings
-from router.core.view import RouteRequest, View
-from router.journal import JournalWriter
+from router.decision.decide import decide
+from router.decision.eligibility import exclusions
+from router.decision.policies import MODES, Candidates, choose_by
+from router.decision.state_settings import StateSettings
+from router.decision.view import RouteRequest, View
+from router.journal.writer import JournalWriter
 
 if TYPE_CHECKING:
     from kv_runtime.event_log import EventLog
-    from router.routing import Lease
+    from router.decision.routing import Lease
 
 STAGES = ("hash", "match", "view", "choose", "verdict", "record", "total", "cpu")
 TARGETS_US = {"total p50": 100.0, "total p99": 300.0, "match p50": 20.0}

@@ -19,13 +19,13 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
 from kv_runtime.config import IndexSection
-from router.core.fleet import Fleet
-from router.core.ledger import Ledger
-from router.core.policy import Policy
-from router.core.recording import Recorder
-from router.core.state import RouterState
-from router.core.view import RouteRequest
-from router.routing import Routing
+from router.decision.policy import Policy
+from router.decision.routing import Routing
+from router.decision.state import RouterState
+from router.decision.view import RouteRequest
+from router.fleet.ledger import Ledger
+from router.fleet.registry import Fleet
+from router.journal.records import Recorder
 
 BLOCK_SIZE = 16
 PROMPTS, FAMILIES = 64, 8

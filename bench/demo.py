@@ -19,7 +19,7 @@ from bench.report import LAG_LIMIT_S, Figures, figures, lag_counts, lag_p99_s, m
 from bench.workload import WorkloadShape, conversations
 from kv_runtime.clock import Clock, SystemClock
 from kv_runtime.supervise import until
-from router.core.policies import MODES as MODES_OF_THE_ROUTER
+from router.decision.policies import MODES as MODES_OF_THE_ROUTER
 
 MODEL = "sim-8b"
 BLOCK_SIZE = 32

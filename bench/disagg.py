@@ -17,7 +17,7 @@ from bench.trace import TraceInvalid, TraceRequest, load_trace, spread
 from bench.trace_figures import Slo
 from bench.trace_grid import GridShape, check_fits
 from bench.trace_synthetic import SyntheticShape, synthetic_trace
-from router.core.disaggregation import ConditionalLimits
+from router.decision.disaggregation import ConditionalLimits
 from worker_agent.core.simulator.transfer import TransferRules
 
 _SHORT_REQUESTS, _FULL_REQUESTS = 400, 1500

@@ -32,13 +32,13 @@ from kv_protocol.events import Batch
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, WorkerHeard
-from router.core.disaggregation import ConditionalLimits
-from router.core.fleet import Fleet
-from router.core.ledger import Ledger
-from router.core.policy import Policy
-from router.core.state import RouterState
-from router.core.view import RouteRequest
-from router.routing import Routing
+from router.decision.disaggregation import ConditionalLimits
+from router.decision.policy import Policy
+from router.decision.routing import Routing
+from router.decision.state import RouterState
+from router.decision.view import RouteRequest
+from router.fleet.ledger import Ledger
+from router.fleet.registry import Fleet
 from worker_agent.core.engine import EngineDescription, EngineOutput
 from worker_agent.core.simulator.exchange import Exchange
 from worker_agent.core.simulator.transfer import TransferRules, TransferStatistics

@@ -1,4 +1,4 @@
-"""One request on the router's side in virtual time: as `router/served.py` serves it, without bytes.
+"""One request on the router's side in virtual time: as `router/request/served.py` serves it, without bytes.
 
     planned    `Plan`, of the roles that are fit; `placement` where the layout is conditional
     decided    `Routing.decide` for the phase, and a lease at the winner; nobody: as the plan has it
@@ -18,11 +18,11 @@ from bench.virtual_fleet import Outcome
 from kv_protocol.decided import Phase
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, AttemptOutcome
-from router.core.disaggregation import ConditionalLimits, first_phase, placement
-from router.core.errors import NoEligibleWorker
-from router.core.plan import Plan
-from router.core.view import RouteRequest
-from router.routing import Lease, OutcomeName, Routing
+from router.decision.disaggregation import ConditionalLimits, first_phase, placement
+from router.decision.errors import NoEligibleWorker
+from router.decision.routing import Lease, OutcomeName, Routing
+from router.decision.view import RouteRequest
+from router.request.plan import Plan
 from worker_agent.core.engine import EngineOutput
 
 if TYPE_CHECKING:

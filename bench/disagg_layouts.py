@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple, get_args
 
 from bench.trace import TraceInvalid
-from router.core.disaggregation import ConditionalPolicy
+from router.decision.disaggregation import ConditionalPolicy
 from worker_agent.core.engine_rules import Role
 
 POLICIES: tuple[ConditionalPolicy, ...] = tuple(each for each in get_args(ConditionalPolicy) if each != "off")

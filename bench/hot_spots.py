@@ -19,7 +19,7 @@ from bench.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from bench.trace_figures import Slo, figures
 from bench.trace_synthetic import SyntheticShape, synthetic_trace
 from bench.virtual_fleet import FleetShape, FollowUp, Outcome, VirtualFleet
-from router.core.policy import Policy
+from router.decision.policy import Policy
 
 KV_TOKENS = 700_000
 """Of one worker's cache."""

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from bench.hot_spots import Hotness, play, workloads
 from bench.report import WINDOW_S, machine_line
-from router.core.policies import MODES
+from router.decision.policies import MODES
 
 SPREAD_MAX = 1.5
 """Of the mean over a run's windows."""

@@ -12,10 +12,10 @@ from bench.oracle_grid import BLOCK_SIZE, TAINT, Cell, Flip, Held, Outcome, Weig
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
-from router.core.decide import decide
-from router.core.policy import CostParameters, Policy
-from router.core.trust import EXACT
-from router.core.view import Ints, RouteRequest, View
+from router.decision.decide import decide
+from router.decision.policy import CostParameters, Policy
+from router.decision.view import Ints, RouteRequest, View
+from router.fleet.trust import EXACT
 
 _MODEL = "m"
 _SEED = 1

@@ -15,8 +15,8 @@ from bench.trace_figures import Slo
 from bench.trace_grid import GridResult, GridShape, cells, check_fits, run_grid
 from bench.trace_report import as_json, show, trace_lines
 from bench.trace_synthetic import SyntheticShape, synthetic_trace
-from router.core.policies import MODES
-from router.core.policy import CostParameters
+from router.decision.policies import MODES
+from router.decision.policy import CostParameters
 
 _MODES = tuple(mode for mode in MODES if mode != "direct")
 """A trace names no worker."""

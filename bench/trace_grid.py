@@ -17,7 +17,7 @@ from bench.trace import TraceInvalid, TraceRequest, at_rate, without_sharing
 from bench.trace_figures import Figures, Slo, figures
 from bench.trace_tokens import TraceHashes
 from bench.virtual_fleet import FleetShape, VirtualFleet
-from router.core.policy import CostParameters, Policy
+from router.decision.policy import CostParameters, Policy
 
 INDEX_MODE = "kv"
 """The mode whose dependence on the lag of events is shown."""

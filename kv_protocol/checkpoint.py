@@ -4,8 +4,8 @@
     CheckpointPart     rows of one table of the state, in their order; a table may take any number of parts
     CheckpointEnded    how many parts there were
 
-The tables are those of `router/core/checkpoint.py`, their rows those of `checkpoint_rows.py`, as the writer has them. A
-router of another version refuses a table that it does not know, and its replay starts at a later checkpoint.
+The tables are those of `router/journal/checkpoint.py`, their rows those of `checkpoint_rows.py`, as the writer has
+them. A router of another version refuses a table that it does not know, and its replay starts at a later checkpoint.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """A routing decision as data: every candidate with every cost term, so that it can be explained and taken again.
 
-Costs are in blocks. Formulas: `router/core/cost.py`.
+Costs are in blocks. Formulas: `router/decision/cost.py`.
 """
 
 from typing import Literal

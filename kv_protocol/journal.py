@@ -49,7 +49,7 @@ request's own fault; the worker's fault (connect, cut, timeout, 502, 504, redire
 class JournalBegan(msgspec.Struct, frozen=True, tag="began", array_like=True, kw_only=True):
     """A router's life began with an empty state, made from these settings; what comes before is of another life.
 
-    `settings` is all that the state is made of, by name (`router/core/state_settings.py`).
+    `settings` is all that the state is made of, by name (`router/decision/state_settings.py`).
     """
 
     now_s: float
@@ -152,9 +152,9 @@ class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True,
 class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
     """How a decision turned out: what the worker says it reused of the prompt, and when tokens came. Its lease is over.
 
-    Seconds; `ttft_s` and `itl_s` are None where they are not known (`router/core/latency.py`). `came_whole`: no first
-    token was recorded before. Where that is None a former version wrote the record: it took the duration of an answer
-    that came whole for its `ttft_s`, and is folded as that version folded it.
+    Seconds; `ttft_s` and `itl_s` are None where they are not known (`router/request/latency.py`). `came_whole`: no
+    first token was recorded before. Where that is None a former version wrote the record: it took the duration of an
+    answer that came whole for its `ttft_s`, and is folded as that version folded it.
     """
 
     now_s: float

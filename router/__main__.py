@@ -27,29 +27,8 @@ from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import LoopLag, Projection, configure_logs, new_registry
 from kv_runtime.text import Text, load_text
-from router.admission import Admission, FleetRoom
-from router.commands.doctor import doctor
-from router.commands.journal import journal
-from router.commands.pools import pools_command
-from router.commands.replay import replay
-from router.compiled import hot_path
-from router.config import RouterSettings
-from router.control_plane import ControlPlane
-from router.core.fleet import TextDigests
-from router.core.policy import Policy
-from router.core.recent_prompts import RecentPrompts
-from router.core.recording import Recorders
-from router.core.state import RouterState
-from router.core.state_settings import StateSettings
-from router.core.tenants import SECRET_BYTES, TenantNames
-from router.endpoints import Endpoints
-from router.feeds import RouterFeeds
-from router.fleet_watch import FleetWatch
-from router.handover import Handover
-from router.http.capacity import TooFewFiles
-from router.http.plane import HttpPlane
-from router.journal import JournalWriter, ensure_journal, journal_families, router_name
-from router.metrics import (
+from router.admin.control_plane import ControlPlane
+from router.admin.metrics import (
     RequestMetrics,
     build_families,
     http_families,
@@ -59,16 +38,37 @@ from router.metrics import (
     state_families,
     trust_families,
 )
+from router.cli.doctor import doctor
+from router.cli.journal import journal
+from router.cli.pools import pools_command
+from router.cli.replay import replay
+from router.compiled import hot_path
+from router.config import RouterSettings
+from router.decision.policy import Policy
+from router.decision.policy_loader import load_modes
+from router.decision.policy_store import PolicyStore
+from router.decision.routing import Routing
+from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
+from router.drain.handover import Handover
+from router.drain.recent_prompts import RecentPrompts
+from router.drain.warming import Warming
+from router.fleet.feeds import RouterFeeds
+from router.fleet.registry import TextDigests
+from router.fleet.trust_watch import TrustWatch
+from router.fleet.watch import FleetWatch
+from router.journal.records import Recorders
+from router.journal.writer import JournalWriter, ensure_journal, journal_families, router_name
 from router.names import Names
-from router.policy_loader import load_modes
-from router.policy_store import PolicyStore
 from router.pools.process import OpenedRouter
-from router.replicas import Replicas, replica_families
-from router.routing import Routing
-from router.serving import Serving
-from router.tokens import Prompts
-from router.trust_watch import TrustWatch
-from router.warming import Warming
+from router.prompt import Prompts
+from router.queue.gate import Admission, FleetRoom
+from router.queue.tenants import SECRET_BYTES, TenantNames
+from router.replicas.service import Replicas, replica_families
+from router.request.endpoints import Endpoints
+from router.request.serving import Serving
+from router.server.capacity import TooFewFiles
+from router.server.plane import HttpPlane
 
 _OTHER_STREAMS_BYTES = 256 << 20
 """Room in the embedded server's store for all streams but those of events, snapshots and the journal."""

@@ -14,14 +14,14 @@ from kv_runtime.config import (
 )
 from kv_runtime.encoders import Wanted
 from kv_runtime.hosts import HostName, HostNames, WebOrigin
-from router.core.breakers import BreakerLimits
-from router.core.fair_share import FairShareLimits
-from router.core.tenants import SECRET_HEADERS, FairShareBy
-from router.core.waiting import QueueLimits, QueuePolicy
-from router.http.limits import HttpLimits
-from router.http.sites import Sites
-from router.policy_config import DisaggregationSection, PolicySection, picked
-from router.tokens.prompts import PromptLimits
+from router.decision.policy_config import DisaggregationSection, PolicySection, picked
+from router.fleet.breakers import BreakerLimits
+from router.prompt.prompts import PromptLimits
+from router.queue.fair_share import FairShareLimits
+from router.queue.tenants import SECRET_HEADERS, FairShareBy
+from router.queue.waiting import QueueLimits, QueuePolicy
+from router.server.limits import HttpLimits
+from router.server.sites import Sites
 
 _WEIGHT_MIN, _WEIGHT_MAX = 0.001, 1000.0
 

@@ -9,7 +9,8 @@
     cannot be polled, or the thread failed                nothing: nobody knows
 
 Reports are snapshots: when iterations come faster than they are announced, only the newest of a rank counts. A router
-withdraws what it was told when it hears nothing for 5 s (`router/core/reported.py`); so one at rest is told of sooner.
+withdraws what it was told when it hears nothing for 5 s (`router/fleet/reported_load.py`); so one at
+rest is told of sooner.
 """
 
 import asyncio

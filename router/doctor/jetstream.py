@@ -18,7 +18,7 @@ import msgspec
 from kv_protocol.errors import UNDECODABLE
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.event_log.streams import ns_of
-from router.core.doctor.facts import StreamSeen
+from router.doctor.facts import StreamSeen
 
 _API = "$JS.API"
 _NO_SUCH_STREAM = 10059

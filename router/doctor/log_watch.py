@@ -6,7 +6,7 @@ from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
-from router.core.doctor.facts import Head, LoadSeen
+from router.doctor.facts import Head, LoadSeen
 
 HEADS_MAX = 65_536
 """Lives of ranks that are kept apart; of further ones nothing is said but that there are some."""

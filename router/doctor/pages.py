@@ -10,7 +10,7 @@
 | `/health`, `/status` | an agent | `reason`; `log` |
 | `/metrics` | both | what checks read, and nothing else |
 
-Source: `router/control_plane.py`, `worker_agent/api.py`, `docs/OPERATIONS.md`. Unknown keys are ignored: another
+Source: `router/admin/control_plane.py`, `worker_agent/api.py`, `docs/OPERATIONS.md`. Unknown keys are ignored: another
 version may have more.
 """
 
@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from router.core.doctor.facts import Counts, ParityBroken, RankStanding
+from router.doctor.facts import Counts, ParityBroken, RankStanding
 from router.pools.router_page import PageUnreadable
 
 _T = TypeVar("_T")

@@ -9,13 +9,13 @@ GET  /health, /live, /ready, /version         of this process; /ready is 503 whi
 from collections.abc import Callable
 from importlib.metadata import version
 
-from router import refusals
-from router.http.exchange import Exchange
-from router.pools.asking import PoolAsking
+from router.pools.reader import PoolAsking
 from router.pools.served import PoolServed
 from router.pools.service import PoolService
-from router.refusals import Refusal
-from router.replies import MODELS_PATH, answer, answer_model, answer_models, refuse, unknown_path
+from router.request import refusals
+from router.request.refusals import Refusal
+from router.request.replies import MODELS_PATH, answer, answer_model, answer_models, refuse, unknown_path
+from router.server.exchange import Exchange
 
 Endpoint = Callable[[Exchange], None]
 

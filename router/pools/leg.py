@@ -17,13 +17,13 @@ from typing import NamedTuple
 import structlog
 
 from kv_protocol.body_limits import Bytes
-from router import refusals
-from router.core.pools.attempts import Plan
-from router.http.exchange import OutboundCall, Phase, Watcher
-from router.http.heads import Headers
+from router.pools.attempts import Plan
 from router.pools.metrics import AttemptOutcome
 from router.pools.service import PoolService
-from router.refusals import Refusal
+from router.request import refusals
+from router.request.refusals import Refusal
+from router.server.exchange import OutboundCall, Phase, Watcher
+from router.server.heads import Headers
 
 _CLIENT_FAULT, _SERVER_FAULT = 400, 500
 _REDIRECTS = range(300, 400)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from typing import Literal
 
 from kv_runtime.telemetry import Family, counter, gauge
-from router.core.pools.attempts import Plan
-from router.core.pools.live import PoolsLive
-from router.core.pools.looks import CAUSES, FITNESSES, TARGETS, Standing
-from router.core.pools.selection import Phase, PoolGroup
+from router.pools.attempts import Plan
+from router.pools.probes import CAUSES, FITNESSES, TARGETS, Standing
+from router.pools.selection import Phase, PoolGroup
+from router.pools.state import PoolsLive
 
 AttemptOutcome = Literal["ok", "refused", "failed", "cancelled"]
 ATTEMPT_OUTCOMES: tuple[AttemptOutcome, ...] = ("ok", "refused", "failed", "cancelled")

@@ -20,22 +20,22 @@ from kv_runtime.http import HttpServer
 from kv_runtime.supervise import Part
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text import load_text
+from router.admin.metrics import http_families, prompt_families
 from router.config import RouterSettings
-from router.core.pools.config import PoolsConfig
-from router.core.pools.live import PoolsLive
-from router.core.pools.places import RouterAddress
-from router.http.exchange import Exchange
-from router.http.heads import HOP_BY_HOP
-from router.http.plane import HttpPlane
-from router.http.sites import CORS_HEADERS
-from router.metrics import http_families, prompt_families
 from router.names import Names
-from router.pools.control import PoolControl
+from router.pools.config import PoolsConfig
+from router.pools.control_plane import PoolControl
 from router.pools.endpoints import PoolEndpoints
 from router.pools.metrics import PoolMetrics
 from router.pools.service import Identity, PoolService
+from router.pools.state import PoolsLive
+from router.pools.targets import RouterAddress
 from router.pools.watch import PoolWatch
-from router.tokens import Prompts
+from router.prompt import Prompts
+from router.server.exchange import Exchange
+from router.server.heads import HOP_BY_HOP
+from router.server.plane import HttpPlane
+from router.server.sites import CORS_HEADERS
 
 _ACCEPT_PARAMS = "disaggregation.accept_params"
 """Without it a router takes no request of one phase from anybody."""

@@ -7,7 +7,7 @@
 | `GET /metrics` | control | `kvrouter_queued_requests`; `kvrouter_ledger_reported_waiting`, of all ranks; and of |
 | | | `kvrouter_time_to_first_token_seconds`, `kvrouter_inter_token_latency_seconds` the buckets, of all modes |
 
-Of a page's thousands of lines only those are parsed. Source: `router/control_plane.py`, `docs/OPERATIONS.md`.
+Of a page's thousands of lines only those are parsed. Source: `router/admin/control_plane.py`, `docs/OPERATIONS.md`.
 """
 
 from collections import defaultdict
@@ -18,8 +18,8 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from kv_protocol.errors import UNDECODABLE
-from router.core.pools.attainment import attained
-from router.core.pools.looks import Attained, LiveLimits, Queue, Target
+from router.pools.attainment import attained
+from router.pools.probes import Attained, LiveLimits, Queue, Target
 
 _QUEUED, _WAITING = "kvrouter_queued_requests", "kvrouter_ledger_reported_waiting"
 _LATENCIES: dict[str, Target] = {

@@ -6,7 +6,7 @@
                                      `- whole after its first token: answered with that
 
 Each phase asks its own pools in turn (`leg.py`). What a prefill pool refuses, the client gets. The prefill answer goes
-on to the decode pool as TensorRT-LLM's servers pass it on (`router.core.handoff.py`).
+on to the decode pool as TensorRT-LLM's servers pass it on (`router.request.handoff.py`).
 
 | header of the answer | says |
 |---|---|
@@ -17,14 +17,14 @@ on to the decode pool as TensorRT-LLM's servers pass it on (`router.core.handoff
 import structlog
 
 from kv_protocol.body_limits import Bytes
-from router.core.handoff import ALONE, AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
-from router.http.collected import Collected
-from router.http.exchange import Exchange, HeaderLines
-from router.pools.asking import PoolAsking
 from router.pools.leg import Ended, Leg, Outbound, pool_failed
 from router.pools.metrics import AttemptOutcome
+from router.pools.reader import PoolAsking
 from router.pools.service import PoolService, sent_on
-from router.refusals import Refusal
+from router.request.handoff import ALONE, AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
+from router.request.refusals import Refusal
+from router.server.buffered_response import Collected
+from router.server.exchange import Exchange, HeaderLines
 
 ANSWER_BYTES_MAX = 4 << 20
 """Of a prefill pool: text of one token, and what its engine hands over."""

@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from router.asked import Asked as RouteAsked
-from router.bodies import BodyReader
 from router.config import RouterSettings
-from router.core.pools.attempts import Plan, plan
-from router.core.pools.config import PoolsConfig
-from router.core.pools.selection import Asked as SelectionAsked
-from router.core.pools.selection import PoolGroup, Targets, select
-from router.http.heads import HOP_BY_HOP, Headers
-from router.http.upstream import Upstreams
+from router.decision.routing import Readiness
+from router.pools.attempts import Plan, plan
+from router.pools.config import PoolsConfig
+from router.pools.selection import Asked as SelectionAsked
+from router.pools.selection import PoolGroup, Targets, select
 from router.pools.watch import PoolWatch
-from router.routing import Readiness
-from router.tokens import Prompts
+from router.prompt import Prompts
+from router.request.bodies import BodyReader
+from router.request.route_request import Asked as RouteAsked
+from router.server.heads import HOP_BY_HOP, Headers
+from router.server.upstream import Upstreams
 
 _NOT_SENT_ON = HOP_BY_HOP | {b"host", b"accept-encoding", b"content-type", b"expect", b"origin", b"x-request-id"}
 """Of a connection, or said by us."""

@@ -1,4 +1,4 @@
-"""Looks at every router of every pool, again and again; what is seen is folded (`router/core/pools/live.py`).
+"""Looks at every router of every pool, again and again; what is seen is folded (`router/pools/state.py`).
 
 A look is three questions, answered within `look_timeout_s` together, each answer within its size. What cannot be had
 of the control plane says nothing against a router: its queue and latencies are not known then.
@@ -11,12 +11,12 @@ import structlog
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import TaskSet, until
-from router.core.pools.config import PoolsConfig
-from router.core.pools.live import PoolsLive
-from router.core.pools.looks import AttemptFailed, Looked
-from router.core.pools.places import PoolPlace, RouterAddress
+from router.pools.config import PoolsConfig
 from router.pools.metrics import LookOutcome, PoolMetrics
+from router.pools.probes import AttemptFailed, Looked
 from router.pools.router_page import Busyness, PageUnreadable, busyness, not_ready, not_serving
+from router.pools.state import PoolsLive
+from router.pools.targets import PoolPlace, RouterAddress
 
 _ANSWER_BYTES_MAX = 1 << 20
 _METRICS_BYTES_MAX = 16 << 20

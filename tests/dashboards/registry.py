@@ -9,10 +9,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry
 
 from kv_runtime.telemetry import LoopLag, Projection
-from router.core.admission import RequestQueue
-from router.feeds import RouterFeeds
-from router.http.plane import HttpPlane
-from router.metrics import (
+from router.admin.metrics import (
     RequestMetrics,
     http_families,
     policy_families,
@@ -20,7 +17,10 @@ from router.metrics import (
     state_families,
     trust_families,
 )
-from router.replicas import Replicas, replica_families
+from router.fleet.feeds import RouterFeeds
+from router.queue.admission import RequestQueue
+from router.replicas.service import Replicas, replica_families
+from router.server.plane import HttpPlane
 from tests.unit.router.test_routing import Bench
 
 SampleLabels = dict[str, set[str]]

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from bench.processes import free_ports
 from kv_runtime.clock import SystemClock
-from router.metrics.decision import STAGES
+from router.admin.metrics.decision import STAGES
 from tests.dashboards.prometheus import NoData, Prometheus, PrometheusMissing, program
 from tests.dashboards.shipped import (
     LabelValues,

@@ -14,9 +14,9 @@ import msgspec
 
 from kv_runtime.supervise import run_parts
 from router.config import RouterSettings
-from router.core.pools.config import read_config
-from router.core.pools.selection import Targets
+from router.pools.config import read_config
 from router.pools.process import PoolsProcess, Wanted
+from router.pools.selection import Targets
 from router.pools.service import Identity
 from tests.integration.broker import eventually
 from tests.unit.router.upstream import Exchange, Received, Script, Upstream, answers

@@ -18,11 +18,11 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.hosts import HostNames
 from kv_runtime.http import HttpServer, json_response, openai_errors, require_token
 from kv_runtime.supervise import Part, run_parts
-from router.core.doctor.facts import Answer
-from router.doctor.http_asker import HttpAsker, in_lanes
+from router.doctor.facts import Answer
+from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.jetstream import JetStream
-from router.doctor.router_looks import RouterLooks
-from router.doctor.worker_looks import WorkerLooks
+from router.doctor.router_probe import RouterLooks
+from router.doctor.worker_probe import WorkerLooks
 from tests.integration.broker import Broker
 from tests.unit.router.samples import registered
 

@@ -7,7 +7,7 @@ import pytest
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import Hashing
-from router.tokens import Prompts as RoutersPrompts
+from router.prompt import Prompts as RoutersPrompts
 from tests.contract.engines import BLOCK_SIZE, outputs
 from tests.integration.test_media_engine import (
     TOKENS_PER_IMAGE,

@@ -28,13 +28,13 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config import IndexSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.telemetry import new_registry
+from router.admin.control_plane import ControlPlane
 from router.config import RouterSettings
-from router.control_plane import ControlPlane
-from router.core.approximate import ApproximateIndex
-from router.core.fleet import Fleet, TextDigests
-from router.core.ledger import Ledger
-from router.core.state import RouterState
-from router.routing import Routing
+from router.decision.approximate import ApproximateIndex
+from router.decision.routing import Routing
+from router.decision.state import RouterState
+from router.fleet.ledger import Ledger
+from router.fleet.registry import Fleet, TextDigests
 from tests.integration.broker import Broker, eventually
 from tests.integration.index_on_log import WAIT_S, Index, gpu, running_index
 from tests.integration.scripted_rank import MODEL, ScriptedRank

@@ -13,11 +13,11 @@ from kv_runtime.config import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
 from router.config import JournalSection
-from router.core.continuity import Continuity
-from router.core.replay import replay
-from router.core.state_settings import StateSettings
-from router.journal import JournalWriter, ensure_journal
-from router.journal_reading import Told, read_journal
+from router.decision.state_settings import StateSettings
+from router.journal.continuity import Continuity
+from router.journal.reader import Told, read_journal
+from router.journal.replay import replay
+from router.journal.writer import JournalWriter, ensure_journal
 from tests.integration.broker import Broker, eventually
 from tests.integration.event_path import connected
 from tests.properties.router_life import POLICIES, Life

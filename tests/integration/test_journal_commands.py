@@ -18,17 +18,17 @@ from kv_runtime.clock import ManualClock, SystemClock
 from kv_runtime.config import NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
-from router.core.recording import Recordable
-from router.core.state import RouterState
-from router.journal import JournalWriter, ensure_journal
+from router.decision.state import RouterState
+from router.journal.records import Recordable
+from router.journal.writer import JournalWriter, ensure_journal
 from tests.integration.broker import Broker, eventually
 from tests.integration.test_journal import SETTINGS, written
 from tests.properties import router_life
 from tests.properties.router_life import POLICIES, Life
 
 NOBODY = "nats://127.0.0.1:1"
-_REPLAY = "from router.commands.replay import replay; replay(prog_name='router replay')"
-_TAIL = "from router.commands.journal import tail; tail(prog_name='router journal tail')"
+_REPLAY = "from router.cli.replay import replay; replay(prog_name='router replay')"
+_TAIL = "from router.cli.journal import tail; tail(prog_name='router journal tail')"
 
 
 class Ended(NamedTuple):

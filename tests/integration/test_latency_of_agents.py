@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.core.policy import Policy
+from router.decision.policy import Policy
 from tests.integration.agent_http import serving
 from tests.integration.test_agent_api import ENGINE
 from tests.unit.router.plane import Plane, running_plane

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from router.config import RouterSettings
-from router.core.pools.selection import Targets
+from router.pools.selection import Targets
 from tests.integration.broker import WAIT_S, eventually
 from tests.integration.pool_routers import MODEL, OK, PoolRouter, Pools, agg, disagg, request, running_pools
 from tests.unit.router.upstream import Exchange, Script, answers, says, streams

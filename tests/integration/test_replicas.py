@@ -14,8 +14,8 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
 from kv_runtime.telemetry import Projection, new_registry
-from router.core.ledger import Ledger, RankLoad
-from router.replicas import Replicas, replica_families
+from router.fleet.ledger import Ledger, RankLoad
+from router.replicas.service import Replicas, replica_families
 from tests.integration.broker import Broker, eventually
 from tests.integration.event_path import connected
 

@@ -24,9 +24,9 @@ from kv_runtime.clock import ManualClock, SystemClock
 from kv_runtime.config import IndexSection
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 from kv_runtime.telemetry import new_registry
-from router.control_plane import ControlPlane
-from router.core.policy import Policy
-from router.policy_store import PolicyStore
+from router.admin.control_plane import ControlPlane
+from router.decision.policy import Policy
+from router.decision.policy_store import PolicyStore
 from tests.dumped import dump_chunks
 from tests.integration.broker import Broker, eventually
 from tests.integration.index_on_log import Index, running_index

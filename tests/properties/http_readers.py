@@ -7,13 +7,13 @@ from typing import Any, NamedTuple, cast
 import h11
 import msgspec
 
-from router.http import client_side
-from router.http.client_side import ClientConnection
-from router.http.exchange import Exchange
-from router.http.framing import body_reader
-from router.http.heads import UNTIL_CLOSE, HeadReader, Malformed
-from router.http.limits import HttpLimits
-from router.http.plane import HttpPlane
+from router.server import client_connection as client_side
+from router.server.client_connection import ClientConnection
+from router.server.exchange import Exchange
+from router.server.framing import body_reader
+from router.server.heads import UNTIL_CLOSE, HeadReader, Malformed
+from router.server.limits import HttpLimits
+from router.server.plane import HttpPlane
 
 DELIBERATE = (
     "bare CR or LF before it",  # h11 forgives bare LF; proxies that disagree on it are smuggled through

@@ -10,8 +10,8 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Finished, FirstToken, LeaseEvent, Renewed, Routed
 from kv_protocol.replicas import decode_replica, encode_replica
 from kv_protocol.splitmix import choice_index
-from router.core.ledger import Ledger, RankLoad
-from router.core.replication import Apply, Effect, Replication
+from router.fleet.ledger import Ledger, RankLoad
+from router.replicas.replication import Apply, Effect, Replication
 from tests.properties.test_approximate import chain
 
 RANKS = tuple(WorkerRank(f"w{number}", 0) for number in range(3))

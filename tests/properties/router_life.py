@@ -36,19 +36,19 @@ from kv_protocol.journal import (
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
 from kv_protocol.load import LoadReport
 from kv_runtime.clock import ManualClock
-from router.core.affinity import AffinityLimits
-from router.core.approximate import ApproximateLimits
-from router.core.breakers import BreakerLimits
-from router.core.checkpoint import Checkpoint
-from router.core.continuity import continuous
-from router.core.errors import NoEligibleWorker
-from router.core.latency import Arrival
-from router.core.policy import CostParameters, PhaseOverrides, Policy
-from router.core.recording import Recordable, Recorder, Recorders, Shortener
-from router.core.state import RouterState
-from router.core.state_settings import StateSettings
-from router.core.view import RouteRequest
-from router.routing import Lease, Routing
+from router.decision.affinity import AffinityLimits
+from router.decision.approximate import ApproximateLimits
+from router.decision.errors import NoEligibleWorker
+from router.decision.policy import CostParameters, PhaseOverrides, Policy
+from router.decision.routing import Lease, Routing
+from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
+from router.decision.view import RouteRequest
+from router.fleet.breakers import BreakerLimits
+from router.journal.checkpoint import Checkpoint
+from router.journal.continuity import continuous
+from router.journal.records import Recordable, Recorder, Recorders, Shortener
+from router.request.latency import Arrival
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
 
 STEPS = 400

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Renewed, Routed
-from router.core.affinity import Affinity, AffinityLimits
+from router.decision.affinity import Affinity, AffinityLimits
 
 PLANTED = settings(
     deadline=None,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kv_protocol.codec import pack_u64, unpack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import choice_index
-from router.core import approximate
-from router.core.approximate import ApproximateIndex, ApproximateLimits
+from router.decision import approximate
+from router.decision.approximate import ApproximateIndex, ApproximateLimits
 
 TTL_S = 10.0
 BLOCKS_MAX = 12

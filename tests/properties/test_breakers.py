@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, AttemptOutcome
 from kv_protocol.ledger import Finished, FirstToken, LedgerEvent, Routed
-from router.core.breakers import BreakerLimits, Breakers
+from router.fleet.breakers import BreakerLimits, Breakers
 
 LIMITS = BreakerLimits(failures=2, window_s=20.0, open_s=4.0, open_s_max=10.0, retry_after_s_max=5.0)
 RANKS = (WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0))

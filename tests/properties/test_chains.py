@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.splitmix import choice_index
-from router.core import chains
-from router.core.chains import BLOCK_BYTES, ChainCounts, Path, block_count, shared_blocks
+from router.prompt import chains
+from router.prompt.chains import BLOCK_BYTES, ChainCounts, Path, block_count, shared_blocks
 
 KEYS = ("a", "b", "c")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import Hashing
-from router.core.heat import HeldPrompt, HotPrefix, hot_prefixes
-from router.core.recent_prompts import ENTRY_BYTES, TOKEN_BYTES, RecentPrompt, RecentPrompts
+from router.drain.heat import HeldPrompt, HotPrefix, hot_prefixes
+from router.drain.recent_prompts import ENTRY_BYTES, TOKEN_BYTES, RecentPrompt, RecentPrompts
 
 BLOCK_SIZE = 4
 NOW_S = 1000.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from router.http import framing, heads
+from router.server import framing, heads
 from tests.properties.http_readers import (
     DELIBERATE,
     Reading,

@@ -25,7 +25,7 @@ from kv_protocol.openai import CHAT, decode_inbound
 from kv_runtime.chat_template import ChatTemplate
 from kv_runtime.encoders import choose_encoder
 from kv_runtime.text import TokenizerText
-from router.tokens import Prompt, Prompts, image_prompts
+from router.prompt import Prompt, Prompts, image_prompts
 from tests.support.trtllm import Fake, installed
 from tests.unit.kv_protocol.test_images import upstream
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like
@@ -330,5 +330,5 @@ def test_the_hash_of_the_url_in_place_of_the_bytes_is_found(fake: Fake, monkeypa
 
 @pytest.mark.interpreted
 def test_a_seed_without_the_salt_is_found(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.tokens.prompts.hash_seed", lambda *_: 1337)
+    monkeypatch.setattr("router.prompt.prompts.hash_seed", lambda *_: 1337)
     assert found_wrong(fake).startswith("hashes")

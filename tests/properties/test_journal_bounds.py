@@ -26,16 +26,16 @@ from kv_protocol.journal import (
     encode_record,
 )
 from kv_protocol.ledger import Routed
-from router.core.approximate import ApproximateLimits
-from router.core.checkpoint import Checkpoint
-from router.core.continuity import continuous
-from router.core.decide import decide
-from router.core.journal_encoder import JournalEncoder
-from router.core.policy import Policy
-from router.core.recording import Recordable, RefusedRequest, Shortener
-from router.core.replay import CheckpointRead, Replay
-from router.core.verdict import taken
-from router.core.view import RouteRequest
+from router.decision.approximate import ApproximateLimits
+from router.decision.decide import decide
+from router.decision.policy import Policy
+from router.decision.verdict import taken
+from router.decision.view import RouteRequest
+from router.journal.checkpoint import Checkpoint
+from router.journal.continuity import continuous
+from router.journal.encoder import JournalEncoder
+from router.journal.records import Recordable, RefusedRequest, Shortener
+from router.journal.replay import CheckpointRead, Replay
 from tests.properties.router_life import SETTINGS
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered, row, view
 

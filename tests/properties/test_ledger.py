@@ -23,8 +23,8 @@ from kv_protocol.ledger import (
     Unreported,
 )
 from kv_protocol.splitmix import choice_index
-from router.core.ledger import SILENT_S, Ledger, RankLoad
-from router.core.reported import REPORTS, UNREPORTED_S, Reported
+from router.fleet.ledger import SILENT_S, Ledger, RankLoad
+from router.fleet.reported_load import REPORTS, UNREPORTED_S, Reported
 from tests.properties.test_approximate import chain
 from tests.properties.test_chains import prefixes
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.ids import WorkerRank
-from router.core.newcomers import GATHER_S, Newcomers
+from router.decision.newcomers import GATHER_S, Newcomers
 from tests.unit.router.samples import registered
 
 BLOCKS = 1 << 20

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis.errors import NoSuchExample
 
 from kv_protocol.ids import WorkerRank
-from router.core.plan import Plan
-from router.served import Served
+from router.request.plan import Plan
+from router.request.served import Served
 from tests.properties.planned_requests import World, live, worlds
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from kv_protocol.codec import unpack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Renewed, Routed
-from router.core import chains, predictions
-from router.core.predictions import SEEN_S, Predictions
+from router.fleet import predictions
+from router.fleet.predictions import SEEN_S, Predictions
+from router.prompt import chains
 from tests.properties.test_approximate import chain
 
 RANKS = (WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0))

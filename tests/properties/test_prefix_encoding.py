@@ -15,7 +15,7 @@ from kv_protocol.openai import CHAT, decode_inbound
 from kv_runtime.chat_template import ChatTemplate
 from kv_runtime.encoders import choose_encoder
 from kv_runtime.text import TokenizerText
-from router.tokens import Prompt, PromptLimits, Prompts, chat_encoding, prefix_cache
+from router.prompt import Prompt, PromptLimits, Prompts, chat_encoding, prefix_cache
 from tests.properties.test_text_prefix import SPELLINGS, TOKENIZER_TEXT
 from tests.unit.kv_runtime.model_files import (
     LLAMA_MARKS,
@@ -161,7 +161,7 @@ def test_a_cut_counted_in_characters_is_found(monkeypatch: pytest.MonkeyPatch) -
         cuts = tuple(cut._replace(at=cut.at - lost, mark_end=cut.mark_end - lost) for cut in chat.cuts)
         return prefix_cache.Kept(chat.text, chat.ids, chat.encoded, cuts)
 
-    monkeypatch.setattr("router.tokens.prompts.encode_chat", mistaken)
+    monkeypatch.setattr("router.prompt.prompts.encode_chat", mistaken)
     assert found_wrong("qwen")
 
 

@@ -30,12 +30,12 @@ from kv_protocol.journal import (
     TimePassed,
     WorkerHeard,
 )
-from router.core.continuity import continuous
-from router.core.policies import MODES
-from router.core.policy import CostParameters, Policy
-from router.core.replay import Otherwise, Redecided, Replay, replay
-from router.core.state import RouterState
-from router.core.view import RouteRequest
+from router.decision.policies import MODES
+from router.decision.policy import CostParameters, Policy
+from router.decision.state import RouterState
+from router.decision.view import RouteRequest
+from router.journal.continuity import continuous
+from router.journal.replay import Otherwise, Redecided, Replay, replay
 from tests.properties.router_life import MODELS, POLICIES, Life, journal
 from tests.unit.router.samples import BLOCK_SIZE, answer, chain
 

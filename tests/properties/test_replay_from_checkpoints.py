@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
 from kv_protocol.decided import Decided
 from kv_protocol.journal import JournalBegan, JournalRecord, Lost, PolicyChanged, Refused, TimePassed
-from router.core.checkpoint import tables_of
-from router.core.replay import CheckpointRead, NotFolded, Redecided, Replay
-from router.core.state import RouterState
+from router.decision.state import RouterState
+from router.journal.checkpoint import tables_of
+from router.journal.replay import CheckpointRead, NotFolded, Redecided, Replay
 from tests.properties.router_life import POLICIES, SETTINGS, Life, journal
 from tests.properties.test_replay import count, statistics_of
 

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from kv_protocol.ledger import Expired, Finished, LeaseEvent
 from kv_protocol.replicas import LedgerBeat, LedgerOpen
-from router.core import replica_peer
-from router.core.open_leases import OpenLeases
-from router.core.replica_peer import Peer
-from router.core.replication import SILENT_S, Effect, Replication
+from router.replicas import peer as replica_peer
+from router.replicas.open_leases import OpenLeases
+from router.replicas.peer import Peer
+from router.replicas.replication import SILENT_S, Effect, Replication
 from tests.properties.replica_network import Network
 
 AGREED_S = 1.0

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from router.core.admission import RequestQueue
-from router.core.fair_share import FairShare, FairShareLimits
-from router.core.waiting import Place, QueueLimits, QueuePolicy, Waiting
+from router.queue.admission import RequestQueue
+from router.queue.fair_share import FairShare, FairShareLimits
+from router.queue.waiting import Place, QueueLimits, QueuePolicy, Waiting
 from tests.unit.router.samples import route
 
 PLANTED = settings(

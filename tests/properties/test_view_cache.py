@@ -22,11 +22,11 @@ from kv_protocol.journal import (
     WorkerHeard,
 )
 from kv_protocol.ledger import Finished, FirstToken, Routed
-from router.core.breakers import Breakers
-from router.core.fleet import Fleet
-from router.core.policies import MODES
-from router.core.policy import Policy
-from router.core.state import RouterState
+from router.decision.policies import MODES
+from router.decision.policy import Policy
+from router.decision.state import RouterState
+from router.fleet.breakers import Breakers
+from router.fleet.registry import Fleet
 from tests.unit.router.samples import answer, chain, registered, route, state
 
 WORKERS = ("w0", "w1", "w2")

@@ -6,7 +6,7 @@ import msgspec
 
 from indexer.core.keeping import KeepingLimits, LogExtent, Plan, plan
 from kv_protocol.ledger import Cancelled, FirstToken, LedgerEvent
-from router.core.ledger import Ledger
+from router.fleet.ledger import Ledger
 from tests.simulation.planted import Planted
 
 Names = Iterable[str]

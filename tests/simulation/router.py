@@ -24,15 +24,15 @@ from kv_protocol.journal import (
     WorkerHeard,
 )
 from kv_protocol.ledger import Expired
-from router.core.breakers import BreakerLimits, Breakers
-from router.core.errors import NoEligibleWorker
-from router.core.fleet import Fleet
-from router.core.ledger import Ledger
-from router.core.policy import Policy
-from router.core.state import RouterState
-from router.core.verdict import Verdict
-from router.core.view import RouteRequest
-from router.routing import Lease, OutcomeName, Routing
+from router.decision.errors import NoEligibleWorker
+from router.decision.policy import Policy
+from router.decision.routing import Lease, OutcomeName, Routing
+from router.decision.state import RouterState
+from router.decision.verdict import Verdict
+from router.decision.view import RouteRequest
+from router.fleet.breakers import BreakerLimits, Breakers
+from router.fleet.ledger import Ledger
+from router.fleet.registry import Fleet
 from tests.simulation.calls import Call, Caller
 from tests.simulation.index import Index
 from tests.simulation.oracle import BLOCK_SIZE

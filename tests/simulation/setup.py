@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from indexer.core.follower import FollowerLimits
-from router.core.fleet import TextDigests
+from router.fleet.registry import TextDigests
 from tests.simulation.link import Faults
 
 MODEL = "m"

@@ -3,7 +3,7 @@
 import asyncio
 
 from router.__main__ import main
-from router.bodies import BodyReader, ReadBody
+from router.request.bodies import BodyReader, ReadBody
 
 _read = BodyReader.read
 

@@ -21,7 +21,7 @@
 
 The longest input is `max_seq_len` - 1: one token is generated at least. Where `max_seq_len` is not given, the model
 says it, and what depends on it is not checked. What a prefill and a decode worker have to agree in is checked where
-both are known: by the router (`router/core/pairs.py`).
+both are known: by the router (`router/decision/pairs.py`).
 
 Source: `dynamo_reference.md` sections 4.2 (buffer) and 6.3 (reuse); `event_plane.md` section 1.1; NVIDIA/TensorRT-LLM
 `tensorrt_llm/mapping.py` (`Mapping.__init__`), `tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`);

@@ -13,7 +13,7 @@ Token ids cannot be translated: no engine's chat endpoint takes them beside mess
 change what `echo` and log probabilities say. So the engine encodes the text itself, as it does for any client.
 TensorRT-LLM refuses bodies with keys that it does not know.
 
-Source: the router's `router/tokens/body.py`; for the header vLLM `vllm/entrypoints/openai/engine/serving.py` and SGLang
+Source: the router's `router/prompt/body.py`; for the header vLLM `vllm/entrypoints/openai/engine/serving.py` and SGLang
 `python/sglang/srt/entrypoints/openai/serving_base.py`; TensorRT-LLM `tensorrt_llm/serve/openai_protocol.py`
 (`extra="forbid"`).
 """

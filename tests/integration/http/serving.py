@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kv_runtime.open_files import OpenFiles
-from router.http.exchange import Exchange, OutboundCall, Phase
-from router.http.heads import Headers
-from router.http.kept import Kept
-from router.http.limits import HttpLimits
-from router.http.plane import HttpPlane
-from router.http.sites import Sites
+from router.server.exchange import Exchange, OutboundCall, Phase
+from router.server.heads import Headers
+from router.server.limits import HttpLimits
+from router.server.plane import HttpPlane
+from router.server.sites import Sites
+from router.server.stream_replay import Kept
 
 OURS = b"x-decision-id: d1\r\n"
 MANY_FILES = OpenFiles(used=20, allowed=1 << 20)

@@ -7,7 +7,7 @@ import socket
 import pytest
 from structlog.testing import capture_logs
 
-from router.http.exchange import WHOLE_BYTES_MAX
+from router.server.exchange import WHOLE_BYTES_MAX
 from tests.integration.http.serving import Recorded, Timeouts, answered, post, running, until
 from tests.unit.router.upstream import (
     DONE,

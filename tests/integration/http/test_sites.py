@@ -3,7 +3,7 @@
 import pytest
 
 from kv_runtime.hosts import HostNames
-from router.http.sites import Sites
+from router.server.sites import Sites
 from tests.integration.http.serving import answered, get, post, running
 from tests.unit.router.upstream import STREAM_HEAD, Exchange, Upstream, answers, chunked, completion, event
 

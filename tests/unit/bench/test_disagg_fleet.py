@@ -17,9 +17,9 @@ from bench.trace import TraceRequest, without_sharing
 from bench.virtual_fleet import FleetShape, VirtualFleet
 from kv_protocol.decided import Phase, promise
 from kv_protocol.ledger import Routed
-from router.core.disaggregation import ConditionalLimits
-from router.core.policy import Policy
-from router.core.view import RouteRequest
+from router.decision.disaggregation import ConditionalLimits
+from router.decision.policy import Policy
+from router.decision.view import RouteRequest
 from tests.unit.bench.traces import random_trace, request
 from worker_agent.core.simulator.timing import H200_8B, IterationWork
 from worker_agent.core.simulator.transfer import TransferRules
@@ -186,7 +186,7 @@ def test_decode_charged_with_prefill_work_would_be_noticed(monkeypatch: pytest.M
 
     trace = random_trace(3, per_s=20.0)
     right = table(trace)
-    monkeypatch.setattr("router.core.verdict.promise", charged)
+    monkeypatch.setattr("router.decision.verdict.promise", charged)
     assert table(trace) != right
 
 

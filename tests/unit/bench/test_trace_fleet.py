@@ -14,7 +14,7 @@ from bench.trace_tokens import ANSWER_TOKEN, TraceHashes, prompt_tokens
 from bench.virtual_engine import scaled
 from bench.virtual_fleet import FleetShape, Outcome, VirtualFleet
 from kv_protocol.hashing import sequence_hashes
-from router.core.policy import Policy
+from router.decision.policy import Policy
 from tests.unit.bench.traces import random_trace, request
 from worker_agent.core.simulator.identity import Namespace
 from worker_agent.core.simulator.rank import Rank

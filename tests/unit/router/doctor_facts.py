@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.subjects import EVENTS_STREAM, FLEET_STREAM
-from router.core.doctor.clocks import ClockReading
-from router.core.doctor.facts import (
+from router.doctor.clocks import ClockReading
+from router.doctor.facts import (
     Answer,
     Bounds,
     Facts,
@@ -20,7 +20,7 @@ from router.core.doctor.facts import (
     StreamSeen,
     WorkerSeen,
 )
-from router.core.doctor.log_checks import SNAPSHOT_STREAM
+from router.doctor.log_checks import SNAPSHOT_STREAM
 from tests.unit.router.samples import rank, registered
 
 ROUTER, DATA = "http://127.0.0.1:8001", "http://127.0.0.1:8000"

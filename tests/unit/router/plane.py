@@ -22,19 +22,19 @@ from kv_protocol.journal import FleetApplied, OutcomeKnown, WorkerHeard
 from kv_runtime.clock import ManualClock
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text import ByteText
-from router.admission import Admission, FleetRoom
+from router.admin.metrics import RequestMetrics
 from router.config import FailuresSection, QueueSection, RouterSettings, RouterTelemetrySection
-from router.core.fleet import TextDigests
-from router.core.policy import Policy
-from router.core.state_settings import StateSettings
-from router.core.tenants import TenantNames
-from router.endpoints import Endpoints
-from router.http.limits import HttpLimits
-from router.http.plane import HttpPlane
-from router.metrics import RequestMetrics
-from router.routing import Routing
-from router.serving import Serving
-from router.tokens import Prompts
+from router.decision.policy import Policy
+from router.decision.routing import Routing
+from router.decision.state_settings import StateSettings
+from router.fleet.registry import TextDigests
+from router.prompt import Prompts
+from router.queue.gate import Admission, FleetRoom
+from router.queue.tenants import TenantNames
+from router.request.endpoints import Endpoints
+from router.request.serving import Serving
+from router.server.limits import HttpLimits
+from router.server.plane import HttpPlane
 from tests.unit.router.samples import MODEL, registered
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

@@ -11,13 +11,13 @@ from kv_protocol.decision import Candidate, CostTerms, Decision, TrustState
 from kv_protocol.fleet import Role, WorkerRegistered
 from kv_protocol.hashing import HASH_SCHEME, canary
 from kv_protocol.ids import WorkerRank
-from router.core.approximate import ApproximateIndex, ApproximateLimits
-from router.core.cost import TRUST_FACTOR
-from router.core.fleet import Fleet, TextDigests
-from router.core.ledger import Ledger
-from router.core.state import RouterState
-from router.core.trust import Trust
-from router.core.view import Floats, Forecast, Ints, RouteRequest, View
+from router.decision.approximate import ApproximateIndex, ApproximateLimits
+from router.decision.cost import TRUST_FACTOR
+from router.decision.state import RouterState
+from router.decision.view import Floats, Forecast, Ints, RouteRequest, View
+from router.fleet.ledger import Ledger
+from router.fleet.registry import Fleet, TextDigests
+from router.fleet.trust import Trust
 
 MODEL = "m"
 BLOCK_SIZE = 16

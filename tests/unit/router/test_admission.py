@@ -7,11 +7,11 @@ import pytest
 
 from kv_protocol.journal import AttemptEnded
 from kv_runtime.clock import ManualClock
-from router.admission import LOOK_S, Admission, FleetRoom, Ticket
-from router.core.policy import Policy
-from router.core.view import RouteRequest
-from router.core.waiting import QueueLimits
-from router.refusals import Refusal
+from router.decision.policy import Policy
+from router.decision.view import RouteRequest
+from router.queue.gate import LOOK_S, Admission, FleetRoom, Ticket
+from router.queue.waiting import QueueLimits
+from router.request.refusals import Refusal
 from tests.unit.router.samples import rank, registered, route
 from tests.unit.router.test_routing import Bench
 

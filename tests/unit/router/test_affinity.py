@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, Renewed, Routed
-from router.core.affinity import Affinity, AffinityLimits
+from router.decision.affinity import Affinity, AffinityLimits
 from tests.unit.router.samples import rank
 
 IDLE_S = 600.0

@@ -6,7 +6,7 @@ import pytest
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
-from router.core.approximate import ApproximateIndex, ApproximateLimits, ApproximateStatistics
+from router.decision.approximate import ApproximateIndex, ApproximateLimits, ApproximateStatistics
 
 TTL_S = 10.0
 W0, W1 = WorkerRank("w0", 0), WorkerRank("w1", 0)

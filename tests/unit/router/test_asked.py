@@ -8,8 +8,8 @@ import pytest
 
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai import RequestInvalid, decode_inbound
-from router.asked import Asked
-from router.core.view import RouteRequest
+from router.decision.view import RouteRequest
+from router.request.route_request import Asked
 
 HASHING = Hashing(16, "xxh3-1337")
 

@@ -6,7 +6,7 @@ import pytest
 
 from kv_protocol.journal import AttemptEnded
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Routed
-from router.core.breakers import BreakerLimits, Breakers
+from router.fleet.breakers import BreakerLimits, Breakers
 from tests.unit.router.samples import rank
 
 LIMITS = BreakerLimits(failures=3, window_s=60.0, open_s=10.0, open_s_max=35.0, retry_after_s_max=30.0)

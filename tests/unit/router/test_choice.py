@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.splitmix import splitmix64
-from router.core.choice import Choice, choose
+from router.decision.choice import Choice, choose
 
 SEEDS = 6000
 

@@ -20,10 +20,10 @@ from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import canary
 from kv_protocol.ids import WorkerRank
 from kv_runtime.http import HttpServer
+from router.admin.control_plane import ControlPlane
 from router.compiled import hot_path
-from router.control_plane import ControlPlane
-from router.core.policy import Policy
-from router.policy_store import PolicyStore
+from router.decision.policy import Policy
+from router.decision.policy_store import PolicyStore
 from tests.unit.router.plane import NOW_S, TEXT, Answered, Plane, running_plane
 from tests.unit.router.samples import rank, registered, route
 

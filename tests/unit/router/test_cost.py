@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.decision import CostTerms
-from router.core.cost import TRUST_FACTOR, cost_columns
-from router.core.policy import CostParameters, Policy
-from router.core.view import RouteRequest
+from router.decision.cost import TRUST_FACTOR, cost_columns
+from router.decision.policy import CostParameters, Policy
+from router.decision.view import RouteRequest
 from tests.unit.router.samples import Row, route, row, view
 
 REQUEST = route(100, block_size=10)

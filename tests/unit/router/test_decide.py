@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.decision import Decision, Exclusion
-from router.core import decide as decisions
-from router.core.cost import cost_columns
-from router.core.errors import NoEligibleWorker
-from router.core.policies import MODES
-from router.core.policy import CostParameters, Policy
-from router.core.view import RouteRequest, View
+from router.decision import decide as decisions
+from router.decision.cost import cost_columns
+from router.decision.errors import NoEligibleWorker
+from router.decision.policies import MODES
+from router.decision.policy import CostParameters, Policy
+from router.decision.view import RouteRequest, View
 from tests.unit.router.samples import Row, chain, rank, route, row, view
 
 KV, ROUND_ROBIN = Policy(), Policy(mode="round-robin")

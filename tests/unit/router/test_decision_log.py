@@ -1,9 +1,9 @@
 """The newest decisions, by either id, and no more than they."""
 
-from router.core.decide import decide
-from router.core.policy import Policy
-from router.core.verdict import Verdict
-from router.routing import DecisionLog, DecisionRecord
+from router.decision.decide import decide
+from router.decision.policy import Policy
+from router.decision.routing import DecisionLog, DecisionRecord
+from router.decision.verdict import Verdict
 from tests.unit.router.samples import route, row, view
 
 

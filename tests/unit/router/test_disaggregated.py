@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.core.disaggregation import ConditionalLimits
+from router.decision.disaggregation import ConditionalLimits
 from tests.unit.router.plane import CHAT, PROMPT, Plane, reset, running_plane, until
 from tests.unit.router.role_workers import RoleWorker, streamed_text, text_of
 from tests.unit.router.upstream import Exchange, Script, Upstream, answers, says

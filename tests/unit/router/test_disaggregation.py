@@ -7,8 +7,8 @@ import pytest
 from kv_protocol.decided import Phase
 from kv_protocol.openai import RequestInvalid
 from kv_protocol.splitmix import splitmix64
-from router.core.decide import decide
-from router.core.disaggregation import (
+from router.decision.decide import decide
+from router.decision.disaggregation import (
     ConditionalLimits,
     ConditionalPolicy,
     Placement,
@@ -16,8 +16,8 @@ from router.core.disaggregation import (
     first_phase,
     placement,
 )
-from router.core.policy import CostParameters, PhaseOverrides, Policy
-from router.core.verdict import taken
+from router.decision.policy import CostParameters, PhaseOverrides, Policy
+from router.decision.verdict import taken
 from tests.unit.router.samples import BLOCK_SIZE, rank, registered, route, row, view
 
 ISL = 4096

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 
 from kv_protocol.images import FixedTokens, ImageRule
 from kv_protocol.subjects import EVENTS_STREAM
-from router.core.doctor.catalogue import CATALOGUE
-from router.core.doctor.clocks import ClockReading
-from router.core.doctor.event_checks import SILENT_BLOCKS
-from router.core.doctor.examination import examine, exit_code
-from router.core.doctor.facts import Answer, Facts, LoadSeen, LogSeen, ParityBroken
-from router.core.doctor.findings import Finding
-from router.core.doctor.parity_checks import AGREED
-from router.core.trust import PARITY_FIELDS
+from router.doctor.catalogue import CATALOGUE
+from router.doctor.clocks import ClockReading
+from router.doctor.event_checks import SILENT_BLOCKS
+from router.doctor.examination import examine, exit_code
+from router.doctor.facts import Answer, Facts, LoadSeen, LogSeen, ParityBroken
+from router.doctor.findings import Finding
+from router.doctor.parity_checks import AGREED
+from router.fleet.trust import PARITY_FIELDS
 from tests.unit.router.doctor_facts import (
     DATA,
     LOG,

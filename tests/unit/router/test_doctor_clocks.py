@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.doctor.clocks import DATE_RESOLUTION_S, SKEW_MAX_S, ClockReading, clock_findings, narrowed, reading
+from router.doctor.clocks import DATE_RESOLUTION_S, SKEW_MAX_S, ClockReading, clock_findings, narrowed, reading
 
 NOW_S = 1_800_000_000.0
 seconds = st.floats(0, 0.999, allow_nan=False)

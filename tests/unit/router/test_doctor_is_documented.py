@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import pytest
 
-from router.commands.doctor import doctor
-from router.core.doctor.catalogue import CATALOGUE
+from router.cli.doctor import doctor
+from router.doctor.catalogue import CATALOGUE
 
 PAGE = (Path(__file__).parents[3] / "docs" / "DOCTOR.md").read_text()
 OPERATIONS = (Path(__file__).parents[3] / "docs" / "OPERATIONS.md").read_text()

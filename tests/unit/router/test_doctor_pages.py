@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from router.core.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStanding
+from router.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStanding
 from router.doctor.pages import Index, Policy, Workers, counts, decoded, health, versions
-from router.doctor.router_looks import reads_overlap
+from router.doctor.router_probe import reads_overlap
 from router.pools.router_page import PageUnreadable
 from tests.unit.router.samples import rank, registered
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.fleet import WorkerRegistered
-from router.core.doctor.pairing import pairing_findings, partner_findings
+from router.doctor.pairing import pairing_findings, partner_findings
 from tests.unit.router.doctor_facts import told
 
 LENGTHS = st.integers(0, 6)

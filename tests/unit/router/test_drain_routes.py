@@ -17,10 +17,10 @@ from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.journal import FleetApplied
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.http import HttpServer
-from router.control_plane import ControlPlane
-from router.core.errors import NoEligibleWorker
-from router.drain_routes import SECONDS_MAX, TOKENS_MAX, wish_of
-from router.routing import Lease
+from router.admin.control_plane import ControlPlane
+from router.decision.errors import NoEligibleWorker
+from router.decision.routing import Lease
+from router.drain.routes import SECONDS_MAX, TOKENS_MAX, wish_of
 from tests.unit.router.plane import NOW_S, Answered, until
 from tests.unit.router.samples import MODEL, registered, route, state
 from tests.unit.router.test_handover import Draining, asked, draining

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.core.eligibility import REASON_KINDS, exclusions, multipliers, reason_kind
+from router.decision.eligibility import REASON_KINDS, exclusions, multipliers, reason_kind
 from tests.unit.router.samples import rank, route, row, view
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from router.core.explain import explain
-from router.core.policy import Policy
+from router.decision.explain import explain
+from router.decision.policy import Policy
 from tests.unit.router.plane import Plane, running_plane
 from tests.unit.router.samples import MODEL
 from tests.unit.router.upstream import Upstream, answers, completion, says, says_and_waits

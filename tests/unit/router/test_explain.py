@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from kv_protocol.decision import CostTerms, Exclusion
-from router.core.decide import decide
-from router.core.explain import explain
-from router.core.policy import CostParameters, Policy
+from router.decision.decide import decide
+from router.decision.explain import explain
+from router.decision.policy import CostParameters, Policy
 from tests.unit.router.samples import Row, candidate, decision, rank, route, row, view
 
 

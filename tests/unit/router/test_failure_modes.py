@@ -6,12 +6,12 @@ from indexer.embedded import OverlapColumns
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, FleetApplied, JournalRecord, WorkerHeard
-from router.core.chains import block_count
-from router.core.decide import decide
-from router.core.errors import NoEligibleWorker
-from router.core.policy import Policy
-from router.core.state import RouterState
-from router.core.view import RouteRequest
+from router.decision.decide import decide
+from router.decision.errors import NoEligibleWorker
+from router.decision.policy import Policy
+from router.decision.state import RouterState
+from router.decision.view import RouteRequest
+from router.prompt.chains import block_count
 from tests.unit.router.samples import answer, registered, route, state
 
 DEAD = {

@@ -16,11 +16,11 @@ from kv_protocol.ledger import Expired, Finished, Routed
 from kv_protocol.load import LoadReport, encode_load
 from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import LogMessage, OnMessage
-from router.core.fleet import RANKS_MAX
-from router.core.policy import Policy
-from router.core.recording import Recordable, Recorder
-from router.feeds import ACQUAINTED_S, RouterFeeds
-from router.routing import Routing
+from router.decision.policy import Policy
+from router.decision.routing import Routing
+from router.fleet.feeds import ACQUAINTED_S, RouterFeeds
+from router.fleet.registry import RANKS_MAX
+from router.journal.records import Recordable, Recorder
 from tests.unit.router.samples import MODEL, registered, state
 
 

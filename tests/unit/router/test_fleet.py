@@ -7,9 +7,9 @@ import pytest
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
 from kv_protocol.hashing import EAGLE_HASH_SCHEME, Hashing, canary
 from kv_protocol.images import FixedTokens, ImageRule, rule_text
-from router.core import fleet as fleet_module
-from router.core.fleet import SILENT_S, Fleet, Worker
-from router.core.trust import PARITY_FIELDS
+from router.fleet import registry as fleet_module
+from router.fleet.registry import SILENT_S, Fleet, Worker
+from router.fleet.trust import PARITY_FIELDS
 from tests.unit.router.samples import BLOCK_SIZE, TEXT, registered
 
 IMAGES = ImageRule(placeholder="<image>", image_token_id=5, tokens=FixedTokens(576))

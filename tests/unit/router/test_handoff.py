@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from kv_protocol.openai import decode_inbound
-from router.core.handoff import AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
+from router.request.handoff import AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
 
 CHAT: dict[str, Any] = {
     "model": "m",

@@ -15,11 +15,11 @@ from kv_protocol.journal import FleetApplied
 from kv_runtime.supervise import TaskSetFull
 from kv_runtime.telemetry import Projection
 from router.config import HandoverSection
-from router.core.policy import Policy
-from router.core.recent_prompts import RecentPrompt, RecentPrompts
-from router.handover import HANDOVERS_MAX, Handover
-from router.handover_progress import HandoverTold
-from router.warming import Warming
+from router.decision.policy import Policy
+from router.drain.handover import HANDOVERS_MAX, Handover
+from router.drain.progress import HandoverTold
+from router.drain.recent_prompts import RecentPrompt, RecentPrompts
+from router.drain.warming import Warming
 from tests.unit.router.plane import NOW_S, Plane, running_plane, until
 from tests.unit.router.role_workers import RoleWorker
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, rank, route

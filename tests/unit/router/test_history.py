@@ -1,7 +1,7 @@
 import pytest
 
 from kv_protocol.ids import WorkerRank
-from router.core.history import HALF_LIFE_S, History
+from router.decision.history import HALF_LIFE_S, History
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
 

@@ -19,8 +19,8 @@ from kv_runtime.chat_messages import IMAGES_MAX, UNKNOWN_FROM_HERE, TextError, s
 from kv_runtime.chat_template import ChatTemplate
 from kv_runtime.encoders import choose_encoder
 from kv_runtime.text import ByteText, Text, TokenizerText
-from router.tokens import EncodersBusy, Prompt, PromptLimits, Prompts, image_prompts
-from router.tokens.image_prompts import TOKENS_MAX, SeenImage, before_images, seen_image, seen_images, with_images
+from router.prompt import EncodersBusy, Prompt, PromptLimits, Prompts, image_prompts
+from router.prompt.image_prompts import TOKENS_MAX, SeenImage, before_images, seen_image, seen_images, with_images
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like
 from tests.unit.router.plane import running_plane
 from tests.unit.router.upstream import Upstream, answers, completion

@@ -26,10 +26,10 @@ from kv_protocol.journal import (
 from kv_runtime.clock import Clock, ManualClock, SystemClock
 from kv_runtime.event_log import BrokerUnavailable
 from router.config import JournalSection
-from router.core.continuity import continuous
-from router.core.journal_encoder import LOSS_REASONS, LossReason
-from router.core.state_settings import StateSettings
-from router.journal import JournalWriter, journal_families, router_name
+from router.decision.state_settings import StateSettings
+from router.journal.continuity import continuous
+from router.journal.encoder import LOSS_REASONS, LossReason
+from router.journal.writer import JournalWriter, journal_families, router_name
 from tests.unit.router.samples import TEXT
 
 STATE = StateSettings(text=TEXT)

@@ -17,7 +17,7 @@ from kv_protocol.ledger import (
     Routed,
     Unreported,
 )
-from router.core.ledger import Ledger, RankLoad
+from router.fleet.ledger import Ledger, RankLoad
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
 LEASE_S = 10.0

@@ -3,7 +3,7 @@
 import pytest
 
 from kv_protocol.ids import WorkerRank
-from router.core.newcomers import GATHER_S, Newcomers
+from router.decision.newcomers import GATHER_S, Newcomers
 from tests.unit.router.samples import rank, registered
 
 BLOCKS = 100

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
-from router.core.decide import decide
-from router.core.errors import NoEligibleWorker
-from router.core.fleet import Fleet
-from router.core.pairs import Pairs, misfit
-from router.core.policy import Policy
+from router.decision.decide import decide
+from router.decision.errors import NoEligibleWorker
+from router.decision.pairs import Pairs, misfit
+from router.decision.policy import Policy
+from router.fleet.registry import Fleet
 from tests.unit.router.samples import TEXT, rank, registered, route, row, view
 
 PREFILL = {"kv_cache_dtype": "fp8", "transfer_backend": "NIXL"}

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.splitmix import splitmix64
-from router.core.decide import HAD_ITS_SHARE, decide
-from router.core.errors import NoEligibleWorker, WorkerNotNamed
-from router.core.policies import MODES, Candidates, Choice, Mode
-from router.core.policy import Policy
-from router.core.verdict import Verdict
-from router.core.view import RouteRequest, View
+from router.decision.decide import HAD_ITS_SHARE, decide
+from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.policies import MODES, Candidates, Choice, Mode
+from router.decision.policy import Policy
+from router.decision.verdict import Verdict
+from router.decision.view import RouteRequest, View
 from tests.unit.router.samples import Row, rank, route, row, view
 
 SEEDS = 4000

@@ -3,11 +3,11 @@
 import pytest
 
 from kv_runtime.config import ConfigurationError
-from router.core.decide import decide
-from router.core.policies import MODES, Candidates, Choice
-from router.core.policy import Policy
-from router.core.view import RouteRequest
-from router.policy_loader import load_modes
+from router.decision.decide import decide
+from router.decision.policies import MODES, Candidates, Choice
+from router.decision.policy import Policy
+from router.decision.policy_loader import load_modes
+from router.decision.view import RouteRequest
 from tests.unit.router.samples import route, row, view
 
 HERE = __name__

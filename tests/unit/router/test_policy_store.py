@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 
 from kv_runtime.config import ConfigurationError, given_paths
 from router.config import RouterSettings
-from router.core.policies import MODES
-from router.core.policy import Policy
-from router.policy_store import PolicyNotStored, PolicyStore
-from router.policy_swap import fields_of
+from router.decision.policies import MODES
+from router.decision.policy import Policy
+from router.decision.policy_store import PolicyNotStored, PolicyStore
+from router.decision.policy_swap import fields_of
 
 
 def stored(directory: Path, configured: Policy | None = None, *given: str) -> PolicyStore:

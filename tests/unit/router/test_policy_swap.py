@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from kv_runtime.config import ConfigurationError
-from router.core.policies import MODES, Choice, Mode
-from router.core.policy import Policy
-from router.policy_swap import swapped
+from router.decision.policies import MODES, Choice, Mode
+from router.decision.policy import Policy
+from router.decision.policy_swap import swapped
 
 _OWN = "fleet.rules:first"
 _KNOWN = {**MODES, _OWN: Mode(lambda _candidates, _request, _policy, _seed: Choice(0, "user"))}

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from router.core.pools.config import PoolsConfig, read_config
-from router.core.pools.looks import LiveLimits
-from router.core.pools.places import PoolPlace, RouterAddress
-from router.core.pools.reading import PoolsConfigInvalid
-from router.core.pools.selection import Axis, Override
+from router.pools.config import PoolsConfig, read_config
+from router.pools.json_values import PoolsConfigInvalid
+from router.pools.probes import LiveLimits
+from router.pools.selection import Axis, Override
+from router.pools.targets import PoolPlace, RouterAddress
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "pools"
 DISAGG: dict[str, Any] = {

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.pools.attainment import attained
-from router.core.pools.attempts import plan, preference
-from router.core.pools.live import PoolsLive
-from router.core.pools.looks import Attained, AttemptFailed, Change, LiveLimits, Looked, Queue, Standing
-from router.core.pools.selection import Asked, Axis, Override, PoolGroup, Targets, select
+from router.pools.attainment import attained
+from router.pools.attempts import plan, preference
+from router.pools.probes import Attained, AttemptFailed, Change, LiveLimits, Looked, Queue, Standing
+from router.pools.selection import Asked, Axis, Override, PoolGroup, Targets, select
+from router.pools.state import PoolsLive
 
 LIMITS = LiveLimits(
     failures_max=2, successes_min=2, queue_requests_max=10, ttft_bound_ms=100.0, window_requests_min=10, hold_s=30.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.pools.looks import Attained, LiveLimits, Queue
+from router.pools.probes import Attained, LiveLimits, Queue
 from router.pools.router_page import Busyness, PageUnreadable, busyness, not_ready, not_serving
 
 PAGE = b"""# HELP kvrouter_queued_requests Requests that wait for room in the fleet

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from router.core.pools import selection
-from router.core.pools.selection import (
+from router.pools import selection
+from router.pools.selection import (
     Asked,
     Axis,
     Coordinate,

@@ -7,7 +7,7 @@ import pytest
 from kv_protocol.codec import pack_u64
 from kv_protocol.ids import WorkerRank
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Reconciled, Renewed, Routed
-from router.core.predictions import SEEN_S, Predictions
+from router.fleet.predictions import SEEN_S, Predictions
 
 W0, W1 = WorkerRank("w0", 0), WorkerRank("w1", 0)
 EPOCH = 7

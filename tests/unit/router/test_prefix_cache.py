@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.tokens.prefix_cache import Cut, Kept, PrefixCache, shared_bytes
+from router.prompt.prefix_cache import Cut, Kept, PrefixCache, shared_bytes
 
 
 def kept(text: bytes) -> Kept:

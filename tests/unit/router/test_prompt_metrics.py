@@ -11,8 +11,8 @@ from kv_runtime.chat_template import ChatTemplate
 from kv_runtime.encoders import CONFIGURED, HfEncoder
 from kv_runtime.telemetry import Projection, new_registry
 from kv_runtime.text import ByteText, TokenizerText, load_text
-from router.metrics.prompts import prompt_families
-from router.tokens import Prompts
+from router.admin.metrics.prompts import prompt_families
+from router.prompt import Prompts
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 
 TURN = {"role": "user", "content": "hello"}

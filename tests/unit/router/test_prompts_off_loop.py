@@ -10,7 +10,7 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.openai import CHAT, COMPLETIONS, Inbound, RequestInvalid, decode_inbound
 from kv_runtime.supervise import run_parts
 from kv_runtime.text import ByteText
-from router.tokens import Prompt, Prompts
+from router.prompt import Prompt, Prompts
 
 _LONG = 200_000
 _SAID = [{"role": "user", "content": "hello"}]

@@ -6,11 +6,11 @@ import pytest
 from pydantic import ValidationError
 
 from router.config import FailuresSection, QueueSection
-from router.core.affinity import AffinityLimits
-from router.core.breakers import BreakerLimits
-from router.core.fair_share import FairShareLimits
-from router.core.waiting import QueueLimits
-from router.policy_config import PolicySection
+from router.decision.affinity import AffinityLimits
+from router.decision.policy_config import PolicySection
+from router.fleet.breakers import BreakerLimits
+from router.queue.fair_share import FairShareLimits
+from router.queue.waiting import QueueLimits
 
 
 def test_the_defaults_are_the_cores_and_nobody_waits() -> None:

@@ -1,5 +1,5 @@
 from kv_protocol.ids import WorkerRank
-from router.core.rank_table import RankTable
+from router.fleet.rank_table import RankTable
 
 RANKS = tuple(WorkerRank(f"w{number}", 0) for number in range(200))
 A, B, C = RANKS[:3]

@@ -22,9 +22,12 @@ from kv_protocol.journal import (
     encode_record,
     pack_journal,
 )
-from router.core.decide import decide
-from router.core.policy import Policy
-from router.core.recording import (
+from router.decision.decide import decide
+from router.decision.policy import Policy
+from router.decision.verdict import Verdict, taken
+from router.decision.view import RouteRequest, View
+from router.fleet.trust import Trust, trust_of
+from router.journal.records import (
     Recordable,
     RefusedRequest,
     Shortener,
@@ -32,9 +35,6 @@ from router.core.recording import (
     pack_overlap,
     request_of,
 )
-from router.core.trust import Trust, trust_of
-from router.core.verdict import Verdict, taken
-from router.core.view import RouteRequest, View
 from tests.unit.router.samples import BLOCK_SIZE, MODEL, registered
 
 RANKS, BLOCKS = 64, 128

@@ -19,9 +19,9 @@ from kv_protocol.replicas import (
     encode_replica,
     lease_digest,
 )
-from router.core.open_leases import OpenLeases, parts_of, split
-from router.core.replica_peer import KEPT_MAX
-from router.core.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Apply, Effect, Replication, Say
+from router.replicas.open_leases import OpenLeases, parts_of, split
+from router.replicas.peer import KEPT_MAX
+from router.replicas.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Apply, Effect, Replication, Say
 
 A0 = WorkerRank("a", 0)
 

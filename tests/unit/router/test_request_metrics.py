@@ -12,20 +12,20 @@ from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import FleetApplied, LedgerApplied
 from kv_protocol.ledger import Reconciled, Routed
 from kv_runtime.telemetry import Projection
-from router.core.admission import RequestQueue
-from router.core.chains import block_count
-from router.core.policies import MODES
-from router.core.policy import Policy
-from router.core.verdict import Verdict
-from router.feeds import RouterFeeds
-from router.http.plane import HttpPlane
-from router.metrics import RequestMetrics, http_families, policy_families, queue_families, state_families
-from router.metrics.decision import FALLBACKS, REASONS, STAGES
-from router.metrics.prediction import PHASES
-from router.metrics.request import OUTCOMES, REJECTIONS
-from router.metrics.sockets import REFUSED_STATUSES
-from router.metrics.weighing import KEPT, TERMS
-from router.routing import Routing
+from router.admin.metrics import RequestMetrics, http_families, policy_families, queue_families, state_families
+from router.admin.metrics.decision import FALLBACKS, REASONS, STAGES
+from router.admin.metrics.prediction import PHASES
+from router.admin.metrics.request import OUTCOMES, REJECTIONS
+from router.admin.metrics.sockets import REFUSED_STATUSES
+from router.admin.metrics.weighing import KEPT, TERMS
+from router.decision.policies import MODES
+from router.decision.policy import Policy
+from router.decision.routing import Routing
+from router.decision.verdict import Verdict
+from router.fleet.feeds import RouterFeeds
+from router.prompt.chains import block_count
+from router.queue.admission import RequestQueue
+from router.server.plane import HttpPlane
 from tests.unit.router.samples import MODEL, answer, registered, route
 from tests.unit.router.test_routing import Bench, FakeIndex
 

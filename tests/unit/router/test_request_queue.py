@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from router.core.admission import RequestQueue
-from router.core.fair_share import FairShareLimits
-from router.core.model_queue import KINDS_MAX
-from router.core.waiting import OTHERS, Place, QueueLimits, QueueRefusal, Waiting
+from router.queue.admission import RequestQueue
+from router.queue.fair_share import FairShareLimits
+from router.queue.model_queue import KINDS_MAX
+from router.queue.waiting import OTHERS, Place, QueueLimits, QueueRefusal, Waiting
 from tests.unit.router.samples import route
 
 

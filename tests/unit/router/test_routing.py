@@ -10,13 +10,13 @@ from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, FleetApplied, LedgerApplied, LogConnection, OutcomeKnown, WorkerHeard
 from kv_runtime.clock import ManualClock
-from router.core.chains import block_count
-from router.core.ledger import RankLoad
-from router.core.policy import Policy
-from router.core.recording import Recorder
-from router.core.verdict import Taken
-from router.core.view import RouteRequest
-from router.routing import Lease, Readiness, Routing
+from router.decision.policy import Policy
+from router.decision.routing import Lease, Readiness, Routing
+from router.decision.verdict import Taken
+from router.decision.view import RouteRequest
+from router.fleet.ledger import RankLoad
+from router.journal.records import Recorder
+from router.prompt.chains import block_count
 from tests.unit.router.samples import answer, chain, rank, registered, route, state
 
 LEASE_S = 8.0

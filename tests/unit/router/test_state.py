@@ -24,16 +24,16 @@ from kv_protocol.journal import (
 )
 from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, Routed
 from kv_protocol.load import LoadReport
-from router.core.approximate import ApproximateLimits
-from router.core.decide import decide
-from router.core.history import HALF_LIFE_S
-from router.core.ledger import RankLoad
-from router.core.policy import Policy
-from router.core.state import RouterState
-from router.core.trust import trust_of
-from router.core.ttft_model import ItlModel, TtftModel
-from router.core.verdict import taken
-from router.core.view import View
+from router.decision.approximate import ApproximateLimits
+from router.decision.decide import decide
+from router.decision.history import HALF_LIFE_S
+from router.decision.policy import Policy
+from router.decision.state import RouterState
+from router.decision.verdict import taken
+from router.decision.view import View
+from router.fleet.ledger import RankLoad
+from router.fleet.trust import trust_of
+from router.fleet.ttft_model import ItlModel, TtftModel
 from tests.unit.router.samples import Held, Row, answer, chain, rank, registered, route, state
 
 HELD: Held = ((2, 2, 2, 2), 7, 9, "")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.tenants import ANONYMOUS, NAME_CHARACTERS_MAX, SECRET_BYTES, FairShareBy, TenantNames
+from router.queue.tenants import ANONYMOUS, NAME_CHARACTERS_MAX, SECRET_BYTES, FairShareBy, TenantNames
 
 SECRET = bytes(range(SECRET_BYTES))
 

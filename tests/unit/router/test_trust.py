@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.core.trust import Disparity, trust_of
+from router.fleet.trust import Disparity, trust_of
 
 BLOCK_SIZE = Disparity("block_size", 32, 16)
 TOKENIZER = Disparity("tokenizer_digest", "x", "y")

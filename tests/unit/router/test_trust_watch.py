@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.journal import FleetApplied
 from kv_runtime.telemetry import LOG_KEYS_MAX, LOG_PERIOD_S
-from router.trust_watch import LOOK_S, TrustWatch
+from router.fleet.trust_watch import LOOK_S, TrustWatch
 from tests.unit.router.samples import registered
 from tests.unit.router.test_routing import Bench
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.splitmix import choice_index, unit_interval
-from router.core.ttft_model import FEATURE_MAX, ITL, SECONDS_MAX, TTFT, ItlModel, LatencyModel, TtftModel
+from router.fleet.ttft_model import FEATURE_MAX, ITL, SECONDS_MAX, TTFT, ItlModel, LatencyModel, TtftModel
 
 A0, A1, B0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0)
 Coefficients = tuple[float, ...]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.http.sweep import SLOTS, Sweep
+from router.server.timeout_sweeper import SLOTS, Sweep
 
 
 class Looked:

@@ -1,0 +1,1 @@
+"""The control plane, and the figures of the router as metrics."""

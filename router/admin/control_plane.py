@@ -1,0 +1,316 @@
+"""The control plane: what was decided and why, who is there, what the index holds. A token guards it beyond loopback.
+
+GET    /v1/decisions?limit=       the newest          GET  /v1/decisions/{id}      one, explained
+GET    /v1/workers                the fleet           POST /v1/workers             add one
+POST   /v1/workers/{id}/drain     no new work         DELETE /v1/workers/{id}/drain    put it back
+DELETE /v1/workers/{id}           forget it
+GET    /v1/workers/{id}/drain?wait=    how far that is, and what was handed over (`router/drain/routes.py`)
+GET    /v1/index                  ranks and figures   GET, PUT, PATCH /v1/policy the policy in force
+DELETE /v1/policy                 the configured one
+GET    /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks?format=        what each rank holds, and where in its stream
+GET    /v1/index/position?worker=&dp_rank=&epoch=&seq=&timeout_s=    answers once the index got there
+GET    /metrics, /health, /live, /ready, /version
+"""
+
+import asyncio
+import math
+import re
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from indexer.embedded import EmbeddedIndex, rank_routes
+from kv_protocol import fleet, subjects
+from kv_protocol.errors import UNDECODABLE, MalformedMessage
+from kv_protocol.events import TIERS
+from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
+from kv_protocol.ids import WorkerRank
+from kv_protocol.openai_errors import as_json
+from kv_runtime.config import ConfigurationError
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
+from router.compiled import hot_path
+from router.decision.explain import explain
+from router.decision.policy import Policy
+from router.decision.policy_store import PolicyNotStored, PolicyStore
+from router.decision.policy_swap import fields_of, swapped
+from router.decision.routing import DecisionRecord, Routing
+from router.drain.handover import Handover
+from router.drain.routes import DrainRoutes, unknown_worker
+from router.fleet.registry import Worker
+from router.fleet.trust import Disparity, Trust
+
+_log = structlog.get_logger("router")
+
+_BODY_BYTES_MAX = 1 << 20
+"""A registration takes so much at most."""
+_POLICY_BYTES_MAX = 1 << 16
+_DECIMAL = re.compile(r"[0-9]{1,20}")
+_WAIT_S_MAX = 60.0
+_LIST_DEFAULT, _LIST_MAX = 50, 1000
+_OF_A_REQUEST_MAX = 16
+"""Decisions of one request that are shown: its phases and retries."""
+_NOT_REGISTERED = Trust("FALLBACK", "its worker is not registered")
+
+
+class ControlPlane:
+    """The endpoints for those who run the router."""
+
+    def __init__(
+        self,
+        routing: Routing,
+        index: EmbeddedIndex,
+        log: EventLog,
+        handover: Handover | None = None,
+        gate: FleetGate | None = None,
+        policies: PolicyStore | None = None,
+    ) -> None:
+        """Without `handover` a worker that drains hands nothing over; `gate` is that of this router's feeds.
+
+        Without `policies` a policy that is changed lasts until the router ends.
+        """
+        self._policies = policies or PolicyStore("", routing.policy, routing.state.modes)
+        self._routing, self._index, self._event_log = routing, index, log
+        self._gate = FleetGate() if gate is None else gate
+        self._drains = DrainRoutes(routing, handover, self._publish)
+
+    def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
+        """Return the application that serves the endpoints."""
+        app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=_BODY_BYTES_MAX)
+        app.add_routes(
+            [
+                web.get("/v1/decisions", self._decisions),
+                web.get("/v1/decisions/{id}", self._decision),
+                web.get("/v1/workers", self._workers),
+                web.post("/v1/workers", self._add_worker),
+                *self._drains.routes(),
+                web.delete("/v1/workers/{id}", self._remove_worker),
+                web.get("/v1/index", self._index_view),
+                web.get("/v1/index/position", self._position),
+                *rank_routes(self._index),
+                web.get("/v1/policy", self._policy),
+                web.put("/v1/policy", self._swap_policy),
+                web.patch("/v1/policy", self._swap_policy),
+                web.delete("/v1/policy", self._reset_policy),
+                web.get("/health", self._health),
+                web.get("/live", self._health),
+                web.get("/ready", self._ready),
+                web.get("/version", self._version),
+                web.get("/metrics", metrics_handler(registry)),
+            ]
+        )
+        return app
+
+    async def _decisions(self, request: web.Request) -> web.Response:
+        limit = request.query.get("limit", str(_LIST_DEFAULT))
+        if not _DECIMAL.fullmatch(limit) or not 1 <= int(limit) <= _LIST_MAX:
+            return _bad_query("limit", limit, f"1..{_LIST_MAX}")
+        return json_response({"decisions": [_summary(record) for record in self._routing.decisions.newest(int(limit))]})
+
+    async def _decision(self, request: web.Request) -> web.Response:
+        record = self._routing.decisions.find(request.match_info["id"])
+        if record is None:
+            message = f"id: found {as_json(request.match_info['id'])}, allowed a request or decision among the newest"
+            return error_response(404, message, "invalid_request_error", param="id")
+        same_request = map(_explained, record.of_same_request(_OF_A_REQUEST_MAX))
+        return json_response({**_explained(record), "decisions": list(same_request)})
+
+    async def _workers(self, _: web.Request) -> web.Response:
+        known, now_s = self._routing.state.fleet, self._routing.clock.now()
+        parity, trust, breakers = known.parity(now_s), self._routing.trust(), self._routing.state.breakers
+
+        def shown(worker: Worker) -> dict[str, object]:
+            told, unfit = worker.registration, known.unfit(worker, now_s)
+            ranks = [{**_trusted(rank, trust[rank]), "unfit": breakers.unfit(rank, now_s)} for rank in told.ranks]
+            reasons = [str(rank["unfit"]) for rank in ranks]
+            return _worker(worker, unfit or (reasons[0] if all(reasons) else ""), parity[told.worker_id], ranks)
+
+        return json_response({"workers": [shown(worker) for worker in known.workers()]})
+
+    async def _add_worker(self, request: web.Request) -> web.Response:
+        try:
+            event = fleet.decode_fleet_event(await request.read())
+        except MalformedMessage as error:
+            return error_response(400, str(error), "invalid_request_error")
+        if not isinstance(event, WorkerRegistered):
+            return error_response(400, "type: found another event, allowed registered", "invalid_request_error")
+        return await self._say(event.model, event)
+
+    async def _remove_worker(self, request: web.Request) -> web.Response:
+        worker_id = request.match_info["id"]
+        worker = self._routing.state.fleet.worker(worker_id)
+        if worker is None:
+            return unknown_worker(worker_id)
+        told = worker.registration
+        return await self._say(
+            told.model, WorkerLeft(worker_id=told.worker_id, instance=told.instance, reason=REMOVED_BY_HAND)
+        )
+
+    async def _say(self, model: str, event: FleetEvent) -> web.Response:
+        refused = await self._publish(model, event)
+        return json_response({"published": event}, status=202) if refused is None else refused
+
+    async def _publish(self, model: str, event: FleetEvent) -> web.Response | None:
+        """The event is published, signed if the fleet has keys; return the error response if it is not."""
+        subject, data = subjects.fleet(model, event.worker_id), fleet.encode(event)
+        try:
+            self._gate.check(subject, event)
+            headers = self._gate.headers(subject, event.worker_id, data, self._routing.clock.wall_ns())
+            await self._event_log.publish(subject, data, headers=headers)
+        except FleetEventRefused as error:
+            return error_response(409, str(error), "invalid_request_error", param=error.reason)
+        except BrokerUnavailable as error:
+            return error_response(503, str(error), "server_error", code="log_unavailable")
+        return None
+
+    async def _index_view(self, _: web.Request) -> web.Response:
+        statistics, trust = self._index.statistics(), self._routing.trust()
+        ranks = [
+            {
+                **_trusted(rank, trust.get(rank, _NOT_REGISTERED)),
+                "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
+                **msgspec.structs.asdict(stream),
+            }
+            for rank, stream in statistics.streams.items()
+        ]
+        refused = {str(rank): reason for rank, reason in self._index.refused_ranks().items()}
+        approximate = self._routing.state.approximate.statistics()
+        return json_response(
+            {
+                "index": statistics.index,
+                "ranks": ranks,
+                "refused": refused,
+                "approximate_blocks": {str(rank): blocks for rank, blocks in approximate.blocks.items()},
+            }
+        )
+
+    async def _position(self, request: web.Request) -> web.Response:
+        numbers = {}
+        for field, default in (("dp_rank", "0"), ("epoch", ""), ("seq", "")):
+            value = request.query.get(field, default)
+            if not _DECIMAL.fullmatch(value):
+                return _bad_query(field, value, "a decimal number")
+            numbers[field] = int(value)
+        timeout_s = _seconds(request.query.get("timeout_s", "5"))
+        if timeout_s is None:
+            return _bad_query("timeout_s", request.query["timeout_s"], "seconds")
+        rank = WorkerRank(request.query.get("worker", ""), numbers["dp_rank"])
+        try:
+            async with asyncio.timeout(min(max(timeout_s, 0.0), _WAIT_S_MAX)):
+                await self._index.wait_for(rank, numbers["epoch"], numbers["seq"])
+        except TimeoutError:
+            message = f"{rank} is not at seq {numbers['seq']} of epoch {numbers['epoch']} after {timeout_s} s"
+            return error_response(504, message, "server_error", code="not_reached")
+        return json_response({"reached": True})
+
+    async def _policy(self, _: web.Request) -> web.Response:
+        return json_response(fields_of(self._routing.policy))
+
+    async def _swap_policy(self, request: web.Request) -> web.Response:
+        routing, is_whole = self._routing, request.method == "PUT"
+        body = await request.read()
+        if len(body) > _POLICY_BYTES_MAX:
+            raise web.HTTPRequestEntityTooLarge(max_size=_POLICY_BYTES_MAX, actual_size=len(body))
+        async with self._policies.writing:
+            try:
+                named = msgspec.json.decode(body, type=dict[str, Any])
+                policy = swapped(routing.policy, named, routing.state.modes, whole=is_whole)
+                changed = fields_of(policy)
+                await self._policies.keep(changed if is_whole else {name: changed[name] for name in named})
+            except UNDECODABLE as error:
+                return error_response(400, f"body: {error}", "invalid_request_error", param="body")
+            except ConfigurationError as error:
+                return error_response(400, "; ".join(error.problems), "invalid_request_error", param="policy")
+            except PolicyNotStored as error:
+                return error_response(503, str(error), "server_error", code="not_stored")
+            return self._in_force(policy)
+
+    async def _reset_policy(self, _: web.Request) -> web.Response:
+        async with self._policies.writing:
+            try:
+                await self._policies.clear()
+            except PolicyNotStored as error:
+                return error_response(503, str(error), "server_error", code="not_stored")
+            return self._in_force(self._policies.configured)
+
+    def _in_force(self, policy: Policy) -> web.Response:
+        before, now = fields_of(self._routing.policy), fields_of(policy)
+        self._routing.set_policy(policy)
+        _log.info("policy_changed", **{name: value for name, value in now.items() if value != before[name]})
+        return json_response(now)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        readiness = self._routing.readiness()
+        return json_response(readiness._asdict(), status=200 if readiness.ready else 503)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return json_response(
+            {"version": version("kv-router"), "index": self._index.implementation, "hot_path": hot_path()}
+        )
+
+
+def _seconds(value: str) -> float | None:
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) else None
+
+
+def _summary(record: DecisionRecord) -> dict[str, object]:
+    decision = record.decision
+    return {
+        "decision_id": decision.decision_id,
+        "request_id": decision.request_id,
+        "worker_id": decision.chosen.worker_id,
+        "dp_rank": decision.chosen.dp_rank,
+        "policy": decision.policy,
+        "isl_tokens": decision.isl_tokens,
+        "overlap_blocks": decision.chosen.overlap_blocks[0],
+        "overlap_source": decision.chosen.overlap_source,
+        "predicted_blocks": decision.chosen.predicted_blocks,
+        "trust": decision.chosen.trust,
+        "margin_blocks": decision.margin_blocks,
+        "outcome": _told(record),
+    }
+
+
+def _explained(record: DecisionRecord) -> dict[str, object]:
+    decision = record.decision
+    return {"decision": decision, "outcome": _told(record), "explanation": explain(decision)}
+
+
+def _told(record: DecisionRecord) -> dict[str, object] | None:
+    """Return how a decision turned out, by name: the journal's form has none."""
+    return None if record.outcome is None else msgspec.structs.asdict(record.outcome)
+
+
+def _worker(
+    worker: Worker, unfit: str, disparities: Sequence[Disparity], ranks: list[dict[str, object]]
+) -> dict[str, object]:
+    return {
+        "unfit": unfit,
+        "draining": worker.draining,
+        "ranks": ranks,
+        "differs": [each._asdict() for each in disparities],
+        "registration": worker.registration,
+    }
+
+
+def _trusted(rank: WorkerRank, trust: Trust) -> dict[str, object]:
+    return {**rank._asdict(), "trust": trust.state, "trust_reason": trust.reason}
+
+
+def _bad_query(field: str, found: str, allowed: str) -> web.Response:
+    return error_response(
+        400, f"{field}: found {as_json(found)}, allowed {allowed}", "invalid_request_error", param=field
+    )

@@ -1,0 +1,112 @@
+"""What is counted of decisions: how long each stage took, why who won, by how much, and what it gave up.
+
+margin     the runner-up's cost minus the winner's: small margins are decided by little
+regret     the longest overlap of a candidate minus the winner's: what was given up for the sake of load
+fallback   a decision or an answer that was not made as configured, and why
+turn       a request took another way through the fleet than it began, and why
+placement  where a prompt was computed, of those of which the configuration lets the fleet decide
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from typing import get_args
+
+from kv_runtime.telemetry import Count, Distribution, Family, counter, histogram
+from router.admin.metrics.weighing import Weighing
+from router.decision.disaggregation import PLACEMENT_REASONS, PlacementReason
+from router.decision.verdict import Reason, Verdict
+from router.request.plan import TURNS, Turn
+
+STAGES = ("parse", "tokenize", "hash", "match", "choose", "total")
+REASONS: tuple[str, ...] = get_args(Reason)
+APPROXIMATE = "approximate"
+FALLBACKS = (APPROXIMATE, "not_encoded", "unmet_target")
+"""The winner's events are not heard, so what was routed to it stands in; the prompt could not be encoded, so the choice
+goes by load alone; nobody is predicted to meet the targets, and the request was admitted all the same."""
+_STAGE_SECONDS = (1e-5, 2.5e-5, 6e-5, 1.6e-4, 4e-4, 1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 1.0)
+_BLOCKS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
+
+
+class DecisionMetrics:
+    """Counts of decisions; `modes` are those that there are from the start."""
+
+    def __init__(self, modes: tuple[str, ...]) -> None:
+        self._stages = {stage: Distribution(_STAGE_SECONDS) for stage in STAGES}
+        self.parse = self._stages["parse"]
+        self._match, self._choose, self._all = (self._stages[stage] for stage in ("match", "choose", "total"))
+        self._decisions = {at: Count() for at in product(modes, REASONS)}
+        self._margin = Distribution(_BLOCKS)
+        self._regret = Distribution(_BLOCKS)
+        self._on_their_way = 0
+        self._fallbacks = Counter(dict.fromkeys(FALLBACKS, 0))
+        self._turns = Counter(dict.fromkeys(TURNS, 0))
+        self._placements = Counter(dict.fromkeys(PLACEMENT_REASONS, 0))
+        self._weighing = Weighing()
+        self._kept = self._weighing.kept
+
+    @property
+    def distributions(self) -> tuple[Distribution, ...]:
+        """All that has to be settled."""
+        return (*self._stages.values(), self._margin, self._regret)
+
+    def stage(self, stage: str, seconds: float) -> None:
+        """One stage of a decision took so long."""
+        self._stages[stage].observe(seconds)
+
+    def chosen(self, match_s: float, choose_s: float) -> None:
+        """A decision was made: its last two stages took so long."""
+        self._match.observe(match_s)
+        self._choose.observe(choose_s)
+        self._all.observe(match_s + choose_s)
+
+    def decided(self, verdict: Verdict) -> None:
+        """A decision was taken, and is acted upon."""
+        count = self._decisions.get((verdict.policy, verdict.reason)) or self._counted(verdict)
+        count.value += 1
+        self._regret.observe(verdict.regret_blocks)
+        self._on_their_way += verdict.expected_blocks - verdict.overlap_blocks
+        margin = verdict.margin_blocks
+        if margin is not None:
+            self._margin.observe(margin)
+        if verdict.trust == "FALLBACK":
+            self._fallbacks[APPROXIMATE] += 1
+        if verdict.costs is not None:
+            self._kept.append(verdict)
+
+    def _counted(self, verdict: Verdict) -> Count:
+        return self._decisions.setdefault((verdict.policy, verdict.reason), Count())
+
+    def fallback(self, reason: str) -> None:
+        """Something was not done as configured; what approximates an overlap is counted by `decided`."""
+        self._fallbacks[reason] += 1
+
+    def turned(self, why: Turn) -> None:
+        """A request takes another way than it began."""
+        self._turns[why] += 1
+
+    def placed(self, reason: PlacementReason) -> None:
+        """It was decided where a prompt is computed."""
+        self._placements[reason] += 1
+
+    def families(self) -> Iterator[Family]:
+        """Yield what was counted so far."""
+        stages = [((stage,), seen) for stage, seen in self._stages.items()]
+        yield histogram("decision_duration_seconds", "How long a stage of decisions took", ("stage",), stages)
+        decisions = [(at, float(count.value)) for at, count in self._decisions.items()]
+        yield counter("decisions", "Decisions by policy, and by what decided", ("policy", "reason"), decisions)
+        for name, meaning, seen in (
+            ("decision_margin_blocks", "Runner-up's cost minus the winner's", self._margin),
+            ("regret_blocks", "Longest overlap of a candidate minus the winner's", self._regret),
+        ):
+            yield histogram(name, meaning, (), [((), seen)])
+        yield from self._weighing.families()
+        meaning = "Blocks that the chosen rank was counted on to have because they were on their way there"
+        yield counter("predicted_on_route_blocks", meaning, (), [((), float(self._on_their_way))])
+        turns = [((why,), float(count)) for why, count in self._turns.items()]
+        yield counter("request_turns", "Requests that took another way than they began, by cause", ("reason",), turns)
+        placements = [((reason,), float(count)) for reason, count in self._placements.items()]
+        meaning = "Prompts of which it was decided whether a decode worker computes them, by what decided"
+        yield counter("prefill_placements", meaning, ("reason",), placements)
+        fallbacks = [((reason,), float(count)) for reason, count in self._fallbacks.items()]
+        yield counter("fallback", "What was not done as configured, by cause", ("reason",), fallbacks)

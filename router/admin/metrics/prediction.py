@@ -1,0 +1,78 @@
+"""What caches were expected to give, beside what workers say they gave: per worker, and the error of each request.
+
+error = predicted - actual: above 0 the index promised too much (evicted meanwhile), below 0 too little (in flight)
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from kv_runtime.telemetry import Distribution, Family, counter, histogram
+from router.fleet.registry import Fleet
+
+PHASES = ("connect", "first_byte", "body")
+_ERROR_TOKENS = (-8192.0, -2048.0, -512.0, -128.0, -32.0, -1.0, 0.0, 32.0, 128.0, 512.0, 2048.0, 8192.0)
+
+
+class _OfWorker:
+    """What is counted of one worker."""
+
+    __slots__ = ("actual", "error", "failures", "predicted")
+
+    def __init__(self) -> None:
+        self.predicted = 0
+        self.actual = 0
+        self.error = Distribution(_ERROR_TOKENS)
+        self.failures = Counter(dict.fromkeys(PHASES, 0))
+
+
+class WorkerMetrics:
+    """Counts per worker; what is counted of one that the fleet does not know goes."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._workers: dict[str, _OfWorker] = {}
+
+    @property
+    def distributions(self) -> tuple[Distribution, ...]:
+        """All that has to be settled."""
+        return tuple(worker.error for worker in self._workers.values())
+
+    def settled(self, worker_id: str, predicted_tokens: int, actual_tokens: int) -> None:
+        """A worker answered, and said how many tokens of the prompt it reused."""
+        worker = self._workers.get(worker_id) or self._known(worker_id)
+        if worker is not None:
+            worker.predicted += predicted_tokens
+            worker.actual += actual_tokens
+            worker.error.observe(predicted_tokens - actual_tokens)
+
+    def worker_failed(self, worker_id: str, phase: str) -> None:
+        """A worker failed a request."""
+        worker = self._workers.get(worker_id) or self._known(worker_id)
+        if worker is not None:
+            worker.failures[phase] += 1
+
+    def _known(self, worker_id: str) -> _OfWorker | None:
+        self._follow_the_fleet()
+        return self._workers.get(worker_id)
+
+    def _follow_the_fleet(self) -> None:
+        """Every worker of the fleet is counted, and nobody else."""
+        present = {worker.registration.worker_id for worker in self._fleet.workers()}
+        for worker_id in self._workers.keys() - present:
+            del self._workers[worker_id]
+        for worker_id in present - self._workers.keys():
+            self._workers[worker_id] = _OfWorker()
+
+    def families(self) -> Iterator[Family]:
+        """Yield what was counted of the workers that there are."""
+        self._follow_the_fleet()
+        workers = [((worker_id,), seen) for worker_id, seen in sorted(self._workers.items())]
+        meaning = "Tokens that the index said a cache would give"
+        predicted = [(at, float(seen.predicted)) for at, seen in workers]
+        yield counter("predicted_cached_tokens", meaning, ("worker",), predicted)
+        actual = [(at, float(seen.actual)) for at, seen in workers]
+        yield counter("actual_cached_tokens", "Tokens that workers said they reused", ("worker",), actual)
+        errors = [(at, seen.error) for at, seen in workers]
+        yield histogram("prediction_error_tokens", "Predicted minus actual, by request", ("worker",), errors)
+        failures = [((*at, phase), float(count)) for at, seen in workers for phase, count in seen.failures.items()]
+        yield counter("worker_failures", "Requests that a worker failed", ("worker", "phase"), failures)

@@ -1,0 +1,153 @@
+"""What is counted of requests, from their head to their last byte; the one door for who serves them.
+
+begin -> parsed -> stage... -> [queue_waited] -> chosen -> decided -> first_token -> finished, settled -> end
+rejected, retried, worker_failed, fallback: wherever it happens
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+
+from prometheus_client import CollectorRegistry
+
+from kv_runtime.telemetry import Count, Distribution, Family, Projection, counter, gauge, histogram
+from router.admin.metrics.decision import DecisionMetrics
+from router.admin.metrics.prediction import PHASES, WorkerMetrics
+from router.decision.policies import MODES
+from router.decision.state import RouterState
+from router.queue.waiting import REFUSAL_REASONS
+
+OUTCOMES = ("ok", "refused", "failed", "cancelled")
+REJECTIONS = ("inflight_requests_max", "unmet_target", *REFUSAL_REASONS)
+"""More in flight than the router serves at a time; nobody is predicted to meet the targets; by the queue."""
+UNKNOWN_MODEL = "unknown"
+_WAITING_MAX = 512
+"""Requests whose observations wait to be sorted in."""
+_SECONDS = (1e-3, 2.5e-3, 6e-3, 0.016, 0.04, 0.1, 0.25, 0.6, 1.6, 4.0, 10.0, 25.0, 60.0, 160.0)
+_TOKENS = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0)
+
+
+class _ByMode(dict[str, Distribution]):
+    """Seconds, apart by mode; the configuration may name others than there are from the start."""
+
+    def __init__(self, modes: tuple[str, ...]) -> None:
+        super().__init__({mode: Distribution(_SECONDS) for mode in modes})
+
+    def __missing__(self, mode: str) -> Distribution:
+        seen = self[mode] = Distribution(_SECONDS)
+        return seen
+
+
+class RequestMetrics:
+    """Counters and distributions of requests; each call costs a fraction of a microsecond."""
+
+    def __init__(self, registry: CollectorRegistry, state: RouterState, modes: tuple[str, ...] = tuple(MODES)) -> None:
+        self._fleet = state.fleet
+        self._modes = modes
+        self._inflight = 0
+        self._requests: dict[tuple[str, str, str], Count] = {}
+        self._duration, self._ttft, self._itl = _ByMode(modes), _ByMode(modes), _ByMode(modes)
+        self._input, self._output = Distribution(_TOKENS), Distribution(_TOKENS)
+        self._queue_wait = Distribution(_SECONDS)
+        self._rejected = Counter(dict.fromkeys(REJECTIONS, 0))
+        self._retries = Counter(dict.fromkeys(PHASES, 0))
+        self._decisions = DecisionMetrics(modes)
+        self._workers = WorkerMetrics(state.fleet)
+        self.stage = self._decisions.stage
+        self._parse = self._decisions.parse
+        self.chosen = self._decisions.chosen
+        self.decided = self._decisions.decided
+        self.fallback = self._decisions.fallback
+        self.turned = self._decisions.turned
+        self.placed = self._decisions.placed
+        self.settled = self._workers.settled
+        self.worker_failed = self._workers.worker_failed
+        Projection(registry, self.families)
+
+    def begin(self) -> None:
+        """A request came."""
+        self._inflight += 1
+
+    def parsed(self, seconds: float) -> None:
+        """A request was read, which took so long. Every request begins so: what was observed is settled here."""
+        self._parse.observe(seconds)
+        if len(self._parse) >= _WAITING_MAX:
+            for each in self._distributions():
+                each.settle()
+
+    def _distributions(self) -> Iterator[Distribution]:
+        for by_mode in (self._duration, self._ttft, self._itl):
+            yield from by_mode.values()
+        yield from (self._input, self._output, self._queue_wait)
+        yield from self._decisions.distributions
+        yield from self._workers.distributions
+
+    def end(self, model: str, mode: str, outcome: str, duration_s: float) -> None:
+        """A request that began is over; a model that nobody serves is `unknown`."""
+        self._inflight -= 1
+        self._duration[mode].observe(duration_s)
+        count = self._requests.get((model, mode, outcome)) or self._counted(model, mode, outcome)
+        count.value += 1
+
+    def rejected(self, reason: str) -> None:
+        """A request was refused for load."""
+        self._rejected[reason] += 1
+
+    def queue_waited(self, seconds: float) -> None:
+        """A request left the queue, for whatever reason, after so long."""
+        self._queue_wait.observe(seconds)
+
+    def retried(self, phase: str) -> None:
+        """Another rank is tried."""
+        self._retries[phase] += 1
+
+    def first_token(self, mode: str, ttft_s: float) -> None:
+        """The first token of an answer came, so long after the request was routed."""
+        self._ttft[mode].observe(ttft_s)
+
+    def finished(self, mode: str, input_tokens: int, output_tokens: int | None, itl_s: float | None) -> None:
+        """An answer is whole. `output_tokens`: where it says how many; `itl_s`: where it is known."""
+        self._input.observe(input_tokens)
+        if output_tokens is not None:
+            self._output.observe(output_tokens)
+        if itl_s is not None:
+            self._itl[mode].observe(itl_s)
+
+    def _counted(self, model: str, mode: str, outcome: str) -> Count:
+        known = model if model in self._fleet.models() else UNKNOWN_MODEL
+        return self._requests.setdefault((known, mode, outcome), Count())
+
+    def _follow_the_fleet(self) -> None:
+        """Every model that is served is counted, and no other."""
+        models = (*self._fleet.models(), UNKNOWN_MODEL)
+        self._requests = {at: count for at, count in self._requests.items() if at[0] in models}
+        for at in product(models, self._modes, OUTCOMES):
+            self._requests.setdefault(at, Count())
+
+    def families(self) -> Iterator[Family]:
+        """Yield all that was counted so far."""
+        self._follow_the_fleet()
+        requests = [(at, float(count.value)) for at, count in self._requests.items()]
+        yield counter("requests", "Requests by outcome", ("model", "mode", "outcome"), requests)
+        yield gauge("inflight_requests", "Requests being served", (), [((), float(self._inflight))])
+        for name, meaning, by_mode in (
+            ("request_duration_seconds", "From head to last byte", self._duration),
+            ("time_to_first_token_seconds", "From being routed to the first token, where that is known", self._ttft),
+            ("inter_token_latency_seconds", "Mean time between an answer's tokens, by answer, where known", self._itl),
+        ):
+            yield histogram(name, meaning, ("mode",), [((mode,), seen) for mode, seen in by_mode.items()])
+        for name, meaning, seen in (
+            ("input_tokens", "Prompt tokens of an answered request", self._input),
+            ("output_tokens", "Tokens of an answer", self._output),
+            ("queue_wait_seconds", "How long a request waited in the queue", self._queue_wait),
+        ):
+            yield histogram(name, meaning, (), [((), seen)])
+        yield from self._refusals()
+        yield from self._decisions.families()
+        yield from self._workers.families()
+
+    def _refusals(self) -> Iterator[Family]:
+        rejected = [((reason,), float(count)) for reason, count in self._rejected.items()]
+        yield counter("rejected", "Requests refused for load", ("reason",), rejected)
+        retries = [((phase,), float(count)) for phase, count in self._retries.items()]
+        yield counter("retries", "Attempts at another rank, by how the one before failed", ("phase",), retries)

@@ -1,0 +1,118 @@
+"""What the router's state shows when it is scraped: promised work, trust, parity, what stands in for events."""
+
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from kv_runtime.telemetry import Family, counter, gauge
+from router.compiled import hot_path
+from router.decision.routing import Routing
+from router.decision.state import RouterState
+from router.fleet.breakers import BREAKER_STATES
+from router.fleet.feeds import RouterFeeds
+from router.fleet.trust import PARITY_FIELDS, TRUST_STATES
+from router.queue.waiting import QueueStatistics
+
+
+def state_families(state: RouterState, feeds: RouterFeeds) -> Iterator[Family]:
+    """Yield what the state shows at this moment."""
+    labels = ("worker", "dp_rank")
+    loads = [((rank.worker_id, str(rank.dp_rank)), load) for rank, load in state.ledger.loads().items()]
+    for name, meaning in (
+        ("active_requests", "Requests promised to a rank and not over"),
+        ("active_blocks", "Distinct blocks of the requests promised to a rank"),
+        ("prefill_tokens_queued", "Uncached tokens promised to a rank and not past their first token"),
+        ("foreign_requests", "Requests that the rank's engine reports beyond what is promised, so others'"),
+        ("reported_running", "Requests that the rank's engine says it runs"),
+        ("reported_waiting", "Requests that wait, by the engine's word"),
+        ("reported_used_blocks", "Blocks in use, by the engine's word"),
+    ):
+        yield gauge(f"ledger_{name}", meaning, labels, [(at, float(getattr(load, name))) for at, load in loads])
+    statistics = state.ledger.statistics()
+    differences = [((rank.worker_id, str(rank.dp_rank)), float(by)) for rank, by in statistics.differences.items()]
+    meaning = "Requests that a rank's engine reported last, minus those promised to it"
+    yield gauge("ledger_difference_requests", meaning, labels, differences)
+    for name, meaning, count in (
+        ("leases_expired", "Promises that nobody ended", statistics.expired_total),
+        ("leases_corrected", "Promises ended because the engine knows nothing of them", statistics.corrected_total),
+    ):
+        yield counter(name, meaning, (), [((), float(count))])
+    workers = list(state.fleet.workers())
+    yield gauge("workers", "Workers that are registered", (), [((), float(len(workers)))])
+    refused = float(feeds.refused_messages_total)
+    yield counter("feed_refused_messages", "Fleet and load messages that could not be read", (), [((), refused)])
+    gated, ineffective = feeds.gate.refused_total.items(), feeds.events_without_effect.items()
+    by_reason = [((str(reason),), float(count)) for reason, count in (*gated, *ineffective)]
+    yield counter("fleet_refused", "Fleet events that the router refused", ("reason",), by_reason)
+    by_kind = [((kind,), float(count)) for kind, count in feeds.unregistered_messages.items()]
+    yield counter("unregistered_messages", "Messages of instances or ranks not registered", ("kind",), by_kind)
+
+
+def trust_families(routing: Routing) -> Iterator[Family]:
+    """Yield how far each rank is trusted, what differs at its worker, and what there is in place of its events."""
+    yield gauge(
+        "rank_trust",
+        "1 for the rank's present trust state",
+        ("worker", "dp_rank", "trust"),
+        [
+            ((rank.worker_id, str(rank.dp_rank), state), float(state == trust.state))
+            for rank, trust in routing.trust().items()
+            for state in TRUST_STATES
+        ],
+    )
+    yield gauge(
+        "worker_parity",
+        "1 where the worker registered what prompts are hashed with, 0 where it differs",
+        ("worker", "field"),
+        [
+            ((worker_id, field), float(all(each.field != field for each in disparities)))
+            for worker_id, disparities in routing.state.fleet.parity(routing.clock.now()).items()
+            for field in PARITY_FIELDS
+        ],
+    )
+    approximate = routing.state.approximate.statistics()
+    blocks = [((rank.worker_id, str(rank.dp_rank)), float(count)) for rank, count in approximate.blocks.items()]
+    yield gauge("approximate_blocks", "Blocks routed to a rank that count still", ("worker", "dp_rank"), blocks)
+    forgotten = [
+        (("expired",), float(approximate.expired_blocks_total)),
+        (("evicted",), float(approximate.evicted_blocks_total)),
+        (("left",), float(approximate.left_blocks_total)),
+    ]
+    yield counter("approximate_forgotten_blocks", "Routed blocks that count no more, by cause", ("cause",), forgotten)
+
+
+def build_families(index: str) -> Iterator[Family]:
+    """Yield which version runs, which `index` serves, and whether the hot path is machine code."""
+    values = (version("kv-router"), index, hot_path())
+    yield gauge("build_info", "1 for what this process runs", ("version", "index", "hot_path"), [(values, 1.0)])
+
+
+def policy_families(routing: Routing) -> Iterator[Family]:
+    """Yield how the router chooses, and who may be chosen."""
+    yield gauge("policy_info", "1 for the mode that chooses now", ("mode",), [((routing.policy.mode,), 1.0)])
+    fleet, breakers, now_s = routing.state.fleet, routing.state.breakers, routing.clock.now()
+    ranks = [(rank, worker) for worker in fleet.workers() for rank in worker.registration.ranks]
+    labelled = [((rank.worker_id, str(rank.dp_rank)), rank, worker) for rank, worker in ranks]
+    fit = [
+        (at, float(not (fleet.unfit(worker, now_s) or breakers.unfit(rank, now_s)))) for at, rank, worker in labelled
+    ]
+    yield gauge("rank_fit", "1 while the rank may take new work", ("worker", "dp_rank"), fit)
+    states = [
+        ((*at, state), float(state == breakers.state(rank, now_s)))
+        for at, rank, _ in labelled
+        for state in BREAKER_STATES
+    ]
+    yield gauge(
+        "breaker_state", "1 for the present state of the rank's breaker", ("worker", "dp_rank", "state"), states
+    )
+    statistics = breakers.statistics()
+    for name, meaning, count in (
+        ("breaker_openings", "Times that a breaker opened", statistics.opened_total),
+        ("worker_back_pressure", "Answers by which a worker asked to be left alone", statistics.back_pressure_total),
+    ):
+        yield counter(name, meaning, (), [((), float(count))])
+
+
+def queue_families(statistics: QueueStatistics) -> Iterator[Family]:
+    """Yield what waits before the fleet."""
+    yield gauge("queued_requests", "Requests that wait for room in the fleet", (), [((), float(statistics.requests))])
+    yield gauge("queued_tokens", "Uncached tokens of the requests that wait", (), [((), float(statistics.tokens))])

@@ -1,0 +1,54 @@
+"""What winners cost, by term, and for which term overlap was given up: of decisions that weighed costs.
+
+    regret of a decision     the longest overlap of a candidate minus the winner's
+    was given up for         the term by which that candidate cost most more than the winner; `not_cost` where it cost
+                             no more: a session, a draw or a newcomer's share decided
+
+Reading a decision's columns takes microseconds, so it is done at the scrape, of the last `KEPT` decisions before it: a
+fair sample where there were more.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from kv_runtime.telemetry import Family, Mean, counter, summary
+from router.decision.verdict import Verdict
+
+KEPT = 256
+TERMS = ("overlap_credit", "prefill", "decode", "request", "history")
+_ADDENDS = ("prefill", "decode", "request", "history")
+NOT_COST = "not_cost"
+
+
+class Weighing:
+    """Costs of winners, and what regret was for. Whoever decides appends to `kept` what weighed costs."""
+
+    def __init__(self) -> None:
+        self.kept: deque[Verdict] = deque(maxlen=KEPT)
+        self._terms = {term: Mean() for term in TERMS}
+        self._given_up_for = dict.fromkeys((*_ADDENDS, NOT_COST), 0)
+
+    def families(self) -> Iterator[Family]:
+        """Yield the sums, with what was kept since the last time."""
+        while self.kept:
+            self._read(self.kept.popleft())
+        terms = [((term,), seen) for term, seen in self._terms.items()]
+        yield summary("cost_term_blocks", "Addends of the winner's cost, of sampled decisions", ("term",), terms)
+        given_up = [((term,), float(blocks)) for term, blocks in self._given_up_for.items()]
+        meaning = "Regret by the term that it was for, of sampled decisions"
+        yield counter("regret_term_blocks", meaning, ("term",), given_up)
+
+    def _read(self, verdict: Verdict) -> None:
+        costs = verdict.costs
+        assert costs is not None
+        won = costs.terms(verdict.winner_at)
+        for term, seen in self._terms.items():
+            seen.observe(getattr(won, f"{term}_blocks"))
+        if verdict.regret_blocks > 0:
+            depths = verdict.view.overlap[0][list(verdict.places)]
+            longest = costs.terms(int(np.argmax(depths)))
+            excess = {term: getattr(longest, f"{term}_blocks") - getattr(won, f"{term}_blocks") for term in _ADDENDS}
+            most = max(excess, key=lambda term: excess[term])
+            self._given_up_for[most if longest.cost > won.cost else NOT_COST] += verdict.regret_blocks

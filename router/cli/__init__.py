@@ -1,0 +1,1 @@
+"""The commands of `router`, beside `serve`: one module each."""

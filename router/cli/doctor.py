@@ -1,0 +1,208 @@
+"""`router doctor`: looks at a running fleet, and says what is wrong, why it matters and what mends it.
+
+    exit code   0 nothing, or notes only     1 warnings     2 errors     3 it could not look
+
+`--json` prints one object: `exit_code`, `window_s`, `looked_at` (how many of each), `findings`, each with `id`,
+`severity`, `of`, `found`, `why`, `fix`.
+"""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from kv_runtime.clock import SystemClock
+from kv_runtime.config import ConfigurationError, load_settings
+from kv_runtime.supervise import run_process, until
+from kv_runtime.telemetry import configure_logs
+from router.config import RouterSettings
+from router.doctor.catalogue import CATALOGUE
+from router.doctor.examination import examine, exit_code, severity
+from router.doctor.facts import Bounds, Facts
+from router.doctor.findings import SEVERITIES, Finding
+from router.doctor.router_probe import reads_overlap
+from router.doctor.survey import CannotLook, Wanted, look
+from router.pools.targets import is_url
+
+NOT_LOOKED = 3
+_LISTEN_S = 3.0
+"""Three heartbeats: one that is late is not missed, and two lives of one rank are told from one after the other."""
+_TIMEOUT_S = 2.0
+_URLS_MAX = 64
+_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 - what a router that binds it is asked at instead
+
+
+class _FlagRefused(click.UsageError):
+    exit_code = NOT_LOOKED
+
+
+class _Doctor(click.Command):
+    """A command of which a flag that may not be is no finding: it ends with `NOT_LOOKED`."""
+
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: Any,  # noqa: ANN401
+    ) -> click.Context:
+        """Return the context that the flags make; raise `_FlagRefused`."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            raise _FlagRefused(error.format_message(), error.ctx) from error
+
+
+@click.command(cls=_Doctor)
+@click.option("--config", "file", type=click.Path(path_type=Path), help="the router's own YAML file")
+@click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field")
+@click.option("--router", "control_urls", multiple=True, help="a router's control plane, http://host:port; repeatable")
+@click.option("--data", "data_urls", multiple=True, help="a router's data plane, http://host:port; repeatable")
+@click.option("--nats-url", help="the event log: nats://host:port; its token is nats.credentials")
+@click.option("--token", help="the control planes' bearer token; better by KVROUTER_CONTROL__TOKEN")
+@click.option(
+    "--listen",
+    "listen_s",
+    type=click.FloatRange(1.5, 600),
+    default=_LISTEN_S,
+    show_default=True,
+    help="seconds that heartbeats are heard",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1, 60),
+    default=_TIMEOUT_S,
+    show_default=True,
+    help="seconds that each answer may take",
+)
+@click.option("--json", "as_json", is_flag=True, help="print all of it as one JSON object")
+def doctor(*, file: Path | None, assignments: tuple[str, ...], as_json: bool, **flags: Any) -> None:  # noqa: ANN401
+    """Look at a running fleet for --listen seconds: what is wrong, why it matters, and the fix, the worst first.
+
+    Without --router and --data the configured addresses are asked: by default 127.0.0.1, ports 8001 and 8000. Each
+    answer may take --timeout seconds. Exit code 0: nothing, or notes only; 1: warnings; 2: errors; 3: it could not
+    look.
+
+    \b
+    Example:  router doctor --nats-url nats://127.0.0.1:4222 --router http://127.0.0.1:8001
+    """  # noqa: D301
+    try:
+        given = {"nats.url": flags["nats_url"], "control.token": flags["token"]}
+        settings = load_settings(RouterSettings, file=file, assignments=assignments, flags=given)
+        wanted = _wanted(settings, flags)
+        configure_logs("error", settings.telemetry.log_format)
+        facts = _looked(wanted)
+    except (ConfigurationError, CannotLook) as error:
+        click.echo(f"router: {error}", err=True)
+        sys.exit(NOT_LOOKED)
+    findings = examine(facts)
+    if as_json:
+        click.echo(as_object(facts, findings))
+    else:
+        click.echo("\n".join(as_lines(facts, findings)))
+    sys.exit(exit_code(findings))
+
+
+def _wanted(settings: RouterSettings, flags: dict[str, Any]) -> Wanted:
+    control, data = flags["control_urls"], flags["data_urls"]
+    if not control and not data:
+        control = (_url(settings.control.host, settings.control.port),)
+        data = (_url(settings.data.host, settings.data.port),)
+    wanted = Wanted(
+        control_urls=_checked("--router", control),
+        data_urls=_checked("--data", data),
+        nats_url=settings.nats.url or f"nats://127.0.0.1:{settings.nats.port}",
+        nats_user=settings.nats.user,
+        nats_token=settings.nats.credentials.get_secret_value(),
+        fleet_keys=settings.nats.fleet_secrets,
+        control_token=settings.control.token.get_secret_value(),
+        worker_token=settings.data.worker_token.get_secret_value(),
+        listen_s=flags["listen_s"],
+        timeout_s=flags["timeout_s"],
+        bounds=Bounds(
+            queue_requests_max=settings.queue.requests_max,
+            queue_tokens_max=settings.queue.tokens_max,
+            inflight_requests_max=settings.queue.inflight_requests_max,
+            index_memory_bytes_max=settings.index.memory_bytes_max,
+        ),
+        reads_overlap=reads_overlap(settings.policy.mode),
+    )
+    for field, token in (("control.token", wanted.control_token), ("data.worker_token", wanted.worker_token)):
+        if not (token.isascii() and token.isprintable()):
+            raise ConfigurationError([f"{field}: found characters that no header may have, allowed printable ASCII"])
+    return wanted
+
+
+def _url(host: str, port: int) -> str:
+    address = "127.0.0.1" if host in _ANY_ADDRESS else host
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+def _checked(flag: str, urls: Sequence[str]) -> tuple[str, ...]:
+    allowed = "allowed http(s)://host:port"
+    problems = [f"{flag}: found {url!r}, {allowed}" for url in urls if not is_url(url) and "@" not in url]
+    problems += [f"{flag}: found an address with a user, {allowed}" for url in urls if "@" in url]
+    if len(urls) > _URLS_MAX:
+        problems.append(f"{flag}: found {len(urls)}, allowed {_URLS_MAX} at most")
+    if problems:
+        raise ConfigurationError(problems)
+    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
+
+
+def _looked(wanted: Wanted) -> Facts:
+    seen: list[Facts] = []
+
+    async def main(stop: asyncio.Event) -> None:
+        async def looking() -> None:
+            seen.append(await look(wanted, SystemClock()))
+
+        await until(stop, looking())
+
+    run_process(main)
+    if not seen:
+        raise CannotLook("stopped")
+    return seen[0]
+
+
+def as_object(facts: Facts, findings: Sequence[Finding]) -> bytes:
+    """Return all of it as JSON."""
+    return msgspec.json.encode(
+        {
+            "exit_code": exit_code(findings),
+            "window_s": round(facts.window_s, 3),
+            "looked_at": _looked_at(facts),
+            "findings": [
+                {**msgspec.structs.asdict(each), **msgspec.structs.asdict(CATALOGUE[each.id])} for each in findings
+            ],
+        }
+    )
+
+
+def as_lines(facts: Facts, findings: Sequence[Finding]) -> list[str]:
+    """Return all of it for people: the worst first."""
+    lines = []
+    for each in findings:
+        meaning = CATALOGUE[each.id]
+        lines += [f"{meaning.severity:<8}{each.id}  {each.of}: {each.found}"]
+        lines += [f"        why  {meaning.why}", f"        fix  {meaning.fix}", ""]
+    counted = [severity(each) for each in findings]
+    summary = _counted({f"{kind}s": counted.count(kind) for kind in SEVERITIES})
+    return [*lines, f"{summary}; looked at {_counted(_looked_at(facts))}, for {facts.window_s:.1f} s"]
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {what.removesuffix('s') if count == 1 else what}" for what, count in counts.items())
+
+
+def _looked_at(facts: Facts) -> dict[str, int]:
+    return {
+        "workers": len(facts.workers),
+        "ranks": sum(len(worker.told.dp_ranks) for worker in facts.workers),
+        "routers": sum(not router.control.problem for router in facts.routers),
+        "streams": len(facts.log.streams),
+    }

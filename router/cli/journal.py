@@ -1,0 +1,132 @@
+"""`router journal tail`: what routers decide and what they decide by, record by record."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import msgspec
+
+from kv_protocol import subjects
+from kv_protocol.decided import Decided
+from kv_protocol.journal import FleetApplied, JournalRecord, LedgerApplied, Lost, Refused
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import until
+from router.cli.options import run_on_log, with_settings
+from router.config import RouterSettings
+from router.journal.reader import JournalMessages, Told, follow_journal
+
+_NOT_SHOWN = (
+    "now_s", "request", "best", "terms", "costs", "overlap", "event", "exclusions", "settings", "report",
+    "data", "rows",
+)  # fmt: skip
+
+
+@click.group()
+def journal() -> None:
+    """Look into routers' journals."""
+
+
+@journal.command()
+@with_settings
+@click.option("--all", "from_start", is_flag=True, help="begin with the oldest that is kept")
+@click.option("--limit", type=click.IntRange(1), help="end after so many records")
+@click.option("--json", "as_json", is_flag=True, help="print each record as a JSON object; bytes are base64")
+def tail(
+    *,
+    settings: RouterSettings,
+    assignments: tuple[str, ...],
+    router_name: str,
+    from_start: bool,
+    limit: int | None,
+    as_json: bool,
+) -> None:
+    """Follow the journal: records as routers applied them, from now on, or from the oldest that is kept.
+
+    It ends with a signal, or after --limit records.
+
+    \b
+    Example:  router journal tail --nats-url nats://127.0.0.1:4222 --all --limit 50
+    """  # noqa: D301
+    del assignments
+    done = asyncio.Event()
+    shown = _Shown(done, limit, as_json=as_json)
+
+    async def work(log: EventLog, stop: asyncio.Event) -> None:
+        state = await log.stream_state(subjects.JOURNAL_STREAM)
+        after_seq = 0 if from_start else state.last_seq
+        messages = JournalMessages(shown.show)
+        await follow_journal(log, router_name, messages, after_seq=after_seq, created=state.created)
+        await until(stop, done.wait())
+        messages.log_refused()
+
+    run_on_log(settings, work)
+
+
+class _Shown:
+    """What was printed; `done` is set once that was enough."""
+
+    def __init__(self, done: asyncio.Event, limit: int | None, *, as_json: bool) -> None:
+        self._done, self._left, self._as_json = done, limit, as_json
+
+    def show(self, told: Told) -> None:
+        """Print the records of a message, unless enough were."""
+        for record in told.message.records:
+            if self._left == 0:
+                return
+            click.echo(as_object(told, record) if self._as_json else as_line(told, record))
+            if self._left is not None:
+                self._left -= 1
+                if not self._left:
+                    self._done.set()
+
+
+def as_object(told: Told, record: JournalRecord) -> bytes:
+    """Return the record as JSON, with its kind and where it stands."""
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    return msgspec.json.encode(
+        {
+            "time": _time(told.time_ns),
+            "router": told.router,
+            "life": told.message.life,
+            "seq": told.stream_seq,
+            "kind": record.__struct_config__.tag,
+            "record": fields,
+        }
+    )
+
+
+def as_line(told: Told, record: JournalRecord) -> str:
+    """Return the record as a line for people."""
+    kind = str(record.__struct_config__.tag)
+    return f"{_time(told.time_ns)} {told.stream_seq:>8} {told.router} {record.now_s:.3f} {kind:<8} {_text(record)}"
+
+
+def _text(record: JournalRecord) -> str:
+    match record:
+        case Decided(request=request):
+            margin = "" if record.margin_blocks is None else f", {record.margin_blocks:.1f} blocks ahead"
+            return (
+                f"{request.decision_id}: {request.isl_tokens} tokens for {request.model} to {record.rank}, "
+                f"{record.policy} by {record.reason}{margin}, of {record.ranks} ranks"
+            )
+        case Refused(request=request):
+            reasons = (f"{each.worker_id}/{each.dp_rank} {each.reason}" for each in record.exclusions)
+            return f"{request.decision_id}: {'; '.join(reasons)}"
+        case FleetApplied(event=event):
+            return f"{type(event).__name__} {event.worker_id} {event.instance}"
+        case LedgerApplied(event=event, router=router):
+            return f"{type(event).__name__} {_words(event, ('blocks',))}{f' of {router}' if router else ''}"
+        case Lost():
+            return f"{record.count} records that stood here were given up"
+        case _:
+            return _words(record, _NOT_SHOWN)
+
+
+def _words(struct: msgspec.Struct, left_out: tuple[str, ...]) -> str:
+    fields: dict[str, Any] = {name: getattr(struct, name) for name in struct.__struct_fields__ if name not in left_out}
+    return " ".join(f"{name}={value}" for name, value in fields.items() if value not in ("", None, ()))
+
+
+def _time(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

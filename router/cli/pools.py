@@ -1,0 +1,173 @@
+"""`router pools`: one address before routers, which are pools.
+
+Flags and environment are those of Dynamo's global router where it has them; `--set` and `KVROUTER_*` reach the sections
+`data`, `control`, `failures`, `queue` and `tokens` of the router's own tree. Source: `dynamo_reference.md` section 5.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import structlog
+
+from kv_runtime.config import load_settings
+from kv_runtime.supervise import run_parts, run_process
+from kv_runtime.telemetry import configure_logs
+from router.cli.options import NOT_DONE
+from router.config import RouterSettings
+from router.pools.config import PoolsConfig, read_config
+from router.pools.json_values import PoolsConfigInvalid
+from router.pools.process import OpenRouter, PoolsProcess, Wanted, open_own_routers, parts_after_ours
+from router.pools.selection import Targets
+from router.pools.service import Identity
+from router.pools.targets import PoolPlace, RouterAddress, is_url
+
+_ENVIRONMENT = "DYN_GLOBAL_ROUTER_"
+_MILLISECONDS = click.FloatRange(0, 3.6e6)
+_log = structlog.get_logger("pools")
+
+
+def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]) -> click.Command:
+    """Return `router pools`. What it raises of `expected` ends it with `NOT_DONE`, and a line that says why."""
+    refused: tuple[type[Exception], ...] = (PoolsConfigInvalid, *expected)
+
+    @click.command("pools")
+    @_options
+    def pools(*, file: Path, places: tuple[str, ...], check: bool, **flags: Any) -> None:  # noqa: ANN401 - see _options
+        """Choose a pool of workers for each request, by its length and its targets, and by how pools are now.
+
+        \b
+        Example:  router pools --config pools.json --model-name m --pool fast=http://127.0.0.1:8000
+        """  # noqa: D301
+        try:
+            settings = _settings(flags)
+            configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
+            config = _configuration(file, places)
+            wanted = Wanted(config, _identity(flags), settings, flags["text"])
+            if check:
+                click.echo(f"{file}: {config.mode}, {', '.join(config.places)}")
+            else:
+                run_process(lambda stop: _serve(wanted, open_router, stop))
+        except refused as error:
+            click.echo(f"router: {error}", err=True)
+            sys.exit(NOT_DONE)
+
+    return pools
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    for option in reversed(
+        (
+            click.option(
+                "--config", "file", required=True, envvar=f"{_ENVIRONMENT}CONFIG", type=click.Path(path_type=Path),
+                help="the pools, as JSON",
+            ),
+            click.option(
+                "--model-name", required=True, multiple=True, envvar=f"{_ENVIRONMENT}MODEL_NAME",
+                help="what pools serve; several times for several names",
+            ),
+            click.option("--namespace", default="dynamo", envvar="DYN_NAMESPACE", help="shown in /v1/pools"),
+            click.option(
+                "--component-name", default="global_router", envvar=f"{_ENVIRONMENT}COMPONENT_NAME",
+                help="shown in /v1/pools",
+            ),
+            *_target_options("ttft"),
+            *_target_options("itl"),
+            click.option(
+                "--pool", "places", multiple=True, metavar="NAMESPACE=URL[,CONTROL_URL]|FILE",
+                help="where a pool's router is, or the file of one in this process; instead of pools.namespaces",
+            ),
+            click.option(
+                "--text", default="", help="tokenizer: `byte`, or a local model directory; without it ISL is estimated"
+            ),
+            click.option("--port", type=int, help="data plane port; 0: any free one"),
+            click.option("--control-port", type=int, help="control plane port; 0: any free one"),
+            click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field"),
+            click.option("--check", is_flag=True, help="say what is wrong with the configuration, and end"),
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def _target_options(target: str) -> tuple[Callable[..., Any], ...]:
+    """Return the flag of a default target, and the one by its old name, which is warned of."""
+    flag, variable = f"--default-{target}-target", f"{_ENVIRONMENT}DEFAULT_{target.upper()}_TARGET"
+    return (
+        click.option(f"{flag}-ms", type=_MILLISECONDS, envvar=f"{variable}_MS", help="of requests that have none"),
+        click.option(flag, hidden=True, type=_MILLISECONDS, envvar=variable),
+    )
+
+
+def _settings(flags: dict[str, Any]) -> RouterSettings:
+    given = {"data.port": flags["port"], "control.port": flags["control_port"]}
+    return load_settings(RouterSettings, assignments=flags["assignments"], flags=given)
+
+
+def _identity(flags: dict[str, Any]) -> Identity:
+    return Identity(
+        models=flags["model_name"],
+        namespace=flags["namespace"],
+        component_name=flags["component_name"],
+        defaults=Targets(_default_ms(flags, "ttft"), _default_ms(flags, "itl")),
+    )
+
+
+def _default_ms(flags: dict[str, Any], target: str) -> float | None:
+    value: float | None = flags[f"default_{target}_target_ms"]
+    old: float | None = flags[f"default_{target}_target"]
+    if old is not None:
+        name = f"default-{target}-target"
+        _warn(f"--{name} and its variable are deprecated: use --{name}-ms")
+    return old if value is None else value
+
+
+def _warn(warning: str) -> None:
+    _log.warning("pools_configuration", warning=warning)
+
+
+def _configuration(file: Path, places: tuple[str, ...]) -> PoolsConfig:
+    """Return what file and flags say, and warn; raise `PoolsConfigInvalid`."""
+    try:
+        data = msgspec.json.decode(file.read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise PoolsConfigInvalid((f"{file}: {error}",)) from error
+    config = read_config(data, dict(_place(each) for each in places))
+    for warning in config.warnings:
+        _warn(warning)
+    nowhere = [name for name, place in config.places.items() if not place.routers and not place.config]
+    if nowhere:
+        allowed = "routers or config, or a flag --pool"
+        raise PoolsConfigInvalid(tuple(f"pools.namespaces.{name}: found none, allowed {allowed}" for name in nowhere))
+    return config
+
+
+def _place(given: str) -> tuple[str, PoolPlace]:
+    name, _, where = given.partition("=")
+    urls = where.split(",")
+    if name and where and "://" not in where:
+        return name, PoolPlace(config=where)
+    if not name or len(urls) > 2 or not all(map(is_url, urls)):  # noqa: PLR2004 - of its data and control plane
+        allowed = "NAMESPACE=URL, NAMESPACE=URL,CONTROL_URL or NAMESPACE=FILE"
+        raise PoolsConfigInvalid((f"--pool: found {given!r}, allowed {allowed}",))
+    return name, PoolPlace(routers=(RouterAddress(*(url.rstrip("/") for url in urls)),))
+
+
+async def _serve(wanted: Wanted, open_router: OpenRouter, stop: asyncio.Event) -> None:
+    async with AsyncExitStack() as cleanup:
+        config, opened = await open_own_routers(wanted.config, open_router, stop, cleanup)
+        process = PoolsProcess(wanted._replace(config=config))
+        await process.start()
+        for file, router in opened.items():
+            click.echo(f"router of {file}  {router.data_url}  {router.control_url}  {router.log_url}")
+        settings = wanted.settings
+        click.echo(f"pools on       http://{settings.data.host}:{process.data.port}  ({config.mode})")
+        click.echo(f"control plane  http://{settings.control.host}:{process.control.port}")
+        own = [part for file, router in opened.items() for part in parts_after_ours(file, router)]
+        drain_s = process.drain_s + max((router.drain_s for router in opened.values()), default=0.0)
+        await run_parts([*process.parts(), *own], stop=stop, drain_s=drain_s)

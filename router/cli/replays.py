@@ -1,0 +1,127 @@
+"""Journals of some routers, replayed: what came of it, from where on it is exact, and where that was lost."""
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from kv_protocol.journal import JournalBegan, JournalRecord, Lost
+from router.decision.policies import Mode
+from router.decision.policy import Policy
+from router.journal.continuity import Continuity
+from router.journal.reader import Told
+from router.journal.replay import CheckpointRead, Found, NotFolded, Redecided, Replay
+
+
+class Replays:
+    """Each journal is folded by itself; `say` gets a line for each start, loss and difference as it is found."""
+
+    def __init__(
+        self, policy: Policy | None, modes: Mapping[str, Mode], shown_max: int | None, say: Callable[[str], None]
+    ) -> None:
+        """`shown_max` differences are said, and as many losses; None: all."""
+        self._policy, self._modes, self._shown_max, self._say = policy, modes, shown_max, say
+        self.routers: dict[str, OneReplay] = {}
+        self.different = self.not_folded = self._losses = 0
+        self._equal = self._inexact = self._compared = self._otherwise = self._checkpoints = 0
+
+    def take(self, told: Told) -> None:
+        """Fold the records of a message in."""
+        one = self.routers.get(told.router)
+        if one is None:
+            one = self.routers[told.router] = OneReplay(Replay(policy=self._policy, modes=self._modes))
+        for record in one.continuity.records(told.message):
+            found, news = one.take(record)
+            if news:
+                self._tell(told, news, is_loss=isinstance(record, Lost) or isinstance(found, NotFolded))
+            if isinstance(found, Redecided):
+                self._count(told, found)
+            elif isinstance(found, CheckpointRead):
+                self._count_checkpoint(told, found)
+            elif found is not None:
+                self.not_folded += 1
+
+    def _tell(self, told: Told, news: str, *, is_loss: bool) -> None:
+        self._losses += is_loss
+        if self._shown_max is None or self._losses <= self._shown_max:
+            time = datetime.fromtimestamp(told.time_ns / 1e9, UTC).isoformat(timespec="seconds")
+            self._say(f"{told.router} {time} seq {told.stream_seq}: {news}")
+
+    def _count(self, told: Told, found: Redecided) -> None:
+        if not found.is_exact:
+            self._inexact += 1
+            return
+        self._equal += found.equal
+        if not found.equal:
+            self._differ(told, f"{found.decision_id}: {found.difference}")
+        if found.otherwise is not None and found.otherwise.rank is not None:
+            self._compared += 1
+            self._otherwise += found.otherwise.rank != found.recorded
+
+    def _count_checkpoint(self, told: Told, found: CheckpointRead) -> None:
+        self._checkpoints += not found.difference
+        if found.difference and found.is_compared:
+            self._differ(told, found.difference)
+
+    def _differ(self, told: Told, words: str) -> None:
+        self.different += 1
+        if self._shown_max is None or self.different <= self._shown_max:
+            self._say(f"{told.router} {words}")
+
+    @property
+    def has_started(self) -> bool:
+        """Whether any journal was exact anywhere."""
+        return any(one.has_started for one in self.routers.values())
+
+    def summary(self) -> list[str]:
+        """Return the lines that say how it went."""
+        lines = [
+            f"journals       {', '.join(sorted(self.routers))}",
+            *(f"nowhere exact  {name}: {one.skipped} records, and no start" for name, one in self._without_start()),
+            f"equal          {self._equal} decisions, bit for bit",
+            f"different      {self.different}",
+            f"not exact      {self._inexact}: records are missing before them, so nothing is said of them",
+            f"not folded     {self.not_folded} records: exactness ends at each of them",
+            f"checkpoints    {self._checkpoints}",
+        ]
+        if self._policy is not None:
+            share = f" ({self._otherwise / self._compared:.1%})" if self._compared else ""
+            lines.append(f"otherwise      {self._otherwise} of {self._compared} would have gone elsewhere{share}")
+        return lines
+
+    def _without_start(self) -> list[tuple[str, "OneReplay"]]:
+        return [(name, one) for name, one in sorted(self.routers.items()) if not one.has_started]
+
+
+class OneReplay:
+    """One router's journal, as far as it was read."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.continuity = Continuity()
+        self.has_started = False
+        self.skipped = 0
+        """Records since exactness was lost, or before the first start."""
+        self._replay = replay
+
+    def take(self, record: JournalRecord) -> tuple[Found, str]:
+        """Fold the next record in; return what came of it, and in words whether exactness was lost or found by it."""
+        was_exact = self._replay.state is not None
+        found = self._replay.take(record)
+        is_exact = self._replay.state is not None
+        if isinstance(record, Lost):
+            return found, f"{record.count} records are missing; not exact until the next start" * was_exact
+        if is_exact and not was_exact:
+            return found, self._start(record)
+        if not is_exact:
+            self.skipped += 1
+        if isinstance(found, NotFolded):
+            return found, f"{found.kind} record cannot be folded: {found.reason}; not exact until the next start"
+        if isinstance(found, CheckpointRead) and found.difference and not found.is_compared:
+            return found, f"no start: {found.difference}"
+        return found, ""
+
+    def _start(self, record: JournalRecord) -> str:
+        where = "the beginning of a life" if isinstance(record, JournalBegan) else "a checkpoint"
+        words = (
+            f"{'exact again' if self.has_started else 'starts'} at {where}; {self.skipped} records before it skipped"
+        )
+        self.has_started, self.skipped = True, 0
+        return words

@@ -1,1 +1,0 @@
-"""The commands of `router` that look at what routers have written."""

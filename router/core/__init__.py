@@ -1,1 +1,0 @@
-"""The router's decisions, pure: who is eligible, what each costs, who is chosen, what is promised."""

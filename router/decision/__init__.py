@@ -1,0 +1,1 @@
+"""Which rank gets a request: what is eligible, what each candidate costs, which is chosen and why."""

@@ -1,0 +1,185 @@
+"""Sessions and the ranks that serve them: a fold over ledger events.
+
+    routed            its session is bound to the rank, whatever it was bound to before, and held while in flight
+    its last lease ends    the idle time of `idle_s` starts
+    idle for `idle_s`      bound no more
+    worker forgotten       sessions bound to its ranks are bound no more
+    more than `sessions_max`    the session that has been idle longest goes; while all are in flight, the oldest
+
+What a binding means is the policy's: `hard`, the bound rank takes the request if it may at all; `soft`, it costs less
+there. A bound rank that may not take the request (unfit, gone, failed it) binds nothing: the request is placed like any
+other, and binds its session anew.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kv_protocol.ids import WorkerRank
+from kv_protocol.ledger import Cancelled, Expired, Finished, LedgerEvent, Routed
+from router.journal.checkpoint_rows import AffinityTotals, BoundRow, IdleRow, SessionLeaseRow
+
+
+class AffinityLimits(NamedTuple):
+    """How long an idle session stays bound (seconds), and how many sessions are known."""
+
+    idle_s: float = 600.0
+    sessions_max: int = 65_536
+
+
+class AffinityStatistics(NamedTuple):
+    """Sessions that are bound, of them in flight; bindings that went for want of room, and that changed their rank."""
+
+    sessions: int
+    in_flight: int
+    evicted_total: int
+    moved_total: int
+
+
+class _Idle(NamedTuple):
+    rank: WorkerRank
+    until_s: float
+
+
+class _Session:
+    """In flight."""
+
+    __slots__ = ("leases", "name", "rank")
+
+    def __init__(self, name: str, rank: WorkerRank) -> None:
+        self.name = name
+        self.rank = rank
+        self.leases = 0
+
+
+class Affinity:
+    """All bindings. Unknown leases and second endings change nothing; `now_s` never goes back."""
+
+    def __init__(self, limits: AffinityLimits | None = None) -> None:
+        self._limits = limits or AffinityLimits()
+        self._busy: dict[str, _Session] = {}  # in flight; in the order in which they became so
+        self._idle: dict[str, _Idle] = {}  # in the order in which they became so, which is that of their expiry
+        self._of_lease: dict[str, _Session] = {}
+        self._evicted = self._moved = 0
+
+    def apply(self, event: LedgerEvent, now_s: float) -> None:
+        """Fold one event in; those that say nothing of sessions are welcome."""
+        match event:
+            case Routed(session_id=session_id) if session_id:
+                self._bind(event, now_s)
+            case _ if not self._of_lease:
+                pass
+            case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
+                self._end(lease_id, now_s)
+            case _:
+                pass
+
+    def _bind(self, routed: Routed, now_s: float) -> None:
+        if routed.lease_id in self._of_lease:
+            return
+        self.tick(now_s)
+        name, rank = routed.session_id, WorkerRank(routed.worker_id, routed.dp_rank)
+        session = self._busy.get(name)
+        if session is None:
+            idle = self._idle.pop(name, None)
+            session = _Session(name, rank if idle is None else idle.rank)
+        self._moved += session.rank != rank
+        session.rank = rank
+        session.leases += 1
+        self._busy[name] = self._of_lease[routed.lease_id] = session
+        if len(self._busy) + len(self._idle) > self._limits.sessions_max:
+            self._evict()
+
+    def _evict(self) -> None:
+        if self._idle:
+            del self._idle[next(iter(self._idle))]
+        else:
+            del self._busy[next(iter(self._busy))]
+        self._evicted += 1
+
+    def _end(self, lease_id: str, now_s: float) -> None:
+        session = self._of_lease.pop(lease_id, None)
+        if session is None:
+            return
+        session.leases -= 1
+        if not session.leases and self._busy.get(session.name) is session:
+            del self._busy[session.name]
+            self._idle[session.name] = _Idle(session.rank, now_s + self._limits.idle_s)
+
+    def bound(self, session_id: str, now_s: float) -> WorkerRank | None:
+        """Return the rank that the session is bound to; None when it is to none, or has no name."""
+        if not session_id:
+            return None
+        session = self._busy.get(session_id)
+        if session is not None:
+            return session.rank
+        idle = self._idle.get(session_id)
+        return idle.rank if idle is not None and now_s < idle.until_s else None
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is gone, or begins anew: what was bound to it is free."""
+        for name in [name for name, session in self._busy.items() if session.rank.worker_id == worker_id]:
+            del self._busy[name]
+        for name in [name for name, idle in self._idle.items() if idle.rank.worker_id == worker_id]:
+            del self._idle[name]
+
+    def tick(self, now_s: float) -> None:
+        """Let go of what has been idle for its time; no answer changes by it."""
+        while self._idle:
+            name, idle = next(iter(self._idle.items()))
+            if now_s < idle.until_s:
+                return
+            del self._idle[name]
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def totals_row(self) -> AffinityTotals:
+        """Return the row of a checkpoint."""
+        return AffinityTotals(self._evicted, self._moved)
+
+    def restore_totals(self, row: AffinityTotals) -> None:
+        """These are as the row has them."""
+        self._evicted, self._moved = row
+
+    def bound_rows(self) -> list[BoundRow]:
+        """Return the rows of a checkpoint."""
+        return [BoundRow(name, session.rank) for name, session in self._busy.items()]
+
+    def restore_bound(self, row: BoundRow) -> None:
+        """The session is in flight; its leases follow."""
+        self._busy[row.name] = _Session(row.name, row.rank)
+
+    def idle_rows(self) -> Iterable[IdleRow]:
+        """Return the rows of a checkpoint, which are made when they are read."""
+        return map(_idle_row, self._idle.copy().items())
+
+    def restore_idle(self, row: IdleRow) -> None:
+        """The session is bound, and has no lease."""
+        self._idle[row.name] = _Idle(row.rank, row.until_s)
+
+    def lease_rows(self) -> list[SessionLeaseRow]:
+        """Return the rows of a checkpoint."""
+        busy = self._busy
+        return [
+            SessionLeaseRow(lease_id, session.name if busy.get(session.name) is session else None)
+            for lease_id, session in self._of_lease.items()
+        ]
+
+    def restore_lease(self, row: SessionLeaseRow) -> None:
+        """The lease is one of the session, which was restored before."""
+        session = _Session("", WorkerRank("", 0)) if row.name is None else self._busy[row.name]
+        session.leases += 1
+        self._of_lease[row.lease_id] = session
+
+    def statistics(self) -> AffinityStatistics:
+        """Return how many sessions are bound, and what became of others."""
+        return AffinityStatistics(
+            sessions=len(self._busy) + len(self._idle),
+            in_flight=len(self._busy),
+            evicted_total=self._evicted,
+            moved_total=self._moved,
+        )
+
+
+def _idle_row(item: tuple[str, _Idle]) -> IdleRow:
+    name, idle = item
+    return IdleRow(name, idle.rank, idle.until_s)

@@ -1,0 +1,256 @@
+"""The approximate index: what worker ranks probably hold, known by nothing but what was routed to them.
+
+    routed            the request's blocks are the rank's newest; they count for `ttl_s`
+    more than fit     the rank's oldest blocks go, of one request the deepest first, until its capacity is kept
+    `ttl_s` passed    blocks that were not routed again count no more
+    worker forgotten  nothing of it counts
+
+A rank's blocks are a tree of stretches: blocks in a row, without a fork, that one request was the last to have. Whoever
+has a block has its parents, so a parent is never older than its child; the oldest stretch is a leaf, and the order of
+expiry is kept of the leaves alone. What a request costs grows with the forks on its way, hardly with its blocks.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from sortedcontainers import SortedDict
+
+from kv_protocol.ids import WorkerRank
+from router.journal.checkpoint_rows import ApproximateTotals, StretchRow
+from router.prompt.chains import BLOCK_BYTES, block_count, shared_blocks
+
+
+class ApproximateLimits(NamedTuple):
+    """How long a routed block counts (seconds), and how many of one rank do (blocks), whatever its worker states."""
+
+    ttl_s: float = 120.0
+    blocks_max: int = 1 << 18
+
+
+class ApproximateStatistics(NamedTuple):
+    """Blocks kept of each rank; blocks that went by time, for want of room, and with their worker."""
+
+    blocks: dict[WorkerRank, int]
+    expired_blocks_total: int
+    evicted_blocks_total: int
+    left_blocks_total: int
+
+
+class _Age(NamedTuple):
+    """When blocks expire, and the number of the request that had them last."""
+
+    expires_at_s: float
+    request: int
+
+
+class _Stretch:
+    """Blocks in a row, packed. `children` by their first block; the root has no blocks and is its own parent."""
+
+    __slots__ = ("age", "blocks", "children", "parent")
+
+    def __init__(self, blocks: bytes, parent: "_Stretch | None", age: _Age) -> None:
+        self.blocks = blocks
+        self.parent = parent or self
+        self.children: dict[bytes, _Stretch] = {}
+        self.age = age
+
+
+class _Frozen:
+    """A tree's rows as they were at the moment of a checkpoint, made before the tree next changes, or when read."""
+
+    __slots__ = ("_rank", "_rows", "_tree")
+
+    def __init__(self, rank: WorkerRank, tree: "_Tree") -> None:
+        self._rank = rank
+        self._tree: _Tree | None = tree
+        self._rows = list[StretchRow]()
+
+    def rows(self) -> list[StretchRow]:
+        """Return them; the tree may change from now on."""
+        tree = self._tree
+        if tree is not None:
+            self._rows = tree.rows(self._rank)
+            self._tree = None
+            if tree.frozen is self:
+                tree.frozen = None
+        return self._rows
+
+
+class _Tree:
+    """One rank's blocks. `leaves` by age, the oldest first. `frozen`: a checkpoint wants them as they are now."""
+
+    __slots__ = ("block_count", "frozen", "leaves", "root")
+
+    def __init__(self) -> None:
+        self.frozen: _Frozen | None = None
+        self.root = _Stretch(b"", None, _Age(float("inf"), 0))
+        self.leaves: SortedDict[_Age, _Stretch] = SortedDict()
+        self.block_count = 0
+
+    def add(self, chain: bytes, age: _Age) -> None:
+        """The blocks of `chain` are held, and are the newest."""
+        if self.frozen is not None:
+            self.frozen.rows()
+        node, at = self.root, 0
+        while (child := node.children.get(chain[at : at + BLOCK_BYTES])) is not None:
+            if not chain.startswith(child.blocks, at):
+                self._split(child, shared_blocks(child.blocks, chain, at // BLOCK_BYTES) * BLOCK_BYTES)
+            if not child.children:
+                del self.leaves[child.age]
+            child.age = age
+            node, at = child, at + len(child.blocks)
+        if at < len(chain):
+            node = self._extended(node, chain[at:], age)
+        if node is not self.root and not node.children:
+            self.leaves[age] = node
+
+    def _split(self, stretch: _Stretch, cut: int) -> None:
+        """The blocks behind the first `cut` bytes are a stretch of their own."""
+        behind = _Stretch(stretch.blocks[cut:], stretch, stretch.age)
+        behind.children = stretch.children
+        for child in behind.children.values():
+            child.parent = behind
+        if not behind.children:
+            self.leaves[behind.age] = behind
+        stretch.blocks, stretch.children = stretch.blocks[:cut], {behind.blocks[:BLOCK_BYTES]: behind}
+
+    def _extended(self, node: _Stretch, blocks: bytes, age: _Age) -> _Stretch:
+        self.block_count += block_count(blocks)
+        if node is not self.root and not node.children:
+            node.blocks += blocks
+            return node
+        leaf = node.children[blocks[:BLOCK_BYTES]] = _Stretch(blocks, node, age)
+        return leaf
+
+    def rows(self, rank: WorkerRank) -> list[StretchRow]:
+        """Return the rows of a checkpoint."""
+        rows = list[StretchRow]()
+        unseen = [(-1, child) for child in reversed(self.root.children.values())]
+        while unseen:
+            parent, node = unseen.pop()
+            at = len(rows)
+            rows.append(StretchRow(rank, parent, node.blocks, node.age.expires_at_s, node.age.request))
+            unseen.extend((at, child) for child in reversed(node.children.values()))
+        return rows
+
+    def drop(self, blocks_max: int) -> int:
+        """Forget the oldest leaf, or `blocks_max` of its blocks, the deepest; return how many."""
+        if self.frozen is not None:
+            self.frozen.rows()
+        age, leaf = self.leaves.peekitem(0)
+        held = block_count(leaf.blocks)
+        dropped = min(blocks_max, held)
+        self.block_count -= dropped
+        if dropped < held:
+            leaf.blocks = leaf.blocks[: (held - dropped) * BLOCK_BYTES]
+            return dropped
+        del self.leaves[age]
+        parent = leaf.parent
+        del parent.children[leaf.blocks[:BLOCK_BYTES]]
+        if parent is not self.root and not parent.children:
+            self.leaves[parent.age] = parent
+        return dropped
+
+    def overlap(self, chain: bytes, now_s: float) -> int:
+        """Return how many leading blocks of `chain` are held and have not expired."""
+        node, at = self.root, 0
+        while (child := node.children.get(chain[at : at + BLOCK_BYTES])) is not None:
+            if child.age.expires_at_s <= now_s:
+                break
+            if not chain.startswith(child.blocks, at):
+                return at // BLOCK_BYTES + shared_blocks(child.blocks, chain, at // BLOCK_BYTES)
+            node, at = child, at + len(child.blocks)
+        return at // BLOCK_BYTES
+
+
+class ApproximateIndex:
+    """All ranks' trees. `now_s` never goes back."""
+
+    def __init__(self, limits: ApproximateLimits | None = None) -> None:
+        self._limits = limits or ApproximateLimits()
+        self._trees: dict[WorkerRank, _Tree] = {}
+        self._requests = 0
+        self._expired_blocks = self._evicted_blocks = self._left_blocks = 0
+        self._restored = list[_Stretch]()
+        """The stretches of the rank that is being restored, in the order of their rows."""
+
+    def routed(self, rank: WorkerRank, chain: bytes, now_s: float, capacity_blocks: int = 0) -> None:
+        """A request with these blocks was given to `rank`, which has room for so many (0: it does not say)."""
+        if not chain:
+            return
+        tree = self._trees.get(rank)
+        if tree is None:
+            tree = self._trees[rank] = _Tree()
+        self._requests += 1
+        self._expire(tree, now_s)
+        tree.add(chain, _Age(now_s + self._limits.ttl_s, self._requests))
+        capacity = min(capacity_blocks or self._limits.blocks_max, self._limits.blocks_max)
+        while tree.block_count > capacity:
+            self._evicted_blocks += tree.drop(tree.block_count - capacity)
+
+    def overlap(self, chain: bytes, ranks: Sequence[WorkerRank], now_s: float) -> list[int]:
+        """Return how many leading blocks each rank probably holds, in the order of `ranks`."""
+        trees = [self._trees.get(rank) for rank in ranks]
+        return [0 if tree is None else tree.overlap(chain, now_s) for tree in trees]
+
+    def forget(self, worker_id: str, now_s: float) -> None:
+        """The worker is gone, or begins anew: nothing that was routed to it counts."""
+        for rank in [rank for rank in self._trees if rank.worker_id == worker_id]:
+            tree = self._trees.pop(rank)
+            self._expire(tree, now_s)
+            self._left_blocks += tree.block_count
+
+    def tick(self, now_s: float) -> None:
+        """Let go of what has expired; no answer changes by it."""
+        for rank, tree in list(self._trees.items()):
+            self._expire(tree, now_s)
+            if not tree.block_count:
+                del self._trees[rank]
+
+    def _expire(self, tree: _Tree, now_s: float) -> None:
+        while tree.leaves and tree.leaves.peekitem(0)[0].expires_at_s <= now_s:
+            self._expired_blocks += tree.drop(tree.block_count)
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def totals_row(self) -> ApproximateTotals:
+        """Return the row of a checkpoint."""
+        return ApproximateTotals(self._requests, self._expired_blocks, self._evicted_blocks, self._left_blocks)
+
+    def restore_totals(self, row: ApproximateTotals) -> None:
+        """These are as the row has them."""
+        self._requests, self._expired_blocks, self._evicted_blocks, self._left_blocks = row
+
+    def rows(self) -> Iterable[StretchRow]:
+        """Return the rows of a checkpoint. A rank's are made before its tree changes, or when they are read."""
+        frozen = list[_Frozen]()
+        for rank, tree in self._trees.items():
+            if tree.frozen is not None:
+                tree.frozen.rows()
+            tree.frozen = _Frozen(rank, tree)
+            frozen.append(tree.frozen)
+        return itertools.chain.from_iterable(map(_Frozen.rows, frozen))
+
+    def restore(self, row: StretchRow) -> None:
+        """The stretch is there, behind its parent, which was restored before."""
+        tree = self._trees.get(row.rank)
+        if tree is None:
+            tree = self._trees[row.rank] = _Tree()
+            self._restored.clear()
+        parent = tree.root if row.parent < 0 else self._restored[row.parent]
+        node = _Stretch(row.blocks, parent, _Age(row.expires_at_s, row.request))
+        if not parent.children and parent is not tree.root:
+            del tree.leaves[parent.age]
+        parent.children[row.blocks[:BLOCK_BYTES]] = tree.leaves[node.age] = node
+        tree.block_count += block_count(row.blocks)
+        self._restored.append(node)
+
+    def statistics(self) -> ApproximateStatistics:
+        """Return how much is kept, expired blocks too where no time was let pass, and what went."""
+        return ApproximateStatistics(
+            blocks={rank: tree.block_count for rank, tree in self._trees.items()},
+            expired_blocks_total=self._expired_blocks,
+            evicted_blocks_total=self._evicted_blocks,
+            left_blocks_total=self._left_blocks,
+        )

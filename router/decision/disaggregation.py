@@ -1,0 +1,123 @@
+"""Where a prompt is computed: by a prefill worker, or by the worker that decodes it.
+
+    conditional     the decode worker computes the prompt itself where
+    off             never, as long as there are prefill workers
+    isl_bounding    few of its tokens are not held there: effective < `effective_isl_tokens`
+                    and effective / ISL < `effective_isl_ratio`
+    prefill_load    every prefill rank has more queued than `prefill_busy` x max_num_batched_tokens
+    isl_or_load     either
+
+    effective = ISL - tokens that the decode rank holds of the prompt; the rank is the one that would be chosen for all
+    of it. A rank that uses more than `decode_busy` of its blocks computes no prompts, whatever the policy.
+
+Source: `dynamo_reference.md` 4.4; `routing.md`, "Prefill / decode disaggregation".
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from kv_protocol.decided import Phase
+from kv_protocol.openai import RequestInvalid
+from router.decision.verdict import Verdict
+from router.decision.view import View
+from router.queue.headroom import BATCHED_TOKENS_DEFAULT
+
+ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"]
+
+
+_SPLITS = frozenset({"prefill", "decode"})
+_FIELD = "disaggregated_params"
+_ASKED: dict[str, Phase] = {"context_only": "prefill", "generation_only": "decode", "context_and_generation": "alone"}
+PlacementReason = Literal["short", "prefill_busy", "decode_busy", "long"]
+PLACEMENT_REASONS: tuple[PlacementReason, ...] = get_args(PlacementReason)
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    request_type: Literal["context_only", "generation_only", "context_and_generation"]
+
+
+class ConditionalLimits(NamedTuple):
+    """The policy and its bounds; None: no bound."""
+
+    policy: ConditionalPolicy = "off"
+    effective_isl_tokens: int = 2048
+    effective_isl_ratio: float = 0.7
+    prefill_busy: float | None = None
+    decode_busy: float | None = None
+
+
+class Placement(NamedTuple):
+    """Whether the decode worker computes the prompt, and all that this was decided by."""
+
+    is_local: bool
+    reason: PlacementReason
+    effective_tokens: int
+    isl_tokens: int
+    prefill_load: float
+    """The least queued tokens / max_num_batched_tokens of a prefill rank that takes work; inf: there is none."""
+    decode_load: float
+    """The share of its blocks that the decode rank uses; 0 where it does not say how many it has."""
+
+
+def placement(alone: Verdict, limits: ConditionalLimits) -> Placement:
+    """Return where the prompt is to be computed, by a policy that is not off; `alone`: who would take all of it."""
+    view, request = alone.view, alone.request
+    place = view.ranks.index(alone.winner)
+    held_tokens = min(alone.expected_blocks, request.reusable_blocks) * request.block_size
+    effective = request.isl_tokens - held_tokens
+    prefill_load, decode_load = _prefill_load(view), _decode_load(view, place)
+
+    def placed(reason: PlacementReason) -> Placement:
+        is_local = reason in ("short", "prefill_busy")
+        return Placement(is_local, reason, effective, request.isl_tokens, prefill_load, decode_load)
+
+    if limits.decode_busy is not None and decode_load > limits.decode_busy:
+        return placed("decode_busy")
+    if limits.policy != "prefill_load" and _is_short(effective, request.isl_tokens, limits):
+        return placed("short")
+    if limits.policy != "isl_bounding" and limits.prefill_busy is not None and prefill_load > limits.prefill_busy:
+        return placed("prefill_busy")
+    return placed("long")
+
+
+def _is_short(effective: int, isl_tokens: int, limits: ConditionalLimits) -> bool:
+    """A prompt of which nothing is known is not short."""
+    if not isl_tokens:
+        return False
+    return effective < limits.effective_isl_tokens and effective / isl_tokens < limits.effective_isl_ratio
+
+
+def _prefill_load(view: View) -> float:
+    loads = (
+        int(view.queued_tokens[place]) / (told.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT)
+        for place, told in enumerate(view.told)
+        if told.role == "prefill" and not view.unfit[place]
+    )
+    return min(loads, default=float("inf"))
+
+
+def _decode_load(view: View, place: int) -> float:
+    total = view.told[place].total_kv_blocks
+    return int(view.active_blocks[place]) / total if total else 0.0
+
+
+def first_phase(roles: frozenset[str], *, may_split: bool) -> Phase:
+    """Return what is asked first, of a fleet whose fit workers have these roles."""
+    if may_split and roles >= _SPLITS:
+        return "prefill"
+    return "alone" if "decode" in roles and "aggregated" not in roles else "whole"
+
+
+def asked_phase(params: bytes, *, accepted: bool) -> Phase:
+    """Return the one phase that the `disaggregated_params` of a request ask for; raise `RequestInvalid`."""
+    if not accepted:
+        raise RequestInvalid(_FIELD, "a value", "none: workers say them (disaggregation.accept_params is false)")
+    try:
+        asked = _asked.decode(params).request_type
+    except msgspec.DecodeError as error:
+        raise RequestInvalid(_FIELD, "another value", f"an object with request_type ({error})") from error
+    return _ASKED[asked]
+
+
+_asked = msgspec.json.Decoder(_Asked)

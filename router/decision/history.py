@@ -1,0 +1,69 @@
+"""How much prefill a rank was recently given: in-flight load alone is blind to agents that ask one thing after another.
+
+    history_blocks(t) = sum over requests routed to the rank of prefill_blocks * 2 ^ -((t - routed at) / HALF_LIFE_S)
+
+All sums are kept as of one moment, so that one factor makes them those of another. That moment moves on by whole half
+lives: the sums then halve exactly.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_protocol.ids import WorkerRank
+from router.fleet.rank_table import RankTable
+from router.journal.checkpoint_rows import HistoryMoment, HistoryRow
+
+HALF_LIFE_S = 30.0
+_HALF_LIVES_MAX = 64.0
+
+
+class History:
+    """The decaying sum of each rank. `now_s` never goes back."""
+
+    def __init__(self) -> None:
+        self._sums = RankTable("d", (0.0,))
+        self._as_of_s: float | None = None
+
+    def add(self, rank: WorkerRank, prefill_blocks: float, now_s: float) -> None:
+        """A request with so many blocks to prefill was routed to the rank."""
+        if self._as_of_s is None:
+            self._as_of_s = now_s
+        half_lives = (now_s - self._as_of_s) / HALF_LIFE_S
+        if half_lives > _HALF_LIVES_MAX:
+            whole = math.floor(half_lives)
+            self._sums.scale(math.ldexp(1.0, -whole))
+            self._as_of_s += whole * HALF_LIFE_S
+            half_lives = (now_s - self._as_of_s) / HALF_LIFE_S
+        row = self._sums.row(rank)
+        self._sums.put(row, self._sums.get(row) + prefill_blocks * math.exp2(half_lives))
+
+    def columns(self, ranks: tuple[WorkerRank, ...], now_s: float) -> NDArray[np.float64]:
+        """Return what is left of each rank's sum, in the order of `ranks`; read-only."""
+        blocks: NDArray[np.float64] = self._sums.columns(ranks)[0]
+        if self._as_of_s is not None:
+            blocks = blocks * math.exp2((self._as_of_s - now_s) / HALF_LIFE_S)
+            blocks.setflags(write=False)
+        return blocks
+
+    def moment_row(self) -> HistoryMoment:
+        """Return the row of a checkpoint."""
+        return HistoryMoment(self._as_of_s)
+
+    def restore_moment(self, row: HistoryMoment) -> None:
+        """All sums that follow are of this moment."""
+        self._as_of_s = row.as_of_s
+
+    def rows(self) -> list[HistoryRow]:
+        """Return the rows of a checkpoint."""
+        return [HistoryRow(rank, self._sums.get(self._sums.row(rank))) for rank in self._sums]
+
+    def restore(self, row: HistoryRow) -> None:
+        """The rank's sum is as the row has it."""
+        self._sums.put(self._sums.row(row.rank), row.blocks)
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is gone."""
+        for rank in [rank for rank in self._sums if rank.worker_id == worker_id]:
+            self._sums.remove(rank)

@@ -1,0 +1,174 @@
+"""The sections of the configuration that say how workers are chosen, and when prompts are computed apart."""
+
+from collections.abc import Callable
+from inspect import signature
+from typing import TypeVar
+
+from msgspec.structs import asdict
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from kv_runtime.config import Section
+from router.decision.affinity import AffinityLimits
+from router.decision.approximate import ApproximateLimits
+from router.decision.disaggregation import ConditionalLimits, ConditionalPolicy
+from router.decision.policies import MODES
+from router.decision.policy import (
+    DECODE_OVERRIDES,
+    PREFILL_OVERRIDES,
+    Affinity,
+    CostParameters,
+    PhaseOverrides,
+    Policy,
+    Unmet,
+)
+
+_Limits = TypeVar("_Limits")
+
+
+def picked(section: Section, kind: Callable[..., _Limits], **own: object) -> _Limits:
+    """Return one of `kind`, its fields the section's of the same names, or those given; others have their defaults."""
+    names = type(section).model_fields.keys() & signature(kind).parameters.keys()
+    return kind(**{name: getattr(section, name) for name in names} | own)
+
+
+class PhaseSection(Section):
+    """What is otherwise for one phase of disaggregated requests; null: as in `policy` itself."""
+
+    mode: str | None = Field(None, description="how its rank is chosen")
+    temperature: float | None = Field(None, ge=0, le=100, description="0: the cheapest wins")
+    overlap_credit: float | None = Field(None, ge=0, le=1, description="what a block on the GPU saves, in blocks")
+    overlap_credit_decay: float | None = Field(None, ge=0, le=1000, description="how queued prefill devalues overlap")
+    host_weight: float | None = Field(None, ge=0, le=1, description="what a block in host memory saves")
+    disk_weight: float | None = Field(None, ge=0, le=1, description="what a block on disk saves")
+    prefill_scale: float | None = Field(None, ge=0, le=1000, description="weight of prefill")
+    request_weight: float | None = Field(None, ge=0, le=1000, description="blocks that every active request costs")
+    history_weight: float | None = Field(None, ge=0, le=1000, description="weight of recent prefill")
+    decode_scale: float | None = Field(None, ge=0, le=1000, description="weight of decode")
+
+    def overrides(self) -> PhaseOverrides:
+        """Return them as the policy has them."""
+        return PhaseOverrides(**self.model_dump())
+
+
+class PolicySection(Section):
+    """How a worker rank is chosen; formulas in `router/decision/cost.py`."""
+
+    user_modes: tuple[str, ...] = Field(
+        (), max_length=64, description="functions that can be modes, each `package.module:function`; they are imported"
+    )
+    mode: str = Field(
+        "kv",
+        description="kv, predicted-ttft, round-robin, random, power-of-two, least-loaded, direct, or one of user_modes",
+    )
+    overlap_credit: float = Field(1.0, ge=0, le=1, description="what a block on the GPU saves, in blocks")
+    overlap_credit_decay: float = Field(0.0, ge=0, le=1000, description="how fast queued prefill devalues overlap")
+    host_weight: float = Field(0.75, ge=0, le=1, description="what a block in host memory saves")
+    disk_weight: float = Field(0.25, ge=0, le=1, description="what a block on disk saves")
+    prefill_scale: float = Field(
+        1.0, ge=0, le=1000, description="weight of prefill against decode; more favours overlap"
+    )
+    request_weight: float = Field(0.0, ge=0, le=1000, description="blocks that every active request costs")
+    history_weight: float = Field(0.5, ge=0, le=1000, description="weight of recent prefill; more spreads the load")
+    decode_scale: float = Field(1.0, ge=0, le=1000, description="weight of decode: of the blocks a rank works on")
+    prefill: PhaseSection = PhaseSection(**asdict(PREFILL_OVERRIDES))
+    decode: PhaseSection = PhaseSection(**asdict(DECODE_OVERRIDES))
+    temperature: float = Field(0.0, ge=0, le=100, description="0: the cheapest wins; more: drawn by softmax(-cost / T)")
+    seed: int = Field(0, ge=0, le=(1 << 64) - 1, description="of every draw and tie-break")
+    spill_tokens: int = Field(
+        16384, ge=0, le=1 << 40, description="queued tokens beyond which a rank may lose its credit; 0: none ever does"
+    )
+    newcomers: bool = Field(
+        default=True, description="a joining rank gets a bounded share of the requests of which nobody holds anything"
+    )
+    affinity: Affinity = Field("off", description="what a session's former rank means: off, soft or hard")
+    affinity_discount: float = Field(0.5, ge=0, lt=1, description="soft: by what share that rank costs less")
+    affinity_idle_s: float = Field(
+        600.0, ge=1, le=86_400, description="how long after its last request a session is still at home at its rank"
+    )
+    affinity_sessions_max: int = Field(
+        65_536, ge=1, le=1 << 24, description="sessions that are known; the longest idle are forgotten first; memory"
+    )
+    ttft_target_s: float | None = Field(
+        None, gt=0, le=3600, description="predicted-ttft: longest time to a first token"
+    )
+    itl_target_s: float | None = Field(None, gt=0, le=60, description="predicted-ttft: longest time between tokens")
+    unmet: Unmet = Field("admit", description="requests that no rank is predicted to serve so: admit, queue or reject")
+    predict_on_route: bool = Field(
+        default=True, description="blocks on their way to a rank count as held: siblings of a burst land together"
+    )
+    approximate_ttl_s: float = Field(
+        120.0, ge=1, le=86_400, description="how long a routed block counts at a rank without events; costs memory"
+    )
+    approximate_blocks_max: int = Field(
+        1 << 18,
+        ge=1,
+        le=1 << 26,
+        description="routed blocks that count at one rank, and no more than its total_kv_blocks; costs memory",
+    )
+
+    @field_validator("mode")
+    @classmethod
+    def _is_a_mode(cls, mode: str, info: ValidationInfo) -> str:
+        allowed = (*MODES, *info.data.get("user_modes", ()))
+        if mode not in allowed:
+            raise ValueError(f"allowed {', '.join(allowed)}")
+        return mode
+
+    @field_validator("prefill", "decode")
+    @classmethod
+    def _has_a_mode(cls, phase: PhaseSection, info: ValidationInfo) -> PhaseSection:
+        if phase.mode is not None:
+            cls._is_a_mode(phase.mode, info)
+        return phase
+
+    def affinity_limits(self) -> AffinityLimits:
+        """Return how sessions are remembered."""
+        return AffinityLimits(idle_s=self.affinity_idle_s, sessions_max=self.affinity_sessions_max)
+
+    def approximate(self) -> ApproximateLimits:
+        """Return the bounds of the approximate index."""
+        return ApproximateLimits(ttl_s=self.approximate_ttl_s, blocks_max=self.approximate_blocks_max)
+
+    def policy(self) -> Policy:
+        """Return the policy that decisions are taken with."""
+        return picked(
+            self,
+            Policy,
+            parameters=picked(self, CostParameters),
+            prefill=self.prefill.overrides(),
+            decode=self.decode.overrides(),
+        )
+
+
+class DisaggregationSection(Section):
+    """Prompts computed by other workers than those that decode, where a model has workers of both roles."""
+
+    enabled: bool = Field(default=True, description="false: workers that decode compute their prompts themselves")
+    accept_params: bool = Field(
+        default=False, description="take requests for one phase, with disaggregated_params: behind `router pools`"
+    )
+    conditional: ConditionalPolicy = Field(
+        "off", description="prompts that decode workers compute: off, isl_bounding, prefill_load, isl_or_load"
+    )
+    effective_isl_tokens: int = Field(
+        2048, ge=0, le=1 << 30, description="isl_bounding: only prompts with fewer tokens that are not held there"
+    )
+    effective_isl_ratio: float = Field(
+        0.7, ge=0, le=1, description="isl_bounding: and only where these are a smaller share of the prompt"
+    )
+    prefill_busy: float | None = Field(
+        None, ge=0, le=1000, description="prefill_load: queued tokens of every prefill rank / max_num_batched_tokens"
+    )
+    decode_busy: float | None = Field(
+        None, ge=0, le=1, description="decode ranks that use a larger share of their blocks compute no prompts"
+    )
+
+    @model_validator(mode="after")
+    def _load_has_a_bound(self) -> "DisaggregationSection":
+        if self.conditional in ("prefill_load", "isl_or_load") and self.prefill_busy is None:
+            raise ValueError(f"prefill_busy: found null, allowed a number where conditional is {self.conditional}")
+        return self
+
+    def limits(self) -> ConditionalLimits:
+        """Return when a prompt is computed where it is decoded."""
+        return picked(self, ConditionalLimits, policy=self.conditional)

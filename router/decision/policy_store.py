@@ -1,0 +1,136 @@
+"""A policy that was changed over `/v1/policy`, kept in `state.dir` so that it survives a restart.
+
+    command line (`--mode`, `--set policy...`)  >  the file  >  environment, YAML, defaults       field by field
+
+The file has the fields that were changed and no others: what the configuration says of the rest holds. It is written
+whole or not at all. A file that cannot be used is refused at the start: a router that ignored it would route by a
+policy that nobody expects.
+"""
+
+import asyncio
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import structlog
+
+from kv_protocol.errors import UNDECODABLE
+from kv_runtime.config import ConfigurationError
+from router.decision.policies import Mode
+from router.decision.policy import Policy
+from router.decision.policy_swap import swapped
+
+_NAME = "policy.json"
+_BYTES_MAX = 1 << 20
+
+_log = structlog.get_logger("router")
+
+
+class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file."""
+
+    version: Literal[1]
+    fields: dict[str, Any]
+
+
+class PolicyNotStored(Exception):
+    """The policy was not changed, because it could not be written."""
+
+
+class PolicyStore:
+    """The changed fields of one router's policy; without a directory they are kept nowhere."""
+
+    def __init__(self, directory: str, configured: Policy, modes: Mapping[str, Mode]) -> None:
+        """`configured` is the policy of the configuration, command line included."""
+        self.configured = self.initial = configured
+        self.modes = modes
+        self._path = Path(directory) / _NAME if directory else None
+        self._fields: dict[str, Any] = {}
+        self.writing = asyncio.Lock()
+        """Held from reading the policy in force to changing it: changes come one after the other."""
+
+    def restore(self, given: Collection[str] = ()) -> None:
+        """`initial` is the policy to start with; `given` are fields that the command line names, which win.
+
+        Raises:
+            ConfigurationError: the directory or the file cannot be used.
+        """
+        if self._path is None:
+            return
+        _prepare(self._path.parent)
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            problem = f"state.dir: {self._path}: found what cannot be read ({error.strerror}), allowed a file"
+            raise ConfigurationError([problem]) from error
+        try:
+            stored = _decoded(data)
+            named = {name: value for name, value in stored.items() if name not in given}
+            self.initial = swapped(self.configured, named, self.modes, whole=False)
+        except ConfigurationError as error:
+            hint = "mend or remove the file; without it the policy is that of the configuration"
+            problems = [f"state.dir: {self._path}: {problem}; {hint}" for problem in error.problems]
+            raise ConfigurationError(problems) from error
+        self._fields = named
+        if named:
+            _log.info("policy_restored", path=str(self._path), fields=named)
+
+    async def keep(self, changed: Mapping[str, Any]) -> None:
+        """These fields are stored, with those that were; raise `PolicyNotStored` where that cannot be."""
+        await self._write({**self._fields, **changed})
+
+    async def clear(self) -> None:
+        """No field is stored; raise `PolicyNotStored` where that cannot be."""
+        await self._write({})
+
+    async def _write(self, fields: dict[str, Any]) -> None:
+        if self._path is not None:
+            data = msgspec.json.encode(_Stored(1, fields))
+            try:
+                await asyncio.to_thread(_replace, self._path, data)  # a disk may take its time
+            except OSError as error:
+                raise PolicyNotStored(f"state.dir: {self._path} cannot be written: {error.strerror}") from error
+        self._fields = fields
+
+
+def _prepare(directory: Path) -> None:
+    """The directory is there, and files can be written into it."""
+    needed = "allowed a directory that the router can make and write into"
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ConfigurationError([f"state.dir: found {directory}, which is a file, {needed}"]) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        problem = f"state.dir: found {directory}, which cannot be made ({reason}), {needed}"
+        raise ConfigurationError([problem]) from error
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigurationError([f"state.dir: found {directory}, which the router may not write into, {needed}"])
+
+
+def _decoded(data: bytes) -> dict[str, Any]:
+    if len(data) > _BYTES_MAX:
+        raise ConfigurationError([f"found {len(data)} bytes, allowed {_BYTES_MAX}"])
+    try:
+        return msgspec.json.decode(data, type=_Stored).fields
+    except UNDECODABLE as error:
+        raise ConfigurationError([f"found no stored policy ({error})"]) from error
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """The file has these bytes, also after a crash; until then it has those that it had."""
+    written = path.with_suffix(".new")
+    with written.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    written.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

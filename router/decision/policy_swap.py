@@ -1,0 +1,70 @@
+"""Another policy while requests flow: its fields are those of the configuration's `policy`, and are checked like them.
+
+    PATCH   the fields that are named change, the others stay
+    PUT     the fields that are named hold, the others have their defaults
+
+What the folds were made with (`seed`, `user_modes`, the bounds of the approximate index and of sessions) cannot change
+while the router runs. A decision is taken with one policy or with the other, never with something between.
+"""
+
+from collections.abc import Mapping
+from itertools import chain, islice
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from kv_protocol.errors import shortened
+from kv_protocol.openai_errors import as_json
+from kv_runtime.config import ConfigurationError, unknown_key
+from router.decision.policies import MODES, Mode
+from router.decision.policy import CostParameters, Policy
+from router.decision.policy_config import PolicySection
+
+PROBLEMS_MAX = 8
+"""Problems that an error names; of the others it says how many they are."""
+FIELDS = (*(name for name in Policy.__struct_fields__ if name != "parameters"), *CostParameters.__struct_fields__)
+
+
+def fields_of(policy: Policy) -> dict[str, Any]:
+    """Return the policy's fields by the names that they have in the configuration."""
+    own = msgspec.to_builtins(policy)
+    return {**own.pop("parameters"), **own}
+
+
+def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode], *, whole: bool) -> Policy:
+    """Return the policy with these fields; the others stay, or with `whole` have their defaults.
+
+    Raises:
+        ConfigurationError: a field is none of a policy, cannot change now, or has a value that is not allowed. It names
+            the first `PROBLEMS_MAX` of them.
+    """
+    foreign = [name for name in named if name not in FIELDS]
+    own = {name: value for name, value in named.items() if name in FIELDS}
+    no_modes = [own.pop("mode")] if "mode" in own and own["mode"] not in tuple(modes) else []
+    user_modes = tuple(name for name in modes if name not in MODES)
+    wrong: list[Any] = []
+    try:
+        section = PolicySection(user_modes=user_modes, **{**({} if whole else fields_of(policy)), **own})
+    except ValidationError as error:
+        wrong = error.errors(include_url=False, include_context=False)
+    if count := len(foreign) + len(no_modes) + len(wrong):
+        problems = chain(
+            (_foreign(name, named[name]) for name in foreign),
+            (f"policy.mode: found {as_json(mode)}, allowed {', '.join(modes)}" for mode in no_modes),
+            map(_problem, wrong),
+        )
+        more = [f"and {count - PROBLEMS_MAX} more"] if count > PROBLEMS_MAX else []
+        raise ConfigurationError([*islice(problems, PROBLEMS_MAX), *more])
+    return section.policy()
+
+
+def _foreign(name: str, value: object) -> str:
+    if name in PolicySection.model_fields:
+        return f"policy.{name}: found {as_json(value)}, allowed only at the start of the router"
+    return f"policy.{shortened(name)}: {unknown_key(name, FIELDS)}"
+
+
+def _problem(found: Mapping[str, Any]) -> str:
+    path = ".".join(shortened(str(part)) for part in found["loc"])
+    return f"policy.{path}: found {as_json(found['input'])}, allowed: {found['msg']}"

@@ -1,0 +1,312 @@
+"""Decisions in motion: the pure core with the router's clock, index and log of decisions around it.
+
+decide   one moment's view, the policy in force, the next seed
+take     the decision counts: it is recorded with its promise, under a lease
+lease    first token, bytes flowing, the end; each told to the ledger
+apply    the one way by which the state changes: fleet, heartbeats, promises, outcomes, policy. All of it is recorded
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from time import perf_counter
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from indexer.embedded import OverlapColumns, RankView, is_blind
+from kv_protocol.decision import Decision
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import LedgerApplied, OutcomeKnown, PolicyChanged, TimePassed
+from kv_protocol.ledger import FirstToken, LedgerEvent, Renewed
+from kv_protocol.splitmix import splitmix64
+from kv_runtime.clock import Clock
+from router.decision.decide import decide
+from router.decision.errors import NoEligibleWorker
+from router.decision.policy import Policy
+from router.decision.state import Applied, RouterState
+from router.decision.verdict import Verdict, taken
+from router.decision.view import RouteRequest
+from router.fleet.trust import Trust, trust_of
+from router.journal.records import Recorder, Recorders, RefusedRequest
+from router.request.latency import Arrival, latency_of
+
+OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
+
+
+class OverlapIndex(Protocol):
+    """Whoever knows what the ranks hold."""
+
+    def columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
+        """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each."""
+
+    def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> Sequence[RankView]:
+        """Return the same rank by rank, for whoever looks seldom."""
+
+    def catching_up(self) -> str:
+        """Return how far the index has come at its start; empty once it has caught up with the log."""
+
+
+class Readiness(NamedTuple):
+    """Whether requests should be sent here. `notes` say what is not as it should be, and keeps nobody from it."""
+
+    ready: bool
+    reasons: list[str]
+    notes: list[str]
+
+
+class DecisionRecord:
+    """A verdict and, once known, its outcome. `before` and `after` are the same request's, as far as they are kept."""
+
+    __slots__ = ("after", "before", "outcome", "verdict")
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+        self.outcome: OutcomeKnown | None = None
+        self.before: DecisionRecord | None = None
+        self.after: DecisionRecord | None = None
+
+    @property
+    def decision(self) -> Decision:
+        """The same for people; not cheap."""
+        return self.verdict.decision()
+
+    def of_same_request(self, count_max: int) -> "list[DecisionRecord]":
+        """Return the newest decisions for the same request id, this one among them or not, eldest first."""
+        newest = self
+        while newest.after is not None:
+            newest = newest.after
+        found, at = list[DecisionRecord](), newest
+        while len(found) < count_max:
+            found.append(at)
+            if at.before is None:
+                break
+            at = at.before
+        return found[::-1]
+
+
+class DecisionLog:
+    """The newest decisions, found by their ids and by those of their requests."""
+
+    def __init__(self, decisions_max: int) -> None:
+        self._decisions_max = decisions_max
+        self._records: deque[DecisionRecord] = deque()
+        self._of_decision: dict[str, DecisionRecord] = {}
+        self._newest_of_request: dict[str, DecisionRecord] = {}
+
+    def add(self, verdict: Verdict) -> DecisionRecord:
+        """Keep a decision; the oldest gives way."""
+        if len(self._records) == self._decisions_max:
+            self._forget(self._records.popleft())
+        record, request = DecisionRecord(verdict), verdict.request
+        self._records.append(record)
+        self._of_decision[request.decision_id] = record
+        before = self._newest_of_request.get(request.request_id)
+        if before is not None:
+            record.before, before.after = before, record
+        self._newest_of_request[request.request_id] = record
+        return record
+
+    def _forget(self, oldest: DecisionRecord) -> None:
+        request = oldest.verdict.request
+        if self._of_decision.get(request.decision_id) is oldest:
+            del self._of_decision[request.decision_id]
+        if oldest.after is not None:
+            oldest.after.before = None
+        else:
+            del self._newest_of_request[request.request_id]
+
+    def find(self, any_id: str) -> DecisionRecord | None:
+        """Return the decision with this id, or a request's last one."""
+        return self._of_decision.get(any_id) or self._newest_of_request.get(any_id)
+
+    def newest(self, count: int) -> list[DecisionRecord]:
+        """Return the newest decisions, newest first."""
+        return list(islice(reversed(self._records), count))
+
+
+class Lease:
+    """One request's promise at one rank; `end` is idempotent."""
+
+    __slots__ = (
+        "_began_s", "_is_over", "_lease_id", "_record", "_renew_every_s", "_renewed_s", "_routing", "first_byte_s",
+        "itl_s", "ttft_s",
+    )  # fmt: skip
+
+    def __init__(self, routing: "Routing", record: DecisionRecord, lease_s: float) -> None:
+        self._routing = routing
+        self._record = record
+        self._lease_id = record.verdict.request.decision_id
+        self._renew_every_s = lease_s / 4
+        self._began_s = self._renewed_s = record.verdict.now_s
+        self.first_byte_s: float | None = None
+        """From being routed to the answer's first byte; None until then."""
+        self.ttft_s: float | None = None
+        self.itl_s: float | None = None
+        """As `Latency` has them; None until the end."""
+        self._is_over = False
+
+    def first_token(self) -> None:
+        """The answer has begun: the prompt is computed. Nothing, the second time."""
+        if self.first_byte_s is None:
+            self._renewed_s = self._routing.clock.now()
+            self.first_byte_s = self._renewed_s - self._began_s
+            self._routing.tell(FirstToken(lease_id=self._lease_id))
+
+    def on_bytes(self) -> None:
+        """Bytes of the answer have come."""
+        if self.first_byte_s is None:
+            self.first_token()
+            return
+        now_s = self._routing.clock.now()
+        if now_s - self._renewed_s >= self._renew_every_s:
+            self._renewed_s = now_s
+            self._routing.tell(Renewed(lease_id=self._lease_id))
+
+    def end(
+        self,
+        outcome: OutcomeName,
+        cached_tokens: int | None = None,
+        output_tokens: int | None = None,
+        *,
+        came_whole: bool = False,
+        arrival: Arrival | None = None,
+    ) -> None:
+        """The request is over at this rank; nothing is promised any more.
+
+        `cached_tokens` are what the worker says it reused of the prompt, `output_tokens` what it says it answered with;
+        `came_whole`: the answer was there at once, its first byte with its last. Without `arrival` it was a stream of
+        `output_tokens`.
+        """
+        if self._is_over:
+            return
+        self._is_over = True
+        now_s = self._routing.clock.now()
+        duration_s = now_s - self._began_s
+        if came_whole and self.first_byte_s is None:
+            self.first_byte_s = duration_s
+        came = arrival or Arrival(is_streamed=True, later_tokens=(output_tokens or 1) - 1)
+        self.ttft_s, self.itl_s = latency_of(came, self.first_byte_s, duration_s)
+        known = self._record.outcome = OutcomeKnown(
+            now_s=now_s,
+            decision_id=self._lease_id,
+            outcome=outcome,
+            cached_tokens=cached_tokens,
+            ttft_s=self.ttft_s,
+            duration_s=duration_s,
+            output_tokens=output_tokens,
+            itl_s=self.itl_s,
+            came_whole=came_whole,
+        )
+        self._routing.apply(known)
+
+
+class Routing:
+    """One router's decisions."""
+
+    def __init__(
+        self,
+        state: RouterState,
+        index: OverlapIndex,
+        clock: Clock,
+        policy: Policy,
+        *,
+        seed: int,
+        lease_s: float,
+        decisions_max: int,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """The policy is in force. `recorder` is told of all that is applied, beginning with that."""
+        self.state = state
+        self.clock = clock
+        self.decisions = DecisionLog(decisions_max)
+        self._index = index
+        self._seed = seed
+        self._lease_s = lease_s
+        self._record = (recorder or Recorders()).record
+        self._taken = 0
+        self.match_s = self.choose_s = 0.0
+        """How long the last decision took to look at the ranks, and to choose among them."""
+        self.set_policy(policy)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self.state.policy
+
+    def set_policy(self, policy: Policy) -> None:
+        """Another policy is in force from now on. Its mode is one of the state's `modes`."""
+        self.apply(PolicyChanged(now_s=self.clock.now(), policy=msgspec.to_builtins(policy)))
+
+    def apply(self, record: Applied) -> None:
+        """The state changes by this, and the recorder is told."""
+        self.state.apply(record)
+        self._record(record)
+
+    def decide(self, request: RouteRequest) -> Verdict:
+        """Return who should take the request; nothing is promised yet.
+
+        Raises:
+            NoEligibleWorker: nobody may.
+            WorkerNotNamed: the mode leaves the choice to the caller, who has not made it.
+        """
+        state, began_s = self.state, perf_counter()
+        view = state.view(request, self._index.columns, self.clock.now())
+        viewed_s = perf_counter()
+        verdict = decide(view, request, state.policy, splitmix64(self._seed + self._taken), state.modes)
+        self.match_s, self.choose_s = viewed_s - began_s, perf_counter() - viewed_s
+        return verdict
+
+    def take(self, verdict: Verdict) -> Lease:
+        """The request goes where `verdict` says: recorded and promised."""
+        self._taken += 1
+        self.apply(taken(verdict))
+        return Lease(self, self.decisions.add(verdict), self._lease_s)
+
+    def refuse(self, request: RouteRequest, error: NoEligibleWorker) -> None:
+        """Nobody could take the request, and it was told so: that is recorded."""
+        self._record(RefusedRequest(self.clock.now(), request, error.exclusions))
+
+    def tell(self, event: LedgerEvent) -> None:
+        """Apply a ledger event now."""
+        self.apply(LedgerApplied(now_s=self.clock.now(), event=event))
+
+    def tick(self) -> list[Applied]:
+        """Let time pass: that, and what it brought, is applied; what it brought is returned."""
+        now_s = self.clock.now()
+        self.apply(TimePassed(now_s=now_s))
+        brought: list[Applied] = [*self.state.tick(now_s)]
+        for record in brought:
+            self.apply(record)
+        return brought
+
+    def readiness(self) -> Readiness:
+        """Return whether requests should be sent here now, and why not.
+
+        A log that is away is no reason: requests are routed from memory.
+        """
+        reasons = self.unready()
+        notes = [] if self.state.fleet.is_log_heard else ["the event log is away: requests are routed from memory"]
+        return Readiness(not reasons, reasons, notes)
+
+    def unready(self) -> list[str]:
+        """Return why requests would be refused or routed blindly now; nothing when all is well.
+
+        An overfull rank is served by what fitted in the index: a full index is no reason to take no requests.
+        """
+        now_s, fleet = self.clock.now(), self.state.fleet
+        fit = [worker for worker in fleet.workers() if not fleet.unfit(worker, now_s)]
+        every = [rank for worker in fit for rank in worker.registration.ranks]
+        ranks = [rank for rank in every if not self.state.breakers.unfit(rank, now_s)]
+        views = zip(ranks, self._index.overlap((), ranks), strict=True)
+        blind = [f"{rank}: {view.stale}" for rank, view in views if is_blind(view.stale)]
+        progress = self._index.catching_up()
+        return [*([progress] if progress else []), *(blind if ranks else ["no worker is fit"])]
+
+    def trust(self) -> dict[WorkerRank, Trust]:
+        """Return how far what is known of each rank of the fleet is trusted now."""
+        fleet = self.state.fleet
+        parity = fleet.parity(self.clock.now())
+        ranks = [rank for worker in fleet.workers() for rank in worker.registration.ranks]
+        views = zip(ranks, self._index.overlap((), ranks), strict=True)
+        return {rank: trust_of(parity[rank.worker_id], view.stale) for rank, view in views}

@@ -1,0 +1,324 @@
+"""All that a decision may read, as one fold over journal records, but for the index, whose answer is an argument.
+
+apply(record)         what a decision may read changes here and nowhere else
+tick(now)             lets go of what is over, and returns the records that the passing of time makes; the caller
+                      applies them
+view(request, ...)    one moment, as columns
+
+A decision that counts is applied with its promise (`Taken`), or as the journal has it (`Decided`), from which only the
+turn and the promise can be told: who replays decides again, and applies what comes of it. A promise without blocks, as
+modes that read no overlap make them, touches the ledger alone. What a view has of the fleet is worked out when
+something that it is made of was applied, or time has changed it, and kept until then (`model_view.py`).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kv_protocol.checkpoint import CheckpointBegan
+from kv_protocol.decided import Decided
+from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.hashing import Hashing
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import (
+    AttemptEnded,
+    FleetApplied,
+    JournalRecord,
+    LedgerApplied,
+    LoadApplied,
+    LogConnection,
+    OutcomeKnown,
+    PolicyChanged,
+    TimePassed,
+    WorkerHeard,
+)
+from kv_protocol.ledger import FirstToken, LedgerEvent, Reconciled, Routed
+from router.decision.affinity import Affinity
+from router.decision.approximate import ApproximateIndex
+from router.decision.history import History
+from router.decision.model_view import Standing
+from router.decision.newcomers import Newcomers
+from router.decision.policies import MODES, Mode, policy_for
+from router.decision.policy import Policy
+from router.decision.verdict import Taken
+from router.decision.view import Depths, Ints, OverlapAnswer, RouteRequest, View
+from router.fleet.breakers import Breakers
+from router.fleet.forecasts import Forecasts
+from router.fleet.ledger import Ledger
+from router.fleet.predictions import Predictions
+from router.fleet.registry import Fleet
+
+Applied = JournalRecord | Taken
+AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
+"""Who holds how much of a chain: the index, or what was recorded of its answer."""
+_STANDINGS_MAX = 256
+
+
+class RouterState:
+    """Fleet, ledger and all else that one router decides by. `modes` are those that a policy can name."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        approximate: ApproximateIndex | None = None,
+        *,
+        affinity: Affinity | None = None,
+        breakers: Breakers | None = None,
+        modes: Mapping[str, Mode] = MODES,
+    ) -> None:
+        self.fleet = fleet
+        self.ledger = ledger
+        self.approximate = approximate or ApproximateIndex()
+        self.affinity = affinity or Affinity()
+        self.breakers = breakers or Breakers()
+        self.policy = Policy()
+        """The one in force: what was applied last."""
+        self.modes = modes
+        self.history = History()
+        self.predictions = Predictions()
+        self.newcomers = Newcomers()
+        self.forecasts = Forecasts()
+        self.turns: Counter[str] = Counter()
+        self._standings: dict[tuple[str, int, str], Standing] = {}
+        self._standings_of = (0, 0)
+        self._folds: dict[type, Callable[[Any], None]] = {
+            Taken: self._take,
+            Decided: self._repeat,
+            OutcomeKnown: self._end,
+            LedgerApplied: self._apply_to_ledger,
+            WorkerHeard: lambda record: self.fleet.heard(record.worker_id, record.instance, record.now_s),
+            LoadApplied: self._reconcile,
+            AttemptEnded: self._attempted,
+            FleetApplied: self._apply_to_fleet,
+            LogConnection: lambda record: self.fleet.log_heard(heard=record.heard, now_s=record.now_s),
+            PolicyChanged: self._change_policy,
+            TimePassed: lambda record: self._let_go(record.now_s),
+            CheckpointBegan: lambda record: self._let_go(record.now_s),
+        }
+
+    # ------------------------------------------------------------------------------------------------- records
+
+    def apply(self, record: Applied) -> None:
+        """Fold one record in; records that change nothing here are welcome."""
+        fold = self._folds.get(type(record))
+        if fold is not None:
+            fold(record)
+
+    def _change_policy(self, record: PolicyChanged) -> None:
+        self.policy = msgspec.convert(record.policy, Policy)
+
+    def _attempted(self, record: AttemptEnded) -> None:
+        """A breaker learns of it; whoever is not of the fleet any more has none."""
+        if self.fleet.worker(record.worker_id) is None:
+            return
+        known = tuple(rank for rank in record.erred_before if self.fleet.worker(rank.worker_id) is not None)
+        self.breakers.apply(
+            record if known == record.erred_before else msgspec.structs.replace(record, erred_before=known)
+        )
+
+    def _apply_to_fleet(self, record: FleetApplied) -> None:
+        if self.fleet.refusal(record.event) is None:
+            self._begin_or_end_a_life(record.event, record.now_s)
+        self.fleet.apply(record.event)
+
+    def tick(self, now_s: float) -> list[JournalRecord]:
+        """Return what time has brought, for the caller to apply. What no view shows any more is let go of."""
+        self._let_go(now_s)
+        return [LedgerApplied(now_s=now_s, event=event) for event in self.ledger.tick(now_s)]
+
+    def _let_go(self, now_s: float) -> None:
+        self.approximate.tick(now_s)
+        self.predictions.tick(now_s)
+        self.affinity.tick(now_s)
+
+    def _begin_or_end_a_life(self, event: FleetEvent, now_s: float) -> None:
+        known = self.fleet.worker(event.worker_id)
+        is_same = known is not None and known.registration.instance == event.instance
+        if isinstance(event, WorkerDraining) or isinstance(event, WorkerLeft) != is_same:
+            return
+        if known is not None:
+            self._forget(event.worker_id, now_s)
+        if isinstance(event, WorkerRegistered):
+            self.newcomers.joined(event, now_s)
+
+    def _forget(self, worker_id: str, now_s: float) -> None:
+        self.approximate.forget(worker_id, now_s)
+        for fold in (self.ledger, self.history, self.predictions, self.newcomers, self.forecasts):
+            fold.forget(worker_id)
+        self.affinity.forget(worker_id)
+        self.breakers.forget(worker_id)
+
+    def _reconcile(self, record: LoadApplied) -> None:
+        report, known = record.report, self.fleet.worker(record.worker_id)
+        if known is None or known.registration.instance != report.instance:
+            return  # nobody's, or a former life's
+        if record.dp_rank not in known.registration.dp_ranks:
+            return
+        reconciled = Reconciled(
+            worker_id=record.worker_id,
+            dp_rank=record.dp_rank,
+            running_requests=report.running_requests,
+            waiting_requests=report.waiting_requests,
+            used_blocks=report.used_blocks,
+        )
+        self.ledger.apply(reconciled, record.now_s)
+        self.newcomers.used(WorkerRank(record.worker_id, record.dp_rank), report.used_blocks)
+
+    def _apply_to_ledger(self, record: LedgerApplied) -> None:
+        event = record.event
+        if type(event) is Routed:
+            self._promise(event, record.now_s, record.router)
+        else:
+            self._go_on(event, record.now_s, record.router)
+
+    def _promise(self, routed: Routed, now_s: float, router: str = "") -> None:
+        if routed.blocks or routed.uncached_tokens:
+            self._fill(routed, now_s)
+        if routed.session_id:
+            self.affinity.apply(routed, now_s)
+        if not router:
+            self.breakers.follow(routed, now_s)
+        self.ledger.apply(routed, now_s, router)
+        if router and self.fleet.worker(routed.worker_id) is None:
+            self.ledger.mark_gone(WorkerRank(routed.worker_id, routed.dp_rank))
+
+    def _fill(self, routed: Routed, now_s: float) -> None:
+        """The rank gets work to prefill, and blocks."""
+        worker = self.fleet.worker(routed.worker_id)
+        if worker is not None:
+            told, rank = worker.registration, WorkerRank(routed.worker_id, routed.dp_rank)
+            uncached_blocks = routed.uncached_tokens / told.block_size
+            self.history.add(rank, uncached_blocks, now_s)
+            self.newcomers.promised(rank, uncached_blocks)
+            self.approximate.routed(rank, routed.blocks, now_s, told.total_kv_blocks)
+        self.predictions.apply(routed, now_s)
+
+    def _go_on(self, event: LedgerEvent, now_s: float, router: str = "") -> None:
+        """A request goes on, or its end is known."""
+        self.predictions.apply(event, now_s)
+        self.affinity.apply(event, now_s)
+        if not router:
+            self.breakers.follow(event, now_s)
+        self.ledger.apply(event, now_s, router)
+
+    def _end(self, known: OutcomeKnown) -> None:
+        if known.is_whole and not self.breakers.are_all_closed:
+            self.breakers.follow(FirstToken(lease_id=known.decision_id), known.now_s)
+        self._go_on(known.ending, known.now_s)
+        self.forecasts.ended(known)
+
+    def _take(self, taken: Taken) -> None:
+        verdict, promised = taken
+        self.turns[verdict.request.model] += 1
+        mode = self.modes[verdict.policy]
+        if mode.reads_overlap:
+            is_cold = not verdict.expected_blocks and verdict.request.reusable_blocks
+            if is_cold and not verdict.view.expected.any():
+                self.newcomers.missed(verdict.winner, verdict.view.ranks)
+        if mode.reads_forecast:
+            self.forecasts.decided(verdict)
+        self._promise(promised, verdict.now_s)
+
+    def _repeat(self, decided: Decided) -> None:
+        self.turns[decided.request.model] += 1
+        self._promise(decided.promise, decided.now_s)
+
+    # ------------------------------------------------------------------------------------------------- the view
+
+    def view(self, request: RouteRequest, ask: AskIndex, now_s: float) -> View:
+        """Return every rank that serves the request's model, as far as the mode in force reads it.
+
+        `ask` is asked for what a cache can give, of exactly those ranks, and only where the mode reads it.
+        """
+        policy = policy_for(self.policy, request, self.modes)
+        mode = self.modes[policy.mode]
+        standing = self._standing(request.model, request.block_size, request.hash_scheme, now_s)
+        turn = self.turns[request.model]
+        if mode.reads_overlap and standing.ranks:
+            view = self._whole_view(request, standing, ask, now_s, turn)
+            if mode.reads_forecast:
+                view = view._replace(forecast=self.forecasts.forecast(view, request))
+        else:
+            view = standing.blank(now_s, turn)
+            if mode.reads_load:
+                view = view._replace(**self.ledger.columns(standing.ranks)._asdict())
+        if policy.affinity != "off":
+            view = view._replace(bound=self.affinity.bound(request.session_id, now_s))
+        return view
+
+    def _whole_view(self, request: RouteRequest, standing: Standing, ask: AskIndex, now_s: float, turn: int) -> View:
+        chain, ranks = request.reusable_hashes, standing.ranks
+        answer = ask(chain, ranks)
+        trusted = standing.trusted(answer.doubts)
+        if trusted.without_events:
+            self._put_routed(answer.depths, chain, standing, trusted.without_events, now_s)
+        queued_tokens, active_requests, active_blocks = self.ledger.columns(ranks)
+        shared = self.ledger.shared(request.sequence_hashes)
+        return View(
+            now_s=now_s,
+            turn=turn,
+            ranks=ranks,
+            told=standing.told,
+            unfit=standing.unfit,
+            trust=trusted.trust,
+            overlap=answer.depths,
+            predicted=self._predicted(chain, standing, answer.epochs, now_s),
+            epochs=answer.epochs,
+            seqs=answer.seqs,
+            queued_tokens=queued_tokens,
+            active_requests=active_requests,
+            active_blocks=active_blocks,
+            shared_blocks=standing.column(shared) if shared else standing.no_ints,
+            history_blocks=self.history.columns(ranks, now_s),
+            newcomer=self.newcomers.flags(ranks),
+            trust_factor=trusted.factor,
+            whole=standing.whole,
+            seq_len_min=standing.seq_len_min,
+            misfits=standing.misfits,
+        )
+
+    def standing(self, model: str, hashing: Hashing, now_s: float) -> Standing:
+        """Return who serves a model, how fit and how far trusted, where prompts are hashed so."""
+        return self._standing(model, *hashing, now_s)
+
+    def _standing(self, model: str, block_size: int, scheme: str, now_s: float) -> Standing:
+        known = self._standings.get((model, block_size, scheme))
+        changes = self._standings_of
+        if (
+            known is None
+            or now_s >= known.valid_until_s
+            or changes[0] != self.fleet.changes
+            or changes[1] != self.breakers.changes
+        ):
+            known = self._look(model, Hashing(block_size, scheme), now_s)
+        return known
+
+    def _look(self, model: str, hashing: Hashing, now_s: float) -> Standing:
+        changes = self.fleet.changes, self.breakers.changes
+        if changes != self._standings_of or len(self._standings) > _STANDINGS_MAX:
+            self._standings.clear()
+            self._standings_of = changes
+        found = self._standings[model, *hashing] = Standing(self.fleet, model, hashing, now_s, self.breakers)
+        return found
+
+    def _put_routed(
+        self, depths: Depths, chain: bytes, standing: Standing, places: tuple[int, ...], now_s: float
+    ) -> None:
+        """Of ranks without events, what was routed to them is what they hold."""
+        ranks = [standing.ranks[place] for place in places]
+        depths[:, places] = self.approximate.overlap(chain, ranks, now_s)
+
+    def _predicted(self, chain: bytes, standing: Standing, epochs: tuple[int, ...], now_s: float) -> Ints:
+        found = self.predictions.depths(chain, now_s) if self.policy.predict_on_route else None
+        if not found:
+            return standing.no_ints
+        place_of, predicted = standing.place_of, [0] * len(epochs)
+        for rank, (epoch, blocks) in found.items():
+            place = place_of.get(rank)
+            if place is not None and epochs[place] == epoch:
+                predicted[place] = blocks
+        return np.array(predicted, dtype=np.int64)

@@ -1,0 +1,34 @@
+"""All that a router's state is made of: whoever has it, and the journal from its beginning, has the state."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from router.decision.affinity import Affinity, AffinityLimits
+from router.decision.approximate import ApproximateIndex, ApproximateLimits
+from router.decision.policies import MODES, Mode
+from router.decision.state import RouterState
+from router.fleet.breakers import BreakerLimits, Breakers
+from router.fleet.ledger import Ledger
+from router.fleet.registry import Fleet, TextDigests
+
+
+class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings that the folds take, not the policy, which is applied as a record."""
+
+    text: TextDigests
+    lease_s: float = 300.0
+    approximate: ApproximateLimits = ApproximateLimits()
+    affinity: AffinityLimits = AffinityLimits()
+    breakers: BreakerLimits = BreakerLimits()
+
+    def state(self, modes: Mapping[str, Mode] = MODES) -> RouterState:
+        """Return the state of a router to which nothing has happened yet."""
+        return RouterState(
+            Fleet(self.text),
+            Ledger(self.lease_s),
+            ApproximateIndex(self.approximate),
+            affinity=Affinity(self.affinity),
+            breakers=Breakers(self.breakers),
+            modes=modes,
+        )

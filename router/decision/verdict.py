@@ -1,0 +1,132 @@
+"""What was decided, as the columns that it was decided from: cheap to make, and rendered when somebody asks.
+
+A verdict keeps its view, so that `decision()` can name every rank, every cost term and every reason at any later time.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from kv_protocol.decided import promise
+from kv_protocol.decision import Candidate, CostTerms, Decision, Exclusion, TrustState
+from kv_protocol.ids import WorkerRank
+from kv_protocol.ledger import Routed
+from router.decision.cost import CostColumns
+from router.decision.view import RouteRequest, View
+
+Reason = Literal["overlap", "load", "turn", "draw", "pinned", "affinity", "newcomer", "only", "predicted_ttft", "user"]
+"""Why the winner won: what it holds, how little it has to do, its turn, a draw or a tie that the seed decided, the
+caller's word, its session, that newcomers had their share, that there was nobody else, its forecast, a user's mode."""
+Action = Literal["admit", "queue", "reject"]
+_NOT_WEIGHED = CostTerms()
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Who takes a request. `winner_at` and `runner_up` index the candidates, whose places in `view` are `places`."""
+
+    request: RouteRequest
+    policy: str
+    """The mode that chose."""
+    reason: Reason
+    action: Action = "admit"
+    """What is to be done with the request; other than admit where the winner is not predicted to meet its targets."""
+    meets_targets: bool = True
+    seed: int
+    now_s: float
+    view: View
+    """All ranks as they stood."""
+    exclusions: tuple[str, ...]
+    """Of each rank of the view, why it was no candidate; empty where it was."""
+    places: Sequence[int]
+    costs: CostColumns | None
+    """Of the candidates; None where the mode weighs none."""
+    winner: WorkerRank
+    winner_at: int
+    runner_up: int | None
+    margin_blocks: float | None
+    overlap_blocks: int
+    """Leading blocks that the winner holds, on its GPU. 0, as the three below, where the mode reads no overlap."""
+    expected_blocks: int
+    """The same with those that are on their way there."""
+    regret_blocks: int
+    """The longest overlap of a candidate minus the winner's."""
+    epoch: int
+    """Of the winner's stream; 0: none was heard."""
+    trust: TrustState
+    """How far what is known of the winner is trusted."""
+    ttft_s: float | None = None
+    """What was predicted of the request at the winner; None: nothing was."""
+    itl_s: float | None = None
+
+    @property
+    def decision_id(self) -> str:
+        """The request's own for this attempt."""
+        return self.request.decision_id
+
+    def decision(self) -> Decision:
+        """Return the same with every candidate and every term by name, for people; not cheap."""
+        request, bound = self.request, self.view.bound
+        return Decision(
+            decision_id=request.decision_id,
+            request_id=request.request_id,
+            model=request.model,
+            phase=request.phase,
+            endpoint=request.endpoint,
+            policy=self.policy,
+            seed=self.seed,
+            now_s=self.now_s,
+            block_size=request.block_size,
+            isl_tokens=request.isl_tokens,
+            reusable_blocks=request.reusable_blocks,
+            winner=self.winner_at,
+            runner_up=self.runner_up,
+            margin_blocks=self.margin_blocks,
+            candidates=tuple(self._candidate(at, place) for at, place in enumerate(self.places)),
+            excluded=exclusions_of(self.view, self.exclusions),
+            reason=self.reason,
+            action=self.action,
+            regret_blocks=self.regret_blocks,
+            session_rank="" if bound is None else str(bound),
+        )
+
+    def _candidate(self, at: int, place: int) -> Candidate:
+        view, costs = self.view, self.costs
+        gpu, host, disk, external = view.overlap[:, place].tolist()
+        return Candidate(
+            worker_id=view.ranks[place].worker_id,
+            dp_rank=view.ranks[place].dp_rank,
+            overlap_blocks=(gpu, host, disk, external),
+            overlap_source=view.trust[place].overlap_source,
+            predicted_blocks=int(view.predicted[place]),
+            trust=view.trust[place].state,
+            trust_reason=view.trust[place].reason,
+            epoch=view.epochs[place],
+            seq=view.seqs[place],
+            terms=_NOT_WEIGHED if costs is None else costs.terms(at),
+            is_weighed=costs is not None,
+            is_spilled=costs is not None and costs.spilled is not None and bool(costs.spilled[at]),
+            predicted_ttft_s=None if view.forecast is None else float(view.forecast.ttft_s[place]),
+            predicted_itl_s=None if view.forecast is None else float(view.forecast.itl_s[place]),
+        )
+
+
+class Taken(NamedTuple):
+    """A decision that counts, and what it promised."""
+
+    verdict: Verdict
+    promise: Routed
+
+
+def taken(verdict: Verdict) -> Taken:
+    """Return the decision as one that counts: the request's blocks, and what is not expected of them, are promised."""
+    request, uncached_tokens = verdict.request, verdict.request.isl_tokens
+    if uncached_tokens:
+        uncached_tokens -= min(verdict.expected_blocks, request.reusable_blocks) * request.block_size
+    return Taken(verdict, promise(request, verdict.winner, uncached_tokens, verdict.epoch))
+
+
+def exclusions_of(view: View, why: Sequence[str]) -> tuple[Exclusion, ...]:
+    """Return the ranks that have a reason, with it."""
+    rows = zip(view.ranks, why, strict=True)
+    return tuple(Exclusion(worker_id=rank.worker_id, dp_rank=rank.dp_rank, reason=each) for rank, each in rows if each)

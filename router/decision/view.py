@@ -1,0 +1,154 @@
+"""What a decision reads: the request, and every rank that serves its model, as they stood at one moment.
+
+A view is columns: place i of each speaks of `ranks[i]`. Arrays are read-only to whoever decides, and belong to the view
+alone or to nobody who changes them, so that a view can be kept. `only` cuts the columns to some ranks.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kv_protocol.decided import RequestRecord
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.hashing import Hashing
+from kv_protocol.ids import WorkerRank
+from router.fleet.trust import Trust
+from router.prompt.chains import BLOCK_BYTES
+
+Ints = NDArray[np.int64]
+Depths = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc=False):
+    """A request, as far as routing reads it.
+
+    decision_id         unique, a new one for every attempt; `request_id` is the client's word, and may repeat
+    isl_tokens          of the prompt; 0: not known, it was not encoded, because the mode reads no overlap
+                        With images that are not seen, the least that it has
+    sequence_hashes     of all full blocks of the prompt that are known, packed (`router/prompt/chains.py`)
+    lora                the adapter that is asked for; empty: the base model
+    session_id          whose requests would rather stay at one rank; empty: no session's
+    pinned_*            None, or the only worker or rank allowed
+    tried               ranks that failed this phase of the request already
+    phase               what its worker is asked for
+    transfer_domain     decode: where the prompt's KV lies; None: anywhere, or nowhere
+    prefill_worker      decode: the worker that computed the prompt, empty where it is not known; prefill: empty. None:
+                        no KV is transferred (so in records of versions without this field, which judged no pairs)
+    endpoint            the OpenAI endpoint that its worker has to state
+    """
+
+    @property
+    def hashing(self) -> Hashing:
+        """How `sequence_hashes` were made."""
+        return Hashing(self.block_size, self.hash_scheme)
+
+    @property
+    def reusable_blocks(self) -> int:
+        """How many of the prompt's blocks a cache could give: the last token is always computed."""
+        return max(0, self.isl_tokens - 1) // self.block_size
+
+    @property
+    def reusable_hashes(self) -> bytes:
+        """The hashes to look for in the index, packed."""
+        return self.sequence_hashes[: self.reusable_blocks * BLOCK_BYTES]
+
+
+class OverlapAnswer(Protocol):
+    """What an index says of some ranks, in their order."""
+
+    @property
+    def depths(self) -> Depths:
+        """(4, n): leading blocks held on the tiers 0..t."""
+
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """The epoch of each rank's stream; 0: none was heard."""
+
+    @property
+    def seqs(self) -> tuple[int, ...]:
+        """The last number of that epoch that was applied."""
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why what is said may be wrong; empty: it is exact."""
+
+
+class Forecast(NamedTuple):
+    """What a request is predicted to live through at each rank: seconds to its first token, and between tokens."""
+
+    ttft_s: Floats
+    itl_s: Floats
+
+
+class View(NamedTuple):
+    """One moment of the ranks that serve a model, eldest worker first. `turn` counts its decisions before."""
+
+    now_s: float
+    turn: int
+    ranks: tuple[WorkerRank, ...]
+    told: tuple[WorkerRegistered, ...]
+    """The registration behind each rank."""
+    unfit: tuple[str, ...]
+    """Why the rank takes no new work; empty when it may."""
+    trust: tuple[Trust, ...]
+    overlap: Depths
+    """(4, n): leading blocks held on the tiers 0..t; the approximate index's where trust is FALLBACK."""
+    predicted: Ints
+    """Leading blocks that are on their way there with requests routed before."""
+    epochs: tuple[int, ...]
+    seqs: tuple[int, ...]
+    queued_tokens: Ints
+    """Uncached tokens promised to the rank and not yet past their first token."""
+    active_requests: Ints
+    active_blocks: Ints
+    shared_blocks: Ints
+    """How many of the request's full blocks the rank already works on."""
+    history_blocks: Floats
+    newcomer: tuple[bool, ...]
+    """Whether the rank has joined of late, and had its share of full misses."""
+    bound: WorkerRank | None = None
+    """Where the request's session is at home; None: nowhere."""
+    trust_factor: Floats | None = None
+    """What share of the rank's overlap is credited; None: all of it, at every rank."""
+    forecast: Forecast | None = None
+    """None: the mode did not ask for one."""
+    whole: bool = False
+    """Every rank is known to be fit and to serve whole chats and completions; False: each must be looked at."""
+    seq_len_min: int = 0
+    """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none does. Known where `whole` is."""
+    is_blank: bool = False
+    """Nobody was asked what any rank holds: the columns of it are zeroes."""
+    misfits: Mapping[str, Mapping[str, str]] = {}
+    """Prefill worker id, decode worker id: why the one cannot take the other's KV blocks (`pairs.py`)."""
+
+    @property
+    def expected(self) -> Ints:
+        """How many leading blocks each rank is counted on to have on its GPU."""
+        expected: Ints = np.maximum(self.overlap[0], self.predicted)
+        return expected
+
+    def only(self, places: Sequence[int]) -> "View":
+        """Return the same moment of the ranks at these places alone."""
+        at = np.asarray(places, dtype=np.intp)
+        forecast = self.forecast
+        return self._replace(
+            ranks=tuple(self.ranks[place] for place in places),
+            told=tuple(self.told[place] for place in places),
+            unfit=tuple(self.unfit[place] for place in places),
+            trust=tuple(self.trust[place] for place in places),
+            overlap=self.overlap[:, at],
+            predicted=self.predicted[at],
+            epochs=tuple(self.epochs[place] for place in places),
+            seqs=tuple(self.seqs[place] for place in places),
+            queued_tokens=self.queued_tokens[at],
+            active_requests=self.active_requests[at],
+            active_blocks=self.active_blocks[at],
+            shared_blocks=self.shared_blocks[at],
+            history_blocks=self.history_blocks[at],
+            newcomer=tuple(self.newcomer[place] for place in places),
+            trust_factor=None if self.trust_factor is None else self.trust_factor[at],
+            forecast=None if forecast is None else Forecast(forecast.ttft_s[at], forecast.itl_s[at]),
+        )

@@ -1,0 +1,328 @@
+"""What every finding means: how bad it is, why it matters, and what mends it. `docs/DOCTOR.md` is this table.
+
+An id never changes its meaning: alerts and scripts go by it.
+"""
+
+from collections.abc import Mapping
+
+from router.doctor.findings import Meaning, Severity
+
+_Entries = Mapping[str, tuple[Severity, str, str]]
+
+_LOG: _Entries = {
+    "log.unreachable": (
+        "error",
+        "nobody can be registered, and no KV event is heard; routers go on from memory, ever further from the truth",
+        "bring nats-server back, or correct `--nats-url` and `nats.credentials`",
+    ),
+    "log.no_stream": (
+        "error",
+        "without `KV_FLEET` no worker is known, without `KV_EVENTS` no index can be built",
+        "start a router or an index with this log: it makes its streams; a server without JetStream cannot be used",
+    ),
+    "log.full": (
+        "warning",
+        "the keeper purges at three quarters what a snapshot covers; it could not, so the oldest events go uncovered",
+        "look for `snapshot_failed` in the routers' log; raise `nats.snapshots_bytes_max` or `nats.events_max_bytes`",
+    ),
+    "log.uncovered": (
+        "warning",
+        "a router that starts now can restore no snapshot that the log goes on from: it asks every agent for a dump",
+        "is a router or an index running? `kvrouter_snapshot_failures_total` and its log say why none is written",
+    ),
+    "log.storage": (
+        "warning",
+        "the stream is gone when its server stops: registrations, events or the journal with it",
+        "remove the stream while the fleet stands still; the next router makes it on disk",
+    ),
+    "log.store": (
+        "warning",
+        "a full store refuses every stream: events and registrations are not published any more",
+        "raise the account's or the server's `max_file_store`, or lower the streams' `*_max_bytes`",
+    ),
+    "log.lag": (
+        "warning",
+        "that reader's index is behind: it routes by what was held some time ago",
+        "`kvrouter_freshness_seconds`, `kvrouter_event_loop_lag_seconds`: has that router, has the server enough CPU?",
+    ),
+    "log.replicas": (
+        "note",
+        "with that one server the stream is away, and with its disk gone",
+        "in a cluster, `nats.replicas: 3`; a single server cannot have more than 1",
+    ),
+}
+_FLEET: _Entries = {
+    "fleet.empty": (
+        "error",
+        "every request is refused with 503 `no_worker`",
+        "start agents with this log's `--nats-url`; do the router and they have the same?",
+    ),
+    "fleet.unreadable": (
+        "warning",
+        "what the message said is unknown to every router: a worker, a heartbeat or a load may be missing",
+        "is its sender of another version, or is somebody else publishing on our subjects?",
+    ),
+    "worker.silent": (
+        "error",
+        "routers take a worker for gone after five missed heartbeats: it gets no request, though it could serve",
+        "its agent's log and `/status`: does it reach this log? Else start it anew",
+    ),
+    "worker.gone": (
+        "warning",
+        "it died without a word: it is registered for ever, and its share of the fleet is missing",
+        "start it again, or forget it: `DELETE /v1/workers/{id}` at a router's control plane",
+    ),
+    "worker.unreachable": (
+        "error",
+        "it beats, so it is chosen, and every request that goes there fails and is tried again elsewhere",
+        "is its advertised address (`base_url`) one that routers can reach? Is its HTTP alive? Else drain it",
+    ),
+    "worker.unhealthy": (
+        "error",
+        "its agent says that its engine does not serve: requests that go there fail",
+        "the agent's log says why; start it anew",
+    ),
+    "worker.draining": (
+        "note",
+        "it takes no new work until it is put back or starts anew",
+        "nothing, if it is to leave; else `DELETE /v1/workers/{id}/drain`, or start its agent anew",
+    ),
+    "worker.withdrawn": (
+        "warning",
+        "its agent lives and has taken the worker out of the fleet: it serves nobody until it registers again",
+        "mend what the reason names; if it was removed by hand, stop its agent or start it anew",
+    ),
+    "worker.two_instances": (
+        "error",
+        "two processes have one worker id: routers know the last to register, and take the other's cache for its",
+        "give each its own `worker.id`, and start both anew",
+    ),
+    "worker.one_address": (
+        "error",
+        "requests for all of them reach the same process: what the index says of the others is not what answers",
+        "each worker advertises an address of its own (`worker.advertise_host`, `worker.port`); stop the surplus agent",
+    ),
+    "worker.one_endpoint": (
+        "warning",
+        "pools, and whoever addresses workers by endpoint, cannot tell the roles apart",
+        "give the workers of each role a name of their own (`worker.endpoint`)",
+    ),
+    "worker.open": (
+        "error",
+        "whoever reaches the address may send requests to the engine, past every limit of the router",
+        "set `worker.token` there, and `data.worker_token` at the routers; has something between removed the check?",
+    ),
+    "rank.silent": (
+        "error",
+        "its index entry goes stale and is then forgotten, while the worker's other ranks keep it in the fleet",
+        "its agent's `/status` and log: the rank's publisher or its thread has stopped; start the agent anew",
+    ),
+    "rank.unregistered": (
+        "warning",
+        "routers ignore heartbeats of an instance or a rank that is not registered",
+        "start that agent anew: it registers; one that should not be there, stop",
+    ),
+    "rank.two_heads": (
+        "error",
+        "two processes publish one rank's stream: its index entry is begun anew with each of their heartbeats",
+        "stop one of them: an agent and a `worker-agent consolidate` or `attach` for the same worker, or two of these",
+    ),
+}
+_PARITY: _Entries = {
+    "parity.block_size": (
+        "error",
+        "prompts are hashed with one block size: the others' events say nothing, and prefill cannot hand over",
+        "start the engines of a model with one `block_size` (`tokens_per_block`)",
+    ),
+    "parity.hash_scheme": (
+        "error",
+        "prompts are hashed by one scheme: the others' events are not understood, their ranks are FALLBACK",
+        "the same engine options (EAGLE drafting) and versions for all workers of a model",
+    ),
+    "parity.canary": (
+        "error",
+        "its hashes of the same tokens are others than ours: its events say nothing, its ranks are FALLBACK",
+        "agents and routers of one version",
+    ),
+    "parity.tokenizer_digest": (
+        "error",
+        "router and worker make other tokens of one prompt: no prefix is found, or answers are to another prompt",
+        "the same model directory for all: `tokens.text` at routers, the engine's text at agents",
+    ),
+    "parity.template_digest": (
+        "error",
+        "chats become other prompts at the router than at the worker: no prefix is found, or other answers are given",
+        "the same chat template for all: `tokens.text` at routers, the engine's text at agents",
+    ),
+    "parity.images": (
+        "error",
+        "images become other tokens: prompts with images are found nowhere, and ranks that differ are FALLBACK",
+        "the same model and processor settings for all workers of a model; agents of one version",
+    ),
+    "version.engine": (
+        "warning",
+        "engines of several versions may answer, reuse blocks and hand over KV differently",
+        "finish the update; until then, keep prefill and decode of one version in a `transfer_domain` of their own",
+    ),
+    "version.range": (
+        "warning",
+        "other versions of TensorRT-LLM know other arguments, handovers and events: requests may fail there",
+        'install a supported version of `tensorrt-llm`; `docs/TENSORRT_LLM.md`, "Versions", has the range',
+    ),
+    "version.router": (
+        "warning",
+        "what stands on the wire may differ between versions, and routers that choose differently fight over caches",
+        "finish the update",
+    ),
+}
+_PAIRS: _Entries = {
+    "pair.buffer": (
+        "error",
+        "a longer prompt is never transferred: its blocks stay taken on both sides, until under load nothing moves",
+        "`cache_transceiver_config.max_tokens_in_buffer` at the longest input or above, or a smaller `max_seq_len`",
+    ),
+    "pair.dtype": (
+        "error",
+        "KV of another type is refused where it arrives: the pair is not used, its prompts are computed where decoded",
+        "the same `kv_cache_config.dtype` for prefill and decode",
+    ),
+    "pair.dtype_auto": (
+        "warning",
+        "`auto` is whatever the checkpoint says: it may be the other's, or KV is refused where it arrives",
+        "name `kv_cache_config.dtype` on both sides",
+    ),
+    "pair.backend": (
+        "error",
+        "the backends do not understand each other: the pair is not used, its prompts are computed where decoded",
+        "the same `cache_transceiver_config.backend` for prefill and decode",
+    ),
+    "pair.reuse": (
+        "warning",
+        "a worker that reuses no blocks has no overlap with any prompt: routing by prefix is load balancing there",
+        "`kv_cache_config.enable_block_reuse: true`, or another `policy.mode`",
+    ),
+    "pair.prefill_alone": (
+        "error",
+        "a prefill worker answers no request: its GPU idles, and without aggregated workers every request is refused",
+        "start decode workers for the model, or give the worker the role aggregated",
+    ),
+    "pair.decode_alone": (
+        "warning",
+        "decode workers compute the prompts themselves, and long ones hold up the streams that they decode",
+        "start prefill workers for the model, or give the workers the role aggregated",
+    ),
+    "pair.prefill_domain": (
+        "error",
+        "no decode worker can fetch what it computes: requests that it prefills are refused or computed again",
+        "decode workers in its `transfer_domain`, or the domain of those that are there",
+    ),
+    "pair.decode_domain": (
+        "warning",
+        "no prefill worker's KV reaches it: it decodes only what it computes itself, mostly nothing",
+        "prefill workers in its `transfer_domain`, or the domain of those that are there",
+    ),
+}
+_EVENTS: _Entries = {
+    "events.none": (
+        "warning",
+        "what it holds is guessed from what was sent there: evictions and other routers' requests are not seen",
+        "let the engine publish KV events (TensorRT-LLM: `--publish-kv-events`), or choose by load (`policy.mode`)",
+    ),
+    "events.silent": (
+        "warning",
+        "the index takes a full cache for an empty one: its prefixes are computed again elsewhere",
+        "the engine's event settings (`event_buffer_max_size`, `enable_block_reuse`); the agent's `/status`",
+    ),
+    "events.lost": (
+        "warning",
+        "until the rank was learnt anew it has half credit; while it goes on, it never is",
+        '`docs/OPERATIONS.md`, "The agent": the row of the counter says which bound to raise',
+    ),
+    "rank.source": (
+        "warning",
+        "the rank's own consolidator does not vouch for what it holds: it is DEGRADED, with half credit",
+        "the reason, with the agent's `/status` and log; `docs/OPERATIONS.md` has a table of them",
+    ),
+    "rank.fallback": (
+        "warning",
+        "its overlap is what was routed to it, not what it holds",
+        '`docs/OPERATIONS.md`, "Is every rank trusted?", by the reason',
+    ),
+    "rank.degraded": (
+        "warning",
+        "its overlap is what was known last, at half credit; it should have passed within seconds",
+        '`docs/OPERATIONS.md`, "Is the index current?", by the reason',
+    ),
+    "stream.recoveries": (
+        "warning",
+        "the rank's stream loses batches again and again; each time it is DEGRADED, and healing costs both sides",
+        "`kvrouter_outbox_dropped_total` of its agent, the log's bounds; two publishers on one rank",
+    ),
+}
+_ROUTERS: _Entries = {
+    "router.unreachable": (
+        "error",
+        "clients, or those who run the fleet, get no answer there",
+        "start it, or correct `--router` and `--data`",
+    ),
+    "router.not_ready": (
+        "error",
+        "a balancer sends it nothing, and what comes all the same is refused or routed blindly",
+        "the reason: an index that catches up is done soon; else the findings of its workers say more",
+    ),
+    "router.open": (
+        "error",
+        "whoever reaches the address may read decisions, drain workers and change the policy",
+        "bind `control.host` to loopback, or set `control.token`; a proxy in front must not remove the check",
+    ),
+    "router.other_fleet": (
+        "error",
+        "the router and these workers do not read the same log: it will never send them anything",
+        "the same `nats.url` for routers and agents",
+    ),
+    "index.python": (
+        "warning",
+        "the Python index serves: events cost 9 to 30 times the CPU of the C++ index, blocks several times its memory",
+        "install a wheel that was built with a C++17 compiler, and leave `index.implementation` at `auto`",
+    ),
+    "router.interpreted": (
+        "note",
+        "the router's hot path is interpreted: a small request costs about 1.7 times the CPU; checkouts run so",
+        "install a wheel that was built with a C++17 compiler: `pip install .`, not `pip install -e .`",
+    ),
+    "index.full": (
+        "warning",
+        "prefixes that ranks hold are unknown: they are computed again",
+        "raise `index.memory_bytes_max`, or let fewer ranks share a router",
+    ),
+    "index.nearly_full": (
+        "warning",
+        "beyond it new blocks are refused, and ranks are overfull or get no place",
+        "raise `index.memory_bytes_max`, or let fewer ranks share a router",
+    ),
+    "breaker.open": (
+        "warning",
+        "the rank failed, or asked to be left alone: the others do its work",
+        "the worker's log; if it goes on, drain it: `POST /v1/workers/{id}/drain`",
+    ),
+    "queue.full": (
+        "warning",
+        "beyond its bound requests are refused with 429 or 503",
+        'add workers or routers; `docs/OPERATIONS.md`, "Who waits"',
+    ),
+    "journal.off": (
+        "note",
+        "no decision can be replayed, and none explained once it is not among the newest",
+        "`journal.enabled: true`",
+    ),
+    "clock.skew": (
+        "warning",
+        "times that cross hosts are wrong by it: freshness, the journal's and the log's times, `indexer at --time`",
+        "NTP or chrony on every host",
+    ),
+}
+CATALOGUE: Mapping[str, Meaning] = {
+    check: Meaning(*entry)
+    for part in (_FLEET, _ROUTERS, _PARITY, _PAIRS, _EVENTS, _LOG)
+    for check, entry in part.items()
+}

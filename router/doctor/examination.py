@@ -1,0 +1,57 @@
+"""All checks of one fleet, and what its findings come to.
+
+exit code   0 nothing, or notes only     1 warnings     2 errors     (3: it could not look; the command's)
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from router.doctor import event_checks, log_checks, parity_checks, router_checks, worker_checks
+from router.doctor.catalogue import CATALOGUE
+from router.doctor.clocks import clock_findings
+from router.doctor.facts import Facts
+from router.doctor.findings import SEVERITIES, Finding, Severity
+from router.doctor.pairing import pairing_findings, partner_findings
+
+_EXIT_CODES: dict[Severity, int] = {"error": 2, "warning": 1, "note": 0}
+
+
+def _pairing(facts: Facts) -> Iterable[Finding]:
+    for told in facts.models().values():
+        yield from pairing_findings(told, reads_overlap=facts.is_by_prefix)
+        yield from partner_findings(told)
+
+
+def _clocks(facts: Facts) -> Iterable[Finding]:
+    return clock_findings(facts.clocks)
+
+
+CHECKS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
+    log_checks.log,
+    worker_checks.presence,
+    worker_checks.heartbeats,
+    worker_checks.doubles,
+    router_checks.planes,
+    router_checks.routers,
+    parity_checks.parity,
+    parity_checks.versions,
+    _pairing,
+    event_checks.events,
+    event_checks.trust,
+    _clocks,
+)
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Return what is wrong: the worst first, then by id and by whom it is about; each once."""
+    found = dict.fromkeys(finding for check in CHECKS for finding in check(facts))
+    return sorted(found, key=lambda each: (SEVERITIES.index(severity(each)), each.id, each.of))
+
+
+def severity(finding: Finding) -> Severity:
+    """Return how bad it is."""
+    return CATALOGUE[finding.id].severity
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """Return the exit code of a look that found these."""
+    return max((_EXIT_CODES[severity(finding)] for finding in findings), default=0)

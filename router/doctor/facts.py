@@ -1,0 +1,203 @@
+"""What was seen of a fleet: the log for a while, and every HTTP address at its beginning and at its end.
+
+    the log        who is registered, drains, left; each head of each rank's stream that beat; what streams keep
+    a router       its control plane, twice; its data plane once
+    a worker       /health, /version, /status once; its counters twice
+
+What could not be seen is absent or has a `problem`, and no check takes it for healthy or for broken.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.ids import WorkerRank
+from router.doctor.clocks import ClockReading
+
+WATCHED = (
+    "kvrouter_build_info",
+    "kvrouter_index_memory_bytes",
+    "kvrouter_index_overfull_ranks",
+    "kvrouter_index_refused_ranks",
+    "kvrouter_queued_requests",
+    "kvrouter_queued_tokens",
+    "kvrouter_inflight_requests",
+    "kvrouter_rejected_total",
+    "kvrouter_journal_records_total",
+)
+"""Metrics of a router that checks read."""
+LOSSES: Mapping[str, str] = {
+    "kvrouter_outbox_dropped_total": "batches given up, the outbox is full",
+    "kvrouter_publish_failures_total": "publications that NATS did not confirm",
+    "kvrouter_event_id_gaps_total": "holes in the engine's event ids, its buffer overflowed",
+    "kvrouter_engine_poll_failures_total": "polls that the engine refused",
+    "kvrouter_zmq_lost_total": "holes on hop A that no replay filled",
+}
+"""Counters of an agent that grow when events are lost or late, and what they count."""
+
+Counts = Mapping[str, float]
+"""Metrics by name; where one has labels, the sum, and each by `name{value,...}` of its labels in their order."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one address said of itself."""
+
+    url: str
+    problem: str = ""
+    """Why it did not answer; empty: it did."""
+    is_well: bool = True
+    reason: str = ""
+    """What it says against itself: why it is not ready, or not healthy."""
+    version: str = ""
+    """Of its software: of a router; of an agent where it says so, beside its engine's."""
+    is_open: bool = False
+    """It is beyond loopback, and said what a token should guard to one who had none."""
+    is_log_away: bool = False
+    """It says that it cannot reach the log."""
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """One life of a rank's stream that beat, first and last; seconds since the look began."""
+
+    rank: WorkerRank
+    instance: str
+    epoch: int
+    first_s: float
+    last_s: float
+    last_seq: int
+    stale: str = ""
+
+
+class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One registered worker, and what its HTTP said: None where it was not asked."""
+
+    told: WorkerRegistered
+    http: Answer | None = None
+    before: Counts = {}
+    after: Counts = {}
+
+
+class LoadSeen(msgspec.Struct, frozen=True):
+    """The most that a rank's engine reported."""
+
+    rank: WorkerRank
+    used_blocks: int
+
+
+class RankStanding(msgspec.Struct, frozen=True):
+    """One rank as a router has it: trust, and why it takes no work (empty: it does)."""
+
+    rank: WorkerRank
+    trust: str
+    trust_reason: str
+    unfit: str
+
+
+class ParityBroken(msgspec.Struct, frozen=True):
+    """A field in which a worker is not what a router hashes prompts with."""
+
+    worker_id: str
+    field: str
+    allowed: str
+
+
+class RouterLook(msgspec.Struct, frozen=True, kw_only=True):
+    """A router at one moment. `recoveries` are a rank's gaps, repairs and resyncs so far."""
+
+    ranks: tuple[RankStanding, ...] = ()
+    recoveries: Mapping[str, int] = {}
+    metrics: Counts = {}
+
+
+class RouterSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One router by its control plane, at the beginning and at the end; `mode` empty: it did not say."""
+
+    control: Answer
+    mode: str = ""
+    reads_overlap: bool = True
+    workers: tuple[str, ...] = ()
+    broken: tuple[ParityBroken, ...] = ()
+    before: RouterLook = RouterLook()
+    after: RouterLook = RouterLook()
+
+
+class StreamSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream of the log: what it keeps, and what there is; ages in seconds, of an empty stream 0; bounds 0: none."""
+
+    bytes: int
+    bytes_max: int
+    oldest_s: float
+    newest_s: float
+    age_max_s: float
+    replicas: int
+    storage: str
+    messages: int
+
+
+class LogSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """The log, and what it said of its streams; those that are not there are missing by name."""
+
+    problem: str = ""
+    streams: Mapping[str, StreamSeen] = {}
+    missing: tuple[str, ...] = ()
+    pending_before: Mapping[str, int] = {}
+    pending_after: Mapping[str, int] = {}
+    """Messages of `KV_EVENTS` that each of its readers has not been sent, by the reader's name."""
+    store_bytes: int = 0
+    store_bytes_max: int = 0
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds of the configuration that was given: a running router does not tell its own."""
+
+    queue_requests_max: int
+    queue_tokens_max: int
+    inflight_requests_max: int
+    index_memory_bytes_max: int
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was seen, in `window_s` seconds. `reads_overlap`: by the configuration, where no router says it."""
+
+    window_s: float
+    bounds: Bounds
+    workers: tuple[WorkerSeen, ...] = ()
+    draining: tuple[str, ...] = ()
+    left: Mapping[str, str] = {}
+    """Workers whose newest fleet event is that they left, and why."""
+    heads: tuple[Head, ...] = ()
+    loads: tuple[LoadSeen, ...] = ()
+    refused: tuple[str, ...] = ()
+    """Messages that could not be read: where they came from, and why not."""
+    routers: tuple[RouterSeen, ...] = ()
+    planes: tuple[Answer, ...] = ()
+    """Data planes."""
+    log: LogSeen = LogSeen()
+    clocks: tuple[ClockReading, ...] = ()
+    reads_overlap: bool = True
+
+    @property
+    def is_by_prefix(self) -> bool:
+        """Whether any router chooses by what ranks hold."""
+        told = [router.reads_overlap for router in self.routers if router.mode]
+        return any(told) if told else self.reads_overlap
+
+    def beating(self) -> frozenset[tuple[str, str]]:
+        """Return worker and instance of everybody whose heart beat."""
+        return frozenset((head.rank.worker_id, head.instance) for head in self.heads)
+
+    def living(self) -> Iterator[WorkerSeen]:
+        """Yield the registered workers whose heart beat; all of them where the log could not be heard."""
+        beating = self.beating()
+        for worker in self.workers:
+            if self.log.problem or (worker.told.worker_id, worker.told.instance) in beating:
+                yield worker
+
+    def models(self) -> dict[str, list[WorkerRegistered]]:
+        """Return what the living told, by the name that requests use: the first that each serves."""
+        found: dict[str, list[WorkerRegistered]] = {}
+        for worker in self.living():
+            name = next(iter(worker.told.served_names), worker.told.model)
+            found.setdefault(name, []).append(worker.told)
+        return found

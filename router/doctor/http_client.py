@@ -1,0 +1,99 @@
+"""GET of addresses that may be anything: an answer within its time and size, or the words for why there is none.
+
+Redirects are not followed, so that a token goes nowhere else; it is in no message.
+"""
+
+from collections.abc import Callable, Coroutine, Iterable
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from kv_runtime.clock import Clock
+from kv_runtime.hosts import is_loopback
+from kv_runtime.supervise import TaskSet
+from router.doctor.clocks import ClockReading, reading
+
+LANES = 16
+"""Addresses that are asked at once: a fleet of 4096 is looked at within a minute, and nobody notices."""
+_BODY_BYTES_MAX = 64 << 20
+"""What `/v1/workers` and `/metrics` of a router with 4096 workers have room in."""
+_NS_PER_S = 1e9
+OK = 200
+
+
+class Reply(NamedTuple):
+    """What came: `problem` says why nothing did; else the status and the whole body."""
+
+    problem: str = ""
+    status: int = 0
+    body: bytes = b""
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether there is an answer with status 200."""
+        return not self.problem and self.status == OK
+
+
+class HttpAsker:
+    """Asks over one session; `clocks` is what the answers' dates told so far."""
+
+    def __init__(self, session: aiohttp.ClientSession, clock: Clock, timeout_s: float) -> None:
+        self._session, self._clock = session, clock
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout_s = timeout_s
+        self.clocks: list[ClockReading] = []
+
+    async def get(self, url: str, token: str = "") -> Reply:
+        """Return what GET says; with the token, where one is given."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        asked_s = self._wall_s()
+        try:
+            async with self._session.get(
+                url, headers=headers, timeout=self._timeout, allow_redirects=False
+            ) as response:
+                self._note(url, response.headers.get("Date", ""), asked_s)
+                return await _whole(response)
+        except TimeoutError:
+            return Reply(f"no answer within {self._timeout_s:g} s")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Reply(str(error) or type(error).__name__)
+
+    def _note(self, url: str, date: str, asked_s: float) -> None:
+        try:
+            date_s = parsedate_to_datetime(date).timestamp()
+        except (ValueError, OverflowError):
+            return  # none, or nothing that is a date
+        self.clocks.append(reading(urlsplit(url).hostname or "", date_s, asked_s, self._wall_s()))
+
+    def _wall_s(self) -> float:
+        return self._clock.wall_ns() / _NS_PER_S
+
+
+async def _whole(response: aiohttp.ClientResponse) -> Reply:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > _BODY_BYTES_MAX:
+            return Reply(f"more than {_BODY_BYTES_MAX} bytes")
+        parts.append(part)
+    return Reply(status=response.status, body=b"".join(parts))
+
+
+def is_beyond_loopback(url: str) -> bool:
+    """Return whether the address may be reached from other machines."""
+    return not is_loopback(urlsplit(url).hostname or "")
+
+
+async def in_lanes(works: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+    """All works are done, `LANES` at a time."""
+    waiting = iter(works)
+
+    async def lane() -> None:
+        for work in waiting:
+            await work()
+
+    async with TaskSet(LANES) as lanes:
+        for _ in range(LANES):
+            lanes.spawn(lane())

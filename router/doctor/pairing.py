@@ -1,0 +1,135 @@
+"""Whether the workers of one model can work together, by their registrations alone: also asked when they register.
+
+    pair.buffer       a prefill or decode worker's transfer buffer < longest input that is transferred through it
+    pair.dtype        prefill and decode name different KV dtypes
+    pair.dtype_auto   one of them says `auto`: the checkpoint decides
+    pair.backend      prefill and decode name different transfer backends
+    pair.reuse        no block reuse under a mode that reads overlap
+
+    longest input = min(own max_seq_len, the longest of the other role) - 1: one token is generated at least. A prefill
+                    worker's `max_prompt_tokens` bounds it, too
+
+A value that a worker does not say is nobody's fault: nothing is found in it. Decode workers need no reuse: what they
+hold has no credit. Source: `dynamo_reference.md` 4.2 (the buffer's deadlock); `routing.md`, "Prefill / decode";
+NVIDIA/TensorRT-LLM `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp` (`inquireSupport`: one data type).
+
+And, once everybody had time to come, `partner_findings`: a role without the other, a transfer domain without a pair.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kv_protocol.fleet import Role, WorkerRegistered
+from router.doctor.findings import Finding, names
+
+_AUTO = "auto"
+_OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
+PREFILLING: tuple[Role, ...] = ("aggregated", "prefill")
+"""Who computes prompts: what it holds of them is what routing by prefix is about."""
+
+
+def pairing_findings(registrations: Sequence[WorkerRegistered], *, reads_overlap: bool) -> list[Finding]:
+    """Return what does not go together among the workers of one model; `reads_overlap`: the mode's, as `Mode` has it.
+
+    Nothing where the model is served by one role alone and blocks are reused.
+    """
+    reuse = _reuse(registrations) if reads_overlap else ()
+    return [*_buffers(registrations), *_dtypes(registrations), *_backends(registrations), *reuse]
+
+
+def partner_findings(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    """Yield which workers of one model have nobody to work with."""
+    if not registrations:
+        return
+    model = registrations[0].model
+    prefill, decode = (_of_role(registrations, role) for role in ("prefill", "decode"))
+    whole = _of_role(registrations, "aggregated")
+    if prefill and not decode:
+        rest = f"{names(_ids(whole))} serve whole requests" if whole else "nobody serves the model"
+        yield Finding("pair.prefill_alone", model, f"{names(_ids(prefill))} prefill, nobody decodes: {rest}")
+    elif decode and not prefill:
+        yield Finding("pair.decode_alone", model, f"{names(_ids(decode))} decode, nobody prefills")
+    elif prefill:
+        yield from _domains(prefill, decode)
+
+
+def _domains(prefill: Sequence[WorkerRegistered], decode: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    for check, here, there, role in (
+        ("pair.prefill_domain", prefill, decode, "decode"),
+        ("pair.decode_domain", decode, prefill, "prefill"),
+    ):
+        found = {told.transfer_domain for told in there}
+        for told in here:
+            if told.transfer_domain not in found:
+                allowed = names(sorted(map(repr, found)))
+                words = f"transfer_domain {told.transfer_domain!r}, {role} workers are in {allowed}"
+                yield Finding(check, told.worker_id, words)
+
+
+def _buffers(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    longest = {role: _longest(_of_role(registrations, role)) for role in _OTHER}
+    for told in registrations:
+        if told.role not in _OTHER or not told.transfer_buffer_tokens:
+            continue
+        both = [each for each in (_seq_len(told), longest[_OTHER[told.role]]) if each]
+        longest_input = min(both, default=1) - 1
+        if told.transfer_buffer_tokens < longest_input:
+            words = f"transfer_buffer_tokens {told.transfer_buffer_tokens}, the longest input has {longest_input}"
+            yield Finding("pair.buffer", told.worker_id, words)
+
+
+def _longest(registrations: Sequence[WorkerRegistered]) -> int:
+    """Return the longest sequence that a worker takes; 0, no bound, where there is no worker or one does not say."""
+    lengths = [_seq_len(told) for told in registrations]
+    return max(lengths, default=0) if all(lengths) else 0
+
+
+def _seq_len(told: WorkerRegistered) -> int:
+    """Return the longest prompt of a worker and one token; 0 where it does not say."""
+    prompt = told.max_prompt_tokens + 1 if told.max_prompt_tokens and told.role == "prefill" else 0
+    return min((bound for bound in (told.max_seq_len, prompt) if bound), default=0)
+
+
+def _dtypes(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    """Yield one finding a model: who says what stands in it."""
+    apart, words = _apart(registrations, "kv_cache_dtype")
+    if apart:
+        check = "pair.dtype_auto" if all(_AUTO in pair for pair in apart) else "pair.dtype"
+        yield Finding(check, registrations[0].model, words)
+
+
+def _backends(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    """Yield one finding a model, likewise."""
+    apart, words = _apart(registrations, "transfer_backend")
+    if apart:
+        yield Finding("pair.backend", registrations[0].model, words)
+
+
+def _apart(registrations: Sequence[WorkerRegistered], field: str) -> tuple[set[tuple[str, str]], str]:
+    """Return the values of a field in which prefill and decode workers differ, and which worker has which value."""
+    by_role = {role: _by_value(_of_role(registrations, role), field) for role in _OTHER}
+    words = "; ".join(
+        f"{role} {value}: {names(_ids(told))}" for role, values in by_role.items() for value, told in values.items()
+    )
+    return {(one, other) for one in by_role["prefill"] for other in by_role["decode"] if one != other}, words
+
+
+def _by_value(registrations: Iterable[WorkerRegistered], field: str) -> dict[str, list[WorkerRegistered]]:
+    found: dict[str, list[WorkerRegistered]] = {}
+    for told in registrations:
+        if value := getattr(told, field).lower():
+            found.setdefault(value, []).append(told)
+    return found
+
+
+def _reuse(registrations: Iterable[WorkerRegistered]) -> Iterator[Finding]:
+    for told in registrations:
+        if told.block_reuse is False and told.role in PREFILLING:
+            yield Finding("pair.reuse", told.worker_id, "block_reuse false, and the mode chooses by what workers hold")
+
+
+def _of_role(registrations: Iterable[WorkerRegistered], role: Role) -> list[WorkerRegistered]:
+    return [told for told in registrations if told.role == role]
+
+
+def _ids(registrations: Iterable[WorkerRegistered]) -> list[str]:
+    return [told.worker_id for told in registrations]

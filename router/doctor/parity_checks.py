@@ -1,0 +1,102 @@
+"""Whether all of a model are of one kind: what prompts are hashed with, and versions.
+
+    parity.<field>    the workers of a model, and the routers, do not all have the same
+    parity.canary     a worker's canary is not that of its block size and hash scheme: it hashes otherwise than we do
+    version.engine    engines of one kind, as their events tell it, that serve one model are of several versions
+    version.range     a TensorRT-LLM engine that is registered is of a version outside the supported range
+    version.router    routers, data planes and agents that say so are of several versions
+
+A router tells only where it differs from a worker; its value then stands beside the workers'. Encode workers have no
+KV cache, and nothing to agree in.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.hashing import canary
+from kv_protocol.images import rule_text
+from kv_protocol.trtllm_versions import SUPPORTED, is_supported, parse_version
+from router.doctor.facts import Answer, Facts
+from router.doctor.findings import Finding, names
+
+AGREED = ("block_size", "hash_scheme", "tokenizer_digest", "template_digest", "images")
+"""Of the router's parity the fields in which all have to agree: of the others each worker is judged by itself."""
+_SHOWN_MAX = 80
+_SPLIT = {"prefill", "decode"}
+
+
+def parity(facts: Facts) -> Iterator[Finding]:
+    """Yield the fields in which a model's workers, and the routers, differ; where that decides anything."""
+    for model, everybody in facts.models().items():
+        told = [each for each in everybody if each.role != "encode"]
+        if not facts.is_by_prefix and not {each.role for each in told} >= _SPLIT:
+            continue
+        yield from _canaries(told)
+        for field in AGREED:
+            groups = _groups(facts, told, field)
+            if len(groups) > 1:
+                words = "; ".join(f"{_shown(value)}: {names(who)}" for value, who in groups.items())
+                yield Finding(f"parity.{field}", model, words)
+
+
+def _groups(facts: Facts, told: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:
+    """Return who has which value."""
+    groups: dict[str, list[str]] = {}
+    for each in told:
+        groups.setdefault(_value(each, field), []).append(each.worker_id)
+    ids = {each.worker_id for each in told}
+    for router in facts.routers:
+        wanted = {each.allowed for each in router.broken if each.field == field and each.worker_id in ids}
+        for value in sorted(wanted):
+            groups.setdefault(value, []).append(f"router {router.control.url}")
+    return groups
+
+
+def _value(told: WorkerRegistered, field: str) -> str:
+    return rule_text(told.images) if field == "images" else str(getattr(told, field))
+
+
+def _canaries(told: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    for each in told:
+        if each.canary != (ours := canary(each.block_size, each.hash_scheme)):
+            yield Finding("parity.canary", each.worker_id, f"found {each.canary}, here it is {ours}")
+
+
+def _shown(value: str) -> str:
+    return value if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]}..."
+
+
+def versions(facts: Facts) -> Iterator[Finding]:
+    """Yield software that is not of one version."""
+    for model, everybody in facts.models().items():
+        by_kind: dict[str, dict[str, list[str]]] = {}
+        for told in everybody:
+            if told.version and told.event_source != "none":
+                by_kind.setdefault(told.event_source, {}).setdefault(told.version, []).append(told.worker_id)
+        for kind, groups in by_kind.items():
+            if len(groups) > 1:
+                yield Finding("version.engine", model, f"{kind}: {_who(groups)}")
+        yield from _outside_the_range(model, by_kind.get("trtllm", {}))
+    ours: dict[str, list[str]] = {}
+    for answer in [*(router.control for router in facts.routers), *facts.planes, *_agents(facts)]:
+        if answer.version:
+            ours.setdefault(answer.version, []).append(answer.url)
+    if len(ours) > 1:
+        yield Finding("version.router", "the fleet", _who(ours))
+
+
+def _agents(facts: Facts) -> Iterator[Answer]:
+    return (worker.http for worker in facts.living() if worker.http is not None)
+
+
+def _outside_the_range(model: str, groups: Mapping[str, list[str]]) -> Iterator[Finding]:
+    """Yield the workers of a TensorRT-LLM version that is not supported; a text that is no version is not judged."""
+    outside = {
+        version: workers for version, workers in groups.items() if parse_version(version) and not is_supported(version)
+    }
+    if outside:
+        yield Finding("version.range", model, f"{_who(outside)}; supported: {SUPPORTED}")
+
+
+def _who(groups: dict[str, list[str]]) -> str:
+    return "; ".join(f"{version}: {names(who)}" for version, who in groups.items())

@@ -1,0 +1,115 @@
+"""One router, asked at the beginning of a look and at its end: its control plane, its data plane."""
+
+from collections.abc import Sequence
+
+from kv_protocol.fleet import WorkerRegistered
+from router.decision.policies import MODES
+from router.doctor.facts import WATCHED, Answer, RouterLook, RouterSeen
+from router.doctor.http_client import OK, HttpAsker, Reply, is_beyond_loopback
+from router.doctor.pages import Index, Policy, Workers, counts, decoded, versions
+from router.pools.router_page import PageUnreadable, not_ready
+
+_UNREADY, _UNAUTHORIZED = 503, 401
+_ALLOWED = "allowed a router's control plane"
+
+
+class PlaneLook:
+    """A data plane: whether it is ready, and of which version."""
+
+    def __init__(self, asker: HttpAsker, url: str) -> None:
+        self._asker, self.url = asker, url
+        self.answer = Answer(url=url, problem="not asked")
+
+    async def ask(self) -> None:
+        """`answer` is what it said."""
+        self.answer = await ready_answer(self._asker, self.url)
+
+
+async def ready_answer(asker: HttpAsker, url: str, *, is_open: bool = False) -> Answer:
+    """Return what a plane says of itself."""
+    reply = await asker.get(f"{url}/ready")
+    if reply.problem or reply.status not in (OK, _UNREADY):
+        return Answer(url=url, problem=reply.problem or f"status {reply.status} at /ready")
+    try:
+        reason = not_ready(reply.body)
+    except PageUnreadable as error:
+        return Answer(url=url, problem=str(error))
+    version = versions((await asker.get(f"{url}/version")).body).version
+    return Answer(url=url, is_well=not reason, reason=reason, version=version, is_open=is_open)
+
+
+class RouterLooks:
+    """A control plane. `first`, later `last`; then `seen`."""
+
+    def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
+        self._asker, self.url, self._token = asker, url, token
+        self._policy: Policy | None = None
+        self._workers = Workers([])
+        self._before = self._after = RouterLook()
+        self.answer = Answer(url=url, problem="not asked")
+        self.is_token_refused = False
+
+    @property
+    def registrations(self) -> Sequence[WorkerRegistered]:
+        """Whom it knows."""
+        return [each.registration for each in self._workers.workers]
+
+    async def first(self) -> None:
+        """`answer` says how it is; without a problem, all of it was read."""
+        self.answer = await ready_answer(self._asker, self.url, is_open=await self._is_open())
+        if not self.answer.problem:
+            await self._read_policy()
+            self._before = await self._look()
+
+    async def last(self) -> None:
+        """It was looked at again."""
+        if not self.answer.problem:
+            self._after = await self._look()
+
+    def seen(self) -> RouterSeen:
+        """Return what both looks saw."""
+        policy = self._policy
+        return RouterSeen(
+            control=self.answer,
+            mode="" if policy is None else policy.mode,
+            reads_overlap=policy is None or any(map(reads_overlap, policy.modes())),
+            workers=tuple(told.worker_id for told in self.registrations),
+            broken=self._workers.broken(),
+            before=self._before,
+            after=self._after,
+        )
+
+    async def _is_open(self) -> bool:
+        return is_beyond_loopback(self.url) and (await self._asker.get(f"{self.url}/v1/policy")).is_ok
+
+    async def _read_policy(self) -> None:
+        try:
+            self._policy = decoded(await self._page("/v1/policy"), Policy, "/v1/policy")
+        except PageUnreadable as error:
+            self._fail(error)
+
+    async def _look(self) -> RouterLook:
+        try:
+            self._workers = decoded(await self._page("/v1/workers"), Workers, "/v1/workers")
+            index = decoded(await self._page("/v1/index"), Index, "/v1/index")
+            metrics = counts(await self._page("/metrics"), WATCHED)
+        except PageUnreadable as error:
+            self._fail(error)
+            return RouterLook()
+        return RouterLook(ranks=self._workers.standings(), recoveries=index.recoveries(), metrics=metrics)
+
+    async def _page(self, path: str) -> bytes:
+        reply: Reply = await self._asker.get(f"{self.url}{path}", self._token)
+        if reply.is_ok:
+            return reply.body
+        self.is_token_refused = self.is_token_refused or reply.status == _UNAUTHORIZED
+        raise PageUnreadable(reply.problem or f"status {reply.status} at {path}, {_ALLOWED}")
+
+    def _fail(self, error: PageUnreadable) -> None:
+        if not self.answer.problem:
+            self.answer = Answer(url=self.url, problem=str(error))
+
+
+def reads_overlap(mode: str) -> bool:
+    """Return whether the mode chooses by what ranks hold; of a user's mode it is not known, and assumed."""
+    return mode not in MODES or MODES[mode].reads_overlap

@@ -1,0 +1,186 @@
+"""One look at a fleet, of some seconds: what is there at its beginning, what came meanwhile, what is there at its end.
+
+    1   the log is joined: heartbeats and loads are heard, `KV_FLEET` is read
+    2   routers, JetStream and workers are asked
+    3   the rest of the time passes
+    4   routers, JetStream and workers' counters are asked again
+
+What cannot be had is said in the facts; `CannotLook` where nothing can be said at all: neither the log nor a router
+answers, or a router wants another token.
+"""
+
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import aiohttp
+
+from kv_protocol import subjects
+from kv_protocol.fleet import WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetGate
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from router.doctor.facts import Bounds, Facts, LogSeen, StreamSeen, WorkerSeen
+from router.doctor.http_client import HttpAsker, in_lanes
+from router.doctor.jetstream import JetStream
+from router.doctor.log_checks import SNAPSHOT_STREAM
+from router.doctor.log_watch import LogWatch
+from router.doctor.router_probe import PlaneLook, RouterLooks
+from router.doctor.worker_probe import WorkerLooks
+
+_NEEDED = (subjects.EVENTS_STREAM, subjects.FLEET_STREAM)
+_STREAMS = (*_NEEDED, subjects.JOURNAL_STREAM, SNAPSHOT_STREAM)
+
+
+class CannotLook(Exception):
+    """Nothing can be said of the fleet; the message says why."""
+
+
+class Wanted(NamedTuple):
+    """Where to look, for how long, and what is taken for granted. Tokens are bearer tokens, empty: none."""
+
+    control_urls: tuple[str, ...]
+    data_urls: tuple[str, ...]
+    nats_url: str
+    nats_user: str
+    nats_token: str
+    fleet_keys: tuple[bytes, ...]
+    control_token: str
+    worker_token: str
+    listen_s: float
+    timeout_s: float
+    bounds: Bounds
+    reads_overlap: bool
+
+
+async def look(wanted: Wanted, clock: Clock) -> Facts:
+    """Return what was seen, after `listen_s` or more; raise `CannotLook`."""
+    async with AsyncExitStack() as cleanup:
+        session = await cleanup.enter_async_context(aiohttp.ClientSession())
+        asker = HttpAsker(session, clock, wanted.timeout_s)
+        log = _LogLook(wanted, clock)
+        await log.open(cleanup)
+        return await _Look(wanted, clock, asker, log).facts()
+
+
+class _Look:
+    def __init__(self, wanted: Wanted, clock: Clock, asker: HttpAsker, log: "_LogLook") -> None:
+        self._wanted, self._clock, self._asker, self._log = wanted, clock, asker, log
+        self._routers = [RouterLooks(asker, url, wanted.control_token) for url in wanted.control_urls]
+        self._planes = [PlaneLook(asker, url) for url in wanted.data_urls]
+
+    async def facts(self) -> Facts:
+        began_s = self._clock.now()
+        await in_lanes([*(each.first for each in self._routers), *(each.ask for each in self._planes)])
+        self._require_something()
+        await self._log.first()
+        workers = [WorkerLooks(self._asker, told, self._wanted.worker_token) for told in self._registered()]
+        await in_lanes(each.first for each in workers)
+        await self._clock.sleep(began_s + self._wanted.listen_s - self._clock.now())
+        await in_lanes([*(each.last for each in self._routers), *(each.last for each in workers)])
+        await self._log.last()
+        return self._told(tuple(each.seen() for each in workers), self._clock.now() - began_s)
+
+    def _require_something(self) -> None:
+        if refused := [each.url for each in self._routers if each.is_token_refused]:
+            raise CannotLook(f"--token: found none or another at {', '.join(refused)}, allowed its control.token")
+        if self._log.problem and all(each.answer.problem for each in self._routers):
+            routers = (f"--router {each.url}: {each.answer.problem}" for each in self._routers)
+            raise CannotLook("; ".join((self._log.problem, *routers)))
+
+    def _registered(self) -> list[WorkerRegistered]:
+        """Return who is registered, by the log; by the routers, where the log cannot be read."""
+        if not self._log.problem:
+            return [event for event in self._log.events() if isinstance(event, WorkerRegistered)]
+        return list({told.worker_id: told for each in self._routers for told in each.registrations}.values())
+
+    def _told(self, workers: tuple[WorkerSeen, ...], window_s: float) -> Facts:
+        events, watch = self._log.events(), self._log.watch
+        return Facts(
+            window_s=window_s,
+            bounds=self._wanted.bounds,
+            workers=workers,
+            draining=tuple(event.worker_id for event in events if isinstance(event, WorkerDraining)),
+            left={event.worker_id: event.reason for event in events if isinstance(event, WorkerLeft)},
+            heads=watch.heads() if watch else (),
+            loads=watch.loads() if watch else (),
+            refused=tuple(watch.refused) if watch else (),
+            routers=tuple(each.seen() for each in self._routers),
+            planes=tuple(each.answer for each in self._planes),
+            log=self._log.seen(),
+            clocks=tuple(self._asker.clocks),
+            reads_overlap=self._wanted.reads_overlap,
+        )
+
+
+class _LogLook:
+    """The log; `problem` says why it could not be looked at, or not to the end."""
+
+    def __init__(self, wanted: Wanted, clock: Clock) -> None:
+        self._wanted, self._clock = wanted, clock
+        self._jetstream: JetStream | None = None
+        self._before: dict[str, int] = {}
+        self._seen = LogSeen()
+        self.watch: LogWatch | None = None
+        self.problem = ""
+
+    async def open(self, cleanup: AsyncExitStack) -> None:
+        """Heartbeats are heard, if the log can be reached."""
+        wanted = self._wanted
+        try:
+            log = await EventLog.connect(
+                wanted.nats_url,
+                name="doctor",
+                user=wanted.nats_user,
+                token=wanted.nats_token,
+                confirm_s=wanted.timeout_s,
+            )
+            cleanup.push_async_callback(log.close)
+            gate = FleetGate(wanted.fleet_keys)
+            self.watch, self._jetstream = LogWatch(log, self._clock, gate), JetStream(log, wanted.timeout_s)
+            await self._jetstream.start()
+            await self.watch.start()
+        except BrokerUnavailable as error:
+            self.problem = str(error)
+
+    def events(self) -> list[WorkerRegistered | WorkerDraining | WorkerLeft]:
+        """Return the newest fleet event of every worker."""
+        return list(self.watch.events.values()) if self.watch else []
+
+    async def first(self) -> None:
+        """The fleet is read, and readers' places are known."""
+        if self.problem or self.watch is None or self._jetstream is None:
+            return
+        try:
+            if await self._jetstream.stream(subjects.FLEET_STREAM) is not None:
+                await self.watch.read_fleet(self._wanted.timeout_s)
+            self._before = dict(await self._jetstream.pending(subjects.EVENTS_STREAM))
+        except BrokerUnavailable as error:
+            self.problem = str(error)
+
+    async def last(self) -> None:
+        """All of it is known, as it is now."""
+        if self.problem or self._jetstream is None:
+            return
+        try:
+            self._seen = await self._whole(self._jetstream)
+        except BrokerUnavailable as error:
+            self.problem = str(error)
+
+    async def _whole(self, jetstream: JetStream) -> LogSeen:
+        streams: dict[str, StreamSeen] = {}
+        for name in _STREAMS:
+            if (stream := await jetstream.stream(name)) is not None:
+                streams[name] = stream
+        store_bytes, store_bytes_max = await jetstream.store()
+        return LogSeen(
+            streams=streams,
+            missing=tuple(name for name in _NEEDED if name not in streams),
+            pending_before=self._before,
+            pending_after=await jetstream.pending(subjects.EVENTS_STREAM),
+            store_bytes=store_bytes,
+            store_bytes_max=store_bytes_max,
+        )
+
+    def seen(self) -> LogSeen:
+        """Return what was seen of it."""
+        return LogSeen(problem=self.problem) if self.problem else self._seen

@@ -1,0 +1,148 @@
+"""Workers one by one: do they live, can they be reached, are they who they say, and nobody else?
+
+    heart   HTTP        registered                                 found
+    beats   is well     yes                                        nothing
+    beats   is dead     yes                                        worker.unreachable
+    beats   says ill    yes                                        worker.unhealthy
+    silent  answers     yes                                        worker.silent
+    silent  is dead     yes                                        worker.gone
+    silent  not asked   yes                                        worker.silent
+    beats   -           it left, and said why                      worker.withdrawn
+    beats   -           never; or not this rank, or this instance  rank.unregistered
+
+    two heads of one rank beat at the same time                    worker.two_instances, rank.two_heads
+    one address, one endpoint name                                 worker.one_address, worker.one_endpoint
+
+Heads that follow one another are a restart. Where the log could not be heard, silence says nothing.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.ids import WorkerRank
+from router.doctor.facts import Facts, Head, WorkerSeen
+from router.doctor.findings import Finding, names
+
+_SHARING = {"aggregated", "decode"}
+"""Roles that have one default endpoint name (`kv_protocol/endpoint_names.py`): it says nothing against them."""
+
+
+def presence(facts: Facts) -> Iterator[Finding]:
+    """Yield who is missing, from the fleet or from HTTP."""
+    if not facts.workers and not facts.draining:
+        yield Finding("fleet.empty", "the fleet", f"nobody is registered; {len(facts.left)} left")
+    for source in facts.refused:
+        yield Finding("fleet.unreadable", "the log", source)
+    living = {(worker.told.worker_id, worker.told.instance) for worker in facts.living()}
+    for worker in facts.workers:
+        http = worker.http
+        if (worker.told.worker_id, worker.told.instance) not in living:
+            yield _silent(worker, facts.window_s)
+        elif http is not None and http.problem:
+            yield Finding("worker.unreachable", worker.told.worker_id, http.problem)
+        elif http is not None and not http.is_well:
+            yield Finding("worker.unhealthy", worker.told.worker_id, http.reason or "/health does not say why")
+    for worker_id in facts.draining:
+        yield Finding("worker.draining", worker_id, "it takes no new work")
+
+
+def _silent(worker: WorkerSeen, window_s: float) -> Finding:
+    heard, http = f"no heartbeat in {window_s:.1f} s", worker.http
+    if http is not None and http.problem:
+        return Finding("worker.gone", worker.told.worker_id, f"{heard}, and {http.problem}")
+    if http is not None and http.is_log_away:
+        heard += "; its /status says that the log is away"
+    answers = "its HTTP was not asked" if http is None else "its HTTP answers"
+    return Finding("worker.silent", worker.told.worker_id, f"{heard}; {answers}")
+
+
+def heartbeats(facts: Facts) -> Iterator[Finding]:
+    """Yield whose heartbeats are missing, are nobody's, or are told by two."""
+    if facts.log.problem:
+        return
+    known = {worker.told.worker_id: worker.told for worker in facts.workers}
+    heard = {(head.rank, head.instance) for head in facts.heads}
+    for worker in facts.living():
+        told = worker.told
+        silent = [str(rank) for rank in told.ranks if (rank, told.instance) not in heard]
+        if silent:
+            yield Finding("rank.silent", told.worker_id, f"no heartbeat of {names(silent)}, other ranks beat")
+    apart = {head.rank.worker_id for head in facts.heads if head.rank.worker_id not in known} - {*facts.draining}
+    for worker_id in sorted(apart):
+        yield _of_nobody(worker_id, facts)
+    for head in facts.heads:
+        registered = known.get(head.rank.worker_id)
+        if registered is not None and not _is_of(head, registered, heard):
+            words = (
+                f"instance {head.instance} beats; registered is {registered.instance} with ranks {_ranks(registered)}"
+            )
+            yield Finding("rank.unregistered", str(head.rank), words)
+
+
+def _of_nobody(worker_id: str, facts: Facts) -> Finding:
+    if worker_id in facts.left:
+        return Finding(
+            "worker.withdrawn", worker_id, f"it beats, and left: {facts.left[worker_id] or 'no reason given'}"
+        )
+    return Finding("rank.unregistered", worker_id, "it beats, and nobody of that id is registered")
+
+
+def _is_of(head: Head, told: WorkerRegistered, heard: set[tuple[WorkerRank, str]]) -> bool:
+    """Return whether the head is the registered worker's; beside it another life is a restart, or `_heads` tells."""
+    return head.rank.dp_rank in told.dp_ranks and (head.rank, told.instance) in heard
+
+
+def _ranks(told: WorkerRegistered) -> str:
+    return names([str(dp_rank) for dp_rank in told.dp_ranks])
+
+
+def doubles(facts: Facts) -> Iterator[Finding]:
+    """Yield what two say or have that only one may."""
+    yield from _heads(facts)
+    living = [worker.told for worker in facts.living()]
+    for url, at in _by(living, lambda told: told.base_url.rstrip("/").lower()).items():
+        if len(at) > 1:
+            yield Finding("worker.one_address", names([told.worker_id for told in at]), f"all are at {url}")
+    for endpoint, at in _by(living, lambda told: told.endpoint).items():
+        roles = sorted({told.role for told in at})
+        if endpoint and len(roles) > 1 and {*roles} != _SHARING:
+            yield Finding("worker.one_endpoint", endpoint, "; ".join(_role_words(role, at) for role in roles))
+    for worker_id, same in _by(living, lambda told: told.worker_id).items():
+        models = sorted({told.model for told in same})
+        if len(models) > 1:
+            yield Finding("worker.two_instances", worker_id, f"it is registered for several models: {names(models)}")
+
+
+def _heads(facts: Facts) -> Iterator[Finding]:
+    """Yield of each rank the first two heads that beat at the same time."""
+    by_rank: dict[WorkerRank, list[Head]] = {}
+    for head in facts.heads:
+        by_rank.setdefault(head.rank, []).append(head)
+    for rank, heads in by_rank.items():
+        heads.sort(key=lambda head: head.first_s)
+        for one, other in pairwise(heads):
+            if other.first_s < one.last_s and one.first_s < other.last_s:
+                yield _double(rank, one, other)
+                break
+
+
+def _double(rank: WorkerRank, one: Head, other: Head) -> Finding:
+    if one.instance == other.instance:
+        words = f"epochs {one.epoch} and {other.epoch} of instance {one.instance} beat at the same time"
+        return Finding("rank.two_heads", str(rank), words)
+    words = f"instances {one.instance} and {other.instance} beat at the same time"
+    return Finding("worker.two_instances", str(rank), words)
+
+
+def _by(
+    registrations: Iterable[WorkerRegistered], key: Callable[[WorkerRegistered], str]
+) -> dict[str, list[WorkerRegistered]]:
+    found: dict[str, list[WorkerRegistered]] = {}
+    for told in registrations:
+        found.setdefault(key(told), []).append(told)
+    return found
+
+
+def _role_words(role: str, at: list[WorkerRegistered]) -> str:
+    return f"{role}: {names([told.worker_id for told in at if told.role == role])}"

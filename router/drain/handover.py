@@ -1,0 +1,263 @@
+"""Draining with hand-over: what only a worker that leaves holds is computed elsewhere before it goes.
+
+    looking    the newest prompts (`recent_prompts.py`), each as a decision would see it now: how much of it the
+               worker holds, and how much the best of those who could be asked instead does, or will have soon. Listed
+               by heat, within the budget (`heat.py`)
+    warming    in that order, `concurrency` at a time, each where the policy in force sends it now (`warming.py`)
+    waiting    for requests that still run at the worker: what they had asked is then looked at, once more
+    over       all lists are at their end, or the time is: what is left of them is skipped
+
+| a prefix is | where |
+|---|---|
+| warmed | a worker has computed it |
+| failed | the one that was asked did not; nobody is asked in its place, unless the second look finds it again |
+| skipped | nobody may take it, its place holds it already, or tokens or time are spent |
+
+Tokens are those that the chosen workers are expected to compute, in whole blocks; all of them stay within the budget.
+Prompts of this router's own clients are known, and no others: every router may be asked to drain, each for its own.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterator
+
+import structlog
+
+from kv_protocol.decided import Phase
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.hashing import Hashing
+from kv_runtime.supervise import TaskSet, TaskSetFull
+from kv_runtime.telemetry import Family, counter, gauge
+from router.config import HandoverSection
+from router.decision.verdict import Verdict
+from router.decision.view import RouteRequest
+from router.drain.heat import HeldPrompt, HotPrefix, hot_prefixes
+from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverTold, Outcome, PrefixTold
+from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt, RecentPrompts
+from router.drain.warming import Warming, wish_of
+from router.fleet.ledger import Ledger
+from router.request.serving import Serving
+
+HANDOVERS_MAX = 16
+"""Of as many workers at one time."""
+_RUNS_MAX = 256
+_LOOKED_AT = 32
+"""Prompts that are looked up in one turn of the loop: a few ms."""
+_LOOK_S = 0.05
+_PHASES: dict[str, Phase] = {"aggregated": "whole", "prefill": "prefill"}
+"""What workers compute prompts for, by their role."""
+
+_log = structlog.get_logger("router")
+
+
+class Handover:
+    """The hand-overs of one router; a part of its process."""
+
+    def __init__(self, serving: Serving, recent: RecentPrompts, warming: Warming, section: HandoverSection) -> None:
+        self._serving, self._recent, self._warming, self._section = serving, recent, warming, section
+        self._clock = serving.routing.clock
+        self._tasks: TaskSet | None = None
+        self._running: dict[HandoverRun, asyncio.Task[None]] = {}
+        self._runs: dict[str, HandoverRun] = {}
+        self._outcomes: Counter[Outcome] = Counter()
+        self._spent_tokens, self._seconds = 0, 0.0
+
+    @property
+    def defaults(self) -> tuple[int, float]:
+        """Tokens and seconds of a hand-over of which nothing else is said."""
+        return self._section.tokens, self._section.within_s
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Hand over what is begun until `stop` is set; then what is on its way is given up."""
+        async with TaskSet(HANDOVERS_MAX) as tasks:
+            self._tasks = tasks
+            await stop.wait()
+            self._tasks = None
+            for task in self._running.values():
+                task.cancel()
+
+    def begin(self, told: WorkerRegistered, budget_tokens: int, within_s: float) -> None:
+        """What a worker that drains holds alone is being handed over; nothing happens while that is so already.
+
+        Raises:
+            TaskSetFull: too many are on their way.
+        """
+        if any(run.told.instance == told.instance for run in self._running if run.told.worker_id == told.worker_id):
+            return
+        if self._tasks is None:
+            raise TaskSetFull(0)
+        run = HandoverRun(told, budget_tokens, within_s, self._clock.now())
+        self._running[run] = self._tasks.spawn(self._hand_over(run), name=f"handover of {told.worker_id}")
+        self._runs.pop(told.worker_id, None)
+        self._runs[told.worker_id] = run
+        if len(self._runs) > _RUNS_MAX:
+            del self._runs[next(iter(self._runs))]
+
+    def cancel(self, worker_id: str, reason: str) -> None:
+        """The hand-over of a worker ends now, if there is one; `reason` is shown."""
+        for run, task in self._running.items():
+            if run.told.worker_id == worker_id:
+                run.reason = reason
+                task.cancel()
+
+    def told(self, worker_id: str, instance: str | None = None) -> HandoverTold | None:
+        """Return how far a worker's is, of this life of it where one is named; None where there is none."""
+        run = self._runs.get(worker_id)
+        if run is None or instance not in (None, run.told.instance):
+            return None
+        return run.told_at(self._clock.now())
+
+    # ------------------------------------------------------------------------------------------- on its way
+
+    async def _hand_over(self, run: HandoverRun) -> None:
+        try:
+            run.reason = self._why_not(run)
+            if not run.reason:
+                is_at_work = self._is_at_work(run)
+                await self._warm(run)
+                if is_at_work and await self._ran_dry(run):
+                    await self._warm(run)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, requests are served on
+            _log.exception("handover_failed", worker=run.told.worker_id)
+            run.reason = f"our fault: {type(error).__name__}; see the log"
+        finally:
+            run.state, run.ended_s = "over", self._clock.now()
+            self._seconds += run.ended_s - run.began_s
+            self._running.pop(run, None)
+            told = run.told_at(run.ended_s)
+            figures = {name: getattr(told, name) for name in ("listed", *OUTCOMES, "spent_tokens", "seconds", "reason")}
+            _log.info("handover_over", worker=run.told.worker_id, **figures)
+
+    def _why_not(self, run: HandoverRun) -> str:
+        state, role = self._serving.routing.state, run.told.role
+        if role not in _PHASES:
+            return f"role {role}: prompts are computed elsewhere"
+        mode = state.policy.of(_PHASES[role]).mode
+        return "" if state.modes[mode].reads_overlap else f"policy.mode {mode} asks nobody what he holds"
+
+    def _is_at_work(self, run: HandoverRun) -> bool:
+        return promised_requests(self._serving.routing.state.ledger, run.told) > 0
+
+    async def _ran_dry(self, run: HandoverRun) -> bool:
+        """Return whether the worker's requests ended in time."""
+        run.state = "waiting"
+        while self._is_at_work(run):
+            if run.left_s(self._clock.now()) <= 0:
+                return False
+            await self._clock.sleep(_LOOK_S)
+        return True
+
+    async def _warm(self, run: HandoverRun) -> None:
+        run.state = "looking"
+        waiting = await self._listed(run)
+        run.state = "warming"
+        async with TaskSet(self._section.concurrency) as warmers:
+            for _ in range(self._section.concurrency):
+                warmers.spawn(self._warm_in_turn(run, waiting))
+
+    async def _listed(self, run: HandoverRun) -> deque[tuple[HotPrefix, RecentPrompt]]:
+        recents, held = list[RecentPrompt](), list[HeldPrompt]()
+        names = {*run.told.served_names, *run.told.loras}
+        hashing = Hashing(run.told.block_size, run.told.hash_scheme)
+        for recent in self._recent.newest_first():
+            if recent.model not in names or recent.hashing != hashing:
+                continue
+            if not len(recents) % _LOOKED_AT:
+                await self._clock.sleep(0)
+            verdict = self._warming.decide(self._route(run, recent))
+            if verdict is not None:
+                recents.append(recent)
+                held.append(_held(recent, verdict, run))
+        budget_tokens = run.budget_tokens - run.spent_tokens
+        found = hot_prefixes(held, self._clock.now(), block_size=run.told.block_size, budget_tokens=budget_tokens)
+        run.prompts = len(held)
+        run.listed += len(found)
+        run.shown += [_shown(each, recents[each.prompt]) for each in found[: SHOWN_MAX - len(run.shown)]]
+        return deque((each, recents[each.prompt]) for each in found)
+
+    def _route(self, run: HandoverRun, recent: RecentPrompt) -> RouteRequest:
+        return RouteRequest(
+            decision_id=self._serving.new_id(),
+            request_id=f"handover-{run.told.worker_id}",
+            model=recent.model,
+            isl_tokens=len(recent.ids) // TOKEN_BYTES,
+            block_size=recent.hashing.block_size,
+            hash_scheme=recent.hashing.scheme,
+            sequence_hashes=recent.sequence_hashes,
+            max_tokens=1,
+            lora=recent.lora,
+            tried=run.told.ranks,
+            phase=_PHASES[run.told.role],
+        )
+
+    async def _warm_in_turn(self, run: HandoverRun, waiting: deque[tuple[HotPrefix, RecentPrompt]]) -> None:
+        while waiting:
+            at = run.listed - len(waiting)
+            prefix, recent = waiting.popleft()
+            outcome, worker, reason = await self._warmed(run, prefix, recent)
+            run.settle(at, outcome, worker, reason)
+            self._outcomes[outcome] += 1
+            await self._clock.sleep(0)
+
+    async def _warmed(self, run: HandoverRun, prefix: HotPrefix, recent: RecentPrompt) -> tuple[Outcome, str, str]:
+        """Return what became of a prefix, the worker that was chosen for it, and why it was not warmed."""
+        left_s = run.left_s(self._clock.now())
+        if left_s <= 0:
+            return "skipped", "", "the time is over"
+        wish = wish_of(recent, prefix.blocks, self._route(run, recent))
+        verdict = self._warming.decide(wish.route)
+        if verdict is None:
+            return "skipped", "", "nobody may take it"
+        worker = str(verdict.winner)
+        tokens = max(0, prefix.blocks - verdict.expected_blocks) * run.told.block_size
+        if not tokens:
+            return "skipped", worker, "it is held there"
+        if run.spent_tokens + tokens > run.budget_tokens:
+            return "skipped", worker, f"{tokens} tokens, of which {run.budget_tokens - run.spent_tokens} are left"
+        run.spent_tokens += tokens
+        self._spent_tokens += tokens
+        fault = await self._warming.compute(wish, verdict, left_s)
+        if fault:
+            return "failed", worker, fault
+        run.warmed.update(memoryview(recent.hashes_of(prefix.blocks)).cast("Q")[-1:])
+        return "warmed", worker, ""
+
+    # ------------------------------------------------------------------------------------------- figures
+
+    def families(self) -> Iterator[Family]:
+        """Yield what was handed over, and what prompts are kept for it."""
+        outcomes = [((outcome,), float(self._outcomes[outcome])) for outcome in OUTCOMES]
+        yield counter(
+            "handover_prefixes", "Prefixes of workers that drain, by what became of them", ("outcome",), outcomes
+        )
+        yield counter(
+            "handover_tokens", "Tokens that others were asked to compute", (), [((), float(self._spent_tokens))]
+        )
+        yield counter("handover_seconds", "How long hand-overs took", (), [((), self._seconds)])
+        kept = float(self._recent.size_bytes)
+        yield gauge("recent_prompts_bytes", "The newest prompts, kept for hand-overs", (), [((), kept)])
+
+
+def promised_requests(ledger: Ledger, told: WorkerRegistered) -> int:
+    """Return how many requests routers have promised to a worker that are not over."""
+    return sum(ledger.load_of(rank).active_requests for rank in told.ranks)
+
+
+def _held(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> HeldPrompt:
+    view, ranks = verdict.view, run.told.ranks
+    own = [depth for rank, depth in zip(view.ranks, view.overlap[0].tolist(), strict=True) if rank in ranks]
+    others = [depth for why, depth in zip(verdict.exclusions, view.expected.tolist(), strict=True) if not why]
+    elsewhere = max((run.warmed_blocks(recent.sequence_hashes), *others))
+    return HeldPrompt(recent.sequence_hashes, recent.asked_s, max(own, default=0), elsewhere)
+
+
+def _shown(prefix: HotPrefix, recent: RecentPrompt) -> PrefixTold:
+    return PrefixTold(
+        model=recent.model,
+        tokens=prefix.blocks * recent.hashing.block_size,
+        blocks=prefix.blocks,
+        new_blocks=prefix.new_blocks,
+        heat=prefix.heat,
+        held_blocks=prefix.held_blocks,
+        elsewhere_blocks=prefix.elsewhere_blocks,
+    )

@@ -1,0 +1,147 @@
+"""Which prefixes a worker that leaves should hand over: those that only it holds, the hottest first.
+
+    weight of a prompt    2 ** -(its age / `half_life_s`)
+    heat of a block       the weights of the prompts that have it, added up
+    alone                 the worker's ranks hold the block on the GPU, and no other rank that could be asked does
+    bought                the hottest blocks, as many as the budget pays for: each costs `block_size` tokens
+    looked at             the newest prompts, as far as they have `BLOCKS_MAX` such blocks, each prompt's counted
+    listed                the longest prefixes of bought blocks, by heat per token to compute; what is in one that was
+                          listed before counts no more
+
+Whatever prompt has a block has all before it, so heat never grows along a prefix: the hottest blocks, the newest
+prompt's before others of the same heat, are prefixes whole, and no other choice of blocks has more heat for its tokens.
+Source: `routing.md`, "Failures" (draining).
+"""
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.prompt.chains import BLOCK_BYTES, block_count
+
+HALF_LIFE_S = 300.0
+"""What was asked five minutes ago counts half: people who talk with a model come again within minutes."""
+BLOCKS_MAX = 1 << 17
+"""Some 50 ms; with blocks of 32 tokens 4 million tokens, and budgets are a fraction of that."""
+_Places = NDArray[np.intp]
+_HASH = np.dtype("<u8")
+
+
+class HeldPrompt(NamedTuple):
+    """A prompt that was asked, and how many of its leading blocks lie on GPUs: at the worker, at the best of others."""
+
+    sequence_hashes: bytes
+    asked_s: float
+    held_blocks: int
+    elsewhere_blocks: int
+
+
+class HotPrefix(NamedTuple):
+    """The first `blocks` blocks of a prompt, which is named by its place in what was given.
+
+    `new_blocks` of them are held by the worker alone, and by no prefix listed before; `heat` is theirs.
+    """
+
+    prompt: int
+    blocks: int
+    new_blocks: int
+    heat: float
+    held_blocks: int
+    elsewhere_blocks: int
+
+
+def hot_prefixes(
+    prompts: Sequence[HeldPrompt],
+    now_s: float,
+    *,
+    block_size: int,
+    budget_tokens: int,
+    half_life_s: float = HALF_LIFE_S,
+) -> list[HotPrefix]:
+    """Return what is to be handed over, in this order; their new blocks cost no more than the budget."""
+    alone, lengths = _looked_at(prompts)
+    if not alone:
+        return []
+    weights = [2.0 ** -(max(0.0, now_s - prompts[at].asked_s) / half_life_s) for at in alone]
+    hashes = np.concatenate([_alone_hashes(prompts[at]) for at in alone])
+    _, first, places = np.unique(hashes, return_index=True, return_inverse=True)
+    heat = np.bincount(places, weights=np.repeat(weights, lengths)).astype(np.float64)
+    is_bought = np.zeros(len(heat), dtype=np.bool_)
+    is_bought[np.lexsort((first, -heat))[: budget_tokens // block_size]] = True
+    runs = [_leading(of_one, is_bought) for of_one in np.split(places, np.cumsum(lengths)[:-1])]
+    longest = _longest(runs, len(heat))
+    return [_prefix(prompts, alone[at], len(runs[at]), heat[new]) for at, new in _by_value(longest, heat)]
+
+
+def _prefix(prompts: Sequence[HeldPrompt], at: int, blocks: int, heat: NDArray[np.float64]) -> HotPrefix:
+    prompt = prompts[at]
+    return HotPrefix(
+        prompt=at,
+        blocks=prompt.elsewhere_blocks + blocks,
+        new_blocks=len(heat),
+        heat=float(heat.sum()),
+        held_blocks=prompt.held_blocks,
+        elsewhere_blocks=prompt.elsewhere_blocks,
+    )
+
+
+def _looked_at(prompts: Sequence[HeldPrompt]) -> tuple[list[int], list[int]]:
+    """Return which prompts have blocks that the worker alone holds, newest first, and how many."""
+    alone, lengths, room = list[int](), list[int](), BLOCKS_MAX
+    for at in sorted(range(len(prompts)), key=lambda at: -prompts[at].asked_s):
+        blocks = _alone_blocks(prompts[at])
+        if blocks > 0 and blocks <= room:
+            alone.append(at)
+            lengths.append(blocks)
+            room -= blocks
+    return alone, lengths
+
+
+def _alone_blocks(prompt: HeldPrompt) -> int:
+    return min(prompt.held_blocks, block_count(prompt.sequence_hashes)) - prompt.elsewhere_blocks
+
+
+def _alone_hashes(prompt: HeldPrompt) -> NDArray[np.uint64]:
+    offset = prompt.elsewhere_blocks * BLOCK_BYTES
+    return np.frombuffer(prompt.sequence_hashes, dtype=_HASH, count=_alone_blocks(prompt), offset=offset)
+
+
+def _leading(places: _Places, is_bought: NDArray[np.bool_]) -> _Places:
+    """Return the places before the first that is not bought."""
+    bought = is_bought[places]
+    return places if bought.all() else places[: int(bought.argmin())]
+
+
+def _longest(runs: Sequence[_Places], blocks: int) -> list[_Places]:
+    """Return the runs, but empty ones for those that go on in another: one request computes both."""
+    goes_on = np.zeros(blocks, dtype=np.bool_)
+    for run in runs:
+        goes_on[run[:-1]] = True
+    return [run[:0] if len(run) and goes_on[run[-1]] else run for run in runs]
+
+
+def _by_value(runs: Sequence[_Places], heat: NDArray[np.float64]) -> list[tuple[int, _Places]]:
+    """Return runs and what of each is new, always the one whose new blocks are hottest on average.
+
+    What is listed takes from a run its first blocks, which are its hottest: a value that was right once is too high at
+    most, so that of the run on top alone is looked at again.
+    """
+    listed: list[tuple[int, _Places]] = []
+    is_listed = np.zeros(len(heat), dtype=np.bool_)
+    waiting = [(-float(heat[run].mean()), at) for at, run in enumerate(runs) if len(run)]
+    heapify(waiting)
+    while waiting:
+        believed, at = heappop(waiting)
+        new = runs[at][~is_listed[runs[at]]]
+        if not len(new):
+            continue
+        value = -float(heat[new].mean())
+        if value > believed:
+            heappush(waiting, (value, at))
+        else:
+            listed.append((at, new))
+            is_listed[new] = True
+    return listed

@@ -1,0 +1,69 @@
+"""The newest prompts that were asked, as token ids: an index knows hashes alone, from which no prompt can be computed.
+
+Adding one is a reference in a row; nothing is worked out before somebody reads them. The oldest give way to the bytes
+of the newest. Prompts with images have no ids, and are not kept.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from kv_protocol.hashing import Hashing
+from router.prompt.chains import BLOCK_BYTES
+
+TOKEN_BYTES = 4
+ENTRY_BYTES = 512
+"""What an entry takes beside its ids and hashes: so much at most counts for it."""
+
+
+class RecentPrompt(NamedTuple):
+    """A prompt: the name that was asked for, its adapter and salt (empty: none), token ids and hashes, both packed."""
+
+    model: str
+    lora: str
+    salt: str
+    ids: bytes
+    hashing: Hashing
+    sequence_hashes: bytes
+    asked_s: float
+
+    def ids_of(self, blocks: int) -> bytes:
+        """Return the ids by which a worker computes so many blocks, and one more where there is one.
+
+        With one more, all of the blocks could have been reused, and a hash window that looks ahead by a token is full.
+        """
+        return self.ids[: (blocks * self.hashing.block_size + 1) * TOKEN_BYTES]
+
+    def hashes_of(self, blocks: int) -> bytes:
+        """Return the hashes of so many blocks."""
+        return self.sequence_hashes[: blocks * BLOCK_BYTES]
+
+
+class RecentPrompts:
+    """At most `bytes_max` bytes of prompts; 0: none is kept."""
+
+    __slots__ = ("_bytes_max", "_prompts", "size_bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._prompts: deque[RecentPrompt] = deque()
+        self.size_bytes = 0
+        """What they take."""
+
+    def add(self, prompt: RecentPrompt) -> None:
+        """Keep it; the oldest give way, and it itself where it alone is too long."""
+        if not prompt.ids or not self._bytes_max:
+            return
+        prompts = self._prompts
+        prompts.append(prompt)
+        size_bytes = self.size_bytes + _bytes_of(prompt)
+        while size_bytes > self._bytes_max:
+            size_bytes -= _bytes_of(prompts.popleft())
+        self.size_bytes = size_bytes
+
+    def newest_first(self) -> list[RecentPrompt]:
+        """Return all of them as they are now."""
+        return list(reversed(self._prompts))
+
+
+def _bytes_of(prompt: RecentPrompt) -> int:
+    return len(prompt.ids) + len(prompt.sequence_hashes) + ENTRY_BYTES

@@ -1,0 +1,177 @@
+"""Draining a worker: it gets nothing new, and what it alone holds is handed over before it leaves.
+
+POST /v1/workers/{id}/drain            {"handover_tokens": N, "handover_s": S}, both optional: the event, how it stands
+GET  /v1/workers/{id}/drain?wait=S     how it stands, now or, after S seconds at most, once it is drained
+DELETE /v1/workers/{id}/drain          put back: it takes new work, and its hand-over ends; refused if its agent stops
+
+Every router sends it nothing new; the one that was asked hands over what its own clients asked.
+
+| state | is |
+|---|---|
+| serving | registered, and not draining |
+| draining | requests run there still, by this router's ledger, or the hand-over is not over |
+| drained | neither: its agent may be stopped |
+| left | not registered any more; what was handed over is known still |
+"""
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+import structlog
+from aiohttp import web
+from msgspec.structs import replace
+
+from kv_protocol.errors import UNDECODABLE
+from kv_protocol.fleet import FleetEvent, WorkerDraining
+from kv_protocol.journal import FleetApplied
+from kv_protocol.openai import RequestInvalid
+from kv_protocol.openai_errors import as_json
+from kv_runtime.http import error_response, json_response
+from kv_runtime.supervise import TaskSetFull
+from router.decision.routing import Routing
+from router.drain.handover import Handover, promised_requests
+from router.drain.progress import HandoverTold
+
+TOKENS_MAX = 1 << 30
+SECONDS_MAX = 3600.0
+WAIT_S_MAX = 60.0
+_LOOK_S = 0.05
+_FIELDS = ("handover_tokens", "handover_s")
+
+Publish = Callable[[str, FleetEvent], Awaitable[web.Response | None]]
+"""Tells the fleet of a model's worker; returns what is answered where that cannot be done."""
+
+
+_log = structlog.get_logger("router")
+
+
+class DrainTold(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker's draining stands. `running_requests` are those that routers have promised to it."""
+
+    worker_id: str
+    state: Literal["serving", "draining", "drained", "left"]
+    running_requests: int
+    handover: HandoverTold | None
+
+
+class DrainRoutes:
+    """The endpoints; `handover` None: nothing is handed over here."""
+
+    def __init__(self, routing: Routing, handover: Handover | None, publish: Publish) -> None:
+        self._routing, self._handover, self._publish = routing, handover, publish
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return them, for an application to add."""
+        path = "/v1/workers/{id}/drain"
+        return [web.post(path, self._begin), web.get(path, self._show), web.delete(path, self._put_back)]
+
+    async def _begin(self, request: web.Request) -> web.Response:
+        worker_id, handover = request.match_info["id"], self._handover
+        worker = self._routing.state.fleet.worker(worker_id)
+        if worker is None:
+            return unknown_worker(worker_id)
+        defaults = (0, SECONDS_MAX) if handover is None else handover.defaults
+        try:
+            tokens, within_s = wish_of(await request.read(), *defaults)
+        except RequestInvalid as error:
+            return error_response(400, str(error), "invalid_request_error", param=error.field)
+        told = worker.registration
+        event = WorkerDraining(worker_id=worker_id, instance=told.instance, by_hand=True)
+        refused = await self._publish(told.model, event)
+        if refused is not None:
+            return refused
+        self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log says it again, soon
+        if handover is not None and tokens:
+            try:
+                handover.begin(told, tokens, within_s)
+            except TaskSetFull as error:
+                message = f"{worker_id} drains, and hands nothing over: {error}; ask again"
+                return error_response(503, message, "server_error", code="overloaded")
+        return json_response({"published": event, "drain": self._told(worker_id)}, status=202)
+
+    async def _put_back(self, request: web.Request) -> web.Response:
+        worker_id = request.match_info["id"]
+        worker = self._routing.state.fleet.worker(worker_id)
+        if worker is None:
+            return unknown_worker(worker_id)
+        if not worker.draining:
+            return json_response({"published": None, "drain": self._told(worker_id)})
+        if not worker.drained_by_hand:
+            message = f"{worker_id} cannot be put back: its agent is stopping; start the agent again"
+            return error_response(409, message, "invalid_request_error", param="id", code="agent_stops")
+        event = replace(worker.registration, ends_drain=True, drained=False)
+        refused = await self._publish(event.model, event)
+        if refused is not None:
+            return refused
+        self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log says it again, soon
+        if self._handover is not None:
+            self._handover.cancel(worker_id, "the worker was put back")
+        _log.info("drain_ended_by_hand", worker=worker_id)
+        return json_response({"published": event, "drain": self._told(worker_id)}, status=202)
+
+    async def _show(self, request: web.Request) -> web.Response:
+        worker_id, wait = request.match_info["id"], request.query.get("wait", "0")
+        wait_s = _seconds(wait, WAIT_S_MAX)
+        if wait_s is None:
+            message = f"wait: found {as_json(wait)}, allowed 0..{WAIT_S_MAX:g} seconds"
+            return error_response(400, message, "invalid_request_error", param="wait")
+        clock = self._routing.clock
+        end_s = clock.now() + wait_s
+        while (told := self._told(worker_id)) is not None and told.state == "draining" and clock.now() < end_s:
+            await clock.sleep(_LOOK_S)
+        return unknown_worker(worker_id) if told is None else json_response(told)
+
+    def _told(self, worker_id: str) -> DrainTold | None:
+        """Return how it stands; None of a worker that is not known, and was not."""
+        worker, ledger = self._routing.state.fleet.worker(worker_id), self._routing.state.ledger
+        instance = None if worker is None else worker.registration.instance
+        handover = None if self._handover is None else self._handover.told(worker_id, instance)
+        if worker is None:
+            left = DrainTold(worker_id=worker_id, state="left", running_requests=0, handover=handover)
+            return None if handover is None else left
+        running = promised_requests(ledger, worker.registration)
+        is_busy = running or (handover is not None and handover.state != "over")
+        state: Literal["draining", "drained"] = "draining" if is_busy else "drained"
+        return DrainTold(
+            worker_id=worker_id,
+            state=state if worker.draining else "serving",
+            running_requests=running,
+            handover=handover,
+        )
+
+
+def wish_of(body: bytes, tokens: int, within_s: float) -> tuple[int, float]:
+    """Return how many tokens a body allows a hand-over, and how long; what it does not name is as given.
+
+    Raises:
+        RequestInvalid: it says what it may not.
+    """
+    try:
+        named = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
+    except UNDECODABLE as error:
+        raise RequestInvalid("body", body[:64].decode("utf-8", "replace"), f"a JSON object ({error})") from error
+    for name in named:
+        if name not in _FIELDS:
+            raise RequestInvalid(name, named[name], " and ".join(_FIELDS))
+    tokens, seconds = named.get("handover_tokens", tokens), named.get("handover_s", within_s)
+    if type(tokens) is not int or not 0 <= tokens <= TOKENS_MAX:
+        raise RequestInvalid("handover_tokens", tokens, f"0..{TOKENS_MAX}")
+    if type(seconds) not in (int, float) or not 0 < seconds <= SECONDS_MAX:
+        raise RequestInvalid("handover_s", seconds, f"more than 0, {SECONDS_MAX:g} at most")
+    return tokens, float(seconds)
+
+
+def unknown_worker(worker_id: str) -> web.Response:
+    """Return the answer about a worker that is not registered."""
+    message = f"id: found {as_json(worker_id)}, allowed a registered worker"
+    return error_response(404, message, "invalid_request_error", param="id")
+
+
+def _seconds(value: str, most: float) -> float | None:
+    try:
+        seconds = float(value)
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and 0 <= seconds <= most else None

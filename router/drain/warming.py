@@ -1,0 +1,203 @@
+"""A prompt computed for the sake of the cache alone: a worker is asked for it, and nobody gets the answer.
+
+| the worker's role | is asked | then |
+|---|---|---|
+| aggregated | for one token | |
+| prefill | for the prompt, as the first of two tokens | a decode worker fetches its KV, and makes the second |
+
+A prefill worker keeps a prompt's blocks for whoever decodes it, so somebody has to fetch them; whether that comes off
+says nothing of what was computed. Each is asked once. What is promised to a worker, and what its breaker learns, is as
+for any request; the calls go over the data plane's connections.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from kv_protocol.body_limits import Body
+from kv_protocol.hashing import unpack_tokens
+from kv_protocol.openai import Inbound, decode_inbound
+from kv_protocol.openai_inbound import COMPLETIONS
+from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.verdict import Verdict
+from router.decision.view import RouteRequest
+from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt
+from router.prompt import Prompt
+from router.request.attempt import Attempt
+from router.request.handoff import AnswerUnusable, PrefillAnswer, prefill_answer
+from router.request.serving import Serving
+from router.request.usage import usage_in
+from router.server.buffered_response import Collected
+from router.server.exchange import Phase
+from router.server.heads import Headers
+from router.server.upstream import Upstreams
+
+_USAGE_BYTES = 4096
+_ANSWER_BYTES_MAX = 4 << 20
+"""Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
+
+
+class Wish(NamedTuple):
+    """A prompt to be computed, as a request of its own: what routing reads of it, and what a worker is sent."""
+
+    route: RouteRequest
+    inbound: Inbound
+    body: bytes
+    prompt: Prompt
+
+
+def wish_of(recent: RecentPrompt, blocks: int, route: RouteRequest) -> Wish:
+    """Return the first `blocks` blocks of a prompt as a request; `route` has who it is, and whom it may not go to."""
+    ids, hashes = recent.ids_of(blocks), recent.hashes_of(blocks)
+    count = len(ids) // TOKEN_BYTES
+    fields = {
+        "model": recent.model,
+        "prompt": unpack_tokens(ids),
+        "max_tokens": 1 if route.phase == "whole" else 2,
+        **({"cache_salt": recent.salt} if recent.salt else {}),
+    }
+    body = msgspec.json.encode(fields)
+    return Wish(
+        replace(route, isl_tokens=count, sequence_hashes=hashes),
+        decode_inbound(COMPLETIONS, body),
+        body,
+        Prompt(ids, count, recent.hashing, hashes),
+    )
+
+
+class Warming:
+    """Has workers compute prompts."""
+
+    def __init__(self, serving: Serving, upstreams: Upstreams) -> None:
+        self._serving, self._upstreams = serving, upstreams
+
+    def decide(self, route: RouteRequest) -> Verdict | None:
+        """Return what the policy in force says of it now; None where nobody may take it."""
+        try:
+            return self._serving.routing.decide(route)
+        except (NoEligibleWorker, WorkerNotNamed):
+            return None
+
+    async def compute(self, wish: Wish, verdict: Verdict, within_s: float) -> str:
+        """The winner was asked for the prompt, and has answered; return why it has not computed it, if it has not."""
+        asked = await self._ask(wish, verdict, None, within_s)
+        if not asked.fault and verdict.request.phase == "prefill":
+            await self._let_fetch(wish, verdict, asked.body, within_s)
+        return asked.fault
+
+    async def _let_fetch(self, wish: Wish, verdict: Verdict, body: bytes, within_s: float) -> None:
+        try:
+            answer = prefill_answer(body, limit_tokens=None)
+        except AnswerUnusable:
+            return  # it hands nothing over: there is nothing to fetch
+        worker = self._serving.routing.state.fleet.worker(verdict.winner.worker_id)
+        if answer.is_final or worker is None:
+            return
+        route = replace(
+            verdict.request,
+            phase="decode",
+            decision_id=self._serving.new_id(),
+            tried=(),
+            transfer_domain=worker.registration.transfer_domain,
+            prefill_worker=worker.registration.worker_id,
+        )
+        decoder = self.decide(route)
+        if decoder is not None:
+            await self._ask(wish, decoder, answer, within_s)
+
+    async def _ask(self, wish: Wish, verdict: Verdict, handoff: PrefillAnswer | None, within_s: float) -> "_Asked":
+        serving = self._serving
+        answer = Collected(self._upstreams, _ANSWER_BYTES_MAX)
+        asked = _Asked(Attempt(verdict, serving.routing.take(verdict)), answer, serving)
+        call = serving.calls.call(verdict, wish.inbound, Body(wish.body), {}, wish.prompt, handoff)
+        try:
+            if call is None:
+                asked.on_failed("connect", "the worker left", begun=False)
+            else:
+                answer.ask(call, asked)
+            async with asyncio.timeout(within_s):
+                await asked.over.wait()
+        except TimeoutError:
+            pass  # it is given up, and says so
+        finally:
+            answer.give_up()
+            asked.settle()
+        return asked
+
+
+class _Asked:
+    """A call as it goes; `over` is set when nothing more comes of it, and then it is to be settled."""
+
+    __slots__ = ("_answer", "_attempt", "_serving", "over")
+
+    def __init__(self, attempt: Attempt, answer: Collected, serving: Serving) -> None:
+        self._attempt, self._answer, self._serving = attempt, answer, serving
+        self.over = asyncio.Event()
+
+    @property
+    def fault(self) -> str:
+        """Why it did not do what it was to; empty where it did."""
+        attempt = self._attempt
+        if attempt.reason:
+            return f"{attempt.phase}: {attempt.reason}"
+        return "" if attempt.is_answered else f"status {attempt.status}"
+
+    @property
+    def body(self) -> bytes:
+        """What came of the answer."""
+        return self._answer.body
+
+    def settle(self) -> None:
+        """Nothing is promised any more, and what it says of the worker is known."""
+        attempt = self._attempt
+        is_gone = attempt.phase == "local"
+        if is_gone or self.fault:
+            attempt.lease.end("cancelled" if is_gone else "failed")
+        else:
+            usage = usage_in(self.body[-_USAGE_BYTES:])
+            attempt.lease.end(
+                "ok",
+                usage.cached_tokens,
+                usage.output_tokens,
+                came_whole=attempt.lease.first_byte_s is None,
+                arrival=attempt.arrival((usage.output_tokens or 1) - 1),
+            )
+        self._serving.attempt_ended(attempt, is_gone=is_gone, erred_before=())
+
+    # ------------------------------------------------------------ as the call's watcher
+
+    def on_head(self, status: int, headers: Headers) -> bytes | None:
+        """Return nothing to be said with the answer; None where it is of no use."""
+        return b"" if self._attempt.heard(status, headers, self._serving.busy_s) else None
+
+    def on_dropped(self) -> None:
+        """The answer that is of no use is out of the way."""
+        self.over.set()
+
+    def on_first_byte(self) -> None:
+        """The answer has begun: the prompt is computed."""
+        self._attempt.lease.first_token()
+
+    def on_bytes(self) -> None:
+        """It goes on."""
+        self._attempt.lease.on_bytes()
+
+    def on_end(self, tail: bytes, later_events: int) -> None:  # noqa: ARG002 - it is gathered
+        """It is whole."""
+        self.over.set()
+
+    def on_cut(self, phase: Phase, reason: str) -> bytes | None:  # noqa: ARG002 - `on_failed` says it
+        """Return that nothing goes on elsewhere."""
+        return None
+
+    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: ARG002, FBT001 - a callback's facts
+        """The worker failed."""
+        self._attempt.phase, self._attempt.reason = phase, reason
+        self.over.set()
+
+    def on_gone(self) -> None:
+        """It was given up, which says nothing of the worker."""
+        self._attempt.phase, self._attempt.reason = "local", "given up: it took too long, or the router stops"
+        self.over.set()

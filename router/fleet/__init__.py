@@ -1,0 +1,1 @@
+"""What is known of worker ranks: registrations, health, load, promised work, predictions, trust."""

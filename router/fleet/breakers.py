@@ -1,0 +1,312 @@
+"""Circuit breakers: who is left alone after failing, for how long, and how it comes back. A fold over `AttemptEnded`.
+
+    outcome of an attempt       closed                             open      half-open, and the attempt is the probe
+    -------------------------   --------------------------------   -------   ---------------------------------------
+    ok (2xx, whole)             failures in a row are 0            nothing   closed, all is forgiven
+    client_fault (4xx)          nothing                            nothing   the probe is over, another may go
+    cancelled (client left)     nothing                            nothing   the probe is over, another may go
+    erred (500 and the like)    nothing yet: see below             nothing   the probe is over, another may go
+    back_pressure (429, 503)    left alone for its `Retry-After`   the same  the same, and the probe is over
+    failed in phase connect     open at once, its whole worker     nothing   open again, twice as long
+    failed (cut, timeout,       one failure more; `failures` in    nothing   open again, twice as long
+    502, 504, redirect)         a row within `window_s` open it
+
+    open -> half-open    by time: after `open_s`, doubled with each opening since the last ok, at most `open_s_max`
+    half-open            one request at a time is routed there (`Routed`): the probe; others find the rank unfit. Its
+                         first token lets them in, on probation: the next failure opens it again. Once its lease has
+                         ended another may go. What other attempts come to is old news: they began before
+
+Whose fault is a 500? A request may be poison: it fails on every rank, and three like it must not empty a fleet. So a
+500 counts against a rank only once another rank has answered that very request (`erred_before` of the ok): it never
+counts where all ranks fail the request, or where there is no other.
+
+A failed connection speaks for the worker, whose HTTP all its ranks share; everything else speaks for the rank. So a
+worker whose events flow while its HTTP is dead stays out: its probes fail, at growing distances. The reverse, HTTP that
+answers while the stream is in doubt, is a matter of trust (`trust.py`) and keeps nobody out.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import AttemptEnded
+from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Routed
+from router.journal.checkpoint_rows import BreakerRow
+
+BreakerState = Literal["closed", "open", "half_open"]
+BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
+RETRY_AFTER_DEFAULT_S = 1.0
+"""Of a busy worker that does not say for how long."""
+
+_NEVER_S = float("inf")
+_DOUBLINGS_MAX = 32
+_Key = WorkerRank | str
+
+
+class BreakerLimits(NamedTuple):
+    """When a breaker opens, and for how long. `failures` in a row within `window_s` seconds open it."""
+
+    failures: int = 3
+    window_s: float = 60.0
+    open_s: float = 10.0
+    open_s_max: float = 120.0
+    retry_after_s_max: float = 30.0
+    """The longest that a busy worker is left alone at its own word."""
+
+
+class BreakerStatistics(NamedTuple):
+    """Openings, back-pressure heard and breakers that closed again, since the start."""
+
+    opened_total: int
+    closed_total: int
+    back_pressure_total: int
+
+
+class _Breaker:
+    """Of one rank, or of one worker's HTTP."""
+
+    __slots__ = (
+        "busy_reason",
+        "busy_until_s",
+        "failed_at_s",
+        "is_probation",
+        "last_probe",
+        "open_until_s",
+        "openings",
+        "probe",
+        "reason",
+    )
+
+    def __init__(self, failures: int) -> None:
+        self.failed_at_s: deque[float] = deque(maxlen=failures)
+        self.open_until_s: float | None = None  # None: closed
+        self.busy_until_s = -_NEVER_S
+        self.busy_reason = ""
+        self.openings = 0  # since the last ok
+        self.probe = ""  # the lease that is under way in a half-open breaker
+        self.last_probe = ""  # it may have ended already, when it is said how
+        self.is_probation = False
+        self.reason = ""
+
+    def is_probed_by(self, lease_id: str) -> bool:
+        return bool(lease_id) and lease_id == self.last_probe
+
+    def state(self, now_s: float) -> BreakerState:
+        if self.open_until_s is None:
+            return "closed"
+        return "open" if now_s < self.open_until_s else "half_open"
+
+    def unfit(self, now_s: float) -> str:
+        if now_s < self.busy_until_s:
+            return self.busy_reason
+        if self.open_until_s is None:
+            return ""
+        if now_s < self.open_until_s:
+            return f"breaker open: {self.reason}"
+        return f"breaker half-open: one request is trying whether it is over: {self.reason}" if self.probe else ""
+
+
+class Breakers:
+    """All breakers; a rank of which nothing bad was heard has none."""
+
+    def __init__(self, limits: BreakerLimits | None = None) -> None:
+        self._limits = limits or BreakerLimits()
+        self._breakers: dict[_Key, _Breaker] = {}
+        self._probes: dict[str, list[_Breaker]] = {}
+        self._opened = self._closed = self._back_pressure = 0
+        self.changes = 0
+        """Grows whenever an event may have changed what `unfit` answers."""
+
+    # ---------------------------------------------------------------- what happened
+
+    def apply(self, ended: AttemptEnded) -> None:
+        """Fold in how an attempt at a rank of a known worker ended."""
+        rank, now_s, lease_id = WorkerRank(ended.worker_id, ended.dp_rank), ended.now_s, ended.decision_id
+        match ended.outcome:
+            case "ok":
+                for key in (rank.worker_id, rank):
+                    self._answered(key, now_s, lease_id)
+                for erred in ended.erred_before:
+                    self._failed(erred, now_s, "it failed a request that another rank answered", is_news=True)
+            case "failed" if ended.phase == "connect":
+                is_news = self._at(rank.worker_id).is_probed_by(lease_id)
+                self._failed(rank.worker_id, now_s, _reason(ended), is_news=is_news, at_once=True)
+            case "failed":
+                self._failed(rank, now_s, _reason(ended), is_news=self._at(rank).is_probed_by(lease_id))
+            case "back_pressure":
+                self._pressed(rank, now_s, ended.retry_after_s)
+            case _:
+                pass
+        self._probe_over(lease_id)
+
+    def follow(self, event: LedgerEvent, now_s: float) -> None:
+        """Fold in what this router's own requests came to; other routers' probes are their own."""
+        if not self._breakers:
+            return
+        match event:
+            case Routed():
+                rank = WorkerRank(event.worker_id, event.dp_rank)
+                waiting = [each for each in self._of(rank) if each.state(now_s) == "half_open" and not each.probe]
+                for breaker in waiting:
+                    breaker.probe = breaker.last_probe = event.lease_id
+                if waiting:
+                    self._probes[event.lease_id] = waiting
+                    self.changes += 1
+            case FirstToken(lease_id=lease_id):
+                for breaker in self._probes.get(lease_id, ()):
+                    breaker.open_until_s, breaker.is_probation = None, True
+                self._probe_over(lease_id)
+            case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
+                self._probe_over(lease_id)
+            case _:
+                pass
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is gone, or begins anew: nothing is held against it."""
+        for key in [key for key in self._breakers if worker_id == (key if isinstance(key, str) else key.worker_id)]:
+            breaker = self._breakers.pop(key)
+            self._probe_over(breaker.probe)
+            self.changes += 1
+
+    # ---------------------------------------------------------------- what holds
+
+    @property
+    def are_all_closed(self) -> bool:
+        """Whether nothing bad is known of any rank: an attempt that is ok, or nobody's fault, changes nothing."""
+        return not self._breakers
+
+    def unfit(self, rank: WorkerRank, now_s: float) -> str:
+        """Return why the rank takes no new work; empty when it may."""
+        if not self._breakers:
+            return ""
+        return next((reason for each in self._of(rank) if (reason := each.unfit(now_s))), "")
+
+    def valid_until_s(self, now_s: float) -> float:
+        """Return when time alone changes what `unfit` answers next; inf: never."""
+        return min((time_s for time_s in self._turning_points() if time_s > now_s), default=_NEVER_S)
+
+    def _turning_points(self) -> Iterator[float]:
+        for breaker in self._breakers.values():
+            yield breaker.busy_until_s
+            if breaker.open_until_s is not None:
+                yield breaker.open_until_s
+
+    def state(self, rank: WorkerRank, now_s: float) -> BreakerState:
+        """Return the worse of the rank's own breaker and its worker's."""
+        states = [each.state(now_s) for each in self._of(rank)]
+        return next((state for state in ("open", "half_open") if state in states), "closed")
+
+    def reason(self, rank: WorkerRank, now_s: float) -> str:
+        """Return why the breaker of that state opened; empty where it is closed."""
+        state = self.state(rank, now_s)
+        return next((each.reason for each in self._of(rank) if each.state(now_s) == state), "")
+
+    def statistics(self) -> BreakerStatistics:
+        """Return what happened since the start."""
+        return BreakerStatistics(
+            opened_total=self._opened, closed_total=self._closed, back_pressure_total=self._back_pressure
+        )
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def restore_totals(self, row: BreakerStatistics) -> None:
+        """These, which `statistics` returned, are as the row has them."""
+        self._opened, self._closed, self._back_pressure = row
+
+    def rows(self) -> list[BreakerRow]:
+        """Return the rows of a checkpoint."""
+        return [_row(key, breaker) for key, breaker in self._breakers.items()]
+
+    def restore(self, row: BreakerRow) -> None:
+        """The breaker is as the row has it, and its probe under way."""
+        breaker = self._at(row.worker_id if row.dp_rank is None else WorkerRank(row.worker_id, row.dp_rank))
+        breaker.failed_at_s.extend(row.failed_at_s)
+        breaker.open_until_s, breaker.openings, breaker.reason = row.open_until_s, row.openings, row.reason
+        breaker.busy_until_s, breaker.busy_reason = row.busy_until_s, row.busy_reason
+        breaker.probe, breaker.last_probe, breaker.is_probation = row.probe, row.last_probe, row.is_probation
+        if row.probe:
+            self._probes.setdefault(row.probe, []).append(breaker)
+        self.changes += 1
+
+    # ---------------------------------------------------------------- transitions
+
+    def _of(self, rank: WorkerRank) -> list[_Breaker]:
+        found = (self._breakers.get(rank.worker_id), self._breakers.get(rank))
+        return [breaker for breaker in found if breaker is not None]
+
+    def _at(self, key: _Key) -> _Breaker:
+        breaker = self._breakers.get(key)
+        if breaker is None:
+            breaker = self._breakers[key] = _Breaker(self._limits.failures)
+        return breaker
+
+    def _answered(self, key: _Key, now_s: float, lease_id: str) -> None:
+        breaker = self._breakers.get(key)
+        if breaker is None:
+            return
+        state = breaker.state(now_s)
+        if state == "open" or (state == "half_open" and not breaker.is_probed_by(lease_id)):
+            return
+        self._closed += breaker.openings > 0
+        self.changes += 1
+        self._probe_over(breaker.probe)
+        del self._breakers[key]
+        if now_s < breaker.busy_until_s:
+            fresh = self._at(key)
+            fresh.busy_until_s, fresh.busy_reason = breaker.busy_until_s, breaker.busy_reason
+
+    def _failed(self, key: _Key, now_s: float, reason: str, *, is_news: bool, at_once: bool = False) -> None:
+        breaker, limits = self._at(key), self._limits
+        state = breaker.state(now_s)
+        if state == "open" or (state == "half_open" and not is_news):
+            return
+        failed_at_s = breaker.failed_at_s
+        failed_at_s.append(now_s)
+        in_a_row = len(failed_at_s) == limits.failures and now_s - failed_at_s[0] <= limits.window_s
+        if at_once or in_a_row or breaker.is_probation or state == "half_open":
+            self._probe_over(breaker.probe)
+            breaker.last_probe = ""
+            open_s = min(limits.open_s * 2.0 ** min(breaker.openings, _DOUBLINGS_MAX), limits.open_s_max)
+            breaker.open_until_s, breaker.reason = now_s + open_s, reason
+            breaker.openings += 1
+            breaker.is_probation = False
+            failed_at_s.clear()
+            self._opened += 1
+            self.changes += 1
+
+    def _pressed(self, rank: WorkerRank, now_s: float, retry_after_s: float | None) -> None:
+        wanted_s = RETRY_AFTER_DEFAULT_S if retry_after_s is None else max(0.0, retry_after_s)
+        wanted_s = min(wanted_s, self._limits.retry_after_s_max)
+        breaker = self._at(rank)
+        if now_s + wanted_s > breaker.busy_until_s:
+            breaker.busy_until_s = now_s + wanted_s
+            breaker.busy_reason = f"busy: it asked to be left alone for {wanted_s:g} s"
+        self._back_pressure += 1
+        self.changes += 1
+
+    def _probe_over(self, lease_id: str) -> None:
+        for breaker in self._probes.pop(lease_id, ()):
+            breaker.probe = ""
+            self.changes += 1
+
+
+def _reason(ended: AttemptEnded) -> str:
+    return ": ".join(each for each in (ended.phase, ended.reason) if each) or "it failed"
+
+
+def _row(key: _Key, breaker: _Breaker) -> BreakerRow:
+    worker_id, dp_rank = (key, None) if isinstance(key, str) else key
+    return BreakerRow(
+        worker_id,
+        dp_rank,
+        [*breaker.failed_at_s],
+        breaker.open_until_s,
+        breaker.busy_until_s,
+        breaker.busy_reason,
+        breaker.openings,
+        breaker.probe,
+        breaker.last_probe,
+        breaker.is_probation,
+        breaker.reason,
+    )

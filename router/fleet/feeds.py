@@ -1,0 +1,171 @@
+"""Fleet events, heartbeats, load reports, the log's connection and time, applied as they come: see `Routing.apply`."""
+
+import asyncio
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+
+from kv_protocol import fleet, load, subjects
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S, WorkerRegistered
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import FleetApplied, LedgerApplied, LoadApplied, LogConnection, WorkerHeard
+from kv_protocol.ledger import Expired
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import EventLog, LogMessage, Reading
+from kv_runtime.supervise import until
+from kv_runtime.telemetry import RateLimitedLog
+from router.decision.routing import Routing
+from router.doctor.catalogue import CATALOGUE
+from router.doctor.pairing import pairing_findings
+from router.fleet.registry import REFUSAL_CAUSES, RefusalCause
+
+if TYPE_CHECKING:
+    from router.doctor.findings import Finding
+
+TICK_S = 0.25
+ACQUAINTED_S = 2 * HEARTBEAT_PERIOD_S
+_LOOK_S = 0.05
+MessageKind = Literal["heartbeat", "load"]
+
+_log = structlog.get_logger("router")
+
+
+class RouterFeeds:
+    """Keeps one router's state true to one log; parts of a process: `run` lets time pass."""
+
+    def __init__(self, routing: Routing, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
+        """`gate` checks fleet events; None: one without keys."""
+        self._routing, self._event_log, self._clock = routing, log, clock
+        self.gate = FleetGate() if gate is None else gate
+        self._refusals = RateLimitedLog(_log, clock)
+        self._fleet = routing.state.fleet
+        self._was_connected = True
+        self._fleet_log: Reading | None = None
+        self._pairings_told: dict[str, set[Finding]] = {}
+        self.refused_messages_total = 0
+        self.events_without_effect: dict[RefusalCause, int] = dict.fromkeys(REFUSAL_CAUSES, 0)
+        """Fleet events that passed the gate and change nothing."""
+        self.unregistered_messages: dict[MessageKind, int] = {"heartbeat": 0, "load": 0}
+        """Heartbeats of instances, and load reports of ranks, that are not registered; they are not recorded."""
+
+    async def start(self) -> None:
+        """The log is being read."""
+        await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
+        await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
+        self._fleet_log = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
+
+    async def acquainted(self, stop: asyncio.Event) -> None:
+        """Return once every worker that the log told of was heard, or had `ACQUAINTED_S` to be, or `stop` is set.
+
+        A router that takes requests earlier has nobody for them, where the one before it had a whole fleet.
+        """
+        end_s = self._clock.now() + ACQUAINTED_S
+        while self._has_strangers() and self._clock.now() < end_s and not stop.is_set():
+            await self._clock.sleep(_LOOK_S)
+
+    def _has_strangers(self) -> bool:
+        is_read = self._fleet_log is not None and not self._fleet_log.unread
+        return not is_read or any(worker.heard_at_s is None for worker in self._fleet.workers())
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Let time pass until `stop` is set."""
+        while not stop.is_set():
+            now_s, connected = self._clock.now(), self._event_log.is_connected
+            if connected != self._was_connected:
+                self._was_connected = connected
+                self._routing.apply(LogConnection(now_s=now_s, heard=connected))
+            for record in self._routing.tick():
+                if isinstance(record, LedgerApplied) and isinstance(record.event, Expired):
+                    _log.warning("lease_expired", lease=record.event.lease_id, cause=record.event.cause)
+            await until(stop, self._clock.sleep(TICK_S))
+
+    async def _on_fleet_event(self, message: LogMessage) -> None:
+        try:
+            event = self.gate.admit(message.subject, message.data, message.headers)
+        except FleetEventRefused as error:
+            self.refused_messages_total += 1
+            self._log_refused_event(message, error.reason, str(error))
+            return
+        refusal = self._fleet.refusal(event)
+        if refusal is not None:
+            self.events_without_effect[refusal.cause] += 1
+            if refusal.cause != "unregistered":  # the last event of a worker that left stays on the log
+                self._log_refused_event(message, refusal.cause, refusal.reason)
+            return
+        now_s = self._clock.now()
+        self._routing.apply(FleetApplied(now_s=now_s, event=event))
+        _log.info("fleet_event", kind=type(event).__name__, worker=event.worker_id, instance=event.instance)
+        worker = self._fleet.worker(event.worker_id)
+        if isinstance(event, WorkerRegistered) and worker is not None:
+            for each in self._fleet.parity_of(worker, now_s):
+                _log.error("worker_differs", worker=event.worker_id, **each._asdict())
+            self._tell_pairings(event.model)
+
+    def _log_refused_event(self, message: LogMessage, cause: str, reason: str) -> None:
+        self._refusals.warning("fleet_event_refused", key=cause, subject=message.subject, cause=cause, reason=reason)
+
+    def _tell_pairings(self, model: str) -> None:
+        """What does not go together among the model's workers is told, once for as long as it is so."""
+        registered = [worker.registration for worker in self._fleet.workers()]
+        state = self._routing.state
+        found = set(
+            pairing_findings(
+                [each for each in registered if each.model == model],
+                reads_overlap=state.modes[state.policy.mode].reads_overlap,
+            )
+        )
+        for each in sorted(found - self._pairings_told.get(model, set()), key=str):
+            meaning = CATALOGUE[each.id]
+            _log.warning("workers_do_not_go_together", of=each.of, found=each.found, why=meaning.why, fix=meaning.fix)
+        self._pairings_told[model] = found
+        for gone in self._pairings_told.keys() - {each.model for each in registered}:
+            del self._pairings_told[gone]
+
+    async def _on_heartbeat(self, message: LogMessage) -> None:
+        if (rank := self._rank_of(message)) is None:
+            return
+        try:
+            heartbeat = fleet.decode_heartbeat(message.data)
+        except MalformedMessage as error:
+            self._refuse(message, error)
+            return
+        if self._dp_ranks(rank.worker_id, heartbeat.instance) is None:
+            self.unregistered_messages["heartbeat"] += 1
+            return
+        now_s = self._clock.now()
+        self._routing.apply(WorkerHeard(now_s=now_s, worker_id=rank.worker_id, instance=heartbeat.instance))
+
+    async def _on_load(self, message: LogMessage) -> None:
+        if (rank := self._rank_of(message)) is None:
+            return
+        try:
+            report = load.decode_load(message.data)
+        except MalformedMessage as error:
+            self._refuse(message, error)
+            return
+        if rank.dp_rank not in (self._dp_ranks(rank.worker_id, report.instance) or ()):
+            self.unregistered_messages["load"] += 1
+            return
+        self._routing.apply(
+            LoadApplied(now_s=self._clock.now(), worker_id=rank.worker_id, dp_rank=rank.dp_rank, report=report)
+        )
+
+    def _dp_ranks(self, worker_id: str, instance: str) -> tuple[int, ...] | None:
+        """Return the ranks of the worker's instance; None where that instance is not registered."""
+        worker = self._fleet.worker(worker_id)
+        if worker is None or worker.registration.instance != instance:
+            return None
+        return worker.registration.dp_ranks
+
+    def _rank_of(self, message: LogMessage) -> WorkerRank | None:
+        try:
+            return subjects.rank_of(message.subject)
+        except MalformedMessage as error:
+            self._refuse(message, error)
+            return None
+
+    def _refuse(self, message: LogMessage, error: Exception) -> None:
+        self.refused_messages_total += 1
+        self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=str(error))

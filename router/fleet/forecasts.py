@@ -1,0 +1,90 @@
+"""What a request is predicted to live through at each rank, and what is learnt of how it did (`ttft_model.py`).
+
+    decided           the features of the winner are kept until the outcome is known
+    outcome known     ok: the time to its first token is learnt with them, and that between tokens, each where it is
+                      known (`router/request/latency.py`); any other: nothing
+    worker forgotten  nothing is known of it
+
+Only decisions of modes that read forecasts are learnt from: others know less of what they decide among.
+"""
+
+from collections.abc import Iterable
+from itertools import starmap
+
+from kv_protocol.journal import OutcomeKnown
+from router.decision.verdict import Verdict
+from router.decision.view import Forecast, RouteRequest, View
+from router.fleet.ttft_model import ItlModel, TtftModel
+from router.journal.checkpoint_rows import Features, ForecastTotals, PendingRow
+
+PENDING_MAX = 65_536
+"""Decisions without an outcome that are remembered; beyond it the oldest is not learnt from."""
+
+
+class Forecasts:
+    """The models of all ranks."""
+
+    def __init__(self) -> None:
+        self.ttft = TtftModel()
+        self.itl = ItlModel()
+        self._pending: dict[str, Features] = {}
+
+    def forecast(self, view: View, request: RouteRequest) -> Forecast:
+        """Return what is predicted of the request at each rank of the view."""
+        held_tokens = view.expected * request.block_size
+        uncached = request.isl_tokens - held_tokens
+        running, blocks = view.active_requests, view.active_blocks
+        return Forecast(
+            self.ttft.predict_columns(view.ranks, (uncached, view.queued_tokens, running)),
+            self.itl.predict_columns(view.ranks, (running, blocks)),
+        )
+
+    def decided(self, verdict: Verdict) -> None:
+        """A decision counts."""
+        view, request = verdict.view, verdict.request
+        place = verdict.places[verdict.winner_at]
+        if len(self._pending) >= PENDING_MAX:
+            del self._pending[next(iter(self._pending))]
+        self._pending[request.decision_id] = Features(
+            verdict.winner,
+            float(request.isl_tokens - verdict.expected_blocks * request.block_size),
+            float(view.queued_tokens[place]),
+            float(view.active_requests[place]),
+            float(view.active_blocks[place]),
+        )
+
+    def ended(self, outcome: OutcomeKnown) -> None:
+        """It is known how a decision turned out."""
+        known = self._pending.pop(outcome.decision_id, None)
+        if known is None or outcome.outcome != "ok":
+            return
+        ttft_s, itl_s = outcome.ttft_s, outcome.mean_itl_s
+        if ttft_s is not None:
+            self.ttft.learn(known.rank, (known.uncached_tokens, known.queued_tokens, known.running_requests), ttft_s)
+        if itl_s is not None:
+            self.itl.learn(known.rank, (known.running_requests, known.active_blocks), itl_s)
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def totals_row(self) -> ForecastTotals:
+        """Return the row of a checkpoint."""
+        return ForecastTotals(self.ttft.refused_total, self.itl.refused_total)
+
+    def restore_totals(self, row: ForecastTotals) -> None:
+        """These are as the row has them."""
+        self.ttft.refused_total, self.itl.refused_total = row
+
+    def rows(self) -> Iterable[PendingRow]:
+        """Return the rows of a checkpoint, which are made when they are read."""
+        return starmap(PendingRow, self._pending.copy().items())
+
+    def restore(self, row: PendingRow) -> None:
+        """The decision has no outcome yet."""
+        self._pending[row.decision_id] = row.features
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is gone, or begins anew."""
+        self.ttft.forget(worker_id)
+        self.itl.forget(worker_id)
+        for decision_id in [each for each, known in self._pending.items() if known.rank.worker_id == worker_id]:
+            del self._pending[decision_id]

@@ -1,0 +1,164 @@
+"""What ranks are about to hold: the blocks of requests on their way there, so that siblings of a burst land together.
+
+    routed                  the request's blocks count as held by its rank
+    first token             they count for `SEEN_S` more: by then the rank's events have told of them, or never will
+    the lease ends          they count no more
+    another epoch           of the rank's stream, in which a request was routed since: what was on its way before went
+                            into a cache that is no more
+    worker forgotten        they count no more
+
+Nothing of it outlives its request, so of requests that come one after the other the index alone says what is held.
+"""
+
+from collections import deque
+
+from kv_protocol.ids import WorkerRank
+from kv_protocol.ledger import Cancelled, Expired, Finished, FirstToken, LedgerEvent, Routed
+from router.journal.checkpoint_rows import LifeRow, PredictionRow, SeenRow
+from router.prompt.chains import ChainCounts, Path
+
+SEEN_S = 2.0
+
+
+class _Life:
+    """One epoch of a rank's stream, as long as nothing is routed there in another."""
+
+    __slots__ = ("epoch", "rank")
+
+    def __init__(self, rank: WorkerRank, epoch: int) -> None:
+        self.rank = rank
+        self.epoch = epoch
+
+
+class _Prediction:
+    __slots__ = ("blocks", "is_seen", "path")
+
+    def __init__(self, path: Path[_Life], blocks: bytes) -> None:
+        self.path = path
+        self.blocks = blocks
+        self.is_seen = False
+
+
+class Predictions:
+    """The predictions of all requests in flight, by their leases. Unknown leases and second endings change nothing.
+
+    `now_s` never goes back.
+    """
+
+    def __init__(self) -> None:
+        self._predictions: dict[str, _Prediction] = {}
+        self._chains: ChainCounts[_Life] = ChainCounts()
+        self._lives: dict[WorkerRank, _Life] = {}  # in which a request was routed last
+        self._seen: deque[tuple[float, str, _Prediction]] = deque()  # when they are over, in that order
+        self._restored = list[_Life]()
+
+    def apply(self, event: LedgerEvent, now_s: float) -> None:
+        """Fold one event in; those that say nothing of a request's way are welcome."""
+        match event:
+            case Routed():
+                self.tick(now_s)
+                self._add(event)
+            case _ if not self._predictions:
+                pass
+            case FirstToken(lease_id=lease_id):
+                self._see(lease_id, now_s)
+            case Finished(lease_id=lease_id) | Cancelled(lease_id=lease_id) | Expired(lease_id=lease_id):
+                self._end(lease_id)
+            case _:
+                pass
+
+    def _add(self, routed: Routed) -> None:
+        if routed.lease_id in self._predictions:
+            return
+        rank = WorkerRank(routed.worker_id, routed.dp_rank)
+        life = self._lives.get(rank)
+        if life is None or life.epoch != routed.epoch:
+            life = self._lives[rank] = _Life(rank, routed.epoch)
+        self._predictions[routed.lease_id] = _Prediction(self._chains.add(life, routed.blocks), routed.blocks)
+
+    def _see(self, lease_id: str, now_s: float) -> None:
+        prediction = self._predictions.get(lease_id)
+        if prediction is not None and not prediction.is_seen:
+            prediction.is_seen = True
+            self._seen.append((now_s + SEEN_S, lease_id, prediction))
+
+    def _end(self, lease_id: str) -> None:
+        prediction = self._predictions.pop(lease_id, None)
+        if prediction is not None:
+            self._chains.remove(prediction.path)
+            life = prediction.path.key
+            if not self._chains.blocks(life) and self._lives.get(life.rank) is life:
+                del self._lives[life.rank]
+
+    def forget(self, worker_id: str) -> None:
+        """The worker is gone, or begins anew: nothing is on its way to what it was."""
+        of_worker = [
+            lease_id
+            for lease_id, prediction in self._predictions.items()
+            if prediction.path.key.rank.worker_id == worker_id
+        ]
+        for lease_id in of_worker:
+            self._end(lease_id)
+
+    def tick(self, now_s: float) -> None:
+        """Let go of what is over; no answer changes by it."""
+        while self._seen and self._seen[0][0] <= now_s:
+            _, lease_id, prediction = self._seen.popleft()
+            if self._predictions.get(lease_id) is prediction:
+                self._end(lease_id)
+
+    def is_empty(self) -> bool:
+        """Whether nothing is on its way, and nothing of what was is left, but for the times of first tokens."""
+        return not self._predictions and not self._lives and self._chains.is_empty()
+
+    # --------------------------------------------------------------------------------------------- checkpoints
+
+    def _known_lives(self) -> dict[_Life, int]:
+        """Return every epoch that anything is of, with its place."""
+        lives = [*self._lives.values(), *(each.path.key for each in self._predictions.values())]
+        return {life: at for at, life in enumerate(dict.fromkeys(lives))}
+
+    def life_rows(self) -> list[LifeRow]:
+        """Return the rows of a checkpoint."""
+        current = self._lives
+        return [LifeRow(life.rank, life.epoch, current.get(life.rank) is life) for life in self._known_lives()]
+
+    def restore_life(self, row: LifeRow) -> None:
+        """The epoch is known."""
+        life = _Life(row.rank, row.epoch)
+        self._restored.append(life)
+        if row.is_current:
+            self._lives[row.rank] = life
+
+    def rows(self) -> list[PredictionRow]:
+        """Return the rows of a checkpoint."""
+        places = self._known_lives()
+        return [
+            PredictionRow(lease_id, places[each.path.key], each.blocks, each.is_seen)
+            for lease_id, each in self._predictions.items()
+        ]
+
+    def restore(self, row: PredictionRow) -> None:
+        """The blocks are on their way, into an epoch that was restored before."""
+        path = self._chains.add(self._restored[row.life], row.blocks)
+        prediction = self._predictions[row.lease_id] = _Prediction(path, row.blocks)
+        prediction.is_seen = row.is_seen
+
+    def seen_rows(self) -> list[SeenRow]:
+        """Return the rows of a checkpoint."""
+        known = self._predictions
+        return [SeenRow(over_at_s, lease_id) for over_at_s, lease_id, each in self._seen if known.get(lease_id) is each]
+
+    def restore_seen(self, row: SeenRow) -> None:
+        """The prediction, which was restored before, is over then."""
+        self._seen.append((row.over_at_s, row.lease_id, self._predictions[row.lease_id]))
+
+    def depths(self, chain: bytes, now_s: float) -> dict[WorkerRank, tuple[int, int]]:
+        """Return, of each rank that is about to hold any, its epoch, and how many leading blocks of `chain`."""
+        self.tick(now_s)
+        lives = self._lives
+        return {
+            life.rank: (life.epoch, blocks)
+            for life, blocks in self._chains.depths(chain).items()
+            if lives.get(life.rank) is life
+        }

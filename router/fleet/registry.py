@@ -1,0 +1,274 @@
+"""The fleet as a fold over fleet events and heartbeats.
+
+    registered, new instance     known, nothing of its former life counts
+    heartbeat                    alive, if it is of the registered instance
+    silent for `SILENT_S`        not eligible (unless the log itself cannot be heard: silence then says nothing)
+    draining / left              takes no new work / forgotten, if it is of the registered instance
+    no room                      a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
+
+A model's block size, hash scheme and rule for images are those of its eldest fit worker (of the eldest, while none is
+fit), its tokenizer and template are this router's; of a worker that differs the events say nothing of our prompts
+(parity), and every field that differs is named.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+from kv_protocol.fleet import (
+    HEARTBEAT_PERIOD_S,
+    MISSED_HEARTBEATS_MAX,
+    FleetEvent,
+    WorkerDraining,
+    WorkerLeft,
+    WorkerRegistered,
+)
+from kv_protocol.hashing import HASH_SCHEME, HASH_SCHEMES, Hashing, canary
+from kv_protocol.images import ImageRule, rule_text
+from router.decision.pairs import Pairs
+from router.fleet.trust import PARITY_FIELDS, Disparity
+from router.journal.checkpoint_rows import FleetTotals
+
+_Rules = tuple[Hashing, ImageRule | None]
+"""How a model's prompts are hashed, and what images become in them."""
+_TELLS = "one that tells of its blocks"
+SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
+WORKERS_MAX = 4096
+RANKS_MAX = 8192
+"""Of all workers: twice as many as one index serves. What is known of a rank takes about a kilobyte."""
+RefusalCause = Literal["instance", "unregistered", "no_room"]
+REFUSAL_CAUSES: tuple[RefusalCause, ...] = get_args(RefusalCause)
+"""The event is of another instance than the registered one; of a worker that is not registered; there is no room."""
+
+
+class FleetRefusal(NamedTuple):
+    """Why a fleet event changes nothing."""
+
+    cause: RefusalCause
+    reason: str
+
+
+class TextDigests(msgspec.Struct, frozen=True):
+    """What the router encodes prompts with."""
+
+    tokenizer: str
+    template: str
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker as it stands."""
+
+    registration: WorkerRegistered
+    canary: int
+    """What its canary must be, by the block size and hash scheme that it states."""
+    heard_at_s: float | None = None
+    draining: bool = False
+    drained_by_hand: bool = False
+    """Whether an operator drains it, who may put it back; false once its agent stops."""
+
+
+class Fleet:
+    """All workers by id, eldest first."""
+
+    def __init__(self, text: TextDigests) -> None:
+        self._text = text
+        self._workers: dict[str, Worker] = {}
+        self._ranks = 0
+        self._log_heard = True
+        self.pairs = Pairs()
+        self.refused_total = 0
+        self.changes = 0
+        """Grows whenever what is said of any worker may have changed otherwise than by time."""
+
+    def refusal(self, event: FleetEvent) -> FleetRefusal | None:
+        """Return why the event changes nothing; None where it counts."""
+        known = self._workers.get(event.worker_id)
+        if isinstance(event, WorkerRegistered):
+            ranks = self._ranks + len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
+            if known is None and len(self._workers) >= WORKERS_MAX:
+                return FleetRefusal("no_room", f"workers: found one more, allowed {WORKERS_MAX}")
+            if ranks > RANKS_MAX:
+                return FleetRefusal("no_room", f"ranks of all workers: found {ranks}, allowed {RANKS_MAX}")
+        elif known is None:
+            return FleetRefusal("unregistered", f"worker_id: found {event.worker_id}, allowed a registered worker")
+        elif known.registration.instance != event.instance:
+            allowed = f"{known.registration.instance}, the registered one"
+            return FleetRefusal("instance", f"instance: found {event.instance}, allowed {allowed}")
+        return None
+
+    def apply(self, event: FleetEvent) -> None:
+        """Fold a fleet event in; one that `refusal` has a reason against changes nothing."""
+        self.changes += 1
+        if self.refusal(event) is not None:
+            self.refused_total += isinstance(event, WorkerRegistered)
+            return
+        known = self._workers.get(event.worker_id)
+        if isinstance(event, WorkerRegistered):
+            self._register(event, known)
+            self._judge_pairs(event)
+        elif known is None:
+            return
+        elif isinstance(event, WorkerLeft):
+            self._ranks -= len(known.registration.dp_ranks)
+            del self._workers[event.worker_id]
+            self.pairs.left(event.worker_id)
+        elif isinstance(event, WorkerDraining):
+            self._workers[event.worker_id] = msgspec.structs.replace(
+                known, draining=True, drained_by_hand=event.by_hand and (known.drained_by_hand or not known.draining)
+            )
+
+    def _register(self, event: WorkerRegistered, known: Worker | None) -> None:
+        expected = canary(event.block_size, event.hash_scheme)
+        self._ranks += len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
+        if known is not None and known.registration.instance == event.instance:
+            is_by_hand = known.drained_by_hand or (event.drained and not known.draining)
+            is_put_back = event.ends_drain and is_by_hand
+            self._workers[event.worker_id] = msgspec.structs.replace(
+                known,
+                registration=event,
+                canary=expected,
+                draining=(known.draining or event.drained) and not is_put_back,
+                drained_by_hand=is_by_hand and not is_put_back,
+            )
+        else:
+            self._workers.pop(event.worker_id, None)  # so that it is the youngest
+            drained = event.drained and not event.ends_drain
+            self._workers[event.worker_id] = Worker(
+                registration=event, canary=expected, draining=drained, drained_by_hand=drained
+            )
+
+    def heard(self, worker_id: str, instance: str, now_s: float) -> None:
+        """A heartbeat came."""
+        known = self._workers.get(worker_id)
+        if known is not None and known.registration.instance == instance:
+            heard = self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
+            self.changes += self.unfit(known, now_s) != self.unfit(heard, now_s)
+
+    def log_heard(self, *, heard: bool, now_s: float) -> None:
+        """The log can (not) be heard; when it is found again, everybody has a full time to speak."""
+        if heard and not self._log_heard:
+            for worker_id, worker in self._workers.items():
+                if worker.heard_at_s is not None:
+                    self._workers[worker_id] = msgspec.structs.replace(worker, heard_at_s=now_s)
+        self._log_heard = heard
+        self.changes += 1
+
+    def totals_row(self) -> FleetTotals:
+        """Return the row of a checkpoint."""
+        return FleetTotals(self._log_heard, self.refused_total)
+
+    def restore_totals(self, row: FleetTotals) -> None:
+        """These are as the row has them."""
+        self._log_heard, self.refused_total = row
+        self.changes += 1
+
+    def restore(self, worker: Worker) -> None:
+        """The worker is the youngest, as `workers` yielded it."""
+        self._workers[worker.registration.worker_id] = worker
+        self._ranks += len(worker.registration.dp_ranks)
+        self._judge_pairs(worker.registration)
+        self.changes += 1
+
+    def _judge_pairs(self, registration: WorkerRegistered) -> None:
+        self.pairs.registered(registration, (each.registration for each in self._workers.values()))
+
+    @property
+    def is_log_heard(self) -> bool:
+        """Whether the event log can be heard."""
+        return self._log_heard
+
+    def workers(self) -> Iterator[Worker]:
+        """Yield all workers, eldest first."""
+        yield from self._workers.values()
+
+    def worker(self, worker_id: str) -> Worker | None:
+        """Return one worker, if it is known."""
+        return self._workers.get(worker_id)
+
+    def models(self) -> tuple[str, ...]:
+        """Return the names that requests may use, each once: of models, then of adapters."""
+        told = [worker.registration for worker in self.workers()]
+        names = [name for each in told for name in each.served_names]
+        return tuple(dict.fromkeys([*names, *(lora for each in told for lora in each.loras)]))
+
+    def lora_of(self, model: str) -> str:
+        """Return the adapter that a request for this name asks for; empty: a model's own name asks for none."""
+        told = [worker.registration for worker in self.workers()]
+        is_adapter = any(model in each.loras for each in told) and not any(model in each.served_names for each in told)
+        return model if is_adapter else ""
+
+    def serving(self, model: str) -> list[Worker]:
+        """Return the workers that serve a model by this name, or have loaded an adapter of this name, eldest first."""
+        return [worker for worker in self.workers() if _serves(worker.registration, model)]
+
+    def hashing(self, model: str, now_s: float) -> Hashing | None:
+        """Return how prompts for a model are hashed; None without any worker."""
+        told = self._eldest(model, now_s)
+        if told is None:
+            return None
+        return Hashing(told.block_size, told.hash_scheme if told.hash_scheme in HASH_SCHEMES else HASH_SCHEME)
+
+    def images(self, model: str, now_s: float) -> ImageRule | None:
+        """Return what images become in prompts for a model; None where nobody says."""
+        told = self._eldest(model, now_s)
+        return None if told is None else told.images
+
+    def _eldest(self, model: str, now_s: float) -> WorkerRegistered | None:
+        """Return who says how prompts are made; an encoder, which has no KV cache, only where there is nobody else."""
+        serving = self.serving(model)
+        serving = [worker for worker in serving if worker.registration.role != "encode"] or serving
+        eldest = next((worker for worker in serving if not self.unfit(worker, now_s)), next(iter(serving), None))
+        return None if eldest is None else eldest.registration
+
+    def unfit(self, worker: Worker, now_s: float) -> str:
+        """Return why the worker takes no new work now; empty when it may."""
+        if worker.draining:
+            return "draining"
+        if worker.heard_at_s is None:
+            return "no heartbeat yet"
+        if self._log_heard and now_s >= worker.heard_at_s + SILENT_S:
+            return f"silent for {SILENT_S:.0f} s or longer"
+        return ""
+
+    def valid_until_s(self, workers: Iterable[Worker], now_s: float) -> float:
+        """Return when time alone may first change what `unfit` says of one of these; inf: it does not."""
+        heard_s = (worker.heard_at_s for worker in workers if worker.heard_at_s is not None)
+        return min((each + SILENT_S for each in heard_s if each + SILENT_S > now_s), default=float("inf"))
+
+    def disparities(self, worker: Worker, hashing: Hashing, images: ImageRule | None = None) -> tuple[Disparity, ...]:
+        """Return in what the worker's registration differs from what prompts are hashed with; nothing: in nothing."""
+        told, text = worker.registration, self._text
+        tells = told.event_source != "none"
+        found = (told.block_size, told.hash_scheme, told.canary, told.tokenizer_digest, told.template_digest)
+        allowed = (hashing.block_size, hashing.scheme, worker.canary, text.tokenizer, text.template)
+        if found == allowed and told.images == images and tells:
+            return ()
+        source = told.event_source if not tells else _TELLS
+        return _differences((*found, rule_text(told.images), source), (*allowed, rule_text(images), _TELLS))
+
+    def parity(self, now_s: float) -> dict[str, tuple[Disparity, ...]]:
+        """Return of every worker, in what it differs from how prompts are hashed for any model that it serves."""
+        rules = self._rules(self.models(), now_s)
+        return {each.registration.worker_id: self._parity(each, rules) for each in self.workers()}
+
+    def parity_of(self, worker: Worker, now_s: float) -> tuple[Disparity, ...]:
+        """Return the same of one worker."""
+        return self._parity(worker, self._rules(worker.registration.served_names, now_s))
+
+    def _parity(self, worker: Worker, rules: Mapping[str, _Rules]) -> tuple[Disparity, ...]:
+        names = worker.registration.served_names
+        return tuple(dict.fromkeys(each for name in names for each in self.disparities(worker, *rules[name])))
+
+    def _rules(self, models: Iterable[str], now_s: float) -> dict[str, _Rules]:
+        found = ((model, self.hashing(model, now_s), self.images(model, now_s)) for model in models)
+        return {model: (hashing, images) for model, hashing, images in found if hashing is not None}
+
+
+def _serves(told: WorkerRegistered, model: str) -> bool:
+    return model in told.served_names or model in told.loras
+
+
+def _differences(found: tuple[str | int, ...], allowed: tuple[str | int, ...]) -> tuple[Disparity, ...]:
+    every = map(Disparity, PARITY_FIELDS, found, allowed)
+    return tuple(each for each in every if each.found != each.allowed)

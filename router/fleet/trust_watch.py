@@ -1,0 +1,55 @@
+"""Trust in the log: a rank of which less is known than before, or all again, is told once.
+
+A state is told when it was seen at two looks in a row: a heartbeat that outran its batches is no news. A rank has one
+line a state and reason in 10 s; beyond 256 lines in that time the others share one, with their number (`suppressed`).
+"""
+
+import asyncio
+
+import structlog
+
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import until
+from kv_runtime.telemetry import RateLimitedLog
+from router.decision.routing import Routing
+from router.fleet.trust import EXACT, Trust
+
+LOOK_S = 1.0
+
+_log = structlog.get_logger("router")
+
+
+class TrustWatch:
+    """Looks at every rank's trust; a part of a process."""
+
+    def __init__(self, routing: Routing, clock: Clock) -> None:
+        self._routing, self._clock = routing, clock
+        self._lines = RateLimitedLog(_log, clock)
+        self._seen = dict[WorkerRank, Trust]()
+        self._told = dict[WorkerRank, Trust]()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Look until `stop` is set."""
+        while not stop.is_set():
+            self.look()
+            await until(stop, self._clock.sleep(LOOK_S))
+
+    def look(self) -> None:
+        """What has changed since it was last told, and was so at the last look, is told."""
+        before, self._seen = self._seen, self._routing.trust()
+        self._told = {rank: trust for rank, trust in self._told.items() if rank in self._seen}
+        for rank, trust in self._seen.items():
+            told = self._told.get(rank, EXACT)
+            if trust != told and trust == before.get(rank):
+                self._told[rank] = trust
+                say = self._lines.info if trust == EXACT else self._lines.warning
+                say(
+                    "rank_trust_changed",
+                    key=(rank, trust),
+                    worker=rank.worker_id,
+                    dp_rank=rank.dp_rank,
+                    trust=trust.state,
+                    reason=trust.reason,
+                    was=told.state,
+                )

@@ -1,0 +1,1 @@
+"""The journal: what a router applied and decided, as records on the log; reading them back and replaying them."""

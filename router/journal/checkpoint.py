@@ -1,0 +1,209 @@
+"""Checkpoints of a router's state: taken at one moment, written part by part later, and made a state again.
+
+Each component of the state has its tables here; a table's rows are as they are when `rows` is called, whatever changes
+later. What grows with the fleet and the requests in flight is copied then. What can be much larger (blocks that were
+routed, idle sessions, decisions without an outcome) is made into rows when they are read: its entries are immutable,
+or are copied before they change. `restore` puts one row into an empty state, tables in their order: a lease is
+restored behind its rank.
+
+No table has what follows from the others: views and what they are made of, columns, trees of chains.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from types import GenericAlias
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
+from kv_protocol.errors import UNDECODABLE
+from router.decision.policies import Mode
+from router.decision.policy import Policy
+from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
+from router.fleet.breakers import BreakerStatistics
+from router.fleet.registry import Worker
+from router.journal.checkpoint_rows import (
+    AffinityTotals,
+    ApproximateTotals,
+    BoundRow,
+    BreakerRow,
+    FitRow,
+    FleetTotals,
+    ForecastTotals,
+    HistoryMoment,
+    HistoryRow,
+    IdleRow,
+    LeaseRow,
+    LedgerRow,
+    LedgerTotals,
+    LifeRow,
+    NewcomerRow,
+    PendingRow,
+    PredictionRow,
+    SeenRow,
+    SessionLeaseRow,
+    StretchRow,
+)
+
+PART_BYTES = 32 * 1024
+"""A part is ended by the row that reaches this."""
+_PART_ROWS_MAX = 256
+_LONG_ARRAY = b"\xdd"
+"""How msgpack begins a list, the length of which follows as a u32."""
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class CheckpointUnusable(Exception):
+    """No state can be made of the checkpoint: it is not whole, or another version wrote it."""
+
+
+class TurnsRow(NamedTuple):
+    """Row of a checkpoint: decisions for a model."""
+
+    model: str
+    turns: int
+
+
+class Table(NamedTuple):
+    """One table of a state: what its rows are, how to get them, and how to put one back."""
+
+    name: str
+    row: type[Any]
+    rows: Callable[[], Iterable[Any]]
+    restore: Callable[[Any], None]
+
+
+def tables_of(state: RouterState) -> tuple[Table, ...]:
+    """Return all tables of the state, in the order in which they are restored."""
+    fleet, ledger, approximate, affinity = state.fleet, state.ledger, state.approximate, state.affinity
+    breakers, history, predictions, newcomers = state.breakers, state.history, state.predictions, state.newcomers
+    forecasts = state.forecasts
+    return (
+        Table("policy", Policy, lambda: [state.policy], partial(_restore_policy, state)),
+        Table(
+            "turns", TurnsRow, lambda: list(map(TurnsRow._make, state.turns.items())), partial(_restore_turns, state)
+        ),
+        Table("fleet", FleetTotals, lambda: [fleet.totals_row()], fleet.restore_totals),
+        Table("workers", Worker, lambda: list(fleet.workers()), fleet.restore),
+        Table("ledger", LedgerTotals, lambda: [ledger.totals_row()], ledger.restore_totals),
+        Table("ranks", LedgerRow, ledger.rank_rows, ledger.restore_rank),
+        Table("leases", LeaseRow, ledger.lease_rows, ledger.restore_lease),
+        Table("approximate", ApproximateTotals, lambda: [approximate.totals_row()], approximate.restore_totals),
+        Table("stretches", StretchRow, approximate.rows, approximate.restore),
+        Table("affinity", AffinityTotals, lambda: [affinity.totals_row()], affinity.restore_totals),
+        Table("bound", BoundRow, affinity.bound_rows, affinity.restore_bound),
+        Table("idle", IdleRow, affinity.idle_rows, affinity.restore_idle),
+        Table("session_leases", SessionLeaseRow, affinity.lease_rows, affinity.restore_lease),
+        Table("breaker_totals", BreakerStatistics, lambda: [breakers.statistics()], breakers.restore_totals),
+        Table("breakers", BreakerRow, breakers.rows, breakers.restore),
+        Table("history_moment", HistoryMoment, lambda: [history.moment_row()], history.restore_moment),
+        Table("history", HistoryRow, history.rows, history.restore),
+        Table("epochs", LifeRow, predictions.life_rows, predictions.restore_life),
+        Table("predictions", PredictionRow, predictions.rows, predictions.restore),
+        Table("seen", SeenRow, predictions.seen_rows, predictions.restore_seen),
+        Table("newcomers", NewcomerRow, newcomers.rows, newcomers.restore),
+        Table("forecasts", ForecastTotals, lambda: [forecasts.totals_row()], forecasts.restore_totals),
+        Table("ttft", FitRow, forecasts.ttft.rows, forecasts.ttft.restore),
+        Table("itl", FitRow, forecasts.itl.rows, forecasts.itl.restore),
+        Table("pending", PendingRow, forecasts.rows, forecasts.restore),
+    )
+
+
+def _restore_policy(state: RouterState, policy: Policy) -> None:
+    state.policy = policy
+
+
+def _restore_turns(state: RouterState, row: TurnsRow) -> None:
+    state.turns[row.model] = row.turns
+
+
+class Checkpoint:
+    """A state as it was when this was made, after time was let pass until `began.now_s`."""
+
+    def __init__(self, state: RouterState, began: CheckpointBegan) -> None:
+        state.apply(began)
+        self.began = began
+        self.worker_ids = frozenset(worker.registration.worker_id for worker in state.fleet.workers())
+        self._tables = [(table.name, table.rows()) for table in tables_of(state)]
+
+    def parts(self) -> Iterator[CheckpointPart | CheckpointEnded]:
+        """Yield the parts, at least one of each table, and the end. Once: rows are made as they are read."""
+        count = 0
+        for name, rows in self._tables:
+            for data in _chunks(rows):
+                count += 1
+                yield CheckpointPart(now_s=self.began.now_s, table=name, rows=data)
+        yield CheckpointEnded(now_s=self.began.now_s, parts=count)
+
+
+def _chunks(rows: Iterable[object]) -> Iterator[bytes]:
+    """Yield msgpack lists of the rows, the last of which may be empty."""
+    chunk, size = list[bytes](), 0
+    for row in rows:
+        encoded = _encode(row)
+        chunk.append(encoded)
+        size += len(encoded)
+        if size >= PART_BYTES or len(chunk) == _PART_ROWS_MAX:
+            yield _list_of(chunk)
+            chunk, size = [], 0
+    yield _list_of(chunk)
+
+
+def _list_of(encoded: list[bytes]) -> bytes:
+    return b"".join((_LONG_ARRAY, len(encoded).to_bytes(4), *encoded))
+
+
+class Compared:
+    """A checkpoint of a folded state, compared part by part with the one that was written at the same place."""
+
+    def __init__(self, state: RouterState, began: CheckpointBegan) -> None:
+        self._parts = Checkpoint(state, began).parts()
+
+    def difference(self, part: CheckpointPart | CheckpointEnded) -> str:
+        """Return in words how the next written part differs; empty where it does not."""
+        folded = next(self._parts, None)
+        if part == folded:
+            return ""
+        table = part.table if isinstance(part, CheckpointPart) else "end"
+        return f"checkpoint: table {table} is not as the records before it make it"
+
+
+class Restoring:
+    """A state that a checkpoint's parts are put into, until it is whole."""
+
+    def __init__(self, began: CheckpointBegan, modes: Mapping[str, Mode]) -> None:
+        self._state = msgspec.convert(began.settings, StateSettings).state(modes)
+        self._tables = {table.name: table for table in tables_of(self._state)}
+        self._missing = set(self._tables)
+        self._parts = 0
+
+    def add(self, part: CheckpointPart) -> None:
+        """The rows of the part are in the state.
+
+        Raises:
+            CheckpointUnusable: they are of another version.
+        """
+        table = self._tables.get(part.table)
+        if table is None:
+            raise CheckpointUnusable(f"table {part.table} is not known here")
+        try:
+            for row in msgspec.msgpack.decode(part.rows, type=GenericAlias(list, (table.row,))):
+                table.restore(row)
+        except (*UNDECODABLE, KeyError, IndexError) as error:
+            raise CheckpointUnusable(f"table {part.table}: {error!r}") from error
+        self._missing.discard(part.table)
+        self._parts += 1
+
+    def whole(self, ended: CheckpointEnded) -> RouterState:
+        """Return the state.
+
+        Raises:
+            CheckpointUnusable: parts or tables are missing.
+        """
+        if self._parts != ended.parts:
+            raise CheckpointUnusable(f"{self._parts} of {ended.parts} parts")
+        if self._missing:
+            raise CheckpointUnusable(f"without the tables {', '.join(sorted(self._missing))}")
+        return self._state

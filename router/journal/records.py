@@ -1,0 +1,226 @@
+"""What a router records, and how it becomes small.
+
+On a request's path a `Recorder` only gets what was applied: a record, a decision or a refusal. Whoever encodes later
+hands each to `Shortener.records`, which says what the journal has of it:
+
+    decision and promise (`Taken`)    a `RankStanding` of every rank whose epoch or doubt is not what was recorded of it
+                                      last (at first: none), then `Decided`, of which the promise can be told
+    refusal                           `Refused`, without hashes
+    checkpoint                        `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`; each is
+                                      made when it is read
+    any other record                  itself
+
+A view has its doubts as trust; `doubt_of` says which doubt makes a rank trusted so.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from msgspec.structs import asdict, replace
+
+from kv_protocol.decided import BEST_MAX, TERM_DEFAULTS, TERMS, TIERS, WIDE, Decided, RequestRecord
+from kv_protocol.decision import Exclusion
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import JournalRecord, RankStanding, Refused
+from router.decision.cost import CostColumns
+from router.decision.verdict import Taken, Verdict
+from router.decision.view import Depths, Floats, RouteRequest, View
+from router.fleet.trust import Trust
+from router.journal.checkpoint import Checkpoint
+
+_F64_DEFAULTS = tuple(struct.pack("<d", default) for default in TERM_DEFAULTS)
+_U16_MAX = 0xFFFF
+_DOUBT_OF = {
+    "": "",
+    "no KV events heard; approximate": "never_heard",
+    "no room in the index; approximate": "refused",
+    "event log away": "log_away",
+}
+_UNHEARD = (0, "")
+"""What is recorded of a rank of which nothing is recorded: no epoch, no doubt."""
+
+
+class RefusedRequest(NamedTuple):
+    """Nobody could take this request at that time."""
+
+    now_s: float
+    request: RouteRequest
+    exclusions: tuple[Exclusion, ...]
+
+
+Recordable = JournalRecord | Taken | RefusedRequest | Checkpoint
+
+
+class Recorder(Protocol):
+    """Who is told of all that is applied, in its order."""
+
+    def record(self, what: Recordable) -> None:
+        """`what` was applied."""
+
+
+class Recorders:
+    """Several recorders, told one after the other; of none, nobody keeps anything."""
+
+    def __init__(self, *recorders: Recorder) -> None:
+        self._records = tuple(each.record for each in recorders)
+
+    def record(self, what: Recordable) -> None:
+        """`what` was applied."""
+        for record in self._records:
+            record(what)
+
+
+class Shortener:
+    """Says what the journal has of what was applied. One for a journal: it knows what was recorded before."""
+
+    def __init__(self) -> None:
+        self._standings = dict[WorkerRank, tuple[int, str]]()
+        self._looked_at: tuple[object, object, object] = (None, None, None)
+
+    def records(self, what: Recordable, kv_seq: int) -> Sequence[JournalRecord]:
+        """Return the records of `what`; `kv_seq` is how far the index had read `KV_EVENTS` when it was applied."""
+        if isinstance(what, Taken):
+            verdict, promise = what
+            return *self._changed(verdict.view), decided(verdict, kv_seq, promise.uncached_tokens)
+        if isinstance(what, RefusedRequest):
+            request = replace(what.request, sequence_hashes=b"") if what.request.sequence_hashes else what.request
+            return (Refused(now_s=what.now_s, request=request, exclusions=what.exclusions),)
+        if isinstance(what, Checkpoint):
+            return (*self.checkpoint(what),)
+        return (what,)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> Iterator[JournalRecord]:
+        """Yield the records of the checkpoint one by one; ranks that left the fleet are not known any more."""
+        workers = checkpoint.worker_ids
+        self._standings = {rank: known for rank, known in self._standings.items() if rank.worker_id in workers}
+        self._looked_at = (None, None, None)
+        yield checkpoint.began
+        for rank, (epoch, doubt) in self._standings.items():
+            yield RankStanding(
+                now_s=checkpoint.began.now_s,
+                worker_id=rank.worker_id,
+                dp_rank=rank.dp_rank,
+                epoch=epoch,
+                doubt=doubt,
+            )
+        yield from checkpoint.parts()
+
+    def _changed(self, view: View) -> Sequence[RankStanding]:
+        ranks, epochs, trust = self._looked_at
+        if view.ranks is ranks and view.epochs is epochs and view.trust is trust:
+            return ()
+        self._looked_at = (view.ranks, view.epochs, view.trust)
+        return tuple(self._news(view))
+
+    def _news(self, view: View) -> Iterator[RankStanding]:
+        for rank, epoch, trust in zip(view.ranks, view.epochs, view.trust, strict=True):
+            known = self._standings.get(rank, _UNHEARD)
+            standing = epoch, doubt_of(trust, known[1])
+            if standing != known:
+                self._standings[rank] = standing
+                yield RankStanding(
+                    now_s=view.now_s,
+                    worker_id=rank.worker_id,
+                    dp_rank=rank.dp_rank,
+                    epoch=epoch,
+                    doubt=standing[1],
+                )
+
+
+def doubt_of(trust: Trust, before: str) -> str:
+    """Return the doubt of the index for which a rank is trusted so.
+
+    Of a rank with disparities they alone decide: it is whatever was known `before`.
+    """
+    known = _DOUBT_OF.get(trust.reason)
+    if known is not None:
+        return known
+    return trust.reason if trust.state == "DEGRADED" else before
+
+
+def request_of(record: RequestRecord) -> RouteRequest:
+    """Return the request that was recorded."""
+    return RouteRequest(**asdict(record))
+
+
+def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> Decided:
+    """Return the decision as the journal has it; so many tokens of the prompt were promised to be computed."""
+    view, places = verdict.view, verdict.places
+    best = terms = costs = b""
+    if verdict.costs is not None:
+        best, terms, costs = _costs(verdict.costs, verdict.winner_at, places)
+    return Decided(
+        now_s=verdict.now_s,
+        request=verdict.request,
+        policy=verdict.policy,
+        seed=verdict.seed,
+        kv_seq=kv_seq,
+        turn=view.turn,
+        ranks=len(view.ranks),
+        winner=places[verdict.winner_at],
+        worker_id=verdict.winner.worker_id,
+        dp_rank=verdict.winner.dp_rank,
+        runner_up=None if verdict.runner_up is None else places[verdict.runner_up],
+        margin_blocks=verdict.margin_blocks,
+        reason=verdict.reason,
+        uncached_tokens=uncached_tokens,
+        epoch=verdict.epoch,
+        action=verdict.action,
+        ttft_s=verdict.ttft_s,
+        itl_s=verdict.itl_s,
+        best=best,
+        terms=terms,
+        costs=costs,
+        overlap=b"" if view.is_blank else pack_overlap(view.overlap),
+    )
+
+
+def _costs(costs: CostColumns, winner_at: int, places: Sequence[int]) -> tuple[bytes, bytes, bytes]:
+    cost = costs.cost.tolist()
+    others = sorted(range(len(cost)), key=cost.__getitem__)[:BEST_MAX]
+    best = [winner_at, *(at for at in others if at != winner_at)][:BEST_MAX]
+    columns = struct.pack(f"<{len(best)}H", *(places[at] for at in best))
+    return columns, _terms(costs, best), _rest(costs.cost, best) if len(cost) > len(best) else b""
+
+
+def _rest(cost: Floats, best: list[int]) -> bytes:
+    rest = np.ones(len(cost), bool)
+    rest[best] = False
+    return cost[rest].astype("<f4").tobytes()
+
+
+def _terms(costs: CostColumns, best: list[int]) -> bytes:
+    mask, parts, pack = 0, [b""], struct.Struct(f"<{len(best)}d").pack
+    for at, name in enumerate(TERMS):
+        column = getattr(costs, name)
+        if column is None:
+            continue
+        numbers = column.tolist()
+        values = pack(*(numbers[place] for place in best))
+        if values != _F64_DEFAULTS[at] * len(best):
+            mask |= 1 << at
+            parts.append(values)
+    parts[0] = bytes((mask,))
+    return b"".join(parts)
+
+
+def pack_overlap(overlap: Depths) -> bytes:
+    """Return the depths of all columns, as `kv_protocol/decided.py` has it."""
+    if not overlap[TIERS - 1].any():
+        return b""
+    is_wide = int(overlap[TIERS - 1].max()) > _U16_MAX
+    flags, parts, kind = WIDE * is_wide, [b""], "<u4" if is_wide else "<u2"
+    before = None
+    for tier, depths in enumerate(overlap):
+        if before is not None and before.tobytes() == depths.tobytes():
+            continue
+        more = depths if before is None else depths - before
+        who = more.astype(bool)
+        if before is not None or who.any():
+            flags |= 1 << tier
+            parts += [np.packbits(who, bitorder="little").tobytes(), more[who].astype(kind).tobytes()]
+        before = depths
+    parts[0] = bytes((flags,))
+    return b"".join(parts)

@@ -1,0 +1,266 @@
+"""A journal folded, and every decision in it taken again.
+
+    JournalBegan   an empty state of its settings: what follows is exact
+    checkpoint     where nothing was exact: the state that it holds, and what follows is exact. Where the fold is exact:
+                   compared with the fold, byte for byte
+    Decided        decided again from the fold, the recorded answer of the index and the recorded seed; compared with
+                   what was recorded, bit for bit; applied, with the promise that it made
+    Refused        the same, where nobody could take the request
+    Lost           records are missing: until the next beginning or checkpoint nothing can be said, since any of them
+                   may have been read. Such a journal also begins so, where its older part is gone
+    RankStanding   what the index says of a rank from here on
+    any other      applied
+    one that cannot be folded    like `Lost`, with the kind of the record and the reason (`NotFolded`)
+
+With another policy, what it would have chosen in the same place is said too; the fold stays that of what was done.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from kv_protocol.checkpoint import CheckpointBegan, CheckpointEnded, CheckpointPart
+from kv_protocol.decided import TIERS, Decided, overlap_depths
+from kv_protocol.errors import LimitExceeded, shortened
+from kv_protocol.ids import WorkerRank
+from kv_protocol.journal import JournalBegan, JournalRecord, Lost, RankStanding, Refused
+from router.decision.decide import decide
+from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.policies import MODES, Mode, policy_for
+from router.decision.policy import Policy
+from router.decision.state import AskIndex, RouterState
+from router.decision.state_settings import StateSettings
+from router.decision.verdict import Verdict, taken
+from router.decision.view import Depths
+from router.journal.checkpoint import CheckpointUnusable, Compared, Restoring
+from router.journal.records import decided, request_of
+from router.journal.replay_differences import difference_of
+
+_REASON_CHARACTERS_MAX = 200
+_NEVER_HEARD = (0, "")
+_UNKNOWN = "records are missing before it: whatever comes of it now says nothing"
+
+
+class Otherwise(NamedTuple):
+    """Whom the other policy would have chosen; None: nobody, or nobody can say, for this reason."""
+
+    rank: WorkerRank | None
+    reason: str = ""
+
+
+class Redecided(NamedTuple):
+    """One recorded decision, or refusal (`recorded` is None), taken again.
+
+    `equal` only where every bit is what was recorded. Else `difference` says what is not or, where not `is_exact`, that
+    not all is there that the decision could read: then nothing can be said of it.
+    """
+
+    decision_id: str
+    equal: bool
+    difference: str
+    recorded: WorkerRank | None
+    otherwise: Otherwise | None = None
+    is_exact: bool = True
+
+
+class CheckpointRead(NamedTuple):
+    """One checkpoint: compared with the fold, or else the fold starts there, as far as `difference` is empty.
+
+    `difference` says how it differs from the fold, or why no state can be made of it.
+    """
+
+    is_compared: bool
+    difference: str = ""
+
+
+class NotFolded(NamedTuple):
+    """A record of this kind that raised an error when it was folded: no state follows from it."""
+
+    kind: str
+    reason: str
+
+
+Found = Redecided | CheckpointRead | NotFolded | None
+"""What comes of a record: a decision or refusal taken again, a whole checkpoint, an error, or a changed state alone."""
+
+
+class RecordedAnswer(NamedTuple):
+    """What the index said of a view's ranks, as it was recorded."""
+
+    depths: Depths
+    epochs: tuple[int, ...]
+    seqs: tuple[int, ...]
+    doubts: tuple[str, ...]
+
+
+class Contradiction(Exception):
+    """The decision cannot be taken again: it was taken among other ranks than the fold has, or in an unknown mode."""
+
+
+_REFUSALS = (NoEligibleWorker, WorkerNotNamed, LimitExceeded, Contradiction)
+
+
+def replay(
+    records: Iterable[JournalRecord], *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES
+) -> Iterator[Redecided]:
+    """Yield every decision of one router's journal, taken again; with `policy`, also what that would have chosen."""
+    again = Replay(policy=policy, modes=modes)
+    for record in records:
+        found = again.take(record)
+        if isinstance(found, Redecided):
+            yield found
+
+
+class Replay:
+    """The fold of a journal as far as it was taken."""
+
+    def __init__(self, *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES) -> None:
+        self._other, self._modes = policy, modes
+        self._standings: dict[WorkerRank, tuple[int, str]] = {}
+        self._checkpoint: Restoring | Compared | None = None
+        self.state: RouterState | None = None
+        """None: what was before is not there."""
+
+    def take(self, record: JournalRecord) -> Found:
+        """Fold the next record in. Behind one that cannot be folded the state is None until the next start."""
+        try:
+            return self._take(record)
+        except Exception as error:  # noqa: BLE001 - a record of another version, or a forged one, may raise anything
+            self.state = self._checkpoint = None
+            reason = shortened(f"{type(error).__name__}: {error}", _REASON_CHARACTERS_MAX)
+            return NotFolded(str(record.__struct_config__.tag), reason)
+
+    def _take(self, record: JournalRecord) -> Found:
+        if isinstance(record, Decided):
+            return self._decided(record)
+        if isinstance(record, Refused):
+            return self._refused(record)
+        if isinstance(record, CheckpointPart | CheckpointEnded):
+            return self._go_on_with_checkpoint(record)
+        if isinstance(record, JournalBegan):
+            self._begin(record)
+        elif isinstance(record, CheckpointBegan):
+            self._begin_checkpoint(record)
+        elif isinstance(record, RankStanding):
+            self._standings[WorkerRank(record.worker_id, record.dp_rank)] = record.epoch, record.doubt
+        else:
+            self._fold(record)
+        return None
+
+    def _begin(self, began: JournalBegan) -> None:
+        self.state = msgspec.convert(began.settings, StateSettings).state(self._modes)
+        self._standings.clear()
+
+    def _begin_checkpoint(self, began: CheckpointBegan) -> None:
+        self._standings.clear()
+        self._checkpoint = Restoring(began, self._modes) if self.state is None else Compared(self.state, began)
+
+    def _go_on_with_checkpoint(self, record: CheckpointPart | CheckpointEnded) -> CheckpointRead | None:
+        checkpoint = self._checkpoint
+        if checkpoint is None:
+            return None  # its beginning is not there
+        if isinstance(checkpoint, Compared):
+            difference = checkpoint.difference(record)
+            is_over = bool(difference) or isinstance(record, CheckpointEnded)
+            self._checkpoint = None if is_over else checkpoint
+            return CheckpointRead(is_compared=True, difference=difference) if is_over else None
+        try:
+            if isinstance(record, CheckpointPart):
+                checkpoint.add(record)
+                return None
+            self.state, self._checkpoint = checkpoint.whole(record), None
+        except CheckpointUnusable as error:
+            self._checkpoint = None
+            return CheckpointRead(is_compared=False, difference=f"checkpoint: {error}")
+        return CheckpointRead(is_compared=False)
+
+    def _fold(self, record: JournalRecord) -> None:
+        if isinstance(record, Lost):
+            self.state = self._checkpoint = None
+        elif self.state is not None:
+            self.state.apply(record)
+
+    # ------------------------------------------------------------------------------------------------- decisions
+
+    def _decided(self, record: Decided) -> Redecided:
+        decision_id, state = record.request.decision_id, self.state
+        if state is None:
+            return Redecided(decision_id, equal=False, difference=_UNKNOWN, recorded=record.rank, is_exact=False)
+        if record.policy not in self._modes or state.policy.mode not in self._modes:
+            state.apply(record)
+            words = _unknown_mode(record.policy)
+            return Redecided(decision_id, equal=False, difference=words, recorded=record.rank, is_exact=False)
+        otherwise = None if self._other is None else self._otherwise(state, self._other, record)
+        try:
+            verdict = self._decide_again(state, state.policy, record)
+        except _REFUSALS as error:
+            difference = f"{record.rank} was chosen; now {error}"
+            state.apply(record)
+        else:
+            again = taken(verdict)
+            difference = difference_of(record, decided(verdict, record.kv_seq, again.promise.uncached_tokens), verdict)
+            state.apply(again if again.promise == record.promise else record)
+        return Redecided(decision_id, not difference, difference, record.rank, otherwise)
+
+    def _otherwise(self, state: RouterState, policy: Policy, record: Decided) -> Otherwise:
+        told = self._modes.get(record.policy)
+        mode = policy_for(policy, request_of(record.request), self._modes).mode
+        if told is not None and self._modes[mode].reads_overlap and not told.reads_overlap:
+            return Otherwise(None, f"mode {mode} reads overlap, of which mode {record.policy} recorded nothing")
+        try:
+            return Otherwise(self._decide_again(state, policy, record).winner)
+        except _REFUSALS as error:
+            return Otherwise(None, str(error))
+
+    def _decide_again(self, state: RouterState, policy: Policy, record: Decided) -> Verdict:
+        request = request_of(record.request)
+        in_force, state.policy = state.policy, policy
+        try:
+            view = state.view(request, self._index(record), record.now_s)
+        finally:
+            state.policy = in_force
+        return decide(view, request, policy, record.seed, self._modes)
+
+    def _index(self, record: Decided) -> AskIndex:
+        def columns(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+            if len(ranks) != record.ranks:
+                raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
+            standings = [self._standings.get(rank, _NEVER_HEARD) for rank in ranks]
+            return RecordedAnswer(
+                np.array(overlap_depths(record), dtype=np.int32).T.copy(),
+                tuple(epoch for epoch, _ in standings),
+                (0,) * len(ranks),
+                tuple(doubt for _, doubt in standings),
+            )
+
+        return columns
+
+    def _refused(self, record: Refused) -> Redecided:
+        request, state = request_of(record.request), self.state
+        if state is None:
+            return Redecided(request.decision_id, equal=False, difference=_UNKNOWN, recorded=None, is_exact=False)
+        if state.policy.mode not in self._modes:
+            words = _unknown_mode(state.policy.mode)
+            return Redecided(request.decision_id, equal=False, difference=words, recorded=None, is_exact=False)
+        try:
+            view = state.view(request, _nothing_held, record.now_s)
+            verdict = decide(view, request, state.policy, 0, self._modes)
+        except NoEligibleWorker as error:
+            difference = "" if error.exclusions == record.exclusions else f"exclusions: {error}"
+        except (WorkerNotNamed, Contradiction) as error:
+            difference = str(error)
+        else:
+            difference = f"nobody was eligible; now {verdict.winner} is"
+        return Redecided(request.decision_id, not difference, difference, None)
+
+
+def _unknown_mode(mode: str) -> str:
+    return f"mode {mode} is not known here: policy.user_modes names those of the journal's router"
+
+
+def _nothing_held(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+    """Return an index's answer that says nothing: who may take a request does not depend on it."""
+    zeros = (0,) * len(ranks)
+    return RecordedAnswer(np.zeros((TIERS, len(ranks)), dtype=np.int32), zeros, zeros, ("",) * len(ranks))

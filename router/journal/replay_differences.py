@@ -1,0 +1,53 @@
+"""In what a decision that was taken again differs from what was recorded of it, in words."""
+
+from collections.abc import Sequence
+
+from kv_protocol.decided import TERMS, Decided, best_columns, best_terms, other_costs, overlap_depths
+from kv_protocol.journal import encode_record
+from router.decision.verdict import Verdict
+
+
+def difference_of(recorded: Decided, again: Decided, verdict: Verdict) -> str:
+    """Return in words what is not as it was recorded; empty where every bit is."""
+    if encode_record(recorded) == encode_record(again):
+        return ""
+    names = [
+        name
+        for name in Decided.__struct_fields__
+        if encode_record(getattr(recorded, name)) != encode_record(getattr(again, name))
+    ]
+    return "; ".join(_said(name, recorded, again, verdict) for name in names) or "the sign of a zero"
+
+
+def _said(name: str, recorded: Decided, again: Decided, verdict: Verdict) -> str:
+    match name:
+        case "terms":
+            return _terms_said(recorded, again, verdict)
+        case "best":
+            found, told = best_columns(again.best), best_columns(recorded.best)
+        case "costs":
+            return _first_apart("cost of another", other_costs(again), other_costs(recorded))
+        case "overlap":
+            ranks = [str(rank) for rank in verdict.view.ranks]
+            return _first_apart("overlap", overlap_depths(again), overlap_depths(recorded), ranks)
+        case _:
+            found, told = getattr(again, name), getattr(recorded, name)
+    return f"{name}: now {found!r}, recorded {told!r}"
+
+
+def _terms_said(recorded: Decided, again: Decided, verdict: Verdict) -> str:
+    of_now = dict(zip(best_columns(again.best), best_terms(again), strict=True))
+    for column, told in zip(best_columns(recorded.best), best_terms(recorded), strict=True):
+        found = of_now.get(column)
+        for term in TERMS if found is not None else ():
+            if getattr(found, term) != getattr(told, term):
+                rank = verdict.view.ranks[column]
+                return f"{rank}: {term} now {getattr(found, term)!r}, recorded {getattr(told, term)!r}"
+    return "terms: of other candidates"
+
+
+def _first_apart(what: str, found: Sequence[object], told: Sequence[object], names: Sequence[str] = ()) -> str:
+    if len(found) != len(told):
+        return f"{what}: now of {len(found)}, recorded of {len(told)}"
+    at = next(at for at, (one, other) in enumerate(zip(found, told, strict=True)) if one != other)
+    return f"{what} {names[at] if names else at}: now {found[at]!r}, recorded {told[at]!r}"

@@ -1,0 +1,315 @@
+"""The journal's writer: what was applied goes to `kv.v1.journal.<router>`, in its order, off the requests' path.
+
+    record          a bounded buffer takes it; when it is full the oldest gives way, and is counted
+    `PERIOD_S` after the first, or when a quarter of the buffer is full
+                    what is there is made small, encoded and published, a message at a time, each until it is confirmed
+    the log away    what was not published waits, the buffer fills
+    records lost    the next message says how many (`Lost`), the log says so once, and a checkpoint follows
+    checkpoint      due `checkpoint_s` seconds, `checkpoint_records` records or an eighth of the stream's bytes after
+                    the one before, but not before the records between take as many bytes as it did: checkpoints are
+                    at most half of the journal. The state is copied at one moment, and made into records later
+    stop            what is there is published, if the log takes it at once
+
+A message that is published again has the id of before, and its records their numbers, so that none counts twice.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from time import perf_counter
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from kv_protocol import subjects
+from kv_protocol.checkpoint import CheckpointBegan
+from kv_protocol.journal import MESSAGE_BYTES_MAX, JournalBegan
+from kv_runtime.clock import Clock
+from kv_runtime.config import NatsSection
+from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamSpec
+from kv_runtime.supervise import until
+from kv_runtime.telemetry import Family, counter, gauge
+from router.config import JournalSection
+from router.decision.state import RouterState
+from router.decision.state_settings import StateSettings
+from router.journal.checkpoint import Checkpoint
+from router.journal.encoder import LOSS_REASONS, JournalEncoder, LossReason, Message
+from router.journal.records import Recordable
+
+PERIOD_S = 0.05
+CHECKPOINT_GAP_S = 5.0
+"""Between two checkpoints that follow losses, at least."""
+_CHECKPOINTS_KEPT = 8
+"""As many as the stream holds at least, where this router's journal is all that is in it."""
+_SLICE = 64
+"""Inputs that are encoded at a time; others have the process between two slices."""
+_AGAIN_S = 0.5
+
+_log = structlog.get_logger("router")
+
+
+def router_name(settings: JournalSection, instance: str) -> str:
+    """Return the router's name on the log: the configured one, or one made of its process's random id (hex)."""
+    return settings.router or f"router-{instance[:8]}"
+
+
+async def ensure_journal(log: EventLog, settings: JournalSection, nats: NatsSection) -> None:
+    """The journal's stream exists, with the configured bounds.
+
+    Raises:
+        StreamUnfit: one is there that cannot be ours.
+        BrokerUnavailable: the server refuses it, or is away.
+    """
+    await log.ensure_stream(
+        StreamSpec(
+            subjects.JOURNAL_STREAM,
+            (subjects.JOURNAL_ALL,),
+            settings.max_age_s,
+            settings.max_bytes,
+            replicas=nats.replicas,
+        )
+    )
+
+
+class JournalStatistics(NamedTuple):
+    """Records, messages and bytes that the log has; records that it will never have, by reason; inputs that wait.
+
+    Whole checkpoints, the bytes of the last, and for how long the last held the process while the state was copied.
+    """
+
+    records_total: int
+    messages_total: int
+    bytes_total: int
+    lost: Mapping[LossReason, int]
+    failures_total: int
+    waiting: int
+    checkpoints_total: int
+    checkpoint_bytes: int
+    checkpoint_pause_s: float
+
+    @property
+    def lost_total(self) -> int:
+        """Records that the log will never have."""
+        return sum(self.lost.values())
+
+
+class JournalWriter:
+    """One router's life in the log; a part of a process."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        clock: Clock,
+        settings: JournalSection,
+        *,
+        router: str,
+        made_of: StateSettings,
+        state: RouterState,
+        kv_seq: Callable[[], int],
+    ) -> None:
+        """The first record waits: this life began, with an empty state made of `made_of`.
+
+        `state` is that state, to which every record is applied before it comes here. `kv_seq` says how far the index
+        has read `KV_EVENTS`.
+        """
+        self.router = router
+        self._event_log, self._clock, self._kv_seq = log, clock, kv_seq
+        self._state, self._made_of, self._settings = state, msgspec.to_builtins(made_of), settings
+        self._subject = subjects.journal(router)
+        self._life = clock.wall_ns()
+        self._records_max = settings.buffer_records_max
+        self._early = settings.buffer_records_max // 4
+        self._buffer: deque[Recordable] = deque(maxlen=self._records_max)
+        self._kv_seqs: deque[int] = deque(maxlen=self._records_max)  # of each of the buffer; pairs would be garbage
+        self._begun, self._due = asyncio.Event(), asyncio.Event()
+        self._pushed_out = 0
+        self._encoder = JournalEncoder(self._life)
+        self._unsent: Message | None = None
+        self._is_failing = False
+        self._records = self._messages = self._bytes = self._failures = 0
+        self._is_checkpoint_waiting = False
+        self._checkpoint_at = (clock.now(), 0, 0)  # seconds, records and bytes that were encoded by then
+        self._checkpoint_taken_s = -math.inf
+        self._pause_s = 0.0
+        self.record(JournalBegan(now_s=clock.now(), router=router, started_ns=self._life, settings=self._made_of))
+
+    def record(self, what: Recordable) -> None:
+        """`what` was applied: it will be in the log, unless it has to give way."""
+        waiting = len(self._buffer)
+        if not waiting:
+            self._begun.set()
+        elif waiting >= self._early:
+            self._due.set()
+            if waiting == self._records_max:
+                self._push_out()
+        self._buffer.append(what)
+        self._kv_seqs.append(self._kv_seq())
+
+    def _push_out(self) -> None:
+        """The oldest of the buffer gives way."""
+        if not self._pushed_out:
+            _log.warning("journal_buffer_full", records=self._records_max)
+        self._pushed_out += 1
+        if isinstance(self._buffer[0], Checkpoint):
+            self._is_checkpoint_waiting = False
+
+    @property
+    def _has_any(self) -> bool:
+        encoder = self._encoder
+        return bool(self._buffer or len(encoder) or encoder.is_in_checkpoint or self._unsent)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Publish until `stop` is set, and then what is left, as far as the log takes it at once."""
+        await until(stop, self._write())
+        while self._has_any and await self._publish_next():
+            pass
+        if left := self._waiting():
+            self._encoder.lost["log_away"] += left
+            _log.warning("journal_cut_short", records=left)
+
+    async def _write(self) -> None:
+        """Publish for ever. Whoever cancels it may publish what was under way once more: it has its id."""
+        while True:
+            if not self._has_any:
+                await self._begun.wait()
+            self._begun.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PERIOD_S):
+                    await self._due.wait()
+            self._due.clear()
+            while self._event_log.is_connected and (self._is_checkpoint_due() or self._has_any):
+                if self._is_checkpoint_due():
+                    self._take_checkpoint()
+                if not await self._publish_next():
+                    await self._clock.sleep(_AGAIN_S)
+
+    # ------------------------------------------------------------------------------------------------- checkpoints
+
+    def _is_checkpoint_due(self) -> bool:
+        if self._is_checkpoint_waiting or self._encoder.is_in_checkpoint:
+            return False
+        now_s, encoder, settings = self._clock.now(), self._encoder, self._settings
+        if encoder.broken_by:
+            return now_s - self._checkpoint_taken_s >= CHECKPOINT_GAP_S
+        since_s, records, bytes_ = self._checkpoint_at
+        grown_bytes = encoder.bytes_total - bytes_
+        if grown_bytes < encoder.checkpoint_bytes:
+            return False
+        return (
+            now_s - since_s >= settings.checkpoint_s
+            or encoder.records_total - records >= settings.checkpoint_records
+            or grown_bytes >= settings.max_bytes // _CHECKPOINTS_KEPT
+        )
+
+    def _take_checkpoint(self) -> None:
+        """The state is copied: all that was recorded before is in it, and nothing else."""
+        began_s, now_s = perf_counter(), self._clock.now()
+        began = CheckpointBegan(now_s=now_s, router=self.router, settings=self._made_of)
+        self.record(Checkpoint(self._state, began))
+        self._is_checkpoint_waiting, self._checkpoint_taken_s = True, now_s
+        self._pause_s = perf_counter() - began_s
+
+    def _begin_checkpoint(self) -> None:
+        """The checkpoint is the next to be encoded: replay is exact from it on."""
+        if lost := self._encoder.broken_by:
+            _log.warning("journal_records_lost", records=lost.total(), reasons=dict(lost))
+        self._is_checkpoint_waiting = False
+
+    # ------------------------------------------------------------------------------------------------- messages
+
+    async def _publish_next(self) -> bool:
+        """Publish one message; return whether the log has it."""
+        if self._unsent is None:
+            await self._encode()
+            self._unsent = self._encoder.cut()
+        message = self._unsent
+        message_id = f"{self.router}/{self._life}/{message.first}"
+        try:
+            await self._event_log.publish(self._subject, message.data, message_id)
+        except BrokerUnavailable as error:
+            self._failures += 1
+            if not self._is_failing:
+                _log.warning("journal_not_written", reason=str(error))
+            self._is_failing = True
+            return False
+        self._unsent, self._is_failing = None, False
+        self._records += message.records
+        self._messages += 1
+        self._bytes += len(message.data)
+        return True
+
+    async def _encode(self) -> None:
+        """Encode what waits, or as much of it as a message takes."""
+        encoder = self._encoder
+        while encoder.waiting_bytes < MESSAGE_BYTES_MAX:
+            if encoder.is_in_checkpoint:
+                self._go_on_with_checkpoint()
+            elif self._buffer:
+                self._encode_some(min(_SLICE, len(self._buffer)))
+            else:
+                return
+            await asyncio.sleep(0)
+
+    def _go_on_with_checkpoint(self) -> None:
+        encoder, now_s = self._encoder, self._clock.now()
+        encoder.go_on(now_s)
+        if not encoder.is_in_checkpoint:
+            self._checkpoint_at = now_s, encoder.records_total, encoder.bytes_total
+
+    def _encode_some(self, count: int) -> None:
+        """Encode the oldest of what waits, a checkpoint not at once."""
+        encoder, now_s = self._encoder, self._clock.now()
+        if self._pushed_out:
+            encoder.lose(self._pushed_out, "buffer_full", now_s)
+            self._pushed_out = 0
+        inputs, kv_seqs = self._buffer.popleft, self._kv_seqs.popleft
+        for _ in range(count):
+            what = inputs()
+            if isinstance(what, Checkpoint):
+                self._begin_checkpoint()
+            encoder.add(what, kv_seqs(), now_s)
+            if encoder.is_in_checkpoint:
+                return
+
+    def _waiting(self) -> int:
+        return len(self._buffer) + len(self._encoder) + (self._unsent.records if self._unsent else 0)
+
+    def statistics(self) -> JournalStatistics:
+        """Return the writer's figures."""
+        encoder = self._encoder
+        lost: dict[LossReason, int] = {reason: encoder.lost[reason] for reason in LOSS_REASONS}
+        lost["buffer_full"] += self._pushed_out
+        return JournalStatistics(
+            records_total=self._records,
+            messages_total=self._messages,
+            bytes_total=self._bytes,
+            lost=lost,
+            failures_total=self._failures,
+            waiting=self._waiting(),
+            checkpoints_total=encoder.checkpoints_total,
+            checkpoint_bytes=encoder.checkpoint_bytes,
+            checkpoint_pause_s=self._pause_s,
+        )
+
+
+def journal_families(found: JournalStatistics) -> Iterator[Family]:
+    """Yield the figures of a writer."""
+    for name, meaning, value in (
+        ("journal_records", "Records of the journal that the log has", found.records_total),
+        ("journal_batches", "Messages of the journal that the log has", found.messages_total),
+        ("journal_bytes", "Bytes of the journal that the log has", found.bytes_total),
+        ("journal_publish_failures", "Messages of the journal that the log did not confirm", found.failures_total),
+        ("journal_checkpoints", "Whole checkpoints, at which a replay can start", found.checkpoints_total),
+    ):
+        yield counter(name, meaning, (), [((), float(value))])
+    lost = [((reason,), float(count)) for reason, count in found.lost.items()]
+    yield counter("journal_lost_records", "Records that the journal will never have, by reason", ("reason",), lost)
+    for name, meaning, size in (
+        ("journal_unpublished_records", "Records that wait for the log", float(found.waiting)),
+        ("journal_checkpoint_bytes", "Size of the last whole checkpoint", float(found.checkpoint_bytes)),
+        ("journal_checkpoint_pause_seconds", "How long the last checkpoint held requests up", found.checkpoint_pause_s),
+    ):
+        yield gauge(name, meaning, (), [((), size)])

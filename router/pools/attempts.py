@@ -1,0 +1,77 @@
+"""Which pools are asked, and in which order, until one answers.
+
+    preference   the selected pool, then faster ones (a smaller priority number) from slow to fast, then the others
+                 from fast to slow; ties by index
+    order        fit pools by preference, then strained ones, then those that are down
+    asked        the first only; with `enable_priority_retry` all of them, until one answers
+
+So a pool that is not fit is passed over while a fit one is left, and is better than none. Without retries the selected
+pool is the only one asked, unless it is not fit: then the first of the order is.
+
+Source: `dynamo_reference.md` 5.3, which knows only the selected and faster pools, and asks them whatever they are at.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from router.pools.probes import FITNESSES, Cause, Fitness, Standing
+from router.pools.selection import PoolGroup, Selection
+
+Place = Literal["selected", "faster", "other"]
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool that may be asked, and how it stands."""
+
+    pool: int
+    namespace: str
+    place: Place
+    fitness: Fitness
+    causes: tuple[Cause, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is done with a request in one phase: `order` is asked in turn, `passed_over` were preferred and not fit."""
+
+    selection: Selection
+    order: tuple[Candidate, ...]
+    passed_over: tuple[Candidate, ...]
+
+
+def preference(selected: int, priorities: Sequence[int]) -> tuple[int, ...]:
+    """Return all pools, the selected first."""
+    own = priorities[selected]
+    others = [pool for pool in range(len(priorities)) if pool != selected]
+    faster = sorted((pool for pool in others if priorities[pool] < own), key=lambda pool: (-priorities[pool], pool))
+    rest = sorted((pool for pool in others if priorities[pool] >= own), key=lambda pool: (priorities[pool], pool))
+    return (selected, *faster, *rest)
+
+
+def plan(group: PoolGroup, selection: Selection, standings: Sequence[Standing], *, retry: bool) -> Plan:
+    """Return who is asked in which order; `standings` are those of the group's pools, by index."""
+    selected = selection.pool
+    preferred = preference(selected, group.priorities)
+    candidates = tuple(_candidate(group, selected, pool, standings[pool]) for pool in preferred)
+    order = sorted(candidates, key=lambda each: FITNESSES.index(each.fitness))
+    return Plan(
+        selection=selection,
+        order=tuple(order if retry else order[:1]),
+        passed_over=candidates[: candidates.index(order[0])],
+    )
+
+
+def _candidate(group: PoolGroup, selected: int, pool: int, standing: Standing) -> Candidate:
+    place: Place = "selected" if pool == selected else "other"
+    if group.priorities[pool] < group.priorities[selected]:
+        place = "faster"
+    return Candidate(
+        pool=pool,
+        namespace=group.namespaces[pool],
+        place=place,
+        fitness=standing.fitness,
+        causes=standing.causes,
+        reasons=standing.reasons,
+    )

@@ -1,0 +1,226 @@
+"""What is known of pools now, as a fold: `apply` of what was seen, `tick` for what time changes.
+
+A pool is
+
+    down       no router of it is up
+    strained   one is, but  queue   more requests wait than `queue_requests_max`
+                            ttft    fewer than `attainment_min_ratio` of the answers began within `ttft_bound_ms`
+                            itl     fewer than that had their tokens within `itl_bound_ms`
+    fit        else
+
+| what | begins | ends |
+|---|---|---|
+| a router is not up | `failures_max` looks or attempts in a row fail | `successes_min` looks in a row find it ready |
+| queue | above the bound, routers and engines together | at `queue_release_ratio` of it; `hold_s` unsaid |
+| ttft, itl | a window has too few answers in time | one has `attainment_release_ratio`; `hold_s` without a window |
+
+A window is `window_requests_min` answers, or more. The first look at a router decides alone. A pool that is passed
+over gives no answers to be judged by: after `hold_s` it is tried again. Counts are those of routers since they began;
+where one falls, its router began anew.
+"""
+
+from collections.abc import Iterable
+
+from router.pools.probes import (
+    CAUSES,
+    TARGETS,
+    Attained,
+    AttemptFailed,
+    Cause,
+    Change,
+    LiveLimits,
+    Looked,
+    Queue,
+    Standing,
+    Target,
+)
+
+
+class _Router:
+    """One router of a pool."""
+
+    __slots__ = ("attained", "failures", "queue", "queue_s", "reason", "successes", "up")
+
+    def __init__(self) -> None:
+        self.up: bool | None = None
+        """None: nobody has looked."""
+        self.reason = ""
+        self.failures = self.successes = 0
+        self.queue: Queue | None = None
+        self.queue_s = 0.0
+        """When that was said."""
+        self.attained: dict[Target, Attained] = {}
+
+
+class _Window:
+    """Answers of a pool against one bound, until there are enough of them to judge it."""
+
+    __slots__ = ("judged_s", "ratio", "slow", "total", "within")
+
+    def __init__(self) -> None:
+        self.within = self.total = 0.0
+        self.ratio: float | None = None
+        self.slow = False
+        self.judged_s = 0.0
+
+
+class _Pool:
+    """What is known of one pool, within its limits."""
+
+    def __init__(self, namespace: str, urls: Iterable[str], limits: LiveLimits) -> None:
+        self._namespace, self._limits = namespace, limits
+        self._routers = {url: _Router() for url in urls}
+        self._windows = {target: _Window() for target in TARGETS if limits.bound_ms(target) is not None}
+        self._queue_long = False
+
+    def looked(self, look: Looked) -> None:
+        router = self._routers[look.url]
+        if look.ready:
+            self._ready(router)
+        else:
+            self._failed(router, look.reason, at_once=router.up is None)
+        if look.queue is not None:
+            router.queue, router.queue_s = look.queue, look.now_s
+        self._judge_queue()
+        for target, window in self._windows.items():
+            self._add(router, target, look.ttft if target == "ttft" else look.itl)
+            self._judge(window, look.now_s)
+
+    def attempt_failed(self, failure: AttemptFailed) -> None:
+        self._failed(self._routers[failure.url], failure.reason, at_once=False)
+        self._judge_queue()
+
+    def tick(self, now_s: float) -> None:
+        for router in self._routers.values():
+            if router.queue is not None and now_s - router.queue_s >= self._limits.hold_s:
+                router.queue = None
+        self._judge_queue()
+        for window in self._windows.values():
+            if window.slow and now_s - window.judged_s >= self._limits.hold_s:
+                window.slow, window.ratio = False, None
+                window.within = window.total = 0.0
+
+    def _ready(self, router: _Router) -> None:
+        router.failures = 0
+        router.successes += 1
+        if router.up is None or router.successes >= self._limits.successes_min:
+            router.up, router.reason = True, ""
+
+    def _failed(self, router: _Router, reason: str, *, at_once: bool) -> None:
+        router.successes = 0
+        router.failures += 1
+        router.reason = reason
+        if at_once or router.failures >= self._limits.failures_max:
+            router.up = False
+
+    def _judge_queue(self) -> None:
+        bound, queued = self._limits.queue_requests_max, self.queued_requests
+        if bound is None or queued is None:
+            self._queue_long = False
+        elif queued > bound:
+            self._queue_long = True
+        elif queued <= bound * self._limits.queue_release_ratio:
+            self._queue_long = False
+
+    def _add(self, router: _Router, target: Target, seen: Attained | None) -> None:
+        if seen is None:
+            return
+        before = router.attained.get(target)
+        router.attained[target] = seen
+        if before is None:
+            return
+        if seen.total < before.total:
+            before = Attained()
+        window = self._windows[target]
+        window.within += max(0.0, seen.within - before.within)
+        window.total += seen.total - before.total
+
+    def _judge(self, window: _Window, now_s: float) -> None:
+        limits = self._limits
+        if window.total < limits.window_requests_min:
+            return
+        window.ratio = min(1.0, window.within / window.total)
+        window.within = window.total = 0.0
+        window.judged_s = now_s
+        least = limits.attainment_release_ratio if window.slow else limits.attainment_min_ratio
+        window.slow = window.ratio < least
+
+    @property
+    def queued_requests(self) -> int | None:
+        """Requests that wait in all routers that are up and say so, and in the engines, which they share.
+
+        None: nobody says it.
+        """
+        queues = [each.queue for each in self._routers.values() if each.up is not False and each.queue is not None]
+        if not queues:
+            return None
+        return sum(queue.router for queue in queues) + max(queue.engines for queue in queues)
+
+    def standing(self) -> Standing:
+        up = tuple(url for url, each in self._routers.items() if each.up is not False)
+        found = dict(self._strains()) if up else {"unhealthy": self._why_down()}
+        ratios = {target: window.ratio for target, window in self._windows.items()}
+        return Standing(
+            namespace=self._namespace,
+            fitness="down" if not up else "strained" if found else "fit",
+            causes=tuple(cause for cause in CAUSES if cause in found),
+            reasons=tuple(found[cause] for cause in CAUSES if cause in found),
+            routers_up=up,
+            queued_requests=self.queued_requests,
+            ttft_ratio=ratios.get("ttft"),
+            itl_ratio=ratios.get("itl"),
+        )
+
+    def _strains(self) -> Iterable[tuple[Cause, str]]:
+        limits = self._limits
+        if self._queue_long:
+            allowed = f"{limits.queue_requests_max} at most, then {limits.queue_release_ratio:g} of that"
+            yield "queue", f"queue: {self.queued_requests} requests wait, allowed {allowed}"
+        for target, window in self._windows.items():
+            if window.slow and window.ratio is not None:
+                bound = f"{limits.bound_ms(target):g} ms"
+                yield target, f"{target}: {window.ratio:.0%} within {bound}, allowed {limits.attainment_min_ratio:.0%}"
+
+    def _why_down(self) -> str:
+        return "; ".join(f"{url}: {each.reason}" for url, each in self._routers.items())
+
+
+class PoolsLive:
+    """All pools. Who is not known of any is a defect of the caller's."""
+
+    def __init__(self, routers: dict[str, tuple[str, ...]], limits: dict[str, LiveLimits]) -> None:
+        """`routers`: each pool's routers, by address; `limits` of each pool."""
+        self._pools = {name: _Pool(name, urls, limits[name]) for name, urls in routers.items()}
+        self._standings = {name: pool.standing() for name, pool in self._pools.items()}
+
+    def apply(self, event: Looked | AttemptFailed) -> tuple[Change, ...]:
+        """Take in what was seen; return whose fitness changed by it."""
+        pool = self._pools[event.namespace]
+        if isinstance(event, Looked):
+            pool.looked(event)
+        else:
+            pool.attempt_failed(event)
+        return self._changes((event.namespace,))
+
+    def tick(self, now_s: float) -> tuple[Change, ...]:
+        """Let time pass; return whose fitness changed by it."""
+        for pool in self._pools.values():
+            pool.tick(now_s)
+        return self._changes(self._pools)
+
+    def standing(self, namespace: str) -> Standing:
+        """Return how a pool stands."""
+        return self._standings[namespace]
+
+    def standings(self) -> tuple[Standing, ...]:
+        """Return how all pools stand."""
+        return tuple(self._standings.values())
+
+    def _changes(self, namespaces: Iterable[str]) -> tuple[Change, ...]:
+        changes = []
+        for name in namespaces:
+            before, after = self._standings[name], self._pools[name].standing()
+            self._standings[name] = after
+            if before.fitness != after.fitness:
+                changes.append(Change(name, before.fitness, after.fitness, after.reasons))
+        return tuple(changes)

@@ -1,0 +1,154 @@
+"""Our own keys of the configuration of pools, in its object `pools`: where pools are, and within which limits.
+
+| key | means |
+|---|---|
+| `namespaces` | of each: its `routers`, or `config`, the file of a router in this process; and limits of its own |
+| `routers` | a list of `url` (data plane) and `control_url` (control plane, for queue and latencies) |
+| `look_period_s`, `look_timeout_s` | how often routers are looked at, and how long one may take to answer |
+| `characters_per_token` | bytes of text that are taken for a token where there is no tokenizer |
+| those of `LiveLimits` | when a pool is passed over; here for all, in a namespace for that one |
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from router.pools.json_values import Found, Words
+from router.pools.probes import LiveLimits
+
+ROUTERS_MAX = 16
+
+
+class RouterAddress(msgspec.Struct, frozen=True):
+    """Where a pool's router is: its data plane, and its control plane, empty where that is not looked at."""
+
+    url: str
+    control_url: str = ""
+
+
+class PoolPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool's routers, or the configuration file of the one in this process; neither: not said yet."""
+
+    routers: tuple[RouterAddress, ...] = ()
+    config: str = ""
+    limits: LiveLimits = LiveLimits()
+
+
+class Own(msgspec.Struct, frozen=True, kw_only=True):
+    """What `pools` says; `places` has every namespace, also those of which it says nothing."""
+
+    places: dict[str, PoolPlace]
+    look_period_s: float
+    look_timeout_s: float
+    characters_per_token: float
+
+
+def read_own(top: Found, names: Sequence[str], given: Mapping[str, PoolPlace]) -> Own:
+    """Return what `pools` says of pools of these names; `given` places stand instead of its own."""
+    own = top.within("pools", required=False) or Found({}, "pools", top.problems, top.warnings)
+    limits = _limits(own, LiveLimits())
+    said = _places(own, limits)
+    read = Own(
+        places={name: _placed(said.get(name), given.get(name), limits) for name in names if name},
+        look_period_s=own.number("look_period_s", 0.01, 3600, 1.0),
+        look_timeout_s=own.number("look_timeout_s", 0.01, 60, 2.0),
+        characters_per_token=own.number("characters_per_token", 0.1, 100, 4.0),
+    )
+    own.refuse_others()
+    for name in sorted({*said, *given} - {*names}):
+        top.problem_at(f"pools.namespaces.{name}", name, f"a pool's namespace: {', '.join(dict.fromkeys(names))}")
+    return read
+
+
+def _placed(said: PoolPlace | None, given: PoolPlace | None, limits: LiveLimits) -> PoolPlace:
+    limits = said.limits if said else limits
+    return replace(given or said or PoolPlace(), limits=limits)
+
+
+def _places(own: Found, limits: LiveLimits) -> dict[str, PoolPlace]:
+    namespaces = own.within("namespaces", required=False)
+    if namespaces is None:
+        return {}
+    places = {}
+    for name in namespaces.unread():
+        place = namespaces.within(name)
+        if place is not None:
+            places[name] = _place(place, limits)
+    return places
+
+
+def _place(place: Found, limits: LiveLimits) -> PoolPlace:
+    has_routers, has_config = place.has("routers"), place.has("config")
+    if has_routers and has_config:
+        place.problem("config", place.value("config"), "either routers or config")
+    config = place.value("config") or ""
+    if not isinstance(config, str):
+        place.problem("config", config, "a file's name")
+    read = PoolPlace(
+        routers=_routers(place) if has_routers else (),
+        config=str(config),
+        limits=_limits(place, limits),
+    )
+    place.value("routers")
+    place.refuse_others()
+    return read
+
+
+def _routers(place: Found) -> tuple[RouterAddress, ...]:
+    allowed = f"a list of 1..{ROUTERS_MAX} objects with url and perhaps control_url"
+    found = place.items("routers", allowed)
+    if not 0 < len(found) <= ROUTERS_MAX and isinstance(place.value("routers"), list):
+        place.problem("routers", Words(f"{len(found)} routers"), allowed)
+    routers = []
+    for index, each in enumerate(found):
+        address = place.inner(each, place.at(f"routers[{index}]"))
+        if address is not None:
+            routers.append(RouterAddress(_url(address, "url"), _url(address, "control_url", required=False)))
+            address.refuse_others()
+    if len({each.url for each in routers}) != len(routers):
+        place.problem("routers", Words("an url twice"), "each url once")
+    return tuple(routers)
+
+
+def _url(address: Found, key: str, *, required: bool = True) -> str:
+    found = address.value(key)
+    if found is None and not required:
+        return ""
+    if not is_url(found):
+        address.problem(key, found, "http(s)://host:port")
+        return ""
+    return str(found).rstrip("/")
+
+
+def is_url(found: object) -> bool:
+    """Return whether it looks like a router's address."""
+    scheme, separator, rest = found.partition("://") if isinstance(found, str) else ("", "", "")
+    return bool(separator) and scheme in ("http", "https") and bool(rest.strip("/")) and rest.isascii()
+
+
+def _limits(found: Found, common: LiveLimits) -> LiveLimits:
+    """Return the limits that are given, the others those of `common`; 0 where a bound is none: it is not judged."""
+    ttft, itl = (_bound_ms(found, key, getattr(common, key)) for key in ("ttft_bound_ms", "itl_bound_ms"))
+    told = len(found.problems)
+    least = found.number("attainment_min_ratio", 0, 1, common.attainment_min_ratio)
+    release = found.number("attainment_release_ratio", 0, 1, max(least, common.attainment_release_ratio))
+    if len(found.problems) == told and release < least:
+        found.problem("attainment_release_ratio", release, f"attainment_min_ratio at least, which is {least:g}")
+    queue = found.whole("queue_requests_max", 0, 1 << 30, common.queue_requests_max or 0)
+    return LiveLimits(
+        failures_max=found.whole("failures_max", 1, 100, common.failures_max),
+        successes_min=found.whole("successes_min", 1, 100, common.successes_min),
+        queue_requests_max=queue or None,
+        queue_release_ratio=found.number("queue_release_ratio", 0, 1, common.queue_release_ratio),
+        ttft_bound_ms=ttft,
+        itl_bound_ms=itl,
+        attainment_min_ratio=least,
+        attainment_release_ratio=release,
+        window_requests_min=found.whole("window_requests_min", 1, 1_000_000, common.window_requests_min),
+        hold_s=found.number("hold_s", 0.1, 86_400, common.hold_s),
+    )
+
+
+def _bound_ms(found: Found, key: str, common: float | None) -> float | None:
+    return found.number(key, 0, 3.6e6, common or 0.0) or None

@@ -1,0 +1,55 @@
+"""A rendered chat to ids, from where it is known on. Plain functions of their arguments, on whatever thread.
+
+The text is encoded in stretches that end at marks, so that it can be known up to each; a stretch has at least
+`_STRETCH_CHARACTERS`, but the last mark always ends one, since there the next turn goes on.
+"""
+
+from kv_runtime.text import TokenizerText
+from router.prompt.body import base64_of
+from router.prompt.prefix_cache import Cut, Kept, Known
+
+_STRETCH_CHARACTERS = 256
+_TOKEN_BYTES = 4
+_TEXT_BYTES, _TEXT_CHARACTERS = 3, 4
+
+
+def encode_chat(text: TokenizerText, rendered: bytes, known: Known | None) -> Kept:
+    """Return the whole chat with its ids; what is `known` of it is not encoded again."""
+    start = known.cut.at if known else 0
+    parts: list[bytes | memoryview] = [known.ids] if known else []
+    cuts = list(known.chat.cuts[: known.cut_count]) if known else []
+    tokens = known.cut.tokens if known else 0
+    new = rendered[start:].decode()
+    is_ascii = new.isascii()
+    places = _stretches(text.cut_places(new))
+    byte_at, character_at = start, 0
+    for begin, end in [*places, (len(new), len(new))]:
+        if begin > character_at:
+            stretch = new[character_at:begin]
+            packed = text.pack_marked(stretch)
+            parts.append(packed)
+            tokens += len(packed) // _TOKEN_BYTES
+            byte_at += begin - character_at if is_ascii else len(stretch.encode())
+            character_at = begin
+        if end > begin > 0:
+            cuts.append(Cut(byte_at, byte_at + len(new[begin:end].encode()), tokens))
+    ids = b"".join(parts)
+    return Kept(rendered, ids, _encoded(ids, known), tuple(cuts))
+
+
+def _stretches(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return those of the marks, begin and end of each, before which a stretch ends."""
+    chosen, last = [], 0
+    for place in places[:-1]:
+        if place[0] - last >= _STRETCH_CHARACTERS:
+            chosen.append(place)
+            last = place[0]
+    return chosen + places[-1:]
+
+
+def _encoded(ids: bytes, known: Known | None) -> bytes:
+    """Return the ids in base64, of which the beginning may be known."""
+    if known is None:
+        return base64_of(ids)
+    begun = known.encoded
+    return b"".join((begun, base64_of(memoryview(ids)[len(begun) // _TEXT_CHARACTERS * _TEXT_BYTES :])))

@@ -1,0 +1,272 @@
+"""The prompt of a request: its token ids, as its worker will see them, and the sequence hashes of their full blocks.
+
+    the request has            the ids are
+    ----------------------     ------------------------------------------------------------------------
+    nvext.token_data           those
+    prompt: [ids]              those
+    prompt: text               the text's, with what the tokenizer puts around a prompt
+    messages                   the rendered chat's; what was encoded up to a mark before is not encoded again
+    input of a response        those of the chat that it is (`kv_protocol/responses_chat.py`)
+    messages with images       the worker's alone; its hashes are known as far as its images are (`image_prompts.py`)
+
+Ready at once where little is new. Text of more than `off_loop_bytes` to be encoded, and prompts that are long to read
+or render, ids and images too, are worked on by a bounded set of threads (`encoding_pool.py`).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
+
+from indexer.embedded import hash_blocks
+from kv_protocol.body_limits import Body
+from kv_protocol.hashing import Hashing, hash_seed, unpack_tokens
+from kv_protocol.images import ImageRule
+from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid, is_given
+from kv_protocol.openai_responses import ResponsesInbound
+from kv_runtime.chat_messages import HasImages, split_images
+from kv_runtime.encoders import CONFIGURED
+from kv_runtime.supervise import Part
+from kv_runtime.text import Text, TokenizerText
+from router.prompt.body import base64_of
+from router.prompt.chat_encoding import encode_chat
+from router.prompt.encoding_pool import EncodingPool
+from router.prompt.image_prompts import KnownPrompt, before_images, names_embeddings, with_images
+from router.prompt.prefix_cache import Known, PrefixCache
+
+if TYPE_CHECKING:
+    import asyncio
+
+_TOKEN_BYTES = 4
+_OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10}
+"""Some 2 ms of the one, and some tenths of one of the others."""
+_READ_BYTES_MAX = 256 << 10
+"""So much JSON is read and rendered on the loop; of more, and of whatever has many messages, threads do it."""
+_MESSAGE_BYTES = 1 << 10
+"""What rendering a message costs beside its text, as if it were so much longer."""
+
+
+class PromptLimits(NamedTuple):
+    """Bounds of encoding; `off_loop_bytes` 0: as the encoder is fast."""
+
+    cache_bytes_max: int = 256 << 20
+    threads: int = 1
+    off_loop_bytes: int = 0
+    waiting_bytes_max: int = 64 << 20
+
+
+_Chat = ChatInbound | ResponsesInbound
+_log = structlog.get_logger("router")
+DEFAULT_LIMITS = PromptLimits()
+
+
+class Prompt(NamedTuple):
+    """Token ids as little-endian u32s, and the sequence hashes of their full blocks as little-endian u64s.
+
+    `encoded` are the ids in base64, where that is known already; else empty. With images there are no ids: the worker
+    makes its own. `token_count` then is the least that it has, and hashes there are of the blocks that are known.
+    """
+
+    ids: bytes
+    token_count: int
+    hashing: Hashing
+    sequence_hashes: bytes
+    encoded: bytes = b""
+
+
+class PromptStatistics(NamedTuple):
+    """What encoding did so far: bytes of rendered chats, and of them those that were known; and how it stands."""
+
+    encoder: str
+    encoder_reason: str
+    encoder_failures: int
+    chat_bytes: int
+    known_bytes: int
+    off_loop: int
+    refused: int
+    cancelled: int
+    waiting_bytes: int
+    cache_bytes: int
+    cache_chats: int
+    cache_evicted: int
+    images_seen: int
+    images_unseen: int
+
+
+class Prompts:
+    """Prompts of one model's requests."""
+
+    def __init__(
+        self, text: Text, limits: PromptLimits = DEFAULT_LIMITS, *, hashed: Callable[[float], None] = lambda _: None
+    ) -> None:
+        """`hashed` is told how many seconds each prompt's hashing took, perhaps by another thread."""
+        self._hashed = hashed
+        self._text = text
+        self._encoder = text.encoder.name if isinstance(text, TokenizerText) else "byte"
+        self._off_loop_bytes = limits.off_loop_bytes or _OFF_LOOP_BYTES[self._encoder]
+        if isinstance(text, TokenizerText) and text.encoder.name == "hf" and text.encoder.reason != CONFIGURED:
+            _log.warning("encoder_not_fast", reason=text.encoder.reason)
+        self._pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
+        self.work = self._pool.work
+        """What each of its threads does, until an event is set."""
+        self._cache = PrefixCache(limits.cache_bytes_max)
+        self._images_lock = Lock()  # several threads read images
+        self._images_seen = self._images_unseen = 0
+
+    def parts(self, stage: int) -> list[Part]:
+        """Return the threads, as parts of the process: without them long prompts are never ready."""
+        return self._pool.parts(stage)
+
+    def prompt(
+        self,
+        inbound: Inbound,
+        hashing: Hashing,
+        lora: str = "",
+        images: ImageRule | None = None,
+        *,
+        body: Body | None = None,
+    ) -> "Prompt | asyncio.Future[Prompt]":
+        """Return the prompt as the workers of the adapter `lora` (empty: of the base model) will see it, or its future.
+
+        `images` is what those workers say that images become; None: they do not say. `body` has the images that were
+        cut out of the request. A cancelled future ends its work, unless that has begun.
+
+        Raises (also the future):
+            RequestInvalid, TextError: there is none; both name the field.
+            EncodersBusy: too much text waits to be encoded.
+        """
+        finish = _Finish(hashing, hash_seed(lora, inbound.salt), self._hashed, images, body)
+        given = inbound.extension.token_data
+        if is_given(given):
+            work = partial(_of_token_data, inbound, finish)
+            return work() if len(given) <= _READ_BYTES_MAX else self._pool.submit(work, len(given))
+        if isinstance(inbound, ChatInbound | ResponsesInbound):
+            return self._chat(inbound, finish)
+        assert isinstance(inbound, CompletionInbound)
+        size_bytes = len(inbound.prompt)
+        if size_bytes > _READ_BYTES_MAX:
+            return self._pool.submit(lambda: self._of_prompt(inbound.read_prompt(), inbound, finish), size_bytes)
+        prompt = inbound.read_prompt()
+        work = partial(self._of_prompt, prompt, inbound, finish)
+        return self._worked(work, len(prompt)) if isinstance(prompt, str) else work()
+
+    def statistics(self) -> PromptStatistics:
+        """Return what it did so far."""
+        encoder = self._text.encoder if isinstance(self._text, TokenizerText) else None
+        return PromptStatistics(
+            encoder=self._encoder,
+            encoder_reason=encoder.reason if encoder else "built in",
+            encoder_failures=encoder.failures if encoder else 0,
+            chat_bytes=self._cache.asked_bytes,
+            known_bytes=self._cache.known_bytes,
+            off_loop=self._pool.submitted,
+            refused=self._pool.refused,
+            cancelled=self._pool.cancelled,
+            waiting_bytes=self._pool.waiting_bytes,
+            cache_bytes=self._cache.size_bytes,
+            cache_chats=len(self._cache),
+            cache_evicted=self._cache.evicted,
+            images_seen=self._images_seen,
+            images_unseen=self._images_unseen,
+        )
+
+    def _chat(self, inbound: _Chat, finish: "_Finish") -> "Prompt | asyncio.Future[Prompt]":
+        if inbound.add_special_tokens:
+            raise RequestInvalid("add_special_tokens", "true", "false: the template writes them")
+        size_bytes = inbound.rendered_bytes
+        if size_bytes > _READ_BYTES_MAX:
+            return self._pool.submit(lambda: self._read(inbound, inbound.read_messages(), finish), size_bytes)
+        messages = inbound.read_messages()
+        if size_bytes + len(messages) * _MESSAGE_BYTES > _READ_BYTES_MAX:
+            return self._pool.submit(lambda: self._read(inbound, messages, finish), size_bytes)
+        if not isinstance(self._text, TokenizerText):
+            return self._worked(lambda: self._read(inbound, messages, finish), size_bytes)
+        try:
+            rendered = self._text.render_utf8(messages, **inbound.read_options())
+        except HasImages:
+            return self._pool.submit(lambda: self._with_images(inbound, messages, finish), size_bytes)
+        known = self._cache.known(rendered)
+        encode = partial(self._encoded, self._text, rendered, known, finish)
+        return self._worked(encode, len(rendered) - (known.cut.at if known else 0))
+
+    def _read(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
+        """Do all that `_chat` does, at once."""
+        try:
+            if not isinstance(self._text, TokenizerText):
+                return finish(self._text.pack_chat(messages, **inbound.read_options()), "messages")
+            rendered = self._text.render_utf8(messages, **inbound.read_options())
+        except HasImages:
+            return self._with_images(inbound, messages, finish)
+        return self._encoded(self._text, rendered, self._cache.known(rendered), finish)
+
+    def _encoded(self, text: TokenizerText, rendered: bytes, known: Known | None, finish: "_Finish") -> Prompt:
+        chat = encode_chat(text, rendered, known)
+        self._cache.keep(chat)
+        return finish(chat.ids, "messages", chat.encoded)
+
+    def _with_images(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
+        rule, text, options = finish.images, self._text, inbound.read_options()
+        chat = split_images(messages, rule.placeholder if rule else "")
+        if rule is None:
+            known = before_images(text, chat.messages, options, self._ids)
+        else:
+            if isinstance(text, TokenizerText):
+                ids = self._ids(text, text.render_utf8(chat.messages, **options))
+            else:
+                ids = text.pack_chat(chat.messages, **options)
+            known = with_images(unpack_tokens(ids), chat.urls, rule, finish.body)
+        if any(map(names_embeddings, chat.urls)):
+            known = known.unknown
+        with self._images_lock:
+            self._images_seen += known.images_seen
+            self._images_unseen += len(chat.urls) - known.images_seen
+        return finish.known(known)
+
+    def _ids(self, text: TokenizerText, rendered: bytes) -> bytes:
+        chat = encode_chat(text, rendered, self._cache.known(rendered))
+        self._cache.keep(chat)
+        return chat.ids
+
+    def _of_prompt(self, prompt: str | bytes, inbound: CompletionInbound, finish: "_Finish") -> Prompt:
+        if not isinstance(prompt, str):
+            return finish(prompt, "prompt")
+        adds = inbound.add_special_tokens is not False
+        return finish(self._text.pack(prompt, add_special_tokens=adds), "prompt")
+
+    def _worked(self, work: Callable[[], Prompt], size_bytes: int) -> "Prompt | asyncio.Future[Prompt]":
+        return work() if size_bytes <= self._off_loop_bytes else self._pool.submit(work, size_bytes)
+
+
+def _of_token_data(inbound: Inbound, finish: "_Finish") -> Prompt:
+    return finish(inbound.token_data() or b"", "nvext.token_data")
+
+
+class _Finish(NamedTuple):
+    """Ids to a prompt."""
+
+    hashing: Hashing
+    seed: int
+    hashed: Callable[[float], None]
+    images: ImageRule | None
+    body: Body | None
+
+    def __call__(self, ids: bytes, key: str, encoded: bytes = b"") -> Prompt:
+        if not ids:
+            raise RequestInvalid(key, "0 tokens", "one or more")
+        hashing = self.hashing
+        began_s = perf_counter()
+        hashes = hash_blocks(ids, hashing.block_size, self.seed, is_eagle=hashing.is_eagle)
+        self.hashed(perf_counter() - began_s)
+        if not encoded and len(ids) > _READ_BYTES_MAX:
+            encoded = base64_of(ids)
+        return Prompt(ids, len(ids) // _TOKEN_BYTES, hashing, hashes, encoded)
+
+    def known(self, known: KnownPrompt) -> Prompt:
+        """Return a prompt with images, as far as it is known."""
+        began_s = perf_counter()
+        hashes = known.sequence_hashes(self.hashing, self.seed)
+        self.hashed(perf_counter() - began_s)
+        return Prompt(b"", known.token_count, self.hashing, hashes)

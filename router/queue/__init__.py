@@ -1,0 +1,1 @@
+"""The queue before the fleet: admission by headroom, priorities, fair shares of tenants."""

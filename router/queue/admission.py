@@ -1,0 +1,263 @@
+"""The queue before the fleet: pure. It is off until a threshold is set.
+
+    asked          nobody of its kind waits and there is room: it goes at once. Else it waits, or is refused (below)
+    room           some rank that may take the request has no more uncached tokens queued than threshold x
+                   max_num_batched_tokens of its worker (`headroom.py`)
+    order          whose turn, by fair share of uncached tokens between tenants (`fair_share.py`); then, of the tenant's
+                   own: strict priority, the higher first; the policy's key, the smaller first; who came first
+
+                       fcfs   arrival_s - max(0, priority)                 a priority is worth as many seconds
+                       wspt   uncached tokens / (1 + max(0, priority))     short work first
+                       edf    arrival_s + the TTFT target, or a default    the most urgent first
+
+    kinds          requests with the same constraints and targets (`placing_of`) find the same room: it is looked for
+                   once a turn for each kind. While there is none for a kind it is passed over, and so is a tenant that
+                   has no other waiting
+
+    refused        because                                                       status
+    ------------   -----------------------------------------------------------   ------
+    tenant_full    its tenant has as many requests or tokens waiting as it may   429
+    queue_full     all have                                                      503
+    timeout        it waited for `wait_s`                                        503
+    stopping       the router ends                                               503
+
+A request may be larger than a bound on tokens: it waits if nothing else does. Models queue apart, so that one that is
+saturated holds up no other; the bounds are for all of them. `retry_after_s` is the time that what waits will take, at
+the tokens a second that went of late.
+
+What is strict is strict within a tenant only: nobody starves another by what it says of itself.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from router.decision.view import RouteRequest
+from router.queue.model_queue import ModelQueue
+from router.queue.waiting import (
+    OTHERS,
+    REFUSAL_REASONS,
+    Place,
+    Placing,
+    QueueLimits,
+    QueueRefusal,
+    QueueStatistics,
+    RefusalReason,
+    Waiting,
+    placing_of,
+)
+
+RETRY_AFTER_S_MAX = 60.0
+RATE_HALF_LIFE_S = 10.0
+_LN_2 = 0.6931471805599453
+_UNBOUNDED = 1 << 62
+
+
+class _Sum:
+    """What one tenant, or all, have waiting."""
+
+    __slots__ = ("requests", "tokens")
+
+    def __init__(self) -> None:
+        self.requests = self.tokens = 0
+
+    def add(self, requests: int, tokens: int) -> None:
+        self.requests += requests
+        self.tokens += tokens
+
+    def is_full(self, tokens: int, requests_max: int, tokens_max: int) -> bool:
+        return self.requests >= requests_max or (self.requests > 0 and self.tokens + tokens > tokens_max)
+
+
+class _Rate:
+    """Tokens a second that went of late, out of the queue."""
+
+    def __init__(self) -> None:
+        self._sum, self._at_s = 0.0, 0.0
+
+    def add(self, tokens: int, now_s: float) -> None:
+        self._sum = self._left(now_s) + tokens
+        self._at_s = now_s
+
+    def _left(self, now_s: float) -> float:
+        return float(self._sum * 2.0 ** ((self._at_s - now_s) / RATE_HALF_LIFE_S))
+
+    def seconds_for(self, tokens: float, now_s: float, most_s: float) -> float:
+        """Return how long so many tokens will take, 1..`most_s`; that, where nothing went of late."""
+        rate = self._left(now_s) * _LN_2 / RATE_HALF_LIFE_S
+        return max(1.0, min(most_s, tokens / rate if rate > 0 else most_s))
+
+
+class RequestQueue:
+    """All requests that wait. `now_s` never goes back."""
+
+    def __init__(self, limits: QueueLimits | None = None) -> None:
+        self._limits = limits or QueueLimits()
+        self._models: dict[str, ModelQueue] = {}
+        self._places: dict[int, Place] = {}  # in the order of arrival, which is that of timeouts
+        self._arrivals = 0
+        self._all, self._tenants = _Sum(), dict[str, _Sum]()
+        self._kinds = Counter[tuple[str, Placing]]()
+        self._rate = _Rate()
+        self._admitted = self._cancelled = 0
+        self._refused: dict[RefusalReason, int] = dict.fromkeys(REFUSAL_REASONS, 0)
+
+    def __len__(self) -> int:
+        return self._all.requests
+
+    def models(self) -> tuple[str, ...]:
+        """Return the models for which somebody waits."""
+        return tuple(self._models)
+
+    def is_waited_for(self, request: RouteRequest) -> bool:
+        """Return whether somebody waits for the room that the request wants."""
+        return bool(self._places) and (request.model, placing_of(request)) in self._kinds
+
+    # ---------------------------------------------------------------- in
+
+    def offer(self, waiting: Waiting, now_s: float) -> Place | QueueRefusal:
+        """Return the request's place, or why it gets none."""
+        tenant = self._tenant_of(waiting)
+        reason = self._full(tenant, waiting.cost_tokens)
+        if reason is not None:
+            return self._refusal(reason, tenant, waiting.cost_tokens, now_s)
+        self._arrivals += 1
+        order = waiting.order(self._limits.policy, self._limits.ttft_default_s, now_s, self._arrivals)
+        queue = self._models.get(waiting.request.model)
+        if queue is None:
+            queue = self._models[waiting.request.model] = ModelQueue(self._limits)
+        placing = placing_of(waiting.request)
+        kind = queue.kind_of(tenant, placing)
+        place = Place(waiting=waiting, tenant=tenant, order=order, arrived_s=now_s, placing=placing, kind=kind)
+        queue.add(place)
+        self._kinds[waiting.request.model, placing] += 1
+        self._places[place.arrival] = place
+        for total in (self._all, self._tenants.setdefault(tenant, _Sum())):
+            total.add(1, waiting.cost_tokens)
+        return place
+
+    def _tenant_of(self, waiting: Waiting) -> str:
+        tenant = waiting.request.tenant
+        return tenant if tenant in self._tenants or len(self._tenants) < self._limits.tenants_max else OTHERS
+
+    def _full(self, tenant: str, tokens: int) -> RefusalReason | None:
+        limits = self._limits
+        own = self._tenants.get(tenant, _Sum())
+        if own.is_full(tokens, limits.tenant_requests_max or _UNBOUNDED, limits.tenant_tokens_max or _UNBOUNDED):
+            return "tenant_full"
+        return "queue_full" if self._all.is_full(tokens, limits.requests_max, limits.tokens_max) else None
+
+    # ---------------------------------------------------------------- out
+
+    def take(self, model: str, has_room: Callable[[Waiting], bool], now_s: float) -> Place | None:
+        """Return whose turn it is of those for whom there is room, out of the queue now; None where there is for none.
+
+        `has_room` is asked once for each kind that somebody is the first of.
+        """
+        queue = self._models.get(model)
+        if queue is None:
+            return None
+        room: dict[Placing, bool] = {}
+        firsts: dict[str, Place] = {}
+
+        def is_room(place: Place) -> bool:
+            known = room.get(place.placing)
+            if known is None:
+                known = room[place.placing] = has_room(place.waiting)
+            return known
+
+        def cost_tokens(tenant: str) -> int | None:
+            place = firsts.get(tenant) or queue.first(tenant, is_room)
+            if place is None:
+                return None
+            firsts[tenant] = place
+            return place.waiting.cost_tokens
+
+        tenant = queue.shares.take_turn(cost_tokens)
+        if tenant is None:
+            return None
+        place = firsts[tenant]
+        self._remove(place)
+        self._admitted += 1
+        self._rate.add(place.waiting.cost_tokens, now_s)
+        return place
+
+    def cancel(self, place: Place) -> bool:
+        """Return whether the request still waited; it does not any more."""
+        if place.arrival not in self._places:
+            return False
+        self._remove(place)
+        self._cancelled += 1
+        return True
+
+    def tick(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
+        """Return those who have waited for `wait_s`, out of the queue now, and what they are told."""
+        overdue = []
+        for place in self._places.values():
+            if now_s - place.arrived_s < self._limits.wait_s:
+                break
+            overdue.append(place)
+        return self._dismiss(overdue, "timeout", now_s)
+
+    def stop(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
+        """Return all who wait, out of the queue now, and what they are told."""
+        return self._dismiss(list(self._places.values()), "stopping", now_s)
+
+    def _dismiss(
+        self, places: Sequence[Place], reason: RefusalReason, now_s: float
+    ) -> list[tuple[Place, QueueRefusal]]:
+        dismissed = [(place, self._refusal(reason, place.tenant, place.waiting.cost_tokens, now_s)) for place in places]
+        for place in places:
+            self._remove(place)
+        return dismissed
+
+    def _remove(self, place: Place) -> None:
+        del self._places[place.arrival]
+        model = place.waiting.request.model
+        self._models[model].remove(place)
+        self._kinds[model, place.placing] -= 1
+        if not self._kinds[model, place.placing]:
+            del self._kinds[model, place.placing]
+        if not self._models[model].shares:
+            del self._models[model]
+        for total in (self._all, self._tenants[place.tenant]):
+            total.add(-1, -place.waiting.cost_tokens)
+        if not self._tenants[place.tenant].requests:
+            del self._tenants[place.tenant]
+
+    # ---------------------------------------------------------------- what is said
+
+    def _refusal(self, reason: RefusalReason, tenant: str, tokens: int, now_s: float) -> QueueRefusal:
+        self._refused[reason] += 1
+        total = self._tenants[tenant] if reason == "tenant_full" else self._all
+        return QueueRefusal(
+            status=429 if reason == "tenant_full" else 503,
+            reason=reason,
+            message=_message(reason, total, tokens, self._limits),
+            retry_after_s=self._rate.seconds_for(total.tokens, now_s, min(RETRY_AFTER_S_MAX, self._limits.wait_s)),
+        )
+
+    def statistics(self) -> QueueStatistics:
+        """Return what waits, and what became of the others."""
+        return QueueStatistics(
+            requests=self._all.requests,
+            tokens=self._all.tokens,
+            tenants={tenant: own.requests for tenant, own in self._tenants.items()},
+            admitted_total=self._admitted,
+            cancelled_total=self._cancelled,
+            refused_total=dict(self._refused),
+        )
+
+
+def _message(reason: RefusalReason, total: _Sum, tokens: int, limits: QueueLimits) -> str:
+    found = f"{total.requests} requests with {total.tokens} tokens wait, and {tokens} tokens came"
+    match reason:
+        case "tenant_full":
+            bounds = f"{limits.tenant_requests_max or 'all'} requests, {limits.tenant_tokens_max or 'all'} tokens"
+            return f"queue.tenant_requests_max, queue.tenant_tokens_max: {found}; allowed {bounds} of one tenant"
+        case "queue_full":
+            bounds = f"{limits.requests_max} requests, {limits.tokens_max} tokens"
+            return f"queue.requests_max, queue.tokens_max: {found}; allowed {bounds}"
+        case "timeout":
+            return f"queue.wait_s: no worker had room for the request within {limits.wait_s:g} s"
+        case "stopping":
+            return "the router stops; the request had not begun"

@@ -1,0 +1,271 @@
+"""Admission in motion: the pure queue (`admission.py`) with the router's clock and callbacks around it.
+
+    ask     where there is room and nobody waits for it, `admitted` is called before `ask` returns.
+            Else `admitted` or `refused` is called in its time, once, from `poke` or `run`; or, where the queue is full,
+            `refused` at once. After `cancel` neither is
+    poke    load fell, or a worker came back: whoever has room now goes on
+    run     lets time pass while anybody waits: who waited too long is refused, and room of which nobody told is found
+
+`admitted` decides, and promises the work, before it returns (`Routing.take`): whether there is room for the next
+depends on it. So who waited is placed by the index and the load of the moment in which it goes on.
+
+Room is what the threshold leaves (`headroom.py`), and, where the policy's `unmet` is `queue`, that a rank is
+predicted to meet the request's targets.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import until
+from router.decision.eligibility import constrains
+from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.routing import Routing
+from router.decision.verdict import Verdict
+from router.decision.view import RouteRequest
+from router.queue.admission import RequestQueue
+from router.queue.headroom import Headroom
+from router.queue.waiting import Place, QueueLimits, QueueRefusal, QueueStatistics, Waiting
+from router.request.refusals import Refusal
+
+_log = structlog.get_logger("router")
+
+LOOK_S = 0.05
+"""How late a timeout may be, and how long room may be there of which nobody told."""
+_TENANT_LIMIT = 429
+_SIGHTS_MAX = 64
+
+
+class Room(Protocol):
+    """Whoever knows how busy the fleet is."""
+
+    def has_room(self, request: RouteRequest) -> bool:
+        """Return whether the request may go on."""
+
+    def uncached_tokens(self, request: RouteRequest) -> int:
+        """Return how much of its prompt no rank has."""
+
+
+class _Sight:
+    """What a look at a model's ranks found, for requests that constrain nothing; it holds for so many tokens more."""
+
+    __slots__ = ("breaker_changes", "fleet_changes", "seq_len_min", "spare_tokens", "until_s")
+
+    def __init__(
+        self, spare_tokens: float, until_s: float, seq_len_min: int, fleet_changes: int, breaker_changes: int
+    ) -> None:
+        self.spare_tokens, self.until_s, self.seq_len_min = spare_tokens, until_s, seq_len_min
+        self.fleet_changes, self.breaker_changes = fleet_changes, breaker_changes
+
+
+class FleetRoom:
+    """The room of the workers behind a `Routing`; all there is, where no threshold is set."""
+
+    def __init__(self, routing: Routing, threshold: float | None) -> None:
+        self._routing = routing
+        self._headroom = None if threshold is None else Headroom(threshold)
+        self._sights: dict[tuple[str, str], _Sight] = {}
+        """By model and OpenAI endpoint."""
+
+    def has_room(self, request: RouteRequest) -> bool:
+        """Return whether the request may go on, be it that nobody may take it."""
+        if self._headroom is not None and not self._is_below(self._headroom, request):
+            return False
+        if self._routing.policy.unmet != "queue":
+            return True
+        verdict = self._verdict(request)
+        return verdict is None or verdict.action != "queue"
+
+    def _is_below(self, headroom: Headroom, request: RouteRequest) -> bool:
+        state, now_s = self._routing.state, self._routing.clock.now()
+        sight = self._sights.get((request.model, request.endpoint))
+        if (
+            sight is not None
+            and now_s < sight.until_s
+            and request.isl_tokens <= sight.spare_tokens
+            and sight.breaker_changes == state.breakers.changes
+            and sight.fleet_changes == state.fleet.changes
+            and not constrains(request, sight.seq_len_min)
+        ):
+            sight.spare_tokens -= request.isl_tokens
+            return True
+        return self._look(headroom, request, now_s)
+
+    def _look(self, headroom: Headroom, request: RouteRequest, now_s: float) -> bool:
+        state = self._routing.state
+        standing = state.standing(request.model, request.hashing, now_s)
+        queued_tokens = state.ledger.columns(standing.ranks).queued_tokens
+        spare_tokens = headroom.spare_tokens(standing, queued_tokens, request)
+        self._sights.pop((request.model, request.endpoint), None)
+        if spare_tokens >= request.isl_tokens and not constrains(request, standing.seq_len_min):
+            if len(self._sights) >= _SIGHTS_MAX:
+                self._sights.clear()
+            self._sights[request.model, request.endpoint] = _Sight(
+                spare_tokens - request.isl_tokens,
+                min(now_s + LOOK_S, standing.valid_until_s),
+                standing.seq_len_min,
+                state.fleet.changes,
+                state.breakers.changes,
+            )
+        return spare_tokens >= 0
+
+    def uncached_tokens(self, request: RouteRequest) -> int:
+        """Return the prompt's tokens without the longest prefix that a candidate has; all, where nobody would look."""
+        verdict = self._verdict(request)
+        if verdict is None:
+            return request.isl_tokens
+        held = int(verdict.view.expected[list(verdict.places)].max())
+        return request.isl_tokens - min(held, request.reusable_blocks) * request.block_size
+
+    def _verdict(self, request: RouteRequest) -> Verdict | None:
+        try:
+            return self._routing.decide(request)
+        except (NoEligibleWorker, WorkerNotNamed):
+            return None
+        except Exception:  # noqa: BLE001 - a user's mode may raise anything; when the request goes on, it is told
+            _log.exception("mode_failed", mode=self._routing.policy.mode)
+            return None
+
+
+class Ticket:
+    """A request that asked, until one of its callbacks is called."""
+
+    __slots__ = ("_admission", "_admitted", "_ended_s", "_place", "_refused")
+
+    def __init__(
+        self,
+        admission: "Admission",
+        place: Place,
+        admitted: Callable[[], None],
+        refused: Callable[[Refusal], None],
+    ) -> None:
+        self._admission, self._place = admission, place
+        self._admitted: Callable[[], None] | None = admitted
+        self._refused: Callable[[Refusal], None] | None = refused
+        self._ended_s: float | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds from asking to the callback; so far, while it waits."""
+        return (self._admission.now_s() if self._ended_s is None else self._ended_s) - self._place.arrived_s
+
+    def cancel(self) -> None:
+        """The client left: neither callback is called any more. Without effect after either, or a second time."""
+        if self._ended_s is None:
+            self._admission.cancel(self._place)
+            self._end()
+
+    def admit(self) -> None:
+        """It is its turn; for the admission alone."""
+        admitted = self._admitted
+        self._end()
+        if admitted is not None:
+            admitted()
+
+    def refuse(self, refusal: Refusal) -> None:
+        """It may not wait any longer; for the admission alone."""
+        refused = self._refused
+        self._end()
+        if refused is not None:
+            refused(refusal)
+
+    def _end(self) -> None:
+        self._ended_s = self._admission.now_s()
+        self._admitted = self._refused = None
+
+
+class Admission:
+    """Who goes on now, who waits, who is refused."""
+
+    def __init__(self, clock: Clock, room: Room, limits: QueueLimits | None = None) -> None:
+        self._clock, self._room = clock, room
+        self._queue = RequestQueue(limits)
+        self._tickets: dict[int, Ticket] = {}
+        self._is_anybody_there = asyncio.Event()
+        self._is_poked = self._is_letting_on = self._is_stopped = False
+
+    def now_s(self) -> float:
+        """Return the clock's time."""
+        return self._clock.now()
+
+    def ask(
+        self, request: RouteRequest, admitted: Callable[[], None], refused: Callable[[Refusal], None]
+    ) -> Ticket | None:
+        """Return the ticket of a request that waits; None where one of the callbacks was called already."""
+        is_first = not (self._tickets and self._queue.is_waited_for(request))
+        if is_first and self._room.has_room(request):
+            admitted()
+            return None
+        placed = self._queue.offer(Waiting(request, self._room.uncached_tokens(request)), self.now_s())
+        if isinstance(placed, QueueRefusal):
+            refused(_refusal(placed))
+            return None
+        ticket = self._tickets[placed.arrival] = Ticket(self, placed, admitted, refused)
+        self._is_anybody_there.set()
+        if self._is_stopped:
+            self._refuse(self._queue.stop(self.now_s()))
+        elif not is_first:
+            self.poke()
+        return ticket if placed.arrival in self._tickets else None
+
+    def cancel(self, place: Place) -> None:
+        """The request waits no more."""
+        self._queue.cancel(place)
+        self._tickets.pop(place.arrival, None)
+
+    def poke(self) -> None:
+        """Whoever has room now goes on; from within a callback, once that has returned."""
+        self._is_poked = True
+        if self._is_letting_on or not self._tickets:
+            return
+        self._is_letting_on = True
+        try:
+            while self._is_poked and self._tickets:
+                self._is_poked = False
+                for model in self._queue.models():
+                    self._let_on(model)
+        finally:
+            self._is_letting_on = False
+
+    def _let_on(self, model: str) -> None:
+        while (place := self._queue.take(model, self._has_room, self.now_s())) is not None:
+            self._tickets.pop(place.arrival).admit()
+
+    def _has_room(self, waiting: Waiting) -> bool:
+        return self._room.has_room(waiting.request)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Let time pass until `stop` is set; who waits then, or would later, is refused."""
+        while not stop.is_set():
+            await until(stop, self._is_anybody_there.wait())
+            self._is_anybody_there.clear()
+            while self._tickets and not stop.is_set():
+                await until(stop, self._clock.sleep(LOOK_S))
+                self.look()
+        self._is_stopped = True
+        self._refuse(self._queue.stop(self.now_s()))
+
+    def look(self) -> None:
+        """Who waited too long is refused; whoever has room goes on."""
+        if self._tickets:
+            self._refuse(self._queue.tick(self.now_s()))
+            self.poke()
+
+    def _refuse(self, dismissed: list[tuple[Place, QueueRefusal]]) -> None:
+        for place, why in dismissed:
+            ticket = self._tickets.pop(place.arrival, None)
+            if ticket is not None:
+                ticket.refuse(_refusal(why))
+
+    def statistics(self) -> QueueStatistics:
+        """Return what waits, and what became of those who did."""
+        return self._queue.statistics()
+
+
+def _refusal(why: QueueRefusal) -> Refusal:
+    if why.status == _TENANT_LIMIT:
+        return Refusal(429, why.message, "rate_limit_error", code=why.reason, retry_after_s=why.retry_after_s)
+    return Refusal(503, why.message, "server_error", code=why.reason, retry_after_s=why.retry_after_s, outcome="failed")

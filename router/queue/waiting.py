@@ -1,0 +1,111 @@
+"""What waits in the queue before the fleet, how it may wait, and why it may not. The rules: `admission.py`."""
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from router.decision.view import RouteRequest
+from router.queue.fair_share import FairShareLimits
+
+QueuePolicy = Literal["fcfs", "wspt", "edf"]
+RefusalReason = Literal["tenant_full", "queue_full", "timeout", "stopping"]
+REFUSAL_REASONS: tuple[RefusalReason, ...] = ("tenant_full", "queue_full", "timeout", "stopping")
+
+Placing = tuple[object, ...]
+OTHERS = "others"
+Order = tuple[int, float, int]
+"""Of a tenant's requests, the smallest goes first: strict priority (negated), the policy's key, the arrival."""
+
+
+class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests wait; bounds on requests and on uncached tokens that do. 0 for a tenant's: none of its own."""
+
+    policy: QueuePolicy = "fcfs"
+    wait_s: float = 30.0
+    ttft_default_s: float = 10.0
+    """edf: the target of a request that states none."""
+    requests_max: int = 2048
+    tokens_max: int = 16_000_000
+    tenant_requests_max: int = 0
+    tenant_tokens_max: int = 0
+    tenants_max: int = 256
+    """So many tenants wait apart; beyond them the others are one, `OTHERS`."""
+    fair_share: FairShareLimits = FairShareLimits()
+
+
+class Waiting(NamedTuple):
+    """A request that asks to go on. `uncached_tokens`: its prompt without the longest prefix that a rank has of it."""
+
+    request: RouteRequest
+    uncached_tokens: int
+
+    @property
+    def cost_tokens(self) -> int:
+        """What it costs its tenant; at least 1."""
+        return max(1, self.uncached_tokens)
+
+    def order(self, policy: QueuePolicy, ttft_default_s: float, now_s: float, arrival: int) -> Order:
+        """Return its place among the requests of its tenant, where it came as the `arrival`-th."""
+        asked, jump = self.request, max(0, self.request.priority)
+        match policy:
+            case "fcfs":
+                key = now_s - jump
+            case "wspt":
+                key = self.cost_tokens / (1 + jump)
+            case "edf":
+                key = now_s + (ttft_default_s if asked.ttft_target_s is None else asked.ttft_target_s)
+        return (-asked.strict_priority, key, arrival)
+
+
+def placing_of(request: RouteRequest) -> Placing:
+    """Return what of a request decides whether there is room for it, but for its length."""
+    return (
+        request.endpoint,
+        request.lora,
+        request.required_taints,
+        request.pinned_worker,
+        request.pinned_dp_rank,
+        request.tried,
+        request.ttft_target_s,
+        request.itl_target_s,
+    )
+
+
+class QueueRefusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that may not wait, or no longer; it may come again after `retry_after_s`, 1 or more."""
+
+    status: Literal[429, 503]
+    reason: RefusalReason
+    message: str
+    retry_after_s: float
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """A request's place in the queue."""
+
+    waiting: Waiting
+    tenant: str
+    """In whose name it waits."""
+    order: Order
+    arrived_s: float
+    placing: Placing
+    """Of its request."""
+    kind: Placing
+    """With whom it waits: its placing, or that of all for whom there were too many kinds."""
+
+    @property
+    def arrival(self) -> int:
+        """Its number among all that ever waited."""
+        return self.order[2]
+
+
+class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits now, of each tenant too (requests), and what became of the others."""
+
+    requests: int
+    tokens: int
+    tenants: dict[str, int]
+    admitted_total: int
+    """Went on after they had waited."""
+    cancelled_total: int
+    refused_total: dict[RefusalReason, int]

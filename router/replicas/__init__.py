@@ -1,0 +1,1 @@
+"""Routers of one fleet tell each other their leases."""

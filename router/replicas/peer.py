@@ -1,0 +1,172 @@
+"""What one life of another router has told of its leases, and how far that can be relied on.
+
+seq       the messages up to here are folded in; `told_to` is the highest that there is, as far as was heard
+behind    seq < told_to: something was missed. `differs`: a beat at the very `seq` says that its leases are others
+doubt     behind, or differs: its open leases are asked for, and again every `ASK_AGAIN_S`
+kept      messages that came too early, or while in doubt: what comes after the answer's `seq` is folded into it
+answer    all parts of the newest question's: its leases replace those that were known, at once
+"""
+
+from typing import NamedTuple
+
+from kv_protocol.ledger import Finished, FirstToken, LeaseEvent
+from kv_protocol.replicas import LedgerBeat, LedgerOpen, LedgerTold, OpenLease
+from router.replicas.open_leases import OpenLeases
+
+ASK_AGAIN_S = 0.25
+KEPT_MAX = 256
+LEASES_MAX = 1 << 16
+"""Of one router; beyond them it is not asked any more, since the answer could not be kept."""
+
+
+class Skew(NamedTuple):
+    """How far what a router told of its sums was from what was known of it."""
+
+    requests: int = 0
+    blocks: int = 0
+    queued_tokens: int = 0
+
+
+class Peer:
+    """One life. What it returns is what changes in our own ledger."""
+
+    def __init__(self, life: int, now_s: float) -> None:
+        self.life = life
+        self.heard_at_s = now_s
+        self.seq = self.told_to = 0
+        self.differs = self.is_overfull = False
+        self.open = OpenLeases()
+        self.skew = Skew()
+        self.number = 0
+        """Of the newest question."""
+        self._asked_at_s: float | None = None
+        self._is_asking = False
+        self._kept: dict[int, tuple[LeaseEvent, ...]] = {}
+        self._parts: dict[int, LedgerOpen] = {}
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something was missed."""
+        return self.seq < self.told_to
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether its leases are perhaps not those that are known."""
+        return self.is_behind or self.differs
+
+    def told(self, message: LedgerTold) -> list[LeaseEvent]:
+        """Fold its events in, if they are the next; return those that are news."""
+        if message.seq <= self.seq:
+            return []
+        is_next = message.seq == self.seq + 1
+        if self.is_in_doubt or not is_next:
+            self._keep(message)
+        self.told_to = max(self.told_to, message.seq)
+        if not is_next:
+            return []
+        news = self._folded(message.seq, message.events)
+        while (events := self._kept.get(self.seq + 1)) is not None:
+            news += self._folded(self.seq + 1, events)
+        self._settle()
+        return news
+
+    def _settle(self) -> None:
+        """What was kept, and an answer that may come still, are of no use where there is no doubt."""
+        if not self.is_in_doubt:
+            self._is_asking = False
+            self._kept.clear()
+            self._parts.clear()
+
+    def _keep(self, message: LedgerTold) -> None:
+        self._kept[message.seq] = message.events
+        if len(self._kept) > KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+
+    def _folded(self, seq: int, events: tuple[LeaseEvent, ...]) -> list[LeaseEvent]:
+        self.seq = seq
+        return [event for event in events if self._fold(self.open, event)]
+
+    def _fold(self, leases: OpenLeases, event: LeaseEvent) -> bool:
+        if len(leases) >= LEASES_MAX and event.lease_id not in leases:
+            self.is_overfull = True
+            return False
+        return leases.fold(event)
+
+    def beat(self, message: LedgerBeat) -> None:
+        """Compare what it says of its sums with what is known."""
+        if message.seq < self.seq:
+            return
+        self.told_to = max(self.told_to, message.seq)
+        self.is_overfull = message.leases > LEASES_MAX
+        self.skew = Skew(
+            abs(message.leases - len(self.open)),
+            abs(message.blocks - self.open.blocks),
+            abs(message.queued_tokens - self.open.queued_tokens),
+        )
+        if message.seq == self.seq:
+            self.differs = (message.leases, message.digest) != (len(self.open), self.open.digest)
+            self._settle()
+
+    def is_to_be_asked(self, now_s: float) -> bool:
+        """Whether it is time to ask for its leases."""
+        is_due = self._asked_at_s is None or now_s - self._asked_at_s >= ASK_AGAIN_S
+        return self.is_in_doubt and is_due and not self.is_overfull
+
+    def asked(self, now_s: float) -> int:
+        """Return the number of the question that is put now; answers to former ones count no more."""
+        self._asked_at_s, self._is_asking = now_s, True
+        self.number += 1
+        self._parts.clear()
+        return self.number
+
+    def answered(self, message: LedgerOpen) -> list[LeaseEvent] | None:
+        """Return what changes once the answer is whole; None before, and for an answer that nobody waits for."""
+        if message.number != self.number or not self._is_asking:
+            return None
+        if any((each.seq, each.parts) != (message.seq, message.parts) for each in self._parts.values()):
+            self._parts.clear()
+        self._parts[message.part] = message
+        if len(self._parts) < message.parts:
+            return None
+        told = OpenLeases()
+        for part in self._parts.values():
+            for lease in part.leases:
+                if lease.routed.lease_id not in told and len(told) < LEASES_MAX:
+                    told.put(lease)
+        return self._replaced(told, message.seq)
+
+    def _replaced(self, told: OpenLeases, seq: int) -> list[LeaseEvent]:
+        """The leases are those that were told at `seq`, and what was heard of them since."""
+        while (events := self._kept.get(seq + 1)) is not None:
+            seq += 1
+            for event in events:
+                self._fold(told, event)
+        news = difference(self.open, told)
+        self._kept = {number: events for number, events in self._kept.items() if seq < number <= seq + KEPT_MAX}
+        self.open, self.seq, self.told_to = told, seq, max(self._kept, default=seq)
+        self.differs = self._is_asking = False
+        self._parts.clear()
+        return news
+
+
+def difference(known: OpenLeases, told: OpenLeases) -> list[LeaseEvent]:
+    """Return the events that make the one of the other; ends come first."""
+    ends: list[LeaseEvent] = []
+    begins: list[LeaseEvent] = []
+    for lease in known:
+        other = told.get(lease.routed.lease_id)
+        if other is None or not _follows(other, lease):
+            ends.append(Finished(lease_id=lease.routed.lease_id))
+    for lease in told:
+        before = known.get(lease.routed.lease_id)
+        is_new = before is None or not _follows(lease, before)
+        if is_new:
+            begins.append(lease.routed)
+        if lease.is_prefilled and (is_new or before is None or not before.is_prefilled):
+            begins.append(FirstToken(lease_id=lease.routed.lease_id))
+    return ends + begins
+
+
+def _follows(lease: OpenLease, before: OpenLease) -> bool:
+    """Whether the lease can have become so from what it was."""
+    return lease.routed == before.routed and lease.is_prefilled >= before.is_prefilled

@@ -1,0 +1,255 @@
+"""A router's replicas: its leases told to the other routers of the fleet, and theirs applied here. Core NATS.
+
+    tell(event)    what was applied here to an own lease (and what this ledger ended of others') goes to all others
+    apply(event, router)    what another router told is handed to the caller, who applies it to its state
+
+One `Replication` for each model decides (`replication.py`); this is its network. News waits `FLUSH_S` for
+more, and never for an answer; while no other router is there, there is a turn for every beat, and no other. While the
+log is away nothing is sent, and silence means nothing; once it is back, the next beat tells the others what they
+missed.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import structlog
+
+from kv_protocol import subjects
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.journal import LedgerApplied, OutcomeKnown
+from kv_protocol.ledger import ENDINGS, Expired, LeaseEvent, LedgerEvent, Reconciled, Routed, Unreported
+from kv_protocol.replicas import BEAT_S, decode_replica, encode_replica
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+from kv_runtime.supervise import until
+from kv_runtime.telemetry import Family, RateLimitedLog, counter, gauge
+from router.decision.verdict import Taken
+from router.journal.records import Recordable
+from router.replicas.peer import Skew
+from router.replicas.replication import Apply, Effect, ReplicaStatistics, Replication
+
+TICK_S = 0.1
+FLUSH_S = 0.005
+MODELS_MAX = 256
+OUTGOING_MAX = 1024
+"""Messages; beyond them the oldest are not sent, which the others find out."""
+
+_log = structlog.get_logger("router")
+
+
+class ReplicasStatistics(NamedTuple):
+    """By model (its slug); messages that could not be sent, and that could not be read or were too many."""
+
+    models: dict[str, ReplicaStatistics]
+    unsent_total: int
+    refused_total: int
+
+
+class Replicas:
+    """One router's share in the ledger of all; a part of a process: `run` sends, and lets time pass."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        clock: Clock,
+        *,
+        router_id: str,
+        model_of: Callable[[str], str | None],
+        apply: Callable[[LeaseEvent, str], None],
+    ) -> None:
+        """Make it; `start` begins.
+
+        Args:
+            log: where the others are.
+            clock: its wall time is this router's life.
+            router_id: unique in the fleet; letters, digits and dashes.
+            model_of: the model that a worker serves; None: it is not known, its leases are told to nobody.
+            apply: takes an event of another router's lease, and that router's id; at once, and not back to `tell`.
+        """
+        self._event_log, self._clock = log, clock
+        self._refusals = RateLimitedLog(_log, clock)
+        self._router_id, self._life = router_id, clock.wall_ns()
+        self._model_of, self._apply = model_of, apply
+        self._replications: dict[str, Replication] = {}
+        self._of_model: dict[str, Replication] = {}
+        self._of_lease: dict[str, Replication] = {}
+        self._outgoing: deque[tuple[str, bytes]] = deque()
+        self._news = asyncio.Event()
+        self._unsent = self._refused = 0
+
+    async def start(self) -> None:
+        """The others are heard from now on."""
+        await self._event_log.listen(subjects.LEDGER_ALL, self._on_message)
+        await self._event_log.listen(subjects.ledger_of("*", self._router_id), self._on_message)
+
+    def record(self, what: Recordable) -> None:
+        """Tell of what was applied, where it is of an own lease: a `Recorder` of the router's."""
+        if isinstance(what, Taken):
+            self._begun(what.promise)
+        elif isinstance(what, OutcomeKnown):
+            self._gone_on(what.ending)
+        elif isinstance(what, LedgerApplied) and not what.router:
+            self.tell(what.event)
+
+    def tell(self, event: LedgerEvent) -> None:
+        """The event was applied here; what engines report is not told."""
+        if isinstance(event, Routed):
+            self._begun(event)
+        elif not isinstance(event, Reconciled | Unreported):
+            self._gone_on(event)
+
+    def _begun(self, routed: Routed) -> None:
+        replication = self._of_worker(routed.worker_id)
+        if replication is not None:
+            self._of_lease[routed.lease_id] = replication
+            self._told(replication, routed)
+
+    def _gone_on(self, event: LeaseEvent) -> None:
+        is_over = isinstance(event, ENDINGS)
+        replication = self._of_lease.pop(event.lease_id, None) if is_over else self._of_lease.get(event.lease_id)
+        if replication is None:
+            self._tell_of_others(event)
+        else:
+            self._told(replication, event)
+
+    def _told(self, replication: Replication, event: LeaseEvent) -> None:
+        replication.told(event)
+        if not replication.is_alone:
+            self._news.set()
+
+    def _tell_of_others(self, event: LeaseEvent) -> None:
+        if isinstance(event, Expired):
+            for replication in self._replications.values():
+                replication.ended(event.lease_id)
+
+    def _of_worker(self, worker_id: str) -> Replication | None:
+        model = self._model_of(worker_id)
+        if model is None:
+            return None
+        known = self._of_model.get(model)
+        if known is None:
+            known = self._replication(subjects.model_slug(model))
+            if known is not None:
+                self._of_model[model] = known
+        return known
+
+    def _replication(self, slug: str) -> Replication | None:
+        known = self._replications.get(slug)
+        if known is None and len(self._replications) < MODELS_MAX:
+            known = self._replications[slug] = Replication(self._router_id, self._life)
+        return known
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Send and let time pass until `stop` is set; what was told before has then been sent, if it could be."""
+        while not stop.is_set():
+            self._news.clear()
+            await self._turn()
+            await until(stop, self._pause())
+        await self._turn()
+
+    async def _pause(self) -> None:
+        """Wait for news, and a moment for more; or until it is time for a turn all the same."""
+        is_alone = all(each.is_alone for each in self._replications.values())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEAT_S if is_alone else TICK_S):
+                await self._news.wait()
+            await self._clock.sleep(FLUSH_S)
+
+    async def _turn(self) -> None:
+        now_s = self._clock.now()
+        for slug, replication in self._replications.items():
+            if not self._event_log.is_connected:
+                replication.deaf(now_s)
+            self._take(slug, replication.tick(now_s))
+        while self._outgoing:
+            subject, data = self._outgoing.popleft()
+            try:
+                await self._event_log.announce(subject, data)
+            except BrokerUnavailable as error:
+                self._unsent += 1
+                _log.debug("ledger_message_lost", subject=subject, reason=str(error))
+
+    def _take(self, slug: str, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Apply):
+                self._apply(effect.event, effect.origin)
+                continue
+            subject = subjects.ledger_of(slug, effect.to) if effect.to else subjects.ledger(slug)
+            self._outgoing.append((subject, encode_replica(effect.message)))
+            if len(self._outgoing) > OUTGOING_MAX:
+                self._outgoing.popleft()
+                self._unsent += 1
+
+    async def _on_message(self, message: LogMessage) -> None:
+        try:
+            told = decode_replica(message.data)
+        except MalformedMessage as error:
+            self._refuse(message, str(error))
+            return
+        slug = subjects.slug_of(message.subject)
+        replication = self._replication(slug)
+        if replication is None:
+            self._refuse(message, f"more than {MODELS_MAX} models")
+            return
+        self._take(slug, replication.heard(told, self._clock.now()))
+        if self._outgoing:
+            self._news.set()
+
+    def _refuse(self, message: LogMessage, reason: str) -> None:
+        self._refused += 1
+        self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=reason)
+
+    def statistics(self) -> ReplicasStatistics:
+        """Return the figures of this moment."""
+        return ReplicasStatistics(
+            models={slug: replication.statistics() for slug, replication in self._replications.items()},
+            unsent_total=self._unsent,
+            refused_total=self._refused,
+        )
+
+
+def replica_families(replicas: Replicas) -> Iterator[Family]:
+    """Yield how routers stand to each other, over all models."""
+    told = replicas.statistics()
+    models = list(told.models.values())
+    messages = (
+        ("sent", sum(each.sent_total for each in models) - told.unsent_total),
+        ("unsent", told.unsent_total),
+        ("heard", sum(each.heard_total for each in models)),
+        ("refused", sum(each.refused_total for each in models) + told.refused_total),
+    )
+    yield _counts("replica_messages", "Ledger messages between routers, by what became of them", "outcome", messages)
+    doubts = (
+        ("gap", sum(each.gaps_total for each in models)),
+        ("difference", sum(each.differences_total for each in models)),
+        ("silence", sum(each.silent_total for each in models)),
+    )
+    yield _counts("replica_doubts", "Times when a router's leases were perhaps not those known", "cause", doubts)
+    dumps = (
+        ("asked", sum(each.asked_total for each in models)),
+        ("taken", sum(each.replaced_total for each in models)),
+        ("given", sum(each.answered_total for each in models)),
+    )
+    yield _counts("replica_dumps", "Whole ledgers asked of, taken from and given to other routers", "role", dumps)
+    skews = _skews(models)
+    for field in Skew._fields:
+        samples = [((router,), float(getattr(skew, field))) for router, skew in skews.items()]
+        meaning = "How far what a router said of its leases last was from what was known of them"
+        yield gauge(f"replica_skew_{field}", meaning, ("router",), samples)
+
+
+def _counts(name: str, meaning: str, label: str, counts: Iterable[tuple[str, int]]) -> Family:
+    return counter(name, meaning, (label,), [((value,), float(count)) for value, count in counts])
+
+
+def _skews(models: Iterable[ReplicaStatistics]) -> dict[str, Skew]:
+    """Return each router's skew, over all models."""
+    skews: dict[str, Skew] = {}
+    for model in models:
+        for router, skew in model.skew.items():
+            before = skews.get(router, Skew())
+            skews[router] = Skew(*(each + other for each, other in zip(skew, before, strict=True)))
+    return skews

@@ -1,0 +1,54 @@
+"""The body of a request becomes what is read of it: at once where it is small, else on a thread, within bounds.
+
+    SCANNED_BYTES at most    decoded on the event loop: a few milliseconds at worst
+    larger                   scanned, its images cut out, decoded: on the thread (`kv_protocol/body_limits.py`)
+
+The thread is not one of those that encode: a body never waits for the prompt of another request.
+"""
+
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from kv_protocol.body_limits import SCANNED_BYTES, Body, BodyLimits, Bytes, read_body
+from kv_protocol.openai import Inbound, decode_inbound
+from kv_runtime.supervise import Part
+from router.prompt.encoding_pool import EncodingPool
+
+if TYPE_CHECKING:
+    import asyncio
+
+
+class ReadBody(NamedTuple):
+    """A body, and what the router reads of it."""
+
+    body: Body
+    inbound: Inbound
+
+
+class BodyReader:
+    """Reads the bodies of all requests. What waits is bounded by `data.bodies_bytes_max`, as all bodies are."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self._limits = limits
+        self._pool = EncodingPool(1, 0, name="body-reader")
+        self.work = self._pool.work
+        """What its thread does, until an event is set."""
+
+    def parts(self, stage: int) -> list[Part]:
+        """Return the thread, as a part of the process: without it large bodies are never read."""
+        return self._pool.parts(stage)
+
+    def read(self, path: str, data: Bytes) -> "ReadBody | asyncio.Future[ReadBody]":
+        """Return the body of a request to `path`, or its future.
+
+        Raises (also the future):
+            RequestInvalid: it is no request; `BodyTooLarge`: it exceeds a bound.
+        """
+        if len(data) <= SCANNED_BYTES:
+            return ReadBody(Body(data), decode_inbound(path, data))
+        return self._pool.submit(partial(self._read_large, path, data), 0)
+
+    def _read_large(self, path: str, data: Bytes) -> ReadBody:
+        body = read_body(data, self._limits, uuid.uuid4().hex)
+        return ReadBody(body, decode_inbound(path, body.text))

@@ -1,0 +1,144 @@
+"""The data plane's endpoints.
+
+POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, spliced (`served.py`)
+     /v1/responses, /v1/embeddings
+POST /v1/route                                the decision alone: nothing is forwarded, nothing promised
+GET  /v1/models, /v1/models/{name}            the names that workers serve
+GET  /health, /live, /ready, /version         of this process; /ready is 503 with the reason while it is not to be used
+"""
+
+from collections.abc import Callable
+from importlib.metadata import version
+from urllib.parse import parse_qsl
+
+from kv_protocol.api_endpoints import PATHS
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.openai import RequestInvalid
+from router.compiled import hot_path
+from router.decision.errors import NoEligibleWorker
+from router.decision.explain import explain
+from router.decision.verdict import Verdict
+from router.request import refusals
+from router.request.plan import Plan
+from router.request.reader import Asking
+from router.request.refusals import Refusal, Refused
+from router.request.replies import MODELS_PATH, answer, answer_model, answer_models, refuse, unknown_path
+from router.request.served import Served
+from router.request.serving import Serving
+from router.server.exchange import Exchange
+
+Endpoint = Callable[[Exchange], None]
+_PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}
+
+
+class Endpoints:
+    """Called with every exchange of the data plane; `index_name` is told to clients."""
+
+    def __init__(self, serving: Serving, *, index_name: str) -> None:
+        self._serving, self._index_name = serving, index_name
+        self._endpoints: dict[str, tuple[str, Endpoint]] = {
+            **dict.fromkeys(PATHS.values(), ("POST", self._serve)),
+            "/v1/route": ("POST", self._decide_only),
+            "/v1/models": ("GET", self._models),
+            "/health": ("GET", self._health),
+            "/live": ("GET", self._health),
+            "/ready": ("GET", self._ready),
+            "/version": ("GET", self._version),
+        }
+
+    def __call__(self, exchange: Exchange) -> None:
+        """Answer the exchange, now or later; what is raised here its connection answers with a 500."""
+        method, endpoint = self._endpoints.get(exchange.path) or self._of_a_name(exchange.path)
+        if method not in ("", exchange.method) and (method, exchange.method) != ("GET", "HEAD"):
+            refusal = refusals.invalid(f"method: found {exchange.method}, allowed {method}", status=405)
+            self._serving.request_log.refused(refusal)
+            exchange.answer(405, refusal.body, headers=((b"allow", method.encode()),))
+        else:
+            endpoint(exchange)
+
+    # ------------------------------------------------------------------------------------------- endpoints
+
+    def _serve(self, exchange: Exchange) -> None:
+        refusal = self._serving.begin()
+        if refusal is None:
+            Served(exchange, self._serving).begin()
+        else:
+            refuse(exchange, refusal)
+
+    def _decide_only(self, exchange: Exchange) -> None:
+        DecisionOnly(exchange, self._serving).begin()
+
+    def _of_a_name(self, path: str) -> tuple[str, Endpoint]:
+        return ("GET", self._model) if path.startswith(MODELS_PATH) else ("", self._unknown_path)
+
+    def _unknown_path(self, exchange: Exchange) -> None:
+        refusal = unknown_path(exchange)
+        self._serving.request_log.refused(refusal)
+        refuse(exchange, refusal)
+
+    def _models(self, exchange: Exchange) -> None:
+        answer_models(exchange, self._serving.routing.state.fleet.models())
+
+    def _model(self, exchange: Exchange) -> None:
+        answer_model(exchange, self._serving.routing.state.fleet.models())
+
+    def _health(self, exchange: Exchange) -> None:
+        answer(exchange, {"status": "ok"})
+
+    def _ready(self, exchange: Exchange) -> None:
+        readiness = self._serving.routing.readiness()
+        answer(exchange, readiness._asdict(), 200 if readiness.ready else 503)
+
+    def _version(self, exchange: Exchange) -> None:
+        answer(exchange, {"version": version("kv-router"), "index": self._index_name, "hot_path": hot_path()})
+
+
+class DecisionOnly(Asking):
+    """`/v1/route`: what would be decided now, and why; where prompts are computed apart, of both workers.
+
+    `?endpoint=` names the endpoint that the body is for; without it the body itself says.
+    """
+
+    __slots__ = ()
+
+    def begin(self) -> None:
+        """It is on its way."""
+        self.exchange.on_gone(self.stop_reading)
+        self.read()
+
+    def _path(self) -> str:
+        found = dict(parse_qsl(self.exchange.query)).get("endpoint", "")
+        path = _PATHS.get(found)
+        if found and path is None:
+            raise RequestInvalid("endpoint", found, f"one of {', '.join(_PATHS)}")
+        return path or self.exchange.path
+
+    def _asked(self) -> None:
+        serving, plan = self.serving, self.serving.plan(self.route, self.inbound)
+        serving.placed(self.route, plan, self.inbound)
+        verdict = self._decided(plan)
+        told = _told(verdict)
+        if plan.phase == "prefill" and not plan.is_fixed:
+            plan.prefilled()
+            worker = serving.routing.state.fleet.worker(verdict.winner.worker_id)
+            told["decode"] = _told(self._decided(plan, None if worker is None else worker.registration))
+        answer(self.exchange, told)
+
+    def _decided(self, plan: Plan, prefill: WorkerRegistered | None = None) -> Verdict:
+        serving = self.serving
+        while True:
+            route = serving.route_of(self.route, plan, self.inbound, prefill)
+            try:
+                return serving.decide(route)
+            except NoEligibleWorker as error:
+                if not plan.nobody():
+                    raise Refused(serving.nobody(route, error)) from error
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self.serving.request_log.refused(refusal)
+        refuse(self.exchange, refusal)
+
+
+def _told(verdict: Verdict) -> dict[str, object]:
+    decision = verdict.decision()
+    return {"decision": decision, "explanation": explain(decision, is_hypothetical=True)}

@@ -1,0 +1,122 @@
+"""The first half of a request's way: from the client's bytes to what is asked of routing.
+
+    body -> inbound -> prompt -> route request
+     |         |         |
+     +---------+---------+--> refused: the client's fault, named; or nobody there, or no room
+
+Whoever continues it says what follows (`_asked`) and how a refusal is told (`_refuse`). Large bodies are read, and long
+prompts encoded, off the loop; a client that leaves meanwhile is not waited for.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from time import perf_counter
+
+import structlog
+
+from kv_protocol.body_limits import Body
+from kv_protocol.openai import Inbound, RequestInvalid
+from kv_runtime.chat_template import TextError
+from router.decision.view import RouteRequest
+from router.prompt import EncodersBusy, Prompt
+from router.request import refusals
+from router.request.bodies import ReadBody
+from router.request.refusals import Refusal, Refused
+from router.request.serving import Serving
+from router.server.exchange import Exchange
+
+_log = structlog.get_logger("router")
+
+
+class Asking(ABC):
+    """One request as it is read; `body`, `inbound`, `prompt` and `route` are there when `_asked` is called."""
+
+    __slots__ = ("_awaited", "_began_s", "_over", "body", "exchange", "inbound", "prompt", "route", "serving")
+
+    body: Body
+    inbound: Inbound
+    prompt: Prompt | None
+    route: RouteRequest
+
+    def __init__(self, exchange: Exchange, serving: Serving) -> None:
+        self.exchange, self.serving = exchange, serving
+        self._awaited: asyncio.Future[ReadBody] | asyncio.Future[Prompt] | None = None
+        self._over = False
+
+    @abstractmethod
+    def _asked(self) -> None:
+        """Go on: what is asked is known. May raise `Refused`."""
+
+    @abstractmethod
+    def _refuse(self, refusal: Refusal) -> None:
+        """It ends here."""
+
+    @property
+    def model(self) -> str:
+        """The name that was asked for; empty until it was read."""
+        return self.inbound.model if hasattr(self, "inbound") else ""
+
+    def read(self) -> None:
+        """The request is read; `_asked` or `_refuse` is called, now or later."""
+        self._refusing(self._read)
+
+    def stop_reading(self) -> None:
+        """Nobody waits for it any more; neither is called."""
+        self._over = True
+        if self._awaited is not None:
+            self._awaited.cancel()
+
+    def _read(self) -> None:
+        self._began_s = perf_counter()
+        read = self.serving.bodies.read(self._path(), self.exchange.body)
+        if isinstance(read, asyncio.Future):
+            self._awaited = read
+            read.add_done_callback(self._body_read)
+        else:
+            self._prompt_of(read)
+
+    def _path(self) -> str:
+        """Return the path of the endpoint that the request is for; raise `RequestInvalid`."""
+        return self.exchange.path
+
+    def _body_read(self, awaited: "asyncio.Future[ReadBody]") -> None:
+        self._awaited = None
+        if not self._over and not awaited.cancelled():
+            self._refusing(lambda: self._prompt_of(awaited.result()))
+
+    def _prompt_of(self, read: ReadBody) -> None:
+        self.body, self.inbound = read
+        began_s, self._began_s = self._began_s, perf_counter()
+        self.serving.metrics.parsed(self._began_s - began_s)
+        prompt = self.serving.prompt_of(self.inbound, self.body)
+        if isinstance(prompt, asyncio.Future):
+            self._awaited = prompt
+            prompt.add_done_callback(self._prompted)
+        else:
+            self._go_on(prompt)
+
+    def _prompted(self, awaited: "asyncio.Future[Prompt]") -> None:
+        self._awaited = None
+        if not self._over and not awaited.cancelled():
+            self._refusing(lambda: self._go_on(awaited.result()))
+
+    def _go_on(self, prompt: Prompt | None) -> None:
+        if prompt is not None:
+            self.serving.metrics.stage("tokenize", perf_counter() - self._began_s)
+        self.prompt = prompt
+        self.route = self.serving.route_request(self.inbound, self.exchange.headers, prompt)
+        self._asked()
+
+    def _refusing(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (RequestInvalid, TextError) as error:
+            self._refuse(refusals.bad_request(error))
+        except EncodersBusy as error:
+            self._refuse(refusals.unavailable(str(error), "overloaded"))
+        except Refused as refused:
+            self._refuse(refused.refusal)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            _log.exception("request_failed", path=self.exchange.path)
+            self._refuse(refusals.our_fault(error))

@@ -1,0 +1,167 @@
+"""What a client asks of routing: its request's body and headers as a `RouteRequest`.
+
+| header | means | without it, in the body |
+|---|---|---|
+| `x-request-id` | its own name for the request, up to 128 visible characters | a new one |
+| `x-worker-instance-id` | the only worker | `nvext.backend_instance_id`, `nvext.decode_worker_id` |
+| `x-dp-rank` | the only rank | `nvext.dp_rank` |
+| `x-session-id` | a session, whose requests would rather stay where the last one went; no embedding has one | |
+| `x-required-taints` | names between commas: only workers that carry all of them | |
+| `x-preferred-taints` | `name=weight` between commas: who carries them costs less; of a weight below 0, more | |
+| `x-request-priority` | a whole number: more comes sooner out of the queue | `nvext.agent_hints.priority`, `priority` |
+| `x-request-strict-priority` | a whole number: before all with a lower one | `nvext.agent_hints.strict_priority` |
+
+A header that cannot be read is refused by its name; `x-request-id` is replaced. Source: `routing.md`, "Constraints";
+`dynamo_reference.md` 7.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from kv_protocol.hashing import Hashing
+from kv_protocol.ids import DP_RANK_MAX
+from kv_protocol.openai import Inbound, RequestInvalid
+from router.decision.view import RouteRequest
+from router.prompt import Prompt
+from router.server.heads import Headers
+
+TAINTS_MAX = 16
+_NAME_CHARACTERS_MAX = 128
+_WEIGHT_MAX = 1e6
+_CONSTRAINTS = frozenset(
+    {
+        b"x-worker-instance-id", b"x-dp-rank", b"x-session-id", b"x-required-taints", b"x-preferred-taints",
+        b"x-request-priority", b"x-request-strict-priority",
+    }
+)  # fmt: skip
+"""Headers without which, and without `nvext`, a request asks for nothing in particular: most do."""
+_WHOLE = re.compile(r"-?[0-9]{1,9}")
+
+
+class Asked:
+    """Makes `RouteRequest`s; `new_id` returns a name that nothing had before."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._new_id = new_id
+
+    def route_request(
+        self, inbound: Inbound, headers: Headers, hashing: Hashing, prompt: Prompt | None, *, lora: str, tenant: str
+    ) -> RouteRequest:
+        """Return what routing reads of a request; `prompt` is None where the mode reads no overlap.
+
+        Raises:
+            RequestInvalid: a header says what it may not.
+        """
+        decision_id = self._new_id()
+        request_id = _name(headers, b"x-request-id") or self._new_id()
+        isl_tokens, sequence_hashes = (0, b"") if prompt is None else (prompt.token_count, prompt.sequence_hashes)
+        plain = RouteRequest(
+            decision_id=decision_id,
+            request_id=request_id,
+            model=inbound.model,
+            isl_tokens=isl_tokens,
+            block_size=hashing.block_size,
+            hash_scheme=hashing.scheme,
+            sequence_hashes=sequence_hashes,
+            max_tokens=inbound.limit_tokens or 0,
+            lora=lora,
+            tenant=tenant,
+            endpoint=inbound.endpoint,
+        )
+        if inbound.nvext is None and inbound.priority is None and _CONSTRAINTS.isdisjoint(headers):
+            return plain
+        return replace(plain, **_wishes(inbound, headers))
+
+
+def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
+    """Return the fields by which a request asks for more than to be answered."""
+    extension = inbound.extension
+    hints = extension.hints
+    return {
+        "session_id": "" if inbound.endpoint == "embeddings" else _session(headers),
+        "priority": _whole(headers, b"x-request-priority", _first(hints.priority, int(inbound.priority or 0))),
+        "strict_priority": _whole(headers, b"x-request-strict-priority", hints.strict_priority or 0),
+        "expected_osl": hints.osl or 0,
+        "required_taints": _names(headers, b"x-required-taints"),
+        "preferred_taints": tuple(map(_weighed, _names(headers, b"x-preferred-taints"))),
+        "ttft_target_s": extension.ttft_target_s,
+        "itl_target_s": extension.itl_target_s,
+        "pinned_worker": _pinned_worker(inbound, headers),
+        "pinned_dp_rank": _pinned_dp_rank(inbound, headers),
+    }
+
+
+def _first(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
+
+
+def _name(headers: Headers, header: bytes) -> str:
+    """Return a name that can be shown; empty where there is none, or one that cannot."""
+    raw = headers.get(header)
+    if raw is None:
+        return ""
+    try:
+        value = raw.decode()
+    except UnicodeDecodeError:
+        return ""
+    return value if len(value) <= _NAME_CHARACTERS_MAX and value.isprintable() else ""
+
+
+def _session(headers: Headers) -> str:
+    session, found = _name(headers, b"x-session-id"), headers.get(b"x-session-id")
+    if found and not session:
+        shown = found[:_NAME_CHARACTERS_MAX].decode("utf-8", "replace")
+        raise RequestInvalid("x-session-id", shown, f"1..{_NAME_CHARACTERS_MAX} printable characters")
+    return session
+
+
+def _names(headers: Headers, header: bytes) -> tuple[str, ...]:
+    raw = headers.get(header)
+    if raw is None:
+        return ()
+    names = tuple(each.strip() for each in raw.decode("utf-8", "replace").split(",") if each.strip())
+    if len(names) > TAINTS_MAX or any(len(name) > _NAME_CHARACTERS_MAX for name in names):
+        found = f"{len(names)} names, the longest of {max(map(len, names))} characters"
+        raise RequestInvalid(header.decode(), found, f"{TAINTS_MAX} names of {_NAME_CHARACTERS_MAX} characters at most")
+    return names
+
+
+def _weighed(pair: str) -> tuple[str, float]:
+    name, _, weight = pair.partition("=")
+    try:
+        number = float(weight)
+    except ValueError:
+        number = math.nan
+    if not name or not abs(number) <= _WEIGHT_MAX:
+        raise RequestInvalid("x-preferred-taints", pair, "name=weight, a number")
+    return name.strip(), number
+
+
+def _whole(headers: Headers, header: bytes, otherwise: int) -> int:
+    raw = headers.get(header)
+    if raw is None:
+        return otherwise
+    value = raw.decode("utf-8", "replace")
+    if not _WHOLE.fullmatch(value):
+        raise RequestInvalid(header.decode(), value, "a whole number of up to 9 digits")
+    return int(value)
+
+
+def _pinned_worker(inbound: Inbound, headers: Headers) -> str | None:
+    raw = headers.get(b"x-worker-instance-id")
+    if raw:
+        return raw.decode("utf-8", "replace")
+    extension = inbound.extension
+    named = extension.backend_instance_id if extension.backend_instance_id is not None else extension.decode_worker_id
+    return None if named is None else str(named)
+
+
+def _pinned_dp_rank(inbound: Inbound, headers: Headers) -> int | None:
+    dp_rank = _whole(headers, b"x-dp-rank", _first(inbound.extension.dp_rank, -1))
+    if b"x-dp-rank" in headers and not 0 <= dp_rank <= DP_RANK_MAX:
+        raise RequestInvalid("x-dp-rank", dp_rank, f"0..{DP_RANK_MAX}")
+    return None if dp_rank < 0 else dp_rank

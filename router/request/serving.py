@@ -1,0 +1,352 @@
+"""What all requests on their way share: reading, deciding, and the words of calls and answers."""
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import structlog
+from msgspec.structs import replace
+from xxhash import xxh3_64_intdigest
+
+from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS
+from kv_protocol.body_limits import Body
+from kv_protocol.decision import Exclusion
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.hashing import Hashing
+from kv_protocol.ids import WorkerRank
+from kv_protocol.images import ImageRule
+from kv_protocol.journal import AttemptEnded
+from kv_protocol.openai import ChatInbound, Inbound, is_given
+from kv_protocol.splitmix import unit_interval
+from kv_runtime.telemetry import RateLimitedLog
+from router.admin.metrics import RequestMetrics
+from router.config import RouterSettings
+from router.decision.disaggregation import asked_phase, first_phase, placement
+from router.decision.eligibility import exclusion, reason_kind
+from router.decision.errors import NoEligibleWorker, WorkerNotNamed
+from router.decision.routing import Routing
+from router.decision.verdict import Verdict
+from router.decision.view import RouteRequest
+from router.drain.recent_prompts import RecentPrompt, RecentPrompts
+from router.prompt import Prompt, Prompts
+from router.queue.gate import Admission
+from router.queue.tenants import TenantNames
+from router.request import refusals
+from router.request.attempt import Attempt
+from router.request.bodies import BodyReader
+from router.request.calls import Calls, wants_tokens
+from router.request.plan import Plan
+from router.request.refusals import Refusal, Refused
+from router.request.request_log import RequestLog
+from router.request.route_request import Asked
+from router.request.usage import Usage
+from router.server.heads import Headers
+from router.server.stream_replay import Kept
+
+_BACK_OFF_S = 0.02
+"""Before the first retry, on average; twice as long before each that follows."""
+_SECONDS = re.compile(rb"[0-9]{1,6}")
+_BUSY_S = 1.0
+
+_THE_CLIENTS_WORD = frozenset({"pinned", "taint", "lora", "endpoint"})
+"""Why nobody may take a request that asks for what nobody is: its own fault, and not worth coming again for."""
+
+_RANKS_MAX = 4096
+"""Ranks whose header lines are kept."""
+
+_log = structlog.get_logger("router")
+
+
+class _Model(NamedTuple):
+    """What a name that requests use means, until the fleet changes, or time has changed who is fit."""
+
+    hashing: Hashing
+    lora: str
+    images: ImageRule | None
+    fleet_changes: int
+    valid_until_s: float
+    endpoints: frozenset[str]
+    """All OpenAI endpoints that its workers state."""
+
+
+class Serving:
+    """The parts that serve requests, and what is counted and recorded of each."""
+
+    def __init__(
+        self,
+        routing: Routing,
+        prompts: Prompts,
+        admission: Admission,
+        metrics: RequestMetrics,
+        tenants: TenantNames,
+        settings: RouterSettings,
+        new_id: Callable[[], str],
+        recent: RecentPrompts | None = None,
+    ) -> None:
+        """`recent` gets the prompts of requests; None: they are not kept."""
+        self.routing, self.admission, self.metrics = routing, admission, metrics
+        self.new_id = new_id
+        self.inflight = 0
+        self._inflight_max = settings.queue.inflight_requests_max
+        self._prompts, self._tenants, self._settings = prompts, tenants, settings
+        self.bodies = BodyReader(settings.data.body_limits())
+        self._asked = Asked(new_id)
+        self.calls = Calls(routing.state.fleet, settings)
+        self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
+        self._worker_log = RateLimitedLog(_log, routing.clock)
+        self._conditional = settings.disaggregation.limits()
+        self._models: dict[str, _Model] = {}
+        self._recent = recent
+        self._rank_lines: dict[WorkerRank, bytes] = {}
+
+    def begin(self) -> Refusal | None:
+        """A request to be served came; return why there is no room for it, if there is none. Else `ended` follows."""
+        if self.inflight >= self._inflight_max:
+            self.metrics.rejected("inflight_requests_max")
+            message = f"queue.inflight_requests_max: {self.inflight} requests are being served; try again"
+            refusal = refusals.unavailable(message, "overloaded")
+            self.request_log.refused(refusal)
+            return refusal
+        self.inflight += 1
+        self.metrics.begin()
+        return None
+
+    # ------------------------------------------------------------------------------------------- asking
+
+    def prompt_of(self, inbound: Inbound, body: Body) -> "Prompt | asyncio.Future[Prompt] | None":
+        """Return the prompt, now or later; None where neither the mode nor the configuration wants it.
+
+        Raises:
+            RequestInvalid, TextError: there is none.
+            Refused: nobody serves the model, or at this endpoint.
+        """
+        model, state, endpoint = self._model(inbound.model), self.routing.state, inbound.endpoint
+        if endpoint not in model.endpoints:
+            raise Refused(refusals.endpoint_not_served(inbound.path, inbound.model, model.endpoints))
+        if endpoint == "embeddings":
+            return None
+        if not (state.modes[state.policy.mode].reads_overlap or self._settings.tokens.always):
+            return None
+        return self._prompts.prompt(inbound, model.hashing, model.lora, model.images, body=body)
+
+    def route_request(self, inbound: Inbound, headers: Headers, prompt: Prompt | None) -> RouteRequest:
+        """Return what routing reads of the request; raise `RequestInvalid`, `Refused`."""
+        model = self._model(inbound.model)
+        hashing = model.hashing if prompt is None else prompt.hashing
+        tenant = self._tenants.name(headers.get)
+        return self._asked.route_request(inbound, headers, hashing, prompt, lora=model.lora, tenant=tenant)
+
+    def _model(self, name: str) -> _Model:
+        fleet, now_s = self.routing.state.fleet, self.routing.clock.now()
+        known = self._models.get(name)
+        if known is not None and known.fleet_changes == fleet.changes and now_s < known.valid_until_s:
+            return known
+        hashing = fleet.hashing(name, now_s)
+        if hashing is None:
+            self._models.pop(name, None)
+            raise Refused(refusals.unknown_model(name, fleet.models()))
+        workers = fleet.serving(name)
+        valid_until_s = fleet.valid_until_s(workers, now_s)
+        endpoints = frozenset(each for worker in workers for each in worker.registration.api_endpoints)
+        known = self._models[name] = _Model(
+            hashing, fleet.lora_of(name), fleet.images(name, now_s), fleet.changes, valid_until_s, endpoints
+        )
+        return known
+
+    def asked(self, route: RouteRequest, inbound: Inbound, prompt: Prompt | None) -> None:
+        """A client asks for this to be computed: it is one of the newest prompts."""
+        if self._recent is not None and prompt is not None:
+            self._recent.add(
+                RecentPrompt(
+                    route.model,
+                    route.lora,
+                    inbound.salt,
+                    prompt.ids,
+                    prompt.hashing,
+                    prompt.sequence_hashes,
+                    self.routing.clock.now(),
+                )
+            )
+
+    # ------------------------------------------------------------------------------------------- deciding
+
+    def plan(self, route: RouteRequest, inbound: Inbound) -> Plan:
+        """Return how the request is to be served, as the fleet stands; raise `RequestInvalid`."""
+        failures, disaggregation = self._settings.failures, self._settings.disaggregation
+        if inbound.endpoint not in DEFAULT_ENDPOINTS:
+            return Plan("whole", retry_limit=failures.retry_limit)
+        is_told = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
+        if is_given(params := inbound.disaggregated_params) or is_told:
+            asked = asked_phase(bytes(params), accepted=disaggregation.accept_params)
+            return Plan(asked, retry_limit=failures.retry_limit, fixed=True)
+        roles = self.routing.state.standing(route.model, route.hashing, self.routing.clock.now()).roles
+        is_one = inbound.n in (None, 1)
+        goes_on = inbound.limit_tokens != 1  # of one token nobody would fetch what the prefill worker holds
+        is_long = route.isl_tokens > failures.migration_tokens_max
+        is_movable = inbound.stream and is_one and not is_long and not inbound.is_guided
+        return Plan(
+            first_phase(roles, may_split=disaggregation.enabled and is_one and goes_on),
+            retry_limit=failures.retry_limit,
+            migration_limit=failures.migration_limit if is_movable else 0,
+        )
+
+    def kept(self, headers: Headers) -> Kept:
+        """Return what keeps a stream that may go on elsewhere, for a client of these headers."""
+        return Kept(self._settings.failures.migration_bytes_max, hides_tokens=not wants_tokens(headers))
+
+    def route_of(
+        self, route: RouteRequest, plan: Plan, inbound: Inbound, prefill: WorkerRegistered | None
+    ) -> RouteRequest:
+        """Return what routing reads for the plan's phase, under a new decision's name.
+
+        Who prefills is named apart from who decodes; a session is at home where its prompts are computed. `prefill` is
+        the worker that computed the prompt, for a decode phase.
+        """
+        phase, extension, pins = plan.phase, inbound.extension, dict[str, Any]()
+        if phase == "prefill":
+            worker: str | int | None = extension.prefill_worker_id
+            pins = {"pinned_worker": None if worker is None else str(worker)}
+            pins["pinned_dp_rank"] = extension.prefill_dp_rank
+            pins["prefill_worker"] = ""
+        elif phase == "decode":
+            pins = {"session_id": "", "prefill_worker": "" if prefill is None else prefill.worker_id}
+            pins["transfer_domain"] = None if prefill is None else prefill.transfer_domain
+        return replace(
+            route,
+            phase=phase,
+            tried=plan.tried,
+            decision_id=self.new_id(),
+            **pins,
+        )
+
+    def placed(self, route: RouteRequest, plan: Plan, inbound: Inbound) -> None:
+        """The prompt is computed where it is decoded, if the configuration says so of it as the fleet stands."""
+        if self._conditional.policy == "off" or plan.phase != "prefill" or plan.is_fixed:
+            return
+        try:
+            alone = self.routing.decide(self.route_of(route, plan.beside("alone"), inbound, None))
+        except (NoEligibleWorker, WorkerNotNamed):
+            return
+        placed = placement(alone, self._conditional)
+        self.metrics.placed(placed.reason)
+        if placed.is_local:
+            plan.to_alone()
+
+    def decide(self, route: RouteRequest) -> Verdict:
+        """Return who takes the request; raise `Refused`, or `NoEligibleWorker` where nobody may."""
+        routing = self.routing
+        try:
+            verdict = routing.decide(route)
+        except WorkerNotNamed as error:
+            raise Refused(refusals.invalid(str(error), error.field)) from error
+        if not verdict.meets_targets:
+            self._unmet(verdict)
+        self.metrics.chosen(routing.match_s, routing.choose_s)
+        return verdict
+
+    def nobody(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
+        """Nobody may take the request, in no way: that is recorded. Return what its client is told."""
+        self.routing.refuse(route, error)
+        kinds = {reason_kind(self._lasting(route, each) or each.reason) for each in error.exclusions}
+        if kinds == {"max_seq_len"}:
+            return refusals.invalid(str(error), code="context_length_exceeded")
+        if kinds and kinds <= _THE_CLIENTS_WORD:
+            return refusals.invalid(str(error), code="no_such_worker")
+        return refusals.unavailable(str(error), "no_eligible_worker")
+
+    def _lasting(self, route: RouteRequest, found: Exclusion) -> str:
+        """Return why the rank may not take the request even once it is fit again; empty where it may then."""
+        worker = self.routing.state.fleet.worker(found.worker_id)
+        rank = WorkerRank(found.worker_id, found.dp_rank)
+        return "" if worker is None else exclusion(worker.registration, rank, route)
+
+    def _unmet(self, verdict: Verdict) -> None:
+        """Nobody is predicted to meet the request's targets: it goes on all the same, or is refused."""
+        if verdict.action != "reject":
+            self.metrics.fallback("unmet_target")
+            return
+        self.metrics.rejected("unmet_target")
+        message = "nobody is predicted to meet the targets of nvext.router, or of policy.ttft_target_s and itl_target_s"
+        raise Refused(refusals.unavailable(message, "unmet_target", outcome="refused"))
+
+    # ------------------------------------------------------------------------------------------- forwarding
+
+    def answer_headers(self, verdict: Verdict, inbound: Inbound) -> bytes:
+        """Return the header lines by which the client learns how it was routed."""
+        request = verdict.request
+        lines = b"x-request-id: %b\r\nx-decision-id: %b\r\n%bx-overlap-blocks: %d\r\n" % (
+            request.request_id.encode(),
+            request.decision_id.encode(),
+            self._rank_lines.get(verdict.winner) or self._lines_of(verdict.winner),
+            verdict.overlap_blocks,
+        )
+        if ignored := inbound.ineffective:
+            lines += f"x-ignored-parameters: {', '.join(ignored)}\r\n".encode()
+        return lines
+
+    def _lines_of(self, rank: WorkerRank) -> bytes:
+        if len(self._rank_lines) >= _RANKS_MAX:
+            self._rank_lines.clear()
+        lines = f"x-worker-instance-id: {rank.worker_id}\r\nx-dp-rank: {rank.dp_rank}\r\n".encode()
+        self._rank_lines[rank] = lines
+        return lines
+
+    def busy_s(self, retry_after: bytes) -> float:
+        """Return how long a worker that is busy wants to be left alone."""
+        wanted_s = float(retry_after) if _SECONDS.fullmatch(retry_after) else _BUSY_S
+        return min(wanted_s, self._settings.failures.retry_after_s_max)
+
+    def after_back_off(self, retry: int, decision_id: str, again: Callable[[], None]) -> None:
+        """Call `again` after a pause that doubles with every retry, between half and one and a half of it."""
+        jitter = 0.5 + unit_interval(xxh3_64_intdigest(decision_id.encode()))
+        asyncio.get_running_loop().call_later(_BACK_OFF_S * 2 ** (retry - 1) * jitter, again)
+
+    # ------------------------------------------------------------------------------------------- settling
+
+    def ended(self, model: str, mode: str, outcome: str, duration_s: float) -> None:
+        """A request is over."""
+        self.inflight -= 1
+        self.metrics.end(model, mode, outcome, duration_s)
+
+    def attempt_ended(self, attempt: Attempt, *, is_gone: bool, erred_before: tuple[WorkerRank, ...]) -> None:
+        """An attempt at a rank is over; its breaker, and whoever waits in the queue, learn of it."""
+        outcome = "cancelled" if is_gone else attempt.outcome
+        if outcome == "ok" and not erred_before and self.routing.state.breakers.are_all_closed:
+            self.admission.poke()  # nothing is held against anybody, and nothing will be
+            return
+        rank = attempt.verdict.winner
+        if outcome in ("failed", "erred"):
+            self._worker_log.warning(
+                "worker_failed",
+                key=(rank, attempt.phase),
+                worker=rank.worker_id,
+                dp_rank=rank.dp_rank,
+                phase=attempt.phase,
+                reason=attempt.reason,
+            )
+            self.metrics.worker_failed(rank.worker_id, attempt.phase)
+        self.routing.apply(
+            AttemptEnded(
+                now_s=self.routing.clock.now(),
+                worker_id=rank.worker_id,
+                dp_rank=rank.dp_rank,
+                outcome=outcome,
+                phase=attempt.phase if attempt.reason else "",
+                reason=attempt.reason,
+                retry_after_s=attempt.retry_after_s,
+                decision_id=attempt.verdict.request.decision_id,
+                erred_before=erred_before if outcome == "ok" else (),
+            )
+        )
+        self.admission.poke()
+
+    def settled(self, attempt: Attempt, usage: Usage) -> None:
+        """A request was answered."""
+        verdict = attempt.verdict
+        request = verdict.request
+        isl_tokens = request.isl_tokens or usage.input_tokens or 0
+        self.metrics.finished(verdict.policy, isl_tokens, usage.output_tokens, attempt.lease.itl_s)
+        if usage.cached_tokens is not None and request.isl_tokens and request.phase != "decode":
+            predicted_tokens = verdict.overlap_blocks * request.block_size
+            self.metrics.settled(verdict.winner.worker_id, predicted_tokens, usage.cached_tokens)

@@ -1,0 +1,52 @@
+"""How many connections fit into the file descriptors that the process may have.
+
+    limit of open files = used at the start + RESERVED + clients' connections + connections to workers
+
+A request takes one descriptor of each side, so a side gets half of what is free, or what its setting allows.
+"""
+
+from typing import NamedTuple
+
+from kv_runtime.open_files import RESERVED, OpenFiles
+from router.server.limits import HttpLimits
+
+CLIENTS_MIN = 16
+"""With room for fewer clients the data plane does not start."""
+_REMEDY = "raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of containers)"
+
+
+class TooFewFiles(Exception):
+    """The limit of open files leaves no room for clients."""
+
+
+class Capacity(NamedTuple):
+    """Connections that may be open at one time."""
+
+    clients: int
+    workers: int
+
+
+def capacity(limits: HttpLimits, files: OpenFiles) -> Capacity:
+    """Return how many connections are served.
+
+    Raises:
+        TooFewFiles: there is no room for `CLIENTS_MIN` requests.
+    """
+    free = files.allowed - files.used - RESERVED
+    if free < 2 * CLIENTS_MIN:
+        least = files.used + RESERVED + 2 * CLIENTS_MIN
+        raise TooFewFiles(f"open files: found a limit of {files.allowed}, allowed {least} and more: {_REMEDY}")
+    clients = min(limits.connections_max, max(free // 2, free - limits.worker_connections_max))
+    return Capacity(clients, min(limits.worker_connections_max, free - clients))
+
+
+def lowered(limits: HttpLimits, found: Capacity, files: OpenFiles) -> str:
+    """Return the sentence that says which bound was lowered, and the remedy; empty where none was."""
+    sides = (
+        ("data.connections_max", limits.connections_max, found.clients),
+        ("data.worker_connections_max", limits.worker_connections_max, found.workers),
+    )
+    changes = [f"{name} is {wanted}, in force is {got}" for name, wanted, got in sides if got < wanted]
+    if not changes:
+        return ""
+    return f"{'; '.join(changes)}: the limit of open files is {files.allowed}, {files.used} are used: {_REMEDY}"

@@ -1,0 +1,454 @@
+"""One connection of a client.
+
+    head --head read--> body --all of it--> serving --answered--> head ...
+                                            serving --answered, and it is to end--> lingering --> closed
+    refused heads and bodies: answered, then lingering
+
+| the client | what happens |
+|---|---|
+| calls us by a name that is not ours, or is a foreign page's browser | 421, 403 (`sites.py`) |
+| sends the next request before it has its answer | it is kept, within a bound, and served in its turn |
+| expects `100-continue` | it is told to go on, unless it is refused: then that is its answer |
+| is slower than `head_s`, `body_s`, `body_total_s`, `body_rate_min_bytes_s` | 408 |
+| reads nothing for `write_s` | cut off |
+| resets its connection while it is served | it has left |
+| closes, or half-closes, while it is served | it is served on, and sent what changes no answer: `100 Continue` before |
+| | its head, a comment between events. The system of a closed one resets the connection then: it has left |
+| is sent away before it sent all | it is read, and not heard, for `linger_s`, so that it reads the answer |
+"""
+
+import asyncio
+import socket
+from time import perf_counter
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from kv_protocol.body_limits import SCANNED_BYTES, Bytes
+from kv_runtime.http import error_body
+from router.server.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, Outward, Watcher
+from router.server.framing import BodyReader, ChunkReader, body_reader
+from router.server.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
+from router.server.limits import HttpLimits
+from router.server.own_answer import own_answer
+
+if TYPE_CHECKING:
+    from router.server.plane import HttpPlane
+
+_TURN_BYTES = 64 << 10
+"""What is read at once, from which on others have a turn before more of a body is read."""
+_IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
+_CODES = {403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host", 431: "head_too_large"}
+
+_log = structlog.get_logger("http")
+
+
+class _Gathering:
+    """A body on its way, and the head that it belongs to."""
+
+    __slots__ = ("_began_s", "_grew_s", "_seen", "body", "head", "reader")
+
+    def __init__(self, head: RequestHead) -> None:
+        self.head = head
+        self.body = bytearray()
+        self.reader: BodyReader = body_reader(head.body_bytes)
+        self._began_s = self._grew_s = 0.0
+        """Of the loop's clock; 0 until time passes for it."""
+        self._seen = 0
+
+    def too_slow(self, now_s: float, limits: HttpLimits) -> str:
+        """Return in which way the client is too slow; empty where it is not."""
+        found = len(self.body)
+        if not self._began_s or found != self._seen:
+            self._began_s = self._began_s or now_s
+            self._grew_s, self._seen = now_s, found
+        took_s, rate = now_s - self._began_s, limits.body_rate_min_bytes_s
+        if took_s > limits.body_total_s:
+            return f"body: not whole within {limits.body_total_s:g} s"
+        if now_s - self._grew_s > limits.body_s:
+            return f"body: no byte for {limits.body_s:g} s"
+        if found < (took_s - limits.body_s) * rate:
+            return f"body: found {found} bytes within {took_s:.0f} s, allowed {rate:g} a second and more"
+        return ""
+
+
+class ClientConnection:
+    """A connection, of which `plane` knows while it is open: an `asyncio.Protocol` by its shape, not by its class."""
+
+    __slots__ = (
+        "_advancing",
+        "_began_s",
+        "_buffer",
+        "_exchange",
+        "_gathered",
+        "_gathering",
+        "_half_closed",
+        "_keep_alive",
+        "_loop",
+        "_pending_bytes",
+        "_plane",
+        "_reading_paused",
+        "_served",
+        "_since_s",
+        "_site_lines",
+        "_slot",
+        "_state",
+        "_transport",
+        "_writing_paused",
+        "http_1_1",
+    )  # fmt: skip
+
+    def __init__(self, plane: "HttpPlane") -> None:
+        self._plane = plane
+        self._state = _IDLE
+        self._buffer = self._site_lines = b""
+        self._gathering: _Gathering | None = None
+        self._exchange: Exchange | None = None
+        self._keep_alive = self.http_1_1 = True
+        self._writing_paused = self._reading_paused = self._advancing = self._half_closed = False
+        self._served = 0
+        self._pending_bytes = 0
+        self._gathered = 0
+        """Bytes of its body that count among all bodies' (`HttpPlane.gathers`)."""
+
+    # ------------------------------------------------------------ the connection
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It stands."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._loop = self._plane.loop
+        self._since_s = 0.0
+        """Since when it is in its state, or nothing came; 0 until time passes for it. Not worth a look at the clock."""
+        self._transport.set_write_buffer_limits(high=self._plane.limits.write_bytes_max)
+        self._slot = self._plane.opened(self)
+        if self._plane.full:
+            self._refuse(503, self._plane.full_reason)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it went does not matter
+        """It is gone, and the client with it."""
+        self._slot.discard(self)
+        self._let_go_of_body()
+        self._plane.closed(self)
+        self._leave()
+
+    def eof_received(self) -> bool:
+        """The client sends no more; return whether it may have answers to come."""
+        state = self._state
+        if state != _SERVING and not (state <= _HEAD and self._writing_paused):
+            self._leave()
+            return False
+        self._half_closed = True
+        if self._exchange is not None and (probe := self._exchange.probe):
+            self._transport.write(probe)
+        return True
+
+    def _leave(self) -> None:
+        state, self._state = self._state, _CLOSED
+        self._buffer = b""
+        exchange, self._exchange = self._exchange, None
+        if state == _SERVING and exchange is not None:
+            self._transport.abort()
+            self._plane.over(gone=True)
+            exchange.leave()
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly."""
+        self._writing_paused = True
+        self._since_s, self._pending_bytes = 0.0, self._transport.get_write_buffer_size()
+        if self._exchange is not None and self._exchange.carried is not None:
+            self._exchange.carried.pause()
+
+    def resume_writing(self) -> None:
+        """The client has read most of what there was."""
+        self._writing_paused = False
+        if self._exchange is not None:
+            if self._exchange.carried is not None:
+                self._exchange.carried.resume()
+        elif self._state <= _HEAD:
+            self._advance()
+
+    # ------------------------------------------------------------ requests
+
+    def data_received(self, data: bytes) -> None:
+        """The client sent something."""
+        state = self._state
+        if state == _BODY:
+            assert self._gathering is not None, "there is one while a body is awaited"
+            self._feed_body(self._gathering, data)
+            if len(data) >= _TURN_BYTES:
+                self._end_turn()
+        elif state <= _HEAD and not self._writing_paused:
+            self._buffer = self._buffer + data if self._buffer else data
+            self._advance()
+        elif state <= _SERVING:
+            self._buffer += data
+            if len(self._buffer) > self._plane.limits.pipelined_bytes_max and not self._reading_paused:
+                self._reading_paused = True
+                self._transport.pause_reading()
+
+    def _end_turn(self) -> None:
+        """Read on in the loop's next turn: libuv reads up to 32 times in a row while more is there, 8 MB of a body."""
+        if not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        if not self._reading_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _advance(self) -> None:
+        """Serve what is in the buffer, one request after the other."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._buffer and self._state <= _HEAD and not self._writing_paused:
+                if not self._read_head():
+                    break
+        except Malformed as error:
+            self._refuse(error.status, str(error))
+        finally:
+            self._advancing = False
+        if self._half_closed and self._state <= _HEAD and not self._writing_paused:
+            self._send_away(heard_out=True)
+        if self._reading_paused and len(self._buffer) <= self._plane.limits.pipelined_bytes_max:
+            self._reading_paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def _read_head(self) -> bool:
+        """Return whether there is more to be done: a head was read, and perhaps its request served."""
+        buffer = self._buffer
+        if self._state == _IDLE:
+            self._state = _HEAD
+            self._began_s = perf_counter()
+            self._since_s = 0.0
+        if buffer[:1] in b"\r\n":
+            buffer = self._buffer = without_empty_lines(buffer)
+        end = buffer.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4
+        if end == 3:  # noqa: PLR2004 - not found
+            if len(buffer) >= HEAD_BYTES_MAX:
+                raise Malformed(431, f"head: found more than {HEAD_BYTES_MAX} bytes, allowed {HEAD_BYTES_MAX}")
+            return False
+        head = self._plane.heads.request(buffer[:end])
+        self._site_lines = self._plane.sites.checked(head.headers)
+        self.http_1_1, self._keep_alive = head.http_1_1, head.keep_alive
+        body_bytes, body_bytes_max = head.body_bytes, self._plane.limits.body_bytes_max
+        if body_bytes > body_bytes_max:
+            raise Malformed(413, f"body: found {body_bytes} bytes, allowed {body_bytes_max}")
+        stop = end + body_bytes
+        if body_bytes >= 0 and stop <= len(buffer):
+            self._buffer = buffer[stop:]
+            self._serve(head, buffer[end:stop])
+        else:
+            self._buffer = b""
+            self._expect_body(head, buffer[end:])
+        return True
+
+    def _expect_body(self, head: RequestHead, data: bytes) -> None:
+        gathering = self._gathering = _Gathering(head)
+        self._state = _BODY
+        self._since_s = 0.0
+        if data:
+            self._feed_body(gathering, data)
+        elif b"expect" in head.headers and head.http_1_1:
+            self._transport.write(CONTINUE)
+
+    def _feed_body(self, gathering: _Gathering, data: bytes) -> None:
+        reader, body = gathering.reader, gathering.body
+        try:
+            end = reader.feed(data, body)
+            if type(reader) is ChunkReader:
+                self._check_body(len(body) + reader.left)
+            self._count_body(len(body))
+        except Malformed as error:
+            self._refuse(error.status, str(error))
+            return
+        if end < 0:
+            return
+        self._gathering = None
+        self._buffer = data[end:]
+        self._serve(gathering.head, body if len(body) > SCANNED_BYTES else bytes(body))
+        self._advance()
+
+    def _count_body(self, gathered: int) -> None:
+        """So many bytes of its body are in memory; with 0 they are not any more."""
+        more, self._gathered = gathered - self._gathered, gathered
+        if not self._plane.gathers(more):
+            allowed = self._plane.limits.bodies_bytes_max
+            raise Malformed(503, f"data.bodies_bytes_max: the bodies of all requests have {allowed} bytes; try again")
+
+    def _let_go_of_body(self) -> None:
+        if self._gathered:
+            self._count_body(0)
+
+    def _check_body(self, found: int) -> None:
+        allowed = self._plane.limits.body_bytes_max
+        if found > allowed:
+            raise Malformed(413, f"body: found {found} bytes and more, allowed {allowed}")
+
+    def _serve(self, head: RequestHead, body: Bytes) -> None:
+        exchange = self._exchange = Exchange(self, head, body, self._began_s)
+        self._state = _SERVING
+        try:
+            self._plane.serve(exchange)
+        except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
+            _log.exception("request_failed", path=head.path)
+            self._fault(exchange, error)
+
+    def _fault(self, exchange: Exchange, error: Exception) -> None:
+        if exchange.carried is not None or not exchange.open:
+            self._transport.abort()
+        else:
+            message = f"our fault: {type(error).__name__}; see the log"
+            exchange.answer(500, error_body(message, "server_error"))
+
+    # ------------------------------------------------------------ answers
+
+    @property
+    def peer(self) -> str:
+        """Host and port."""
+        name = self._transport.get_extra_info("peername")
+        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
+
+    @property
+    def connection_line(self) -> bytes:
+        """The header lines that let its site's page read the answer, and that say that the connection ends with it."""
+        if self._plane.draining or (self._half_closed and not self._buffer):
+            self._keep_alive = False
+        return self._site_lines if self._keep_alive else self._site_lines + b"connection: close\r\n"
+
+    @property
+    def outward(self) -> Outward:
+        """Who sends its calls to workers."""
+        return self._plane.upstreams
+
+    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher) -> None:
+        """Send the call and splice its answer."""
+        self._plane.upstreams.forward(exchange, self, call, watcher, self._loop.time())
+        if self._writing_paused and exchange.carried is not None:
+            exchange.carried.pause()
+
+    def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
+        """Send a whole answer of our own."""
+        exchange = self._exchange
+        out = own_answer(status, body, content_type, headers, self.connection_line)
+        self._transport.write(out[: -len(body)] if body and exchange is not None and exchange.method == "HEAD" else out)
+        self.finish()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of an answer."""
+        self._transport.write(data)
+
+    def finish(self) -> None:
+        """The answer is whole: the next request may come, or the connection ends."""
+        if self._state != _SERVING:
+            return
+        self._exchange = None
+        self._served += 1
+        self._let_go_of_body()
+        self._plane.over(gone=False)
+        if not self._keep_alive or (self._half_closed and not self._buffer):
+            self._send_away(heard_out=not self._buffer)
+            return
+        self._state = _IDLE
+        self._since_s = 0.0
+        if self._buffer:
+            self._advance()
+
+    def cut(self) -> None:
+        """The connection ends within the answer."""
+        if self._state == _SERVING:
+            self._exchange = None
+            self._plane.over(gone=False)
+        self._state = _CLOSED
+        self._transport.abort()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is no request, and send its sender away: nobody knows where the next one begins."""
+        self._plane.refused(status)
+        kind = "server_error" if status == 503 else "invalid_request_error"  # noqa: PLR2004
+        body = error_body(message, kind, code=_CODES.get(status))
+        retry = [(b"retry-after", b"1")] if status == 503 else ()  # noqa: PLR2004
+        self._transport.write(own_answer(status, body, b"application/json", retry, b"connection: close\r\n"))
+        self._send_away(heard_out=False)
+
+    def _send_away(self, *, heard_out: bool) -> None:
+        """End the connection once the answer is sent; `heard_out`: the client has nothing more to say."""
+        self._since_s = 0.0
+        self._gathering = None
+        self._let_go_of_body()
+        if heard_out:
+            self._state = _CLOSED
+            self._transport.close()
+            return
+        self._state = _LINGERING
+        self._buffer = b""
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
+    # ------------------------------------------------------------ time
+
+    def expire(self) -> None:
+        """What is served is ended, and the client told; then the connection ends."""
+        exchange = self._exchange
+        if exchange is None:
+            self.abort()
+        elif exchange.carried is not None:
+            exchange.carried.expire()
+        else:
+            body = error_body("the router stops; try again", "server_error", code="shutting_down")
+            exchange.expire(503, body, ((b"retry-after", b"1"),))
+
+    def abort(self) -> None:
+        """The connection ends at once."""
+        self._transport.abort()
+
+    def let_pass(self, now_s: float) -> None:
+        """The client has left, or is sent away, if it was too slow."""
+        limits, state = self._plane.limits, self._state
+        if not self._since_s:
+            self._since_s = now_s
+        if self._writing_paused or state == _CLOSED:
+            self._let_reading_pass(now_s)
+        elif state == _IDLE:
+            if self._is_idle_too_long(now_s):
+                self._send_away(heard_out=True)
+        elif state == _SERVING:
+            if self._half_closed and self._is_reset():
+                self._leave()
+        elif state in {_HEAD, _BODY}:
+            self._let_sending_pass(now_s)
+        elif state == _LINGERING and now_s - self._since_s > limits.linger_s:
+            self._transport.abort()
+
+    def _is_idle_too_long(self, now_s: float) -> bool:
+        plane = self._plane
+        limits = plane.limits
+        if plane.draining and now_s - max(self._since_s, plane.draining_since_s) > limits.drain_idle_s:
+            return True
+        return now_s - self._since_s > (limits.idle_s if self._served else limits.head_s)
+
+    def _is_reset(self) -> bool:
+        """Return whether the client's system reset the connection, which is not read any more."""
+        found = self._transport.get_extra_info("socket")
+        return found is not None and found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+    def _let_sending_pass(self, now_s: float) -> None:
+        limits, gathering = self._plane.limits, self._gathering
+        if gathering is not None:
+            if reason := gathering.too_slow(now_s, limits):
+                self._refuse(408, reason)
+        elif now_s - self._since_s > limits.head_s:
+            self._refuse(408, f"head: not whole within {limits.head_s:g} s")
+
+    def _let_reading_pass(self, now_s: float) -> None:
+        pending_bytes = self._transport.get_write_buffer_size()
+        if pending_bytes < self._pending_bytes:
+            self._since_s = now_s
+        elif now_s - self._since_s > self._plane.limits.write_s:
+            self._transport.abort()
+        self._pending_bytes = pending_bytes

@@ -1,0 +1,292 @@
+"""What stands between the data plane's connections and the service that decides: one request, and what becomes of it.
+
+    service(exchange)  ->  exchange.answer(...)                     our own answer
+                       ->  exchange.forward(call, watcher)          a worker's answer, spliced
+                               on_head -> None, on_dropped          not passed on: forward again, or answer
+                               on_failed(begun=False)               nothing was passed on: forward again, or answer
+                               on_cut -> b"", then forward          the event stream goes on with another call's
+                               on_failed(begun=True)                over: the client has been told, or was cut off
+                               on_end                               over
+                       ->  exchange.on_gone(callback)               for as long as nothing is forwarded
+
+When the client leaves, exactly one is told: the watcher while a call is forwarded, else what `on_gone` was given.
+All of it happens in callbacks of one event loop, and none of them may block.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from kv_protocol.body_limits import Bytes
+from router.server.framing import LAST_CHUNK, chunk
+from router.server.heads import Headers, RequestHead
+from router.server.stream_replay import Kept
+
+Phase = Literal["local", "connect", "first_byte", "body"]
+"""Where a call failed: at a limit of our own, which says nothing of the worker; or at which of its steps."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_COMMENT = b":\n\n"
+_SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,9})')
+WHOLE_BYTES_MAX = 256 << 10
+"""Longer answers are passed on before they are whole; so is an event that is longer."""
+HeaderLines = Sequence[tuple[bytes, bytes]]
+
+
+class OutboundCall(NamedTuple):
+    """A POST to a worker: `base_url` + `path`, header lines ended by CRLF each (no host, no length), the body's parts.
+
+    The limits are seconds: until the connection stands, until the answer's first byte (from `forward` on, connecting
+    included), between two reads of it, and for all of it. `kept` gets the events of a stream, and says what of them is
+    passed on.
+    """
+
+    base_url: str
+    path: str
+    headers: bytes
+    body: bytes | tuple[Bytes | memoryview, ...]
+    connect_s: float
+    first_byte_s: float
+    between_bytes_s: float
+    total_s: float
+    kept: Kept | None = None
+    is_once: bool = False
+    """What it asks for can be had once: it is never sent again, and, when the client leaves, its worker is left only
+    when the answer has begun."""
+    whole_bytes_max: int = WHOLE_BYTES_MAX
+    """An answer that is no stream and has so many bytes at most is passed on once it is whole. Until then another
+    worker can give it."""
+    token_mark: bytes = b""
+    """Of a response's stream: what each event with tokens has, and no other; empty: every event has a token."""
+
+
+class Watcher(Protocol):
+    """Whoever follows a forwarded call. After `on_dropped`, `on_end`, `on_failed` or `on_gone` it hears no more.
+
+    `on_failed` and `on_gone` may come before `forward` returns.
+    """
+
+    def on_head(self, status: int, headers: Headers) -> bytes | None:
+        """Return header lines (ended by CRLF each) that the answer is passed on with; None: it is not passed on."""
+
+    def on_dropped(self) -> None:
+        """The answer that was not wanted is out of the way: `forward` or `answer` may be called."""
+
+    def on_first_byte(self) -> None:
+        """The first byte of the answer's body came. Not told where the answer was whole at once: `on_end` follows."""
+
+    def on_bytes(self) -> None:
+        """More bytes came."""
+
+    def on_end(self, tail: bytes, later_events: int) -> None:
+        """The whole answer was passed on; `tail` is the last of its body, 4 KB at most, empty where it has none.
+
+        `later_events` are those of an event stream that came behind its first bytes, without the mark of its end.
+        """
+
+    def on_cut(self, phase: Phase, reason: str) -> bytes | None:
+        """The worker failed in the middle of a `kept` event stream; return what follows what the client has of it.
+
+        None: an error event, and `on_failed`. Nothing: another call, for `forward` is called. Else the stream's end.
+        """
+
+    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
+        """The worker failed. `begun`: the client had bytes of the answer, which was ended; else it waits for one."""
+
+    def on_gone(self) -> None:
+        """The client left; the worker's connection was closed."""
+
+
+class Carried(Protocol):
+    """A call on its way, as the client's connection sees it."""
+
+    @property
+    def probe(self) -> bytes:
+        """What may be sent to the client now without a change of the answer's meaning; empty: nothing."""
+
+    def leave(self) -> None:
+        """The client left."""
+
+    def pause(self) -> None:
+        """The client reads too slowly: nothing more is read for it until `resume`."""
+
+    def resume(self) -> None:
+        """It has read what there was."""
+
+    def expire(self) -> None:
+        """The plane stops: the answer is ended now."""
+
+
+class AnswerEnd(Protocol):
+    """Where an answer on its way goes: a client's connection, or whoever stands in its place."""
+
+    http_1_1: bool
+
+    @property
+    def connection_line(self) -> bytes:
+        """Header lines of the connection's own: what becomes of it, and who may read. Read when the head is sent."""
+
+    def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
+        """Send a whole answer of our own, which ends the exchange."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of an answer."""
+
+    def finish(self) -> None:
+        """The answer is whole: the next request may come."""
+
+    def cut(self) -> None:
+        """The answer cannot be completed: the connection ends, so that nobody takes it for a whole one."""
+
+
+class Outward(Protocol):
+    """Whoever sends calls to workers."""
+
+    def forward(
+        self, exchange: "Exchange", client: AnswerEnd, call: OutboundCall, watcher: Watcher, now_s: float
+    ) -> None:
+        """Send the call, and splice its answer to `client`; `now_s` is the loop's time."""
+
+
+class ClientEnd(AnswerEnd, Protocol):
+    """The client's connection, as a request sees it."""
+
+    @property
+    def peer(self) -> str:
+        """Host and port."""
+
+    @property
+    def outward(self) -> Outward:
+        """Who sends its calls to workers."""
+
+    def forward(self, exchange: "Exchange", call: OutboundCall, watcher: Watcher) -> None:
+        """Send the call and splice its answer."""
+
+
+def error_events(error: bytes, *, mid_event: bool = False) -> bytes:
+    """Return what ends an event stream that cannot go on: the error's body as an event, and the mark of the end."""
+    return b"%bdata: %b\n\ndata: [DONE]\n\n" % (b"\n\n" if mid_event else b"", error)
+
+
+def response_error_event(message: str, code: str, passed_on: bytes, *, mid_event: bool = False) -> bytes:
+    """Return what ends the stream of a response that cannot go on; `passed_on` is the end of what the client has of it.
+
+    Source: the OpenAI API reference, "Responses: streaming events", `error`.
+    """
+    numbers = _SEQUENCE_NUMBER.findall(passed_on)
+    number = int(numbers[-1]) + 1 if numbers else 0
+    error = {"type": "error", "sequence_number": number, "code": code, "message": message, "param": None}
+    return b"%bevent: error\ndata: %b\n\n" % (b"\n\n" if mid_event else b"", msgspec.json.encode(error))
+
+
+def head_probe(client: AnswerEnd) -> bytes:
+    """Return what may come before an answer: an interim answer, which HTTP/1.0 does not have (RFC 9110, 15.2)."""
+    return CONTINUE if client.http_1_1 else b""
+
+
+def event_probe(client: AnswerEnd) -> bytes:
+    """Return what may come between two events of a stream: a comment."""
+    return chunk(_COMMENT) if client.http_1_1 else _COMMENT
+
+
+class Exchange:
+    """One request of a client, whole, and the means to answer it, exactly once."""
+
+    __slots__ = ("_client", "_on_gone", "began_s", "body", "carried", "headers", "is_begun", "method", "path", "query")
+
+    def __init__(self, client: ClientEnd, head: RequestHead, body: Bytes, began_s: float) -> None:
+        self._client: ClientEnd | None = client
+        self.method, self.path, self.query = head.method, head.path, head.query
+        self.headers: Headers = head.headers
+        self.body = body
+        self.began_s = began_s
+        """`perf_counter` when its first byte came."""
+        self.carried: Carried | None = None
+        self.is_begun = False
+        """Whether the client has the beginning of an event stream, which is to go on."""
+        self._on_gone: Callable[[], None] | None = None
+
+    @property
+    def peer(self) -> str:
+        """Host and port of the client; empty once it left or was answered."""
+        return "" if self._client is None else self._client.peer
+
+    @property
+    def open(self) -> bool:
+        """Whether the client still waits for an answer."""
+        return self._client is not None
+
+    @property
+    def probe(self) -> bytes:
+        """What may be sent to the client now without a change of the answer's meaning; empty: nothing."""
+        client = self._client
+        if client is None or self.carried is not None:
+            return b"" if self.carried is None else self.carried.probe
+        return event_probe(client) if self.is_begun else head_probe(client)
+
+    def answer(
+        self, status: int, body: bytes, *, content_type: bytes = b"application/json", headers: HeaderLines = ()
+    ) -> None:
+        """The client gets this, whole; nothing happens where it left or was answered.
+
+        Where an event stream has begun, it ends with `body` as its last event.
+        """
+        client = self._client
+        if client is not None:
+            assert self.carried is None, "a call is being forwarded"
+            if self.is_begun:
+                self.end_stream(error_events(body))
+            else:
+                self.close()
+                client.reply(status, body, content_type, headers)
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when the client leaves while nothing is forwarded; at once where it left."""
+        if self._client is None:
+            callback()
+        else:
+            self._on_gone = callback
+
+    def forward(self, call: OutboundCall, watcher: Watcher) -> None:
+        """Send the call to its worker and splice the answer; tell `watcher` at once where the client left."""
+        if self._client is None:
+            watcher.on_gone()
+        else:
+            assert self.carried is None, "a call is being forwarded"
+            self._client.forward(self, call, watcher)
+
+    def end_stream(self, events: bytes) -> None:
+        """The event stream that has begun ends with these; nothing happens where the client left."""
+        client = self._client
+        if client is not None:
+            assert self.carried is None, "a call is being forwarded"
+            self.close()
+            client.write(chunk(events) + LAST_CHUNK if client.http_1_1 else events)
+            client.finish()
+
+    @property
+    def outward(self) -> Outward:
+        """Who sends calls to workers. The client is still there."""
+        assert self._client is not None
+        return self._client.outward
+
+    def close(self) -> None:
+        """It is over; nobody hears of it any more."""
+        self._client = self._on_gone = self.carried = None
+
+    def expire(self, status: int, body: bytes, headers: HeaderLines) -> None:
+        """The plane stops while nothing is forwarded: the client is told, and whoever works for it."""
+        callback = self._on_gone
+        self.answer(status, body, headers=headers)
+        if callback is not None:
+            callback()
+
+    def leave(self) -> None:
+        """The client left: whoever works for it is told."""
+        carried, callback = self.carried, self._on_gone
+        self.close()
+        if carried is not None:
+            carried.leave()
+        elif callback is not None:
+            callback()

@@ -1,0 +1,262 @@
+"""The data plane: an address on which clients are served, and the connections to workers behind it.
+
+`start` binds and listens: what comes waits in the system's queue. `run` serves until it is stopped:
+
+    stop           the socket closes once what waits in its queue was accepted (`acceptor.py`)
+    drain_idle_s   requests that still come are served; every answer says `connection: close`, and ends its connection.
+                   Then connections without a request are closed
+    drain_s        what is served goes on
+    afterwards     what is not complete is ended: a stream by an error event, what has not begun by 503, else by a cut
+"""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple, cast
+
+import structlog
+
+from kv_runtime.acceptor import BACKLOG, Acceptor
+from kv_runtime.hosts import HostNames
+from kv_runtime.http import error_body
+from kv_runtime.open_files import OpenFiles, open_files
+from kv_runtime.supervise import TaskSet
+from router.server.capacity import Capacity, capacity, lowered
+from router.server.client_connection import ClientConnection
+from router.server.exchange import Exchange
+from router.server.heads import HeadReader
+from router.server.limits import HttpLimits
+from router.server.own_answer import own_answer
+from router.server.sites import Sites
+from router.server.timeout_sweeper import Sweep, Watched
+from router.server.upstream import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
+
+REFUSED_MAX = 16
+"""Connections beyond the bound that are read until their client has the refusal; further ones close at once."""
+
+_log = structlog.get_logger("http")
+
+
+class HttpStatistics(NamedTuple):
+    """What there is now, and what was since the beginning."""
+
+    connections: int
+    inflight: int
+    accepted: int
+    requests: int
+    gone: int
+    """Clients that left before their answer was whole."""
+    refused: dict[int, int]
+    """What was no request, or too large, or too slow, by status."""
+    capacity: Capacity
+    accept_failures: dict[str, int]
+    """Failed accepts by the error's name."""
+    upstream: UpstreamStatistics
+
+
+class HttpPlane:
+    """Gives every complete request to `service`, which answers it or forwards it, now or later."""
+
+    def __init__(
+        self,
+        service: Callable[[Exchange], None],
+        limits: HttpLimits | None = None,
+        *,
+        sites: Sites | None = None,
+        not_passed_on: frozenset[bytes] = OURS,
+        files: Callable[[], OpenFiles] = open_files,
+    ) -> None:
+        """`sites` says whose requests are served; without it, those that call it by a name of loopback.
+
+        `not_passed_on` are headers of workers that clients do not get; `files` is read once, at the start.
+        """
+        self._service = service
+        self.limits = limits or HttpLimits()
+        self.sweep = Sweep(self.limits.sweep_s)
+        self.upstreams = Upstreams(self.limits, self.sweep, not_passed_on)
+        self.heads = HeadReader()
+        self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))
+        self.draining = False
+        self.draining_since_s = 0.0
+        """When it began, by the loop's clock."""
+        self.loop: asyncio.AbstractEventLoop
+        self.capacity = Capacity(self.limits.connections_max, self.limits.worker_connections_max)
+        self._files = files
+        self._acceptor = Acceptor(self._take)
+        self._adoptions: TaskSet | None = None
+        self._adopting = 0
+        self._connections: set[ClientConnection] = set()
+        self._quiet = asyncio.Event()
+        self._is_over = False
+        self._accepted = self._requests = self._inflight = self._gone = self._bodies_bytes = 0
+        self._refused: dict[int, int] = {}
+
+    async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
+        """The address is bound, and it is known how many connections the open files allow.
+
+        Raises:
+            PortUsed: another process has the address, or it is not of this machine.
+            TooFewFiles: the limit of open files leaves no room for clients.
+        """
+        self.loop = asyncio.get_running_loop()
+        files = self._files()
+        self.capacity = capacity(self.limits, files)
+        self.upstreams.connections_max = self.capacity.workers
+        if reason := lowered(self.limits, self.capacity, files):
+            _log.warning("connections_bound_lowered", reason=reason)
+        await self._acceptor.bind(host, port, reuse_port=reuse_port)
+
+    @property
+    def port(self) -> int:
+        """The port in use, also where 0 was asked for."""
+        return self._acceptor.port
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set, then drain; afterwards no connection is left."""
+        async with TaskSet(DIALS_MAX) as dials, TaskSet(BACKLOG) as adoptions:
+            self.upstreams.dials, self._adoptions = dials, adoptions
+            self._acceptor.start()
+            self.sweep.start()
+            try:
+                await stop.wait()
+                await self._drain()
+            finally:
+                self.draining = self._is_over = True
+                self._acceptor.close()
+                await self._end()
+
+    def statistics(self) -> HttpStatistics:
+        """Return the figures of now."""
+        return HttpStatistics(
+            connections=len(self._connections),
+            inflight=self._inflight,
+            accepted=self._accepted,
+            requests=self._requests,
+            gone=self._gone,
+            refused=dict(self._refused),
+            capacity=self.capacity,
+            accept_failures=dict(self._acceptor.failures),
+            upstream=self.upstreams.statistics(),
+        )
+
+    def in_progress(self) -> dict[str, int]:
+        """Return what is drained when the plane stops."""
+        return {"requests": self._inflight, "connections": len(self._connections)}
+
+    # ------------------------------------------------------------ called by connections
+
+    @property
+    def full(self) -> bool:
+        """Whether there are more connections than there may be."""
+        return len(self._connections) > self.capacity.clients
+
+    @property
+    def full_reason(self) -> str:
+        """What the clients beyond the bound are answered."""
+        return f"data.connections_max: {self.capacity.clients} connections are open; try again"
+
+    def opened(self, connection: ClientConnection) -> set[Watched]:
+        """A client's connection stands; return its slot in the sweep."""
+        self._accepted += 1
+        self._adopting -= 1
+        self._connections.add(connection)
+        return self.sweep.add(connection)
+
+    def closed(self, connection: ClientConnection) -> None:
+        """A client's connection is gone."""
+        self._connections.discard(connection)
+        self._note_quiet()
+
+    def gathers(self, more: int) -> bool:
+        """So many bytes more of requests' bodies are in memory; return whether that is allowed."""
+        self._bodies_bytes += more
+        return more <= 0 or self._bodies_bytes <= self.limits.bodies_bytes_max
+
+    def serve(self, exchange: Exchange) -> None:
+        """A request is complete."""
+        self._requests += 1
+        self._inflight += 1
+        if self._is_over:
+            body = error_body("the router stops; try again", "server_error", code="shutting_down")
+            exchange.answer(503, body, headers=((b"retry-after", b"1"),))
+        elif exchange.method == "OPTIONS" and (allowed := self.sites.preflight(exchange.headers)):
+            exchange.answer(200, b"", headers=allowed)
+        else:
+            self._service(exchange)
+
+    def over(self, *, gone: bool) -> None:
+        """A request was answered, or its client left."""
+        self._inflight -= 1
+        self._gone += gone
+
+    def refused(self, status: int) -> None:
+        """What a client sent is no request that is served."""
+        self._refused[status] = self._refused.get(status, 0) + 1
+
+    # ------------------------------------------------------------ new connections
+
+    def _take(self, accepted: socket.socket) -> None:
+        assert self._adoptions is not None, "sockets are accepted while the plane runs"
+        room = self.capacity.clients + REFUSED_MAX - len(self._connections) - self._adopting
+        if room > 0 and len(self._adoptions) < BACKLOG:
+            self._adopting += 1
+            self._adoptions.spawn(self._adopt(accepted))
+        else:
+            self._turn_away(accepted)
+
+    def _turn_away(self, accepted: socket.socket) -> None:
+        """Send the refusal and close; a client that has sent something may see the reset instead."""
+        self.refused(503)
+        body = error_body(self.full_reason, "server_error")
+        answer = own_answer(503, body, b"application/json", [(b"retry-after", b"1")], b"connection: close\r\n")
+        with accepted, suppress(OSError):
+            accepted.send(answer)
+
+    async def _adopt(self, accepted: socket.socket) -> None:
+        """Serve the connection, unless its client has left."""
+        try:
+            await self.loop.connect_accepted_socket(lambda: cast("asyncio.Protocol", ClientConnection(self)), accepted)
+        except OSError:
+            accepted.close()
+            self._adopting -= 1
+            self._note_quiet()
+
+    # ------------------------------------------------------------ the end
+
+    async def _drain(self) -> None:
+        self.draining, self.draining_since_s = True, self.loop.time()
+        try:
+            async with asyncio.timeout(self.limits.drain_s):
+                await self._acceptor.stop(self.limits.drain_s)
+                await self._no_connection()
+        except TimeoutError:
+            pass
+
+    async def _no_connection(self) -> None:
+        """Wait for the last connection to end."""
+        self._quiet.clear()
+        if self._connections or self._adopting:
+            await self._quiet.wait()
+
+    def _note_quiet(self) -> None:
+        if not self._connections and not self._adopting:
+            self._quiet.set()
+
+    async def _end(self) -> None:
+        self.upstreams.dials = None
+        for connection in tuple(self._connections):
+            connection.expire()
+        self.upstreams.abort()
+        await self._lingered()
+        for connection in tuple(self._connections):
+            connection.abort()
+        await self._lingered()
+        self.sweep.stop()
+
+    async def _lingered(self) -> None:
+        try:
+            async with asyncio.timeout(self.limits.linger_s):
+                await self._no_connection()
+        except TimeoutError:
+            pass

@@ -1,0 +1,470 @@
+"""A worker's answer on its way to the client.
+
+| answer | what the client gets, and when | after the worker's death |
+|---|---|---|
+| event stream | chunks; whole events as they come | nothing was passed on: `on_failed`; else another worker's, where |
+| | | the call is `kept` and `on_cut` says so; else an error event, `[DONE]` |
+| up to `call.whole_bytes_max` | its length; once it is whole | `on_failed` |
+| longer | its length or chunks; as it comes | what was passed on is cut off |
+
+A response's stream (`call.token_mark`) ends with an error event of its own kind, without `[DONE]`; to the watcher it
+begins with its first event that has a token.
+
+Reads that are whole chunks and end an event go through as they are. What is not is decoded, cut after the last whole
+event, and put into a chunk of its own. A client of HTTP/1.0 gets bytes until its connection ends. Of the body only the
+last 4 KB are kept, but of a call that says so. A `kept` stream that ends without `[DONE]` may go on, too; what of it is
+passed on is the keeper's affair.
+"""
+
+from typing import Protocol
+
+from kv_runtime.http import error_body
+from router.server.exchange import (
+    AnswerEnd,
+    Exchange,
+    OutboundCall,
+    Phase,
+    Watcher,
+    error_events,
+    event_probe,
+    head_probe,
+    response_error_event,
+)
+from router.server.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, whole_chunks
+from router.server.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
+from router.server.null_sink import Nobody
+
+TAIL_BYTES = 4096
+_RECENT_MAX = 8
+_CHUNK_THAT_ENDS_AN_EVENT = (b"\n\n\r\n", b"\n\r\n\r\n")
+_EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
+_MARK_BYTES = 2
+"""What may stand of a mark before new bytes."""
+_HEAD, _EVENTS, _GATHER, _PASS, _OVER = range(5)
+_CUT_SHORT = "the connection closed before the answer's end"
+_DONE = b"[DONE]"
+
+
+class WorkerEnd(Protocol):
+    """The worker's connection, as its answer sees it."""
+
+    def release(self, *, reusable: bool) -> None:
+        """The answer is read, or not wanted: the connection is kept for others, or closed."""
+
+    def pause_reading(self) -> None:
+        """Nothing is read until `resume_reading`."""
+
+    def resume_reading(self) -> None:
+        """Go on reading."""
+
+
+class Dial(Protocol):
+    """A connection that is being opened."""
+
+    def cancel(self) -> object:
+        """It is not wanted any more."""
+
+
+class Splice:
+    """One forwarded call: fed what its worker sends, it feeds the client and tells the watcher."""
+
+    __slots__ = (
+        "_begun", "_chunked_out", "_client", "_exchange", "_framing", "_has_token", "_heads", "_heard_s", "_held",
+        "_later_events", "_lines", "_mid_event", "_reader", "_recent", "_reusable", "_silent", "_since_s", "_state",
+        "_stream", "_tail", "_until_close", "_watcher", "call", "connection", "dial", "heard", "paused",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        client: AnswerEnd,
+        call: OutboundCall,
+        watcher: Watcher,
+        heads: HeadReader,
+        now_s: float,
+    ) -> None:
+        self._exchange, self._client, self._watcher, self._heads = exchange, client, watcher, heads
+        self.call = call
+        self._since_s = self._heard_s = now_s
+        self.connection: WorkerEnd | None = None
+        self.dial: Dial | None = None
+        self.heard = self.paused = self._until_close = self._mid_event = False
+        self._begun = self._stream = exchange.is_begun
+        self._silent = True
+        self._has_token = False
+        """Whether an event with the call's `token_mark` came."""
+        self._later_events = 0
+        self._state = _HEAD
+        self._held: bytearray | None = None
+        """What came of the head, or of the body's payload, and was not passed on."""
+
+    # ------------------------------------------------------------ what the worker sends
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the answer."""
+        self.heard = True
+        if self._state == _EVENTS:
+            if not self._held and data.endswith(_CHUNK_THAT_ENDS_AN_EVENT) and self._passed_as_they_are(data):
+                return
+            self._feed_body(data)
+        elif self._state == _HEAD:
+            self._feed_head(data)
+        else:
+            self._feed_body(data)
+
+    def _feed_head(self, data: bytes) -> None:
+        if self._held is not None:
+            self._held += data
+            data = bytes(self._held)
+        while (end := data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4) > 3:  # noqa: PLR2004 - found
+            try:
+                head = self._heads.answer(data[:end])
+            except Malformed as error:
+                self.fail("first_byte", str(error))
+                return
+            if head.status >= 200:  # noqa: PLR2004 - the first that is no interim answer
+                self._held = None
+                self._begin(head, data[end:])
+                return
+            if head.status == 101:  # noqa: PLR2004 - it goes on in another protocol, which nobody asked for
+                self.fail("first_byte", "status 101")
+                return
+            data = data[end:]
+        if len(data) >= HEAD_BYTES_MAX:
+            self.fail("first_byte", f"a head of more than {HEAD_BYTES_MAX} bytes")
+        self._held = bytearray(data)
+
+    def _begin(self, head: AnswerHead, body: bytes) -> None:
+        self._reusable = head.reusable
+        lines = self._watcher.on_head(head.status, head.headers)
+        if lines is None:
+            self._drop(head, body)
+            return
+        client, body_bytes = self._client, head.body_bytes
+        start = head.lines + lines
+        if body_bytes == len(body) and not self._begun:  # most answers
+            start += client.connection_line
+            if not body:
+                client.write(start + _no_body(head))
+            else:
+                client.write(b"%bcontent-length: %d\r\n\r\n%b" % (start, len(body), body))
+            self._over(extra=False, tail=body[-TAIL_BYTES:])
+            return
+        self._reader = body_reader(body_bytes)
+        self._until_close = body_bytes == UNTIL_CLOSE
+        self._held = bytearray()
+        self._recent: list[bytes] = []
+        self._tail = b""
+        self._chunked_out = client.http_1_1
+        if head.headers.get(b"content-type", b"")[:17].lower() == b"text/event-stream":
+            self._state = _EVENTS
+            self._stream = True
+            if b"cache-control" not in head.headers:
+                start += b"cache-control: no-cache\r\n"
+            self._framing = b"transfer-encoding: chunked\r\n\r\n" if client.http_1_1 else b"\r\n"
+        elif self._begun:
+            self.fail("first_byte", "the answer that was to go on is no event stream")
+            return
+        elif body_bytes > self.call.whole_bytes_max:
+            self._state = _PASS
+            self._chunked_out = False
+            self._framing = b"content-length: %d\r\n\r\n" % body_bytes
+        else:
+            self._state = _GATHER
+            self._framing = b""
+        self._lines = start
+        if body:
+            self.feed(body)
+
+    def _passed_as_they_are(self, data: bytes) -> bool:
+        """Return whether `data` was whole chunks, the last of which ends an event, and went through."""
+        reader = self._reader
+        if type(reader) is not ChunkReader or not reader.between_chunks or not self._chunked_out:
+            return False
+        tail_at = whole_chunks(data, TAIL_BYTES)
+        if tail_at < 0:
+            return False
+        recent = self._recent
+        recent.append(data[tail_at:] if tail_at else data)
+        if len(recent) > _RECENT_MAX:
+            del recent[0]
+        self._write(self._shown(data, framed=True))
+        self._tell()
+        return True
+
+    def _feed_body(self, data: bytes) -> None:
+        held = self._held
+        assert held is not None
+        before = len(held)
+        try:
+            end = self._reader.feed(data, held)
+        except Malformed as error:
+            self.fail("body", str(error))
+            return
+        if len(held) > before:
+            self._tell()
+        if end >= 0:
+            self._end(extra=end < len(data))
+        elif ripe := self._ripe(held, max(0, before - _MARK_BYTES)):
+            self._pass_on(held, ripe)
+
+    def _pass_on(self, held: bytearray, ripe: int) -> None:
+        """Pass on the first `ripe` bytes of what is held."""
+        payload = bytes(held[:ripe])
+        del held[:ripe]
+        self._write(self._outgoing(payload))
+        self._remember(payload)
+
+    def _ripe(self, held: bytearray, searched_from: int) -> int:
+        """Return how many of the held bytes may be passed on."""
+        if self._state == _EVENTS:
+            ends = [at + len(mark) for mark in _EVENT_ENDS if (at := held.rfind(mark, searched_from)) >= 0]
+            if ends:
+                self._mid_event = False
+                return max(ends)
+        elif self._state == _PASS:
+            return len(held)
+        if len(held) <= self.call.whole_bytes_max:
+            return 0
+        self._mid_event = True
+        if self._state == _GATHER:
+            self._state = _PASS
+            self._framing = b"transfer-encoding: chunked\r\n\r\n" if self._chunked_out else b"\r\n"
+        return len(held)
+
+    def _outgoing(self, payload: bytes) -> bytes:
+        """Return the bytes by which the client gets a part of the body."""
+        if self._state == _EVENTS:
+            payload = self._shown(payload, framed=False)
+        return chunk(payload) if self._chunked_out and payload else payload
+
+    def _shown(self, events: bytes, *, framed: bool) -> bytes:
+        """Return what the client gets of events, or of the beginning of a long one; `framed`: both are whole chunks."""
+        if self.call.token_mark:
+            self._count_tokens(events.count(self.call.token_mark))
+        elif self._begun:
+            self._later_events += events.count(b"\n\n") or events.count(b"\n\r\n")
+        kept = self.call.kept
+        return events if kept is None else kept.add(events, framed=framed)
+
+    def _write(self, data: bytes) -> None:
+        if not self._begun:
+            self._begun = True
+            data = b"%b%b%b%b" % (self._lines, self._client.connection_line, self._framing, data)
+        self._client.write(data)
+
+    def _tell(self) -> None:
+        is_first, self._silent = self._silent, False
+        if self._stream and self.call.token_mark:
+            return  # `_count_tokens` tells
+        if is_first:
+            self._watcher.on_first_byte()
+        else:
+            self._watcher.on_bytes()
+
+    def _count_tokens(self, count: int) -> None:
+        """So many events with tokens came: the first ones are the answer's first bytes to the watcher."""
+        if not count:
+            return
+        if self._has_token:
+            self._later_events += count
+            self._watcher.on_bytes()
+        else:
+            self._has_token = True
+            self._watcher.on_first_byte()
+
+    def _remember(self, payload: bytes) -> None:
+        """Keep the last of what was passed on."""
+        known = bytearray(self._tail)
+        reader = ChunkReader()
+        for each in self._recent:
+            reader.feed(each, known)
+        self._recent.clear()
+        known += payload[-TAIL_BYTES:]
+        self._tail = bytes(known[-TAIL_BYTES:])
+
+    # ------------------------------------------------------------ how it ends
+
+    def _end(self, *, extra: bool) -> None:
+        """The body is whole; `extra`: bytes came that belong to no answer."""
+        if self._state == _EVENTS and self._silent:
+            self.fail("first_byte", "no bytes")
+            return
+        if self._state == _EVENTS and self.call.kept is not None and self._went_on():
+            return
+        held = bytes(self._held or b"")
+        if self._state == _GATHER:
+            out = b"content-length: %d\r\n\r\n%b" % (len(held), held)
+        else:
+            out = self._outgoing(held) + (LAST_CHUNK if self._chunked_out else b"")
+        self._write(out)
+        self._remember(held)
+        self._over(extra=extra, tail=self._tail)
+
+    def _went_on(self) -> bool:
+        """Return whether a stream that ended without its mark goes on; else it ends as its worker ended it."""
+        held = self._held
+        assert held is not None
+        self._remember(b"")
+        if _DONE in (self._tail + held)[-TAIL_BYTES:]:
+            return False
+        if ripe := self._ripe(held, 0):
+            self._pass_on(held, ripe)
+        if not self._begun:
+            return False
+        self._detach(reusable=False)
+        goes_on = self._goes_on("body", "the stream ended without [DONE]")
+        self._state = _OVER if goes_on else _EVENTS
+        return goes_on
+
+    def _over(self, *, extra: bool, tail: bytes) -> None:
+        self._detach(reusable=self._reusable and not extra)
+        self._exchange.close()
+        has_mark = not self.call.token_mark and self._later_events > 0 and tail.rstrip().endswith(_DONE)
+        self._watcher.on_end(tail, self._later_events - has_mark)
+        self._client.finish()
+
+    def _drop(self, head: AnswerHead, body: bytes) -> None:
+        """The answer is not wanted; its connection is kept where all of it is here."""
+        whole = head.body_bytes == len(body)
+        if head.body_bytes == CHUNKED:
+            try:
+                whole = ChunkReader().feed(body, bytearray()) == len(body)
+            except Malformed:
+                whole = False
+        self._detach(reusable=whole and head.reusable)
+        self._exchange.carried = None
+        self._watcher.on_dropped()
+
+    def closed(self, *, clean: bool) -> None:
+        """The worker's connection ended, by its own will (`clean`) or by a failure."""
+        self.connection = None
+        if self._state != _OVER:
+            if clean and self._until_close:
+                self._end(extra=True)
+            else:
+                self.fail("first_byte" if self._silent else "body", _CUT_SHORT)
+
+    @property
+    def probe(self) -> bytes:
+        """What may be sent to the client now without a change of the answer's meaning; empty: nothing."""
+        if not self._begun:
+            return head_probe(self._client)
+        return event_probe(self._client) if self._stream and not self._mid_event else b""
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether no byte of an answer came."""
+        return self._state == _HEAD and self._held is None
+
+    def abandon(self) -> None:
+        """A fault of ours: the client is told, or cut off, and nobody waits for anything."""
+        known = self._state == _OVER
+        self._detach(reusable=False)
+        if self._exchange.open and not self._begun:
+            self._exchange.close()
+            body = error_body("our fault; see the log", "server_error")
+            self._client.reply(500, body, b"application/json", ())
+        else:
+            self._client.cut()
+        if not known:
+            self._watcher.on_gone()
+
+    def fail(self, phase: Phase, reason: str) -> None:
+        """The attempt is over, as the worker failed."""
+        self._detach(reusable=False)
+        if self._begun:
+            if self.call.kept is not None and not self._mid_event and self._goes_on(phase, reason):
+                return
+            self._exchange.close()
+            self._watcher.on_failed(phase, reason, begun=True)
+            self._finish_cut(f"the worker failed in its answer: {phase}: {reason}", "upstream_failed")
+        else:
+            self._exchange.carried = None
+            self._watcher.on_failed(phase, reason, begun=False)
+
+    def _goes_on(self, phase: Phase, reason: str) -> bool:
+        """Return whether the stream goes on without this worker, or is whole without it."""
+        exchange = self._exchange
+        exchange.is_begun, exchange.carried = True, None
+        more = self._watcher.on_cut(phase, reason)
+        if more:
+            exchange.close()
+            self._client.write(chunk(more) + LAST_CHUNK if self._client.http_1_1 else more)
+            self._client.finish()
+        return more is not None
+
+    def leave(self) -> None:
+        """The client left; the worker's connection is closed, now or, where the call is one of a kind, soon."""
+        watcher = self._watcher
+        if self.call.is_once and self._silent and self._state != _OVER:
+            self._client = self._watcher = Nobody(self.leave)
+        else:
+            self._detach(reusable=False)
+        watcher.on_gone()
+
+    def expire(self) -> None:
+        """The plane stops, and waits for this answer no longer; for the watcher it is as if the client left."""
+        self._detach(reusable=False)
+        self._exchange.close()
+        self._watcher.on_gone()
+        message = "the router stops; the answer was not complete in time"
+        if self._begun:
+            self._finish_cut(message, "shutting_down")
+        else:
+            body = error_body(message, "server_error", code="shutting_down")
+            self._client.reply(503, body, b"application/json", [(b"retry-after", b"1")])
+
+    def _finish_cut(self, message: str, code: str) -> None:
+        """End what the client has of the answer: by an error event, or by the connection's end."""
+        if not self._stream:
+            self._client.cut()
+            return
+        if self.call.token_mark:
+            self._remember(b"")
+            out = response_error_event(message, code, self._tail, mid_event=self._mid_event)
+        else:
+            body = error_body(message, "server_error", code=code)
+            out = error_events(body, mid_event=self._mid_event)
+        self._client.write(chunk(out) + LAST_CHUNK if self._client.http_1_1 else out)
+        self._client.finish()
+
+    def _detach(self, *, reusable: bool) -> None:
+        self._state = _OVER
+        connection, self.connection = self.connection, None
+        dial, self.dial = self.dial, None
+        if connection is not None:
+            connection.release(reusable=reusable)
+        if dial is not None:
+            dial.cancel()
+
+    # ------------------------------------------------------------ time, and the client's pace
+
+    def pause(self) -> None:
+        """The client reads too slowly: nothing is read for it until `resume`."""
+        self.paused = True
+        if self.connection is not None:
+            self.connection.pause_reading()
+
+    def resume(self) -> None:
+        """The client has read what there was."""
+        self.paused, self.heard = False, True
+        if self.connection is not None:
+            self.connection.resume_reading()
+
+    def let_pass(self, now_s: float) -> None:
+        """The attempt has failed if a limit of the call is exceeded now."""
+        call = self.call
+        if self.heard:
+            self.heard, self._heard_s = False, now_s
+        if now_s - self._since_s > call.total_s:
+            self.fail("first_byte" if self._silent else "body", f"TimeoutError: not whole within {call.total_s:g} s")
+        elif self._silent:
+            if now_s - self._since_s > call.first_byte_s:
+                self.fail("first_byte", f"TimeoutError: no byte within {call.first_byte_s:g} s")
+        elif not self.paused and now_s - self._heard_s > call.between_bytes_s:
+            self.fail("body", f"TimeoutError: no byte for {call.between_bytes_s:g} s")
+
+
+def _no_body(head: AnswerHead) -> bytes:
+    return b"\r\n" if head.status in (204, 304) else b"content-length: 0\r\n\r\n"

@@ -1,0 +1,104 @@
+"""Which names the data plane may be called by, and pages of which sites may send it requests through a browser.
+
+| a request has | outcome |
+|---|---|
+| a `Host` that is not a name of ours (`kv_runtime/hosts.py`) | 421 |
+| no `Origin`, or one of the same host and port | served |
+| an `Origin` that is listed | served; the answer lets the page read it |
+| any other `Origin` (`null` is one) | 403 |
+
+Each answer has `vary: origin` where answers differ by origin. A preflight (`OPTIONS` with
+`access-control-request-method`) of a listed origin is answered here.
+Source: Fetch standard, CORS protocol; RFC 9110, 15.5.20.
+"""
+
+from collections.abc import Iterable
+
+from kv_runtime.hosts import ANY, HostNames
+from router.server.heads import Headers, Malformed
+
+CORS_HEADERS = frozenset(
+    {
+        b"access-control-allow-credentials", b"access-control-allow-headers", b"access-control-allow-methods",
+        b"access-control-allow-origin", b"access-control-expose-headers", b"access-control-max-age",
+    }
+)  # fmt: skip
+"""Of a worker's answer: which page may read ours is for us to say."""
+_EXPOSED = (
+    b"access-control-expose-headers: retry-after, x-request-id, x-decision-id, x-worker-instance-id, x-dp-rank,"
+    b" x-overlap-blocks, x-ignored-parameters\r\n"
+)
+_VARY = b"vary: origin\r\n"
+_KNOWN_HOSTS_MAX = 1024
+_PREFLIGHT_S = b"600"
+_SHOWN_BYTES = 100
+
+
+class Sites:
+    """The names of the data plane, and the origins that may send requests."""
+
+    __slots__ = ("_lines", "_names", "_other_lines", "_served_hosts")
+
+    def __init__(self, names: HostNames, origins: Iterable[str] = ()) -> None:
+        """`origins` are in lower case; `*` is any."""
+        listed = set(origins)
+        if ANY in listed:
+            listed = {ANY}
+        self._names = names
+        self._served_hosts: set[bytes] = set()
+        """Values of `Host` that were found to be ours: most of them come again."""
+        self._other_lines = _VARY if listed - {ANY} else b""
+        self._lines = {each.encode(): _lines(each.encode(), self._other_lines) for each in listed}
+
+    def checked(self, headers: Headers) -> bytes:
+        """Return the header lines that the answer to a request with these headers needs.
+
+        Raises:
+            Malformed: 421 or 403.
+        """
+        host = headers.get(b"host", b"")
+        if host not in self._served_hosts and b"host" in headers:
+            self._check_host(host)
+        if b"origin" in headers:
+            return self._lines_for(headers[b"origin"], host)
+        return self._other_lines
+
+    def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
+        """Return the headers that answer a preflight from a listed origin; none where it is no such request."""
+        if b"access-control-request-method" not in headers or self._listed(headers.get(b"origin", b"")) is None:
+            return []
+        wanted = headers.get(b"access-control-request-headers", b"")
+        return [
+            (b"access-control-allow-methods", b"GET, POST"),
+            *(
+                [(b"access-control-allow-headers", wanted), (b"vary", b"access-control-request-headers")]
+                if wanted
+                else []
+            ),
+            (b"access-control-max-age", _PREFLIGHT_S),
+        ]
+
+    def _check_host(self, host: bytes) -> None:
+        if refusal := self._names.refusal(host.decode("latin-1")):
+            raise Malformed(421, refusal)
+        if len(self._served_hosts) >= _KNOWN_HOSTS_MAX:
+            self._served_hosts.clear()
+        self._served_hosts.add(host)
+
+    def _lines_for(self, origin: bytes, host: bytes) -> bytes:
+        lines = self._listed(origin)
+        if lines is not None:
+            return lines
+        if origin.partition(b"://")[2].lower() == host.lower():
+            return self._other_lines
+        found = origin[:_SHOWN_BYTES].decode("latin-1")
+        raise Malformed(403, f"origin: found {found!r}, allowed this server's own and those of data.cors_origins")
+
+    def _listed(self, origin: bytes) -> bytes | None:
+        if not origin:
+            return None
+        return self._lines.get(origin.lower()) or self._lines.get(b"*")
+
+
+def _lines(origin: bytes, vary: bytes) -> bytes:
+    return b"access-control-allow-origin: %b\r\n%b%b" % (origin, vary, _EXPOSED)
