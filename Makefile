@@ -110,7 +110,7 @@ $(READY): pyproject.toml constraints.txt indexer/native/CMakeLists.txt $(wildcar
 
 # A source distribution, and from it a wheel, both as pip makes them: isolated, in an environment that has nothing. It is installed
 # with its own dependencies; only then the test tools of $(VENV) are put behind them, and what tests use of the benches.
-$(WHEEL)/.ready: $(READY) $(wildcard kv_*/*.py indexer/*.py indexer/*/*.py router/*.py router/*/*.py worker_agent/*.py worker_agent/*/*.py)
+$(WHEEL)/.ready: $(READY) $(wildcard $(foreach package,kv_protocol kv_runtime indexer router worker_agent,$(package)/*.py $(package)/*/*.py $(package)/*/*/*.py))
 	@echo "building a wheel (some minutes) ..."
 	@rm -rf $(WHEEL) && $(PYTHON) -m venv $(WHEEL)/builder
 	@$(WHEEL)/builder/bin/pip --disable-pip-version-check --quiet install build

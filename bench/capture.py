@@ -20,7 +20,7 @@ import msgspec
 
 from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
 from kv_protocol.ids import BLOCK_SIZE_MAX, TokenId, checked_dp_rank
-from worker_agent.core.dialects.hop_a import PAYLOAD_BYTES_MAX, decode_sequence
+from worker_agent.events.dialects.engine_wire import PAYLOAD_BYTES_MAX, decode_sequence
 
 CAPTURE_BYTES_MAX = 256 << 20
 """Unpacked; an hour of a busy engine. Tokens take about ten times as much memory as bytes of a capture."""

@@ -21,11 +21,11 @@ from kv_runtime.config import IndexSection, NatsSection
 from kv_runtime.event_log import EventLog
 from kv_runtime.nats_server import EmbeddedNats
 from kv_runtime.supervise import Part, run_parts, until
-from worker_agent.consolidator import Consolidator
-from worker_agent.core.consolidation import Consolidation, Origin
-from worker_agent.core.mirror import MirrorCounts
-from worker_agent.core.source_cursor import SourceCursor
-from worker_agent.hop_a_reader import HopAReader
+from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.engine_event_subscriber import HopAReader
+from worker_agent.events.mirror import MirrorCounts
+from worker_agent.events.source_cursor import SourceCursor
 
 T = TypeVar("T")
 

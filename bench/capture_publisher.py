@@ -19,7 +19,7 @@ import zmq.asyncio
 from bench.capture import CapturedFrame
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.splitmix import choice_index, unit_interval
-from worker_agent.core.dialects.hop_a import REPLAY_END, decode_sequence, encode_sequence
+from worker_agent.events.dialects.engine_wire import REPLAY_END, decode_sequence, encode_sequence
 
 BUFFER_STEPS = 10_000
 CHAOS_RATIO = 0.2

@@ -17,9 +17,9 @@ from bench.capture import Capture, CapturedFrame
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import Cleared, Event, Stored, Tier
 from kv_protocol.ids import DP_RANK_MAX
-from worker_agent.core.dialects.batches import BatchDecoder
-from worker_agent.core.engine_events import EngineBatch, EngineCleared
-from worker_agent.core.mirror import RankMirror
+from worker_agent.events.dialects.batches import BatchDecoder
+from worker_agent.events.engine_events import EngineBatch, EngineCleared
+from worker_agent.events.mirror import RankMirror
 
 
 class Twin:

@@ -18,11 +18,11 @@ from typing import NamedTuple, Protocol
 
 from bench.fleet_recording import Answered, Recording
 from kv_protocol.splitmix import U64_MASK
-from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
-from worker_agent.core.simulator.identity import Namespace
-from worker_agent.core.simulator.scheduler import Simulator, Step
-from worker_agent.core.simulator.scheduling import VLLM, Scheduling
-from worker_agent.core.simulator.timing import EngineTiming
+from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.scheduler import Simulator, Step
+from worker_agent.engines.simulated.scheduling import VLLM, Scheduling
+from worker_agent.engines.simulated.timing import EngineTiming
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
 
 
 class Placement(Protocol):

@@ -23,7 +23,7 @@ from bench.decision_fleet import BLOCK_SIZE, DecisionFleet, DecisionShape
 from bench.report import machine_line, percentile
 from bench.virtual_worker import TEXT
 from indexer.embedded import hash_blocks
-from indexer.implementations import ImplementationName
+from indexer.index.implementations import ImplementationName
 from kv_runtime.clock import SystemClock
 from router.compiled import hot_path
 from router.config import JournalSection

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from bench.virtual_fleet import LEASE_S, VirtualClock, VirtualIndex
 from bench.virtual_worker import MODEL, TEXT, describe, registered
-from indexer.core.facts import BatchArrived, HeartbeatArrived
 from indexer.embedded import hash_blocks
-from indexer.implementations import ImplementationName, make_index
+from indexer.follow.inputs import BatchArrived, HeartbeatArrived
+from indexer.index.implementations import ImplementationName, make_index
 from kv_protocol.codec import unpack_u64
 from kv_protocol.events import Batch, Stored
 from kv_protocol.fleet import Heartbeat

@@ -18,7 +18,7 @@ from bench.trace_figures import Slo
 from bench.trace_grid import GridShape, check_fits
 from bench.trace_synthetic import SyntheticShape, synthetic_trace
 from router.decision.disaggregation import ConditionalLimits
-from worker_agent.core.simulator.transfer import TransferRules
+from worker_agent.engines.simulated.transfer import TransferRules
 
 _SHORT_REQUESTS, _FULL_REQUESTS = 400, 1500
 _MADE_UP = SyntheticShape(

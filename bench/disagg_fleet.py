@@ -25,8 +25,8 @@ from bench.trace_tokens import TraceHashes
 from bench.virtual_engine import EPOCH, FORESEEN_MAX
 from bench.virtual_fleet import LEASE_S, VirtualClock, VirtualIndex
 from bench.virtual_worker import MODEL, TEXT, describe, instance_of, registered
-from indexer.core.facts import BatchArrived, HeartbeatArrived
-from indexer.core.reference import ReferenceIndex
+from indexer.follow.inputs import BatchArrived, HeartbeatArrived
+from indexer.index.reference import ReferenceIndex
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
@@ -39,9 +39,9 @@ from router.decision.state import RouterState
 from router.decision.view import RouteRequest
 from router.fleet.ledger import Ledger
 from router.fleet.registry import Fleet
-from worker_agent.core.engine import EngineDescription, EngineOutput
-from worker_agent.core.simulator.exchange import Exchange
-from worker_agent.core.simulator.transfer import TransferRules, TransferStatistics
+from worker_agent.engines.simulated.exchange import Exchange
+from worker_agent.engines.simulated.transfer import TransferRules, TransferStatistics
+from worker_agent.engines.types import EngineDescription, EngineOutput
 
 LAG_S = 0.005
 """From an engine's flush to the index."""

@@ -23,10 +23,10 @@ from router.decision.errors import NoEligibleWorker
 from router.decision.routing import Lease, OutcomeName, Routing
 from router.decision.view import RouteRequest
 from router.request.plan import Plan
-from worker_agent.core.engine import EngineOutput
+from worker_agent.engines.types import EngineOutput
 
 if TYPE_CHECKING:
-    from worker_agent.core.disaggregated import Handoff
+    from worker_agent.api.disaggregated import Handoff
 
 RETRY_LIMIT = 2
 """The router's default, `failures.retry_limit`."""

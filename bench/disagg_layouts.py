@@ -13,7 +13,7 @@ from typing import NamedTuple, get_args
 
 from bench.trace import TraceInvalid
 from router.decision.disaggregation import ConditionalPolicy
-from worker_agent.core.engine_rules import Role
+from worker_agent.engine_args.rules import Role
 
 POLICIES: tuple[ConditionalPolicy, ...] = tuple(each for each in get_args(ConditionalPolicy) if each != "off")
 _WORDS = re.compile(r"(?:([1-9]\d?)a|([1-9]\d?)p([1-9]\d?)d(?:\+([a-z_]+))?(?:@([1-9]\d{0,8}))?)")

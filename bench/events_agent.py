@@ -17,11 +17,11 @@ from bench.events_source import MODEL
 from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part
-from worker_agent.consolidator import Consolidator
-from worker_agent.core.consolidation import SOLE, Consolidation
-from worker_agent.core.source_cursor import SourceCursor
-from worker_agent.foreign import new_epoch
-from worker_agent.hop_a_reader import HopAReader
+from worker_agent.engines.attached.consolidators import new_epoch
+from worker_agent.events.consolidation import SOLE, Consolidation
+from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.engine_event_subscriber import HopAReader
+from worker_agent.events.source_cursor import SourceCursor
 
 _LOOK_S = 0.002
 _EVENTS_A_PAYLOAD = 8

@@ -17,8 +17,8 @@ from itertools import islice
 from math import ceil
 from typing import NamedTuple
 
-from worker_agent.core.dialects.hop_a import encode_payload
-from worker_agent.core.engine_events import EngineStored
+from worker_agent.events.dialects.engine_wire import encode_payload
+from worker_agent.events.engine_events import EngineStored
 
 SEQUENCE_BLOCKS = 512
 SIDE_BY_SIDE = 16

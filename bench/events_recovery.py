@@ -19,7 +19,7 @@ from bench.events_cold import BLOCK_TOKENS, EVENT_BLOCKS
 from bench.events_load import Load
 from bench.events_plan import Plan
 from bench.events_run import BenchFailed, Child, Stage
-from worker_agent.core.recoveries import CHUNK_BLOCKS, KINDS
+from worker_agent.events.recoveries import CHUNK_BLOCKS, KINDS
 
 _RINGED, _RINGLESS = "ringed", "ringless"
 _RING_BYTES = 64 << 20

@@ -3,11 +3,11 @@
 import asyncio
 
 from bench.events_child import Answer, Words, live
-from indexer.core.checkpoint import encode_checkpoint
-from indexer.core.fold import IndexFold
-from indexer.feed import IndexFeed
-from indexer.implementations import make_index
-from indexer.snapshots import SnapshotStore, extent_of
+from indexer.follow.checkpoint import encode_checkpoint
+from indexer.follow.fold import IndexFold
+from indexer.index.implementations import make_index
+from indexer.service.feed import IndexFeed
+from indexer.service.snapshot_store import SnapshotStore, extent_of
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock

@@ -17,12 +17,12 @@ from bench.events_watch import WatchedLog
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import Part
-from worker_agent.core.consolidation import Consolidation, Origin
-from worker_agent.core.engine_events import RankEvent
-from worker_agent.core.mirror import ENGINE
-from worker_agent.event_path import EventPath
-from worker_agent.foreign import new_epoch
-from worker_agent.publisher import Source
+from worker_agent.engines.attached.consolidators import new_epoch
+from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.engine_events import RankEvent
+from worker_agent.events.event_path import EventPath
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.publisher import Source
 
 MODEL = "bench"
 _RING_BYTES = 64 << 20

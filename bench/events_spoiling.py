@@ -1,6 +1,6 @@
 """What may befall one rank's messages between the log and an index."""
 
-from indexer.core.messages import message_span
+from indexer.follow.messages import message_span
 from kv_protocol import subjects
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.ids import WorkerRank

@@ -16,7 +16,7 @@ from bench.events_load import Load
 from bench.events_plan import Plan
 from bench.events_run import BenchFailed, Child, Cpu, Stage
 from kv_protocol import subjects
-from worker_agent.core.outbox import WINDOW_MESSAGES
+from worker_agent.events.outbox import WINDOW_MESSAGES
 
 BLOCK_TOKENS = 32
 EVENTS_A_PAYLOAD = 8

@@ -26,7 +26,7 @@ from bench.fidelity_priors import variants
 from bench.fit_timing import fit, load_capture
 from bench.fleet_recording import FleetFigures, Recorded, Recording, RecordingInvalid, load_recording
 from bench.report import machine_line
-from worker_agent.core.engine import RequestRefused
+from worker_agent.engines.types import RequestRefused
 
 MALFORMED = 2
 

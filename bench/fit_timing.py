@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from worker_agent.core.simulator.timing import EngineTiming, IterationWork
+from worker_agent.engines.simulated.timing import EngineTiming, IterationWork
 
 START = EngineTiming(
     request_base_s=2e-3,

@@ -61,7 +61,7 @@ class Ours:
     def __init__(self, implementation: str, shape: str) -> None:
         module, name = {
             "native": ("indexer.native.index", "NativeIndex"),
-            "python": ("indexer.core.reference", "ReferenceIndex"),
+            "python": ("indexer.index.reference", "ReferenceIndex"),
         }[implementation]
         self._make = getattr(import_module(module), name)
         self._shape = shape

@@ -12,8 +12,8 @@ from itertools import islice
 
 from bench.trace import TRACE_BLOCK_TOKENS, TraceRequest
 from kv_protocol.hashing import chain, local_block_hashes
-from worker_agent.core.simulator.identity import Namespace
-from worker_agent.core.simulator.tokens import TokenSource
+from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.tokens import TokenSource
 
 ANSWER_TOKEN = (1 << 32) - 1
 

@@ -8,11 +8,11 @@ from bench.trace import TraceRequest
 from bench.trace_tokens import OneToken, prompt_tokens
 from kv_protocol.events import Batch, Event, Removed, Stored
 from kv_protocol.ids import WorkerRank
-from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
-from worker_agent.core.simulator.events import BlocksRemoved, BlocksStored
-from worker_agent.core.simulator.identity import BlockHash
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.timing import H200_8B, EngineTiming
+from worker_agent.engines.simulated.events import BlocksRemoved, BlocksStored
+from worker_agent.engines.simulated.identity import BlockHash
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
 
 EPOCH = 1
 FORESEEN_MAX = 64

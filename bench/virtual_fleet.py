@@ -21,9 +21,9 @@ from bench.trace import TraceRequest
 from bench.trace_tokens import TraceHashes
 from bench.virtual_engine import EPOCH, FORESEEN_MAX, VirtualEngine
 from bench.virtual_worker import MODEL, TEXT, describe, instance_of, registered
-from indexer.core.facts import BatchArrived, HeartbeatArrived
-from indexer.core.fold import IndexFold
-from indexer.core.reference import ReferenceIndex
+from indexer.follow.fold import IndexFold
+from indexer.follow.inputs import BatchArrived, HeartbeatArrived
+from indexer.index.reference import ReferenceIndex
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch
 from kv_protocol.fleet import HEARTBEAT_PERIOD_S, Heartbeat
@@ -35,7 +35,7 @@ from router.decision.state import RouterState
 from router.decision.view import RouteRequest
 from router.fleet.ledger import Ledger
 from router.fleet.registry import Fleet
-from worker_agent.core.engine import EngineDescription, EngineOutput
+from worker_agent.engines.types import EngineDescription, EngineOutput
 
 LEASE_S = 300.0
 _END, _LEARN, _ARRIVE, _SUBMIT = range(4)

@@ -1,4 +1,5 @@
 """Folds the log into a prefix index: which worker rank holds how much of a request's prefix.
 
-`core/` is the index and its stream state machine, pure. Around it: NATS in, HTTP out. `native/` is the C++ core.
+`follow/` folds rank streams into the index, `index/` is its interface and the one in Python, `native/` the one in C++,
+`service/` the process around it: NATS in, HTTP out. `embedded` is what the router imports.
 """

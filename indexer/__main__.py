@@ -13,7 +13,7 @@ from indexer.commands.tail import tail
 from indexer.commands.verify import verify
 from indexer.config import IndexerSettings
 from indexer.embedded import EmbeddedIndex, ensure_streams
-from indexer.http import IndexApi
+from indexer.service.http import IndexApi
 from kv_runtime.acceptor import PortUsed
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, config_options, load_settings, render

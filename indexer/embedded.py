@@ -10,20 +10,20 @@ from collections.abc import Iterator, Sequence
 
 import structlog
 
-from indexer.core.fold import FoldStatistics, IndexFold, OverlapColumns, RankView
-from indexer.core.follower import FollowerLimits
-from indexer.core.keeping import KeepingLimits
-from indexer.core.prefix_index import Hashes, PrefixOrder
-from indexer.core.prefix_views import PrefixView, StretchView
-from indexer.core.rank_state import RankState
-from indexer.core.standing import is_blind
-from indexer.feed import IndexFeed
-from indexer.implementations import make_index
-from indexer.keeper import SnapshotKeeper
-from indexer.metrics import index_families, keeper_families
+from indexer.follow.fold import FoldStatistics, IndexFold, OverlapColumns, RankView
+from indexer.follow.follower import FollowerLimits
+from indexer.follow.rank_state import RankState
+from indexer.follow.status import is_blind
+from indexer.index.implementations import make_index
+from indexer.index.prefix_index import Hashes, PrefixOrder
+from indexer.index.prefix_views import PrefixView, StretchView
 from indexer.native import hash_blocks
-from indexer.rank_routes import rank_routes
-from indexer.snapshots import SnapshotStore
+from indexer.service.feed import IndexFeed
+from indexer.service.metrics import index_families, keeper_families
+from indexer.service.rank_routes import rank_routes
+from indexer.service.retention import KeepingLimits
+from indexer.service.snapshot_keeper import SnapshotKeeper
+from indexer.service.snapshot_store import SnapshotStore
 from kv_protocol import subjects
 from kv_protocol.fleet_gate import FleetGate
 from kv_protocol.ids import WorkerRank

@@ -1,4 +1,4 @@
 """Sends each request to the best worker rank, and can say why.
 
-`core/` decides, pure. Around it: HTTP in and out, tokens, feeds of fleet, load and KV events, the command line.
+A folder is a subject: pure modules decide, the others perform. `pyproject.toml` names the pure ones.
 """

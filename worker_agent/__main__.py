@@ -16,18 +16,18 @@ from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.main_thread import ThreadCall, run_beside
 from kv_runtime.supervise import PartGaveUp, run_process
 from kv_runtime.telemetry import configure_logs
-from worker_agent.attach import run_attached
+from worker_agent.api.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
+from worker_agent.commands.attach import run_attached
+from worker_agent.commands.consolidate import run_consolidated
+from worker_agent.commands.engine_choice import chosen_engine
+from worker_agent.commands.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options, print_engine_args
+from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
-from worker_agent.consolidate import run_consolidated
-from worker_agent.core.engine import EngineError
-from worker_agent.core.engine_findings import EngineArgsInvalid
-from worker_agent.core.engine_rules import Circumstances
-from worker_agent.engine_args import EngineArgsSources
-from worker_agent.engine_choice import chosen_engine
-from worker_agent.foreign_config import AttachSettings, ConsolidateSettings
-from worker_agent.parsers.families import REASONING_PARSERS, TOOL_CALL_PARSERS
-from worker_agent.print_engine_args import DYNAMIC_FLAGS, INVALID, engine_args_options, print_engine_args
-from worker_agent.serve import run_served
+from worker_agent.engine_args.findings import EngineArgsInvalid
+from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.sources import EngineArgsSources
+from worker_agent.engines.attached.config import AttachSettings, ConsolidateSettings
+from worker_agent.engines.types import EngineError
 
 _EXPECTED = (ConfigurationError, BrokerUnavailable, PortUsed, TextError, EngineError, PartGaveUp)
 

@@ -13,18 +13,18 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.ids import WORKER_ID_PATTERN
 from kv_runtime.config import BodyBoundsSection, NatsSection, Section, Settings, TelemetrySection
 from kv_runtime.hosts import HostName, HostNames, is_loopback
-from worker_agent.core.mirror import ENGINE
-from worker_agent.engines.simulated_config import KvTransferSection
-from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
-from worker_agent.parsers.families import (
+from worker_agent.api.parsers.families import (
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
     AnswerFormat,
     canonical_reasoning_parser,
     canonical_tool_call_parser,
 )
-from worker_agent.publisher_config import PublisherSection
-from worker_agent.trtllm_config import TrtllmSection
+from worker_agent.engines.simulated.config import KvTransferSection
+from worker_agent.engines.trtllm.config import TrtllmSection
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.publisher_config import PublisherSection
+from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
 
 HOST = "host"
 """The source that a simulated engine's host tier is, where it is one of its own."""

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from kv_protocol.load import LoadReport
 from kv_runtime.supervise import SupervisedThread
 from kv_runtime.telemetry import Family, counter, gauge
-from worker_agent.api import AgentApi
-from worker_agent.consolidator_metrics import ConsolidatorMetrics
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.load import LoadRows
-from worker_agent.event_path import EventPath
-from worker_agent.load_reports import LoadReports
+from worker_agent.api.app import AgentApi
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.event_path import EventPath
+from worker_agent.events.metrics import ConsolidatorMetrics
+from worker_agent.load.publisher import LoadReports
+from worker_agent.load.reports import LoadRows
 
 ENGINE_EVENT_KINDS = (
     *("created", "stored", "removed", "updated"),

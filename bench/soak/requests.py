@@ -12,7 +12,7 @@ import msgspec
 
 from kv_protocol.hashing import unpack_tokens
 from kv_runtime.text import ByteText
-from worker_agent.core.simulator.tokens import TokenSource
+from worker_agent.engines.simulated.tokens import TokenSource
 
 if TYPE_CHECKING:
     from kv_runtime.chat_messages import Message

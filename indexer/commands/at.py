@@ -5,16 +5,16 @@ from typing import Any
 import click
 import msgspec
 
-from indexer import wall_time
+from indexer.commands import wall_time
+from indexer.commands.log_lines import short
 from indexer.commands.options import connected, ranks_option, read_hashes, run_to_end, with_settings
 from indexer.config import IndexerSettings
-from indexer.core.fold import IndexFold, RankView
-from indexer.core.log_lines import short
-from indexer.core.moment import Moment
-from indexer.core.prefix_views import PrefixView
-from indexer.core.rank_state import RankState
-from indexer.history import moment_at, seq_at
-from indexer.implementations import make_index
+from indexer.follow.fold import IndexFold, RankView
+from indexer.follow.rank_state import RankState
+from indexer.index.implementations import make_index
+from indexer.index.prefix_views import PrefixView
+from indexer.service.history import moment_at, seq_at
+from indexer.service.moment import Moment
 from kv_protocol.events import TIERS
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock

@@ -18,12 +18,12 @@ from indexer.commands.options import (
     timeout_option,
     with_settings,
 )
+from indexer.commands.state_lines import SHAPES, Shape, state_lines
 from indexer.config import IndexerSettings
-from indexer.core.fold import IndexFold
-from indexer.core.state_lines import SHAPES, Shape, state_lines
-from indexer.history import NEWEST, kept_snapshot
-from indexer.implementations import make_index
-from indexer.index_client import IndexClient
+from indexer.follow.fold import IndexFold
+from indexer.index.implementations import make_index
+from indexer.service.history import NEWEST, kept_snapshot
+from indexer.service.index_client import IndexClient
 from kv_protocol.ids import WorkerRank
 
 

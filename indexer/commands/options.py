@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import click
 
 from indexer.config import IndexerSettings
-from indexer.core.prefix_index import IndexFull
-from indexer.history import NotKept, SnapshotUnknown
-from indexer.index_client import IndexUnavailable
+from indexer.index.prefix_index import IndexFull
+from indexer.service.history import NotKept, SnapshotUnknown
+from indexer.service.index_client import IndexUnavailable
 from kv_protocol.errors import LimitExceeded, ProtocolError
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
 from kv_protocol.splitmix import U64_MASK

@@ -5,11 +5,12 @@ import asyncio
 import click
 import msgspec
 
-from indexer import log_tail, wall_time
+from indexer.commands import wall_time
+from indexer.commands.log_lines import Line, text
 from indexer.commands.options import Seconds, connected, read_rank, with_settings
 from indexer.config import IndexerSettings
-from indexer.core.log_lines import Line, text
-from indexer.log_tail import LogTail, Start, Wanted
+from indexer.service import log_tail
+from indexer.service.log_tail import LogTail, Start, Wanted
 from kv_protocol import subjects
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import SystemClock

@@ -6,6 +6,7 @@ from collections import Counter
 import click
 import msgspec
 
+from indexer.commands.log_lines import short
 from indexer.commands.options import (
     DIFFERENT,
     connected,
@@ -15,12 +16,11 @@ from indexer.commands.options import (
     with_settings,
 )
 from indexer.config import IndexerSettings
-from indexer.core.difference import BlockDifference, RankVerdict
-from indexer.core.log_lines import short
-from indexer.fleet_roll import FleetRoll
-from indexer.index_client import IndexClient
-from indexer.mirrors import Mirrors
-from indexer.verification import Verification
+from indexer.service.difference import BlockDifference, RankVerdict
+from indexer.service.expected_ranks import FleetRoll
+from indexer.service.index_client import IndexClient
+from indexer.service.mirrors import Mirrors
+from indexer.service.verification import Verification
 from kv_protocol.fleet_gate import FleetGate
 from kv_runtime.clock import SystemClock
 

@@ -3,7 +3,7 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from indexer.core.prefix_index import Depths, Hashes
+from indexer.index.prefix_index import Depths, Hashes
 from kv_protocol.events import Tier
 from kv_protocol.recovery import BlockColumns
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from typing_extensions import Buffer
 
-from indexer.core import snapshot
-from indexer.core.buffers import (
+from indexer.index import snapshot
+from indexer.index.buffers import (
     ORDERS,
     checked_buckets,
     checked_capacity,
@@ -18,7 +18,7 @@ from indexer.core.buffers import (
     checked_rank,
     checked_rows,
 )
-from indexer.core.prefix_index import IndexStatistics, PrefixOrder, Refusal, Stretch
+from indexer.index.prefix_index import IndexStatistics, PrefixOrder, Refusal, Stretch
 from indexer.native._core import Tree
 from kv_protocol.digest import TierDigest
 from kv_protocol.errors import LimitExceeded, MalformedMessage

@@ -1,4 +1,4 @@
-// The native core as a Python module: `Tree`, whose methods are those of indexer/core/prefix_index.py or what
+// The native core as a Python module: `Tree`, whose methods are those of indexer/index/prefix_index.py or what
 // indexer/native/index.py makes them of; hashing; and the machine's limits, which benches compare with.
 #include <nanobind/nanobind.h>
 
@@ -23,7 +23,7 @@ void translate(const std::exception_ptr& thrown, void*) {
         const nb::object type = nb::module_::import_("kv_protocol.errors").attr("MalformedMessage");
         PyErr_SetObject(type.ptr(), type(error.offset, error.reason).ptr());
     } catch (const IndexFull& error) {
-        const nb::object type = nb::module_::import_("indexer.core.prefix_index").attr("IndexFull");
+        const nb::object type = nb::module_::import_("indexer.index.prefix_index").attr("IndexFull");
         PyErr_SetObject(type.ptr(), type(error.what()).ptr());
     }
 }

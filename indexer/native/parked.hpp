@@ -1,4 +1,4 @@
-// Stored blocks whose parent nobody ever had: the native twin of indexer/core/parked.py, rule by rule.
+// Stored blocks whose parent nobody ever had: the native twin of indexer/index/parked_blocks.py, rule by rule.
 #pragma once
 
 #include <list>

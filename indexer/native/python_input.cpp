@@ -51,7 +51,7 @@ bool is_one_of(const char* format, std::initializer_list<const char*> formats) {
     return false;
 }
 
-nb::object checks(const char* name) { return nb::module_::import_("indexer.core.buffers").attr(name); }
+nb::object checks(const char* name) { return nb::module_::import_("indexer.index.buffers").attr(name); }
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// From what Python hands in to plain memory. What is not plainly right is given to the checks in indexer/core/buffers.py,
+// From what Python hands in to plain memory. What is not plainly right is given to the checks in indexer/index/buffers.py,
 // which say what is wrong in the same words for every implementation, or know how to read it after all.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The whole state as bytes: the body of a snapshot, in the format of indexer/core/snapshot.py, where the frame around it
+// The whole state as bytes: the body of a snapshot, in the format of indexer/index/snapshot.py, where the frame around it
 // is made and checked. What is read is believed in nothing: every count is held against the bytes that are left.
 #include <cmath>
 #include <cstring>

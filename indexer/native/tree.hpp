@@ -1,4 +1,4 @@
-// The native prefix index: what indexer/core/prefix_index.py promises, over blocks, a map, sets and runs. It knows no
+// The native prefix index: what indexer/index/prefix_index.py promises, over blocks, a map, sets and runs. It knows no
 // Python and takes no lock; its owner does both.
 //
 //     tree.cpp      ranks, and the tree as a whole          match.cpp   who holds how much of a prefix

@@ -62,7 +62,7 @@ ITL = Law((5.52e-3, 12.7e-6, 1.11e-6), (1.0, 64.0, 4096.0))
 """Constant, running requests, active blocks.
 
 Source: the same capture's ITL rows (batch 1..256 at 1024 tokens), of which reading K/V takes 34.7 ns a token
-(`worker_agent/core/simulator/timing.py`): the rest is 5.52 ms + 12.7 us a request, worst error 8.5 %. A block
+(`worker_agent/engines/simulated/timing.py`): the rest is 5.52 ms + 12.7 us a request, worst error 8.5 %. A block
 is taken to have 32 tokens.
 """
 

@@ -1,6 +1,6 @@
 import pytest
 
-from indexer.core.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from tests.contract.indexes import IMPLEMENTATIONS, TTL_S, MakeIndex, with_ranks
 
 

@@ -29,13 +29,13 @@ from kv_runtime.text import load_text
 from tests.contract.engines import Worker as RoleEngine
 from tests.integration.engine_doubles import Rank, TrtllmServeDouble, VllmDouble
 from tests.integration.event_path import PlayedSource
-from worker_agent.completions import Completions
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine import EngineError, EngineStopped
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.core.request_rules import RequestRules
+from worker_agent.api.completions import Completions
+from worker_agent.api.prompts import Prompts
+from worker_agent.api.request_rules import RequestRules
 from worker_agent.engines.port import Engine
-from worker_agent.prompts import Prompts
+from worker_agent.engines.types import EngineError, EngineStopped
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 _POLL_S = 0.01
 _MEDIA = {Tier.GPU: "GPU", Tier.HOST: "CPU"}

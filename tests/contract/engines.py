@@ -15,19 +15,19 @@ from typing import Any, Protocol
 
 from kv_runtime.clock import SystemClock
 from tests.support.trtllm import Fake
-from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
-from worker_agent.core.engine_args import effective_args
-from worker_agent.core.engine_layers import Layer
-from worker_agent.core.engine_rules import Circumstances, Role
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.transfer import TransferRules
-from worker_agent.encode_api import Encoder
-from worker_agent.engines.http_carrier import HttpCarrier
+from worker_agent.engine_args.arguments import effective_args
+from worker_agent.engine_args.layers import Layer
+from worker_agent.engine_args.rules import Circumstances, Role
 from worker_agent.engines.port import Engine
-from worker_agent.engines.simulated import SimulatedEngine
-from worker_agent.engines.simulated_config import KvTransferSection
-from worker_agent.engines.trtllm import TensorRTLLMEngine
-from worker_agent.engines.trtllm_settings import TrtllmSettings
+from worker_agent.engines.simulated.config import KvTransferSection
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.http_carrier import HttpCarrier
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.transfer import TransferRules
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.media.encode_api import Encoder
 
 BLOCK_SIZE = 4
 BLOCKS = 64

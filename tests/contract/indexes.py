@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from indexer.core.prefix_index import Depths, PrefixIndex
-from indexer.core.reference import ReferenceIndex
+from indexer.index.prefix_index import Depths, PrefixIndex
+from indexer.index.reference import ReferenceIndex
 from indexer.native.index import NativeIndex
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS

@@ -19,8 +19,8 @@ from tests.contract.engines import (
     tokens_of,
 )
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.core.engine import EngineStopped, RequestRefused
-from worker_agent.core.load import load_report
+from worker_agent.engines.types import EngineStopped, RequestRefused
+from worker_agent.load.reports import load_report
 
 __all__ = ["trtllm"]
 

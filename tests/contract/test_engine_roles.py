@@ -25,15 +25,15 @@ from tests.contract.engines import (
 )
 from tests.support.trtllm import Fake, trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG
-from worker_agent.core.disaggregated import Handoff, handoff_json, handoff_of_json
-from worker_agent.core.engine import EngineError, EngineOutput, RequestRefused
-from worker_agent.core.engine_rules import Role
-from worker_agent.core.media import Media, content_digest
-from worker_agent.core.media_inputs import digest_words
-from worker_agent.core.sampling import Sampling
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.tokens import TokenSource
+from worker_agent.api.disaggregated import Handoff, handoff_json, handoff_of_json
+from worker_agent.api.sampling import Sampling
+from worker_agent.engine_args.rules import Role
 from worker_agent.engines.port import Engine
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.tokens import TokenSource
+from worker_agent.engines.types import EngineError, EngineOutput, RequestRefused
+from worker_agent.media.inputs import digest_words
+from worker_agent.media.parts import Media, content_digest
 
 __all__ = ["trtllm"]
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from indexer.core.prefix_index import Hashes
+from indexer.index.prefix_index import Hashes
 from indexer.native.index import NativeIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.errors import LimitExceeded

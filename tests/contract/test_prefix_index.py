@@ -5,7 +5,7 @@ from itertools import permutations, product
 
 import pytest
 
-from indexer.core.prefix_index import Depths, PrefixIndex
+from indexer.index.prefix_index import Depths, PrefixIndex
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import (

@@ -5,7 +5,7 @@ from itertools import permutations
 
 import pytest
 
-from indexer.core.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import TIERS
 from kv_protocol.recovery import BlockColumns, HeldBlock, block_columns

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from indexer.core.prefix_index import RANK_MAX, IndexFull, PrefixIndex
+from indexer.index.prefix_index import RANK_MAX, IndexFull, PrefixIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.events import Batch, Stored, Tier
 from tests.contract.indexes import EXTERNAL, GPU, HOST, MakeIndex, both, chain, dumped, held, with_ranks

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from indexer.core.prefix_index import PrefixIndex, Refusal
+from indexer.index.prefix_index import PrefixIndex, Refusal
 from kv_protocol.codec import (
     BLOCKS_PER_EVENT_MAX,
     MESSAGE_BYTES_MAX,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indexer.core.prefix_index import RANK_MAX, PrefixIndex
+from indexer.index.prefix_index import RANK_MAX, PrefixIndex
 from kv_protocol.codec import encode_message
 from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Batch, Stored

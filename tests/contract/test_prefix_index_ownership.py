@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indexer.core.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.codec import encode_message, pack_u64
 from kv_protocol.events import Batch, Stored
 from kv_protocol.recovery import BlockColumns, HeldBlock, block_columns

@@ -4,7 +4,7 @@ from itertools import permutations, product
 
 import pytest
 
-from indexer.core.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import (
     DISK,

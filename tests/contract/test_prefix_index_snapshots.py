@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from indexer.core.prefix_index import PrefixIndex, Stretch
-from indexer.core.snapshot import HEAD_BYTES, seal, unseal
+from indexer.index.prefix_index import PrefixIndex, Stretch
+from indexer.index.snapshot import HEAD_BYTES, seal, unseal
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS
 from kv_protocol.recovery import HeldBlock

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from indexer.core.prefix_index import PrefixIndex, PrefixOrder, Stretch
+from indexer.index.prefix_index import PrefixIndex, PrefixOrder, Stretch
 from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import GPU, HOST, U64_MAX, MakeIndex, chain, forest, load, with_ranks
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from indexer.core.nodes import Node
-from indexer.core.parked import ParkedBlock
-from indexer.core.reference import ReferenceIndex
+from indexer.index.parked_blocks import ParkedBlock
+from indexer.index.reference import ReferenceIndex
+from indexer.index.reference_nodes import Node
 from kv_protocol.events import Tier
 from kv_protocol.recovery import HeldBlock
 from tests.contract.indexes import GPU, HOST, load, with_ranks

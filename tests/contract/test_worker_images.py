@@ -18,8 +18,8 @@ from tests.contract.workers import Ground, Worker, comes, ground
 from tests.integration.agent_http import CHAT
 from tests.support.image_model import write_image_model
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part
-from worker_agent.core.engine_rules import Circumstances
-from worker_agent.engine_args import EngineArgsSources
+from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.sources import EngineArgsSources
 
 __all__ = ["ground"]
 

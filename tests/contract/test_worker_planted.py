@@ -14,17 +14,17 @@ from tests.contract import worker_kinds, workers
 from tests.contract.worker_kinds import KINDS
 from tests.contract.workers import Ground, ground
 from tests.integration.agent_http import COMPLETIONS
-from worker_agent import serve
-from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine import EngineOutput, EngineRequest
-from worker_agent.core.engine_events import EngineRemoved, RankEvent
-from worker_agent.core.forwarding import asked_headers
-from worker_agent.engine_loads import EngineLoads
-from worker_agent.engines.simulated import SimulatedEngine
-from worker_agent.load_reports import LoadReports
-from worker_agent.membership import Membership
-from worker_agent.polled_events import PolledEvents
+from worker_agent.api.forwarding import asked_headers
+from worker_agent.commands import serve
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.types import EngineOutput, EngineRequest
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_events import EngineRemoved, RankEvent
+from worker_agent.events.polled_events import PolledEvents
+from worker_agent.fleet.membership import Membership
+from worker_agent.load.attached import EngineLoads
+from worker_agent.load.publisher import LoadReports
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ def the_rank_is_not_passed_on(patch: Patch) -> None:
     def forgetful(headers: Any, *, dp_rank: int | None, api_key: str) -> Any:
         return asked_headers(headers, dp_rank=dp_rank and 0, api_key=api_key)
 
-    patch.setattr("worker_agent.forwarder.asked_headers", forgetful)
+    patch.setattr("worker_agent.api.forwarder.asked_headers", forgetful)
 
 
 # ------------------------------------------------------------------------------------------------- what must find it

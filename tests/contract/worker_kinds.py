@@ -41,12 +41,12 @@ from tests.contract.worker_runs import (
     trtllm_arguments,
 )
 from tests.contract.workers import Ground, Worker
-from worker_agent import engine_choice
+from worker_agent.commands import engine_choice
+from worker_agent.commands.engine_choice import chosen_engine
+from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
-from worker_agent.core.engine_rules import Circumstances
-from worker_agent.engine_args import EngineArgsSources
-from worker_agent.engine_choice import chosen_engine
-from worker_agent.serve import run_served
+from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.sources import EngineArgsSources
 
 PLACEHOLDER, IMAGE_TOKEN = "<image>", ord("<")
 """What stands for an image in an encode worker's prompts, and the one of its tokens that is the image."""

@@ -9,8 +9,8 @@ from typing import Any
 from kv_protocol.fleet import Role
 from kv_runtime.supervise import PartGaveUp, until
 from tests.contract.workers import Ground, Worker, comes
-from worker_agent.core.engine import EngineStopped
-from worker_agent.engines.simulated import SimulatedEngine
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.types import EngineStopped
 
 BLOCK_SIZE = 16
 BLOCKS = 900

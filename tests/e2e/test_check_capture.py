@@ -22,9 +22,9 @@ from bench.capture import Capture, load_capture
 from bench.capture_pipe import PipeDiffers
 from bench.capture_twin import Twin
 from bench.check_capture import Figures, check_capture
-from indexer.core.reference import ReferenceIndex
+from indexer.index.reference import ReferenceIndex
 from kv_protocol.events import Tier
-from worker_agent.core.outbox import Outbox
+from worker_agent.events.outbox import Outbox
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "capture_bs32.msgpack.gz"
 GOLDEN_FIGURES = {

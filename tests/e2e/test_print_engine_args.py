@@ -129,7 +129,6 @@ def test_an_argument_of_a_newer_engine_passes_under_the_switch() -> None:
 
 
 def test_no_engine_is_needed() -> None:
-    code = (
-        "import sys, worker_agent.print_engine_args; sys.exit('tensorrt_llm' in sys.modules or 'torch' in sys.modules)"
-    )
+    module = "worker_agent.commands.print_engine_args"
+    code = f"import sys, {module}; sys.exit('tensorrt_llm' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

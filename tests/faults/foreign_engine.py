@@ -16,7 +16,7 @@ import zmq.asyncio
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.ids import WorkerRank
 from tests.faults.traffic import MODEL
-from worker_agent.core.dialects.hop_a import REPLAY_END, encode_sequence
+from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence
 
 FOREIGN = WorkerRank("vllm-0", 0)
 BLOCK_TOKENS = 16

@@ -7,7 +7,7 @@ that they name (`event_plane.md`).
 from typing import NamedTuple
 
 from kv_protocol.events import Tier
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 U64 = 2**64
 

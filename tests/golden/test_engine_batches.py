@@ -13,8 +13,8 @@ import pytest
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.hashing import hash_seed, local_block_hashes
 from tests.golden.engine_payloads import GOLDEN, Golden
-from worker_agent.core.dialects.batches import BatchDecoder
-from worker_agent.core.engine_events import EngineBatch, EngineStored
+from worker_agent.events.dialects.batches import BatchDecoder
+from worker_agent.events.engine_events import EngineBatch, EngineStored
 
 INGEST: list[dict[str, Any]] = json.loads(Path(__file__).with_name("hash_vectors.json").read_bytes())[
     "zmq_ingest_vectors"

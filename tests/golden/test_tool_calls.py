@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.support.tool_calls import Case, fed, golden_cases, parsed, read_of
-from worker_agent.parsers.events import Event, joined
-from worker_agent.parsers.json_calls import JsonCalls
-from worker_agent.parsers.reader import Reader
-from worker_agent.parsers.reasoning import ThinkParser
+from worker_agent.api.parsers.events import Event, joined
+from worker_agent.api.parsers.json_calls import JsonCalls
+from worker_agent.api.parsers.reader import Reader
+from worker_agent.api.parsers.reasoning import ThinkParser
 
 CASES = golden_cases()
 PAIRS = 200

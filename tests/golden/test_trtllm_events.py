@@ -8,8 +8,8 @@ import json
 import pytest
 
 from kv_protocol.events import Tier
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine_events import EngineRemoved, EngineStored, RankEvent
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_events import EngineRemoved, EngineStored, RankEvent
 
 Golden = tuple[str, list[RankEvent]]
 

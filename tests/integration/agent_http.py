@@ -15,10 +15,10 @@ from kv_runtime.http import HttpServer
 from kv_runtime.supervise import Part, run_parts, until
 from kv_runtime.telemetry import new_registry
 from kv_runtime.text import Text, load_text
-from worker_agent.api import AgentApi
-from worker_agent.core.engine import EngineDescription
+from worker_agent.api.app import AgentApi
+from worker_agent.api.prompts import Prompts
 from worker_agent.engines.port import Engine
-from worker_agent.prompts import Prompts
+from worker_agent.engines.types import EngineDescription
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]

@@ -21,15 +21,15 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts, thread_part
 from tests.integration.broker import eventually
 from tests.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine, tokens_of
-from worker_agent.consolidator import Consolidator
-from worker_agent.core.consolidation import SOLE, Consolidation, Origin
-from worker_agent.core.dialects.hop_a import REPLAY_END, encode_payload, encode_sequence
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine_events import EngineStored
-from worker_agent.core.recoveries import CHUNK_BLOCKS
-from worker_agent.core.source_cursor import SourceCursor
-from worker_agent.hop_a_reader import HopAReader
-from worker_agent.publisher import EventPublisher, ReplayServer, Source
+from worker_agent.events.consolidation import SOLE, Consolidation, Origin
+from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_payload, encode_sequence
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_event_subscriber import HopAReader
+from worker_agent.events.engine_events import EngineStored
+from worker_agent.events.publisher import EventPublisher, ReplayServer, Source
+from worker_agent.events.recoveries import CHUNK_BLOCKS
+from worker_agent.events.source_cursor import SourceCursor
 
 MODEL, WORKER = "sim-8b", "w0"
 RANK = WorkerRank(WORKER, 0)

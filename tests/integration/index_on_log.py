@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from prometheus_client import generate_latest
 
-from indexer.core.fold import IndexFold, RankView
-from indexer.core.prefix_index import PrefixIndex
 from indexer.embedded import EmbeddedIndex, ensure_streams
-from indexer.feed import TICK_S
-from indexer.history import moment_at
-from indexer.implementations import make_index
+from indexer.follow.fold import IndexFold, RankView
+from indexer.index.implementations import make_index
+from indexer.index.prefix_index import PrefixIndex
+from indexer.service.feed import TICK_S
+from indexer.service.history import moment_at
 from kv_protocol.ids import WorkerRank
 from kv_runtime.clock import Clock, ManualClock
 from kv_runtime.config import IndexSection, NatsSection

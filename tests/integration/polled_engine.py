@@ -15,13 +15,13 @@ from kv_runtime.supervise import PartGaveUp, Restarts, run_parts
 from tests.integration.broker import WAIT_S, eventually
 from tests.integration.event_path import MODEL, WORKER, hashes_of
 from tests.integration.scripted_engine import BLOCK_SIZE, ScriptedEngine
-from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine_events import RankEvent
-from worker_agent.core.mirror import ENGINE
-from worker_agent.event_path import EventPath, origins_of
-from worker_agent.hop_a_reader import PublisherAt
-from worker_agent.publisher import EventPublisher, Source
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_event_subscriber import PublisherAt
+from worker_agent.events.engine_events import RankEvent
+from worker_agent.events.event_path import EventPath, origins_of
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.publisher import EventPublisher, Source
 
 PATIENT = Restarts(failures_max=5, window_s=60.0, pause_s=0.0)
 

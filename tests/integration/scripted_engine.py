@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest, EngineStopped
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest, EngineStopped
 
 BLOCK_SIZE = 2
 

@@ -20,11 +20,11 @@ from kv_runtime.text import ByteText
 from tests.integration.agent_http import CHAT, COMPLETIONS, CREATED, HELLO, Agent, Answered, serving
 from tests.integration.broker import eventually
 from tests.integration.scripted_engine import ScriptedEngine
-from worker_agent import api as agent_api
-from worker_agent.core.engine import EncoderUnavailable, EngineDescription, EngineOutput, EngineRequest
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.tokens import TokenSource
-from worker_agent.engines.simulated import SimulatedEngine
+from worker_agent.api import app as agent_api
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.tokens import TokenSource
+from worker_agent.engines.types import EncoderUnavailable, EngineDescription, EngineOutput, EngineRequest
 
 ENGINE = EngineDescription(
     model="m",

@@ -9,7 +9,7 @@ from kv_protocol.continuation import HEADER, progress_of
 from tests.contract.engines import IMPLEMENTATIONS
 from tests.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, serving
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.core.engine import EngineStopped
+from worker_agent.engines.types import EngineStopped
 
 __all__ = ["trtllm"]
 

@@ -15,10 +15,10 @@ from openai.types.responses import FunctionToolParam, ResponseStreamEvent
 from kv_runtime.clock import SystemClock
 from kv_runtime.text import ByteText
 from tests.integration.agent_http import CHAT, CREATED, HELLO, SIMULATED, Agent, serving
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.scripted import scripted
-from worker_agent.engines.simulated import SimulatedEngine
-from worker_agent.parsers.families import PLAIN, AnswerFormat
+from worker_agent.api.parsers.families import PLAIN, AnswerFormat
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.scripted import scripted
 
 TEXT = ByteText()
 RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"

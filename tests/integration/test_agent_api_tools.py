@@ -13,10 +13,10 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.text import ByteText
 from tests.integration.agent_http import CHAT, COMPLETIONS, HELLO, SIMULATED, Agent, Answered, serving
 from tests.support.tool_calls import Case, Read, golden_cases
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.scripted import scripted
-from worker_agent.engines.simulated import SimulatedEngine
-from worker_agent.parsers.families import AnswerFormat
+from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.scripted import scripted
 
 TEXT = ByteText()
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]

@@ -17,8 +17,8 @@ from tests.contract.engines import trtllm_engine
 from tests.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, Answered, serving
 from tests.integration.broker import eventually
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.engines.trtllm import TensorRTLLMEngine
-from worker_agent.engines.trtllm_settings import LoraAdapter, TrtllmSettings
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
 
 __all__ = ["trtllm"]
 

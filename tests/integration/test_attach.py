@@ -29,11 +29,11 @@ from tests.integration.event_path import PlayedSource, endpoint_of, running_inde
 from tests.integration.fleet_events import fleet_events
 from tests.integration.scripted_engine import BLOCK_SIZE
 from tests.support.processes import AgentProcess
-from worker_agent.attached import HealthWatch
-from worker_agent.core.attachment import FAILURES_MAX, PROBE_PERIOD_S
-from worker_agent.engine_client import EngineClient
-from worker_agent.membership import Membership
-from worker_agent.worker_id import WorkerId
+from worker_agent.engines.attached.attachment import FAILURES_MAX, PROBE_PERIOD_S
+from worker_agent.engines.attached.client import EngineClient
+from worker_agent.engines.attached.health import HealthWatch
+from worker_agent.fleet.membership import Membership
+from worker_agent.fleet.worker_id import WorkerId
 
 MODEL, WORKER = "llama-8b", "vllm-0"
 OPERATIONS = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"

@@ -9,13 +9,13 @@ import pytest
 from kv_runtime.clock import SystemClock
 from tests.integration.agent_http import CHAT, COMPLETIONS, HELLO, Agent, serving
 from tests.integration.broker import eventually
-from worker_agent.core.engine import EngineDescription
-from worker_agent.core.engine_rules import Role
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.transfer import TransferStatistics
-from worker_agent.engines.http_carrier import HttpCarrier
-from worker_agent.engines.simulated import SimulatedEngine
-from worker_agent.engines.simulated_config import KvTransferSection
+from worker_agent.engine_args.rules import Role
+from worker_agent.engines.simulated.config import KvTransferSection
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.http_carrier import HttpCarrier
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.transfer import TransferStatistics
+from worker_agent.engines.types import EngineDescription
 
 ENGINE = EngineDescription(
     model="m",

@@ -19,23 +19,23 @@ from tests.integration.test_media_engine import TOKENS_PER_IMAGE, Model, asked, 
 from tests.integration.test_trtllm_engine import QUICK, TRANSFER, running
 from tests.support.trtllm import Fake, trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
-from worker_agent.core.embedding_cache import EmbeddingCache
-from worker_agent.core.engine import EncoderUnavailable, EngineRequest
-from worker_agent.core.image_models import ImageFacts
-from worker_agent.core.media import MediaPart, content_digest
-from worker_agent.core.media_inputs import digest_words
-from worker_agent.core.media_refusals import MediaRefused
-from worker_agent.core.safetensors import EmbeddingLimits
-from worker_agent.encode_api import EncodeApi
-from worker_agent.encode_client import EncodeClient
-from worker_agent.encode_wire import PATH, Form
-from worker_agent.engines.trtllm import TensorRTLLMEngine
-from worker_agent.engines.trtllm_settings import TrtllmSettings
+from worker_agent.api.prompts import Prompts
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.engines.types import EncoderUnavailable, EngineRequest
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import EmbeddingTransferSection, MediaSection
+from worker_agent.media.embedding_cache import EmbeddingCache
+from worker_agent.media.encode_api import EncodeApi
+from worker_agent.media.encode_client import EncodeClient
+from worker_agent.media.encode_wire import PATH, Form
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
+from worker_agent.media.image_models import ImageFacts
+from worker_agent.media.inputs import digest_words
 from worker_agent.media.loader import MediaLoader
-from worker_agent.prompts import Prompts
+from worker_agent.media.parts import MediaPart, content_digest
+from worker_agent.media.refusals import MediaRefused
+from worker_agent.media.safetensors import EmbeddingLimits
 
 __all__ = ["model", "trtllm"]
 

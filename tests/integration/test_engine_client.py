@@ -5,10 +5,10 @@ import socket
 import pytest
 
 from tests.integration.engine_doubles import EngineDouble, Fault, SglangDouble, TrtllmServeDouble, VllmDouble
-from worker_agent.core.engine_facts import EngineFacts
-from worker_agent.core.engine_metrics import EngineKind
-from worker_agent.engine_client import EngineClient, EngineUnanswered, Outcome
-from worker_agent.engine_survey import EngineSurvey
+from worker_agent.engines.attached.client import EngineClient, EngineUnanswered, Outcome
+from worker_agent.engines.attached.facts import EngineFacts
+from worker_agent.engines.attached.survey import EngineSurvey
+from worker_agent.load.engine_metrics import EngineKind
 
 CHATS = ("chat", "completions")
 """What the doubles list in /openapi.json."""

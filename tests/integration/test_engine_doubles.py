@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.double_contexts import CHAT, DISAGGREGATED_KEYS, Contexts, prompt_of
 from tests.integration.engine_doubles import CHUNKS, EngineDouble, TrtllmServeDouble, VllmDouble
-from worker_agent.core.disaggregated import Handoff, handoff_json, handoff_of_json
+from worker_agent.api.disaggregated import Handoff, handoff_json, handoff_of_json
 
 COMPLETION = "/v1/completions"
 PROMPTS: dict[str, dict[str, Any]] = {

@@ -16,9 +16,9 @@ from tests.integration.broker import eventually
 from tests.integration.event_path import zmq_context
 from tests.integration.polled_engine import PolledAgent, RoughEngine, made_agent, polled_agent
 from tests.integration.scripted_engine import BLOCK_SIZE, tokens_of
-from worker_agent.core.dialects.multimodal import mm_hash
-from worker_agent.core.engine import EngineError
-from worker_agent.core.quarantine import KEPT_MAX, SHOWN_CHARACTERS_MAX
+from worker_agent.engines.types import EngineError
+from worker_agent.events.dialects.multimodal import mm_hash
+from worker_agent.events.quarantine import KEPT_MAX, SHOWN_CHARACTERS_MAX
 
 UUID = "0b7f3f2e-5a0c-4f0e-8a42-5d1f0a3c9e11"
 

@@ -14,9 +14,9 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from tests.integration.broker import eventually
 from tests.integration.engine_doubles import EngineDouble, Fault, Rank, SglangDouble, TrtllmServeDouble, VllmDouble
-from worker_agent.core.engine_metrics import EngineKind
-from worker_agent.engine_client import EngineClient, Outcome
-from worker_agent.engine_loads import EngineLoads
+from worker_agent.engines.attached.client import EngineClient, Outcome
+from worker_agent.load.attached import EngineLoads
+from worker_agent.load.engine_metrics import EngineKind
 
 MODEL, WORKER = "m", "w0"
 DOUBLES: list[tuple[EngineKind, EngineDouble]] = [("vllm", VllmDouble()), ("sglang", SglangDouble())]

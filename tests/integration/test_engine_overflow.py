@@ -16,14 +16,14 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts, until
 from tests.integration.broker import Broker, eventually
 from tests.integration.event_path import MODEL, RANK, WORKER, running_index
-from worker_agent.core.consolidation import Consolidation, Origin
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine import EngineDescription, EngineRequest
-from worker_agent.core.mirror import ENGINE
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.engines.simulated import SimulatedEngine
-from worker_agent.event_path import EventPath
-from worker_agent.publisher import Source
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.event_path import EventPath
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.publisher import Source
 
 BLOCK_SIZE, BUFFER_EVENTS = 4, 8
 

@@ -14,12 +14,12 @@ from structlog.testing import capture_logs
 from kv_protocol.events import Tier
 from kv_runtime.supervise import Part, run_parts, thread_part
 from tests.integration.broker import eventually
-from worker_agent.core.dialects.batches import BatchDecoder
-from worker_agent.core.dialects.hop_a import REPLAY_END, encode_sequence, split_frames, split_replay
-from worker_agent.core.engine import EngineError
-from worker_agent.core.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored, RankEvent
-from worker_agent.core.relearning import Drained
-from worker_agent.publisher import EventPublisher, ReplayRing, ReplayServer, Source
+from worker_agent.engines.types import EngineError
+from worker_agent.events.dialects.batches import BatchDecoder
+from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_sequence, split_frames, split_replay
+from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineRemoved, EngineStored, RankEvent
+from worker_agent.events.publisher import EventPublisher, ReplayRing, ReplayServer, Source
+from worker_agent.events.relearning import Drained
 
 WAIT_S = 20.0
 HOST_STORE = EngineStored(
@@ -133,7 +133,7 @@ async def test_a_poll_of_more_than_half_the_buffer_is_followed_by_others_before_
 
 @pytest.mark.asyncio
 async def test_no_message_is_too_large_to_be_read_however_much_a_poll_brings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker_agent.core.dialects.hop_a.PART_NUMBERS_MAX", 10)
+    monkeypatch.setattr("worker_agent.events.dialects.engine_wire.PART_NUMBERS_MAX", 10)
     source, decoder = ScriptedSource(), BatchDecoder()
     async with running_publisher(Source(source.poll)) as (publisher, _):
         await publisher.barrier()
@@ -186,7 +186,7 @@ async def test_a_replay_of_more_messages_than_any_queue_takes_is_whole(
     monkeypatch: pytest.MonkeyPatch, server_hwm: int, reader_hwm: int
 ) -> None:
     """Small messages: queues are filled by their number, not by their bytes."""
-    monkeypatch.setattr("worker_agent.publisher._REPLAY_HWM_MESSAGES", server_hwm)
+    monkeypatch.setattr("worker_agent.events.publisher._REPLAY_HWM_MESSAGES", server_hwm)
     ring, messages, stop = ReplayRing(1 << 30), 3000, asyncio.Event()
     for sequence in range(messages):
         ring.add(sequence, sequence.to_bytes(4, "big"))

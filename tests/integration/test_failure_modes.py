@@ -29,9 +29,9 @@ from tests.integration.event_path import (
     zmq_context,
 )
 from tests.integration.scripted_engine import ScriptedEngine
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine import EngineError
-from worker_agent.publisher import ReplayServer
+from worker_agent.engines.types import EngineError
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.publisher import ReplayServer
 
 
 @pytest.mark.asyncio

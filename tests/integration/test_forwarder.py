@@ -12,7 +12,7 @@ import pytest
 from kv_runtime.http import HttpServer
 from tests.integration.broker import eventually
 from tests.integration.engine_doubles import CHUNKS, EngineDouble, Fault, TrtllmServeDouble, VllmDouble
-from worker_agent.forwarder import Forwarder
+from worker_agent.api.forwarder import Forwarder
 
 PATH = "/v1/completions"
 BODY = b'{"model":"m","prompt":"hi","stream":true}'

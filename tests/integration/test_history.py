@@ -13,17 +13,19 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
-from indexer import history, keeper, wall_time
-from indexer.core.checkpoint import decode_checkpoint, encode_checkpoint
-from indexer.core.facts import MessageArrived
-from indexer.core.fold import IndexFold
-from indexer.core.keeping import SnapshotName
-from indexer.core.messages import read_message
-from indexer.core.prefix_index import IndexFull, PrefixIndex
-from indexer.core.rank_state import RankState
-from indexer.core.reference import ReferenceIndex
-from indexer.history import Available, NotKept, moment_at, seq_at
+from indexer.commands import wall_time
+from indexer.follow.checkpoint import decode_checkpoint, encode_checkpoint
+from indexer.follow.fold import IndexFold
+from indexer.follow.inputs import MessageArrived
+from indexer.follow.messages import read_message
+from indexer.follow.rank_state import RankState
+from indexer.index.prefix_index import IndexFull, PrefixIndex
+from indexer.index.reference import ReferenceIndex
 from indexer.native.index import NativeIndex
+from indexer.service import history
+from indexer.service import snapshot_keeper as keeper
+from indexer.service.history import Available, NotKept, moment_at, seq_at
+from indexer.service.retention import SnapshotName
 from kv_protocol import codec, subjects
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import Cleared, Removed, Stored, Tier

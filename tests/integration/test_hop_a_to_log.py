@@ -38,13 +38,13 @@ from tests.integration.event_path import (
     zmq_context,
 )
 from tests.integration.scripted_engine import ScriptedEngine
-from worker_agent.core.consolidation import SOLE
-from worker_agent.core.dialects.hop_a import REPLAY_END, encode_payload, encode_sequence
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine_events import EngineCleared
-from worker_agent.core.recoveries import CHUNK_BLOCKS
-from worker_agent.publisher import ReplayRing, ReplayServer
-from worker_agent.status import streams_status
+from worker_agent.api.status import streams_status
+from worker_agent.events.consolidation import SOLE
+from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_payload, encode_sequence
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_events import EngineCleared
+from worker_agent.events.publisher import ReplayRing, ReplayServer
+from worker_agent.events.recoveries import CHUNK_BLOCKS
 
 # ---------------------------------------------------------------- the way through
 

@@ -15,11 +15,11 @@ import pytest_asyncio
 from structlog.testing import capture_logs
 
 from bench.processes import Process
-from indexer.core.fold import RankView
-from indexer.core.prefix_index import Refusal
-from indexer.core.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
-from indexer.feed import TICK_S
-from indexer.http import IndexApi
+from indexer.follow.fold import RankView
+from indexer.index.prefix_index import Refusal
+from indexer.index.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
+from indexer.service.feed import TICK_S
+from indexer.service.http import IndexApi
 from kv_protocol import fleet, subjects
 from kv_protocol.events import Tier
 from kv_protocol.fleet import WorkerLeft

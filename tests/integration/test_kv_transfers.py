@@ -15,16 +15,16 @@ from yarl import URL
 from kv_runtime.clock import SystemClock
 from tests.contract.engines import DESCRIPTION, PROMPT, outputs, request, tokens_of
 from tests.integration.broker import eventually
-from worker_agent.core.disaggregated import Handoff
-from worker_agent.core.engine import EngineError, RequestRefused
-from worker_agent.core.engine_rules import Role
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.transfer import TransferStatistics, state_of
-from worker_agent.engines.http_carrier import PATH, HttpCarrier
-from worker_agent.engines.simulated import SimulatedEngine
-from worker_agent.engines.simulated_config import KvTransferSection
-from worker_agent.engines.simulated_metrics import transfer_families
-from worker_agent.engines.simulated_transfer import TransferFailed
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.engine_args.rules import Role
+from worker_agent.engines.simulated.config import KvTransferSection
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.http_carrier import PATH, HttpCarrier
+from worker_agent.engines.simulated.live_transfer import TransferFailed
+from worker_agent.engines.simulated.metrics import transfer_families
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.transfer import TransferStatistics, state_of
+from worker_agent.engines.types import EngineError, RequestRefused
 
 SPEED = 1000.0
 PATIENT: dict[str, Any] = {"timeout_s": 3600.0}

@@ -13,9 +13,9 @@ from router.decision.policy import Policy
 from tests.integration.agent_http import serving
 from tests.integration.test_agent_api import ENGINE
 from tests.unit.router.plane import Plane, running_plane
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.tokens import TokenSource
-from worker_agent.engines.simulated import SimulatedEngine
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.tokens import TokenSource
 
 TOKENS = 100
 STEP_S = 0.0002

@@ -19,8 +19,8 @@ from tests.integration.broker import eventually
 from tests.integration.event_path import MODEL, WORKER
 from tests.integration.polled_engine import PATIENT
 from tests.integration.scripted_engine import ScriptedEngine
-from worker_agent.core.engine import EngineError
-from worker_agent.load_reports import LoadReports
+from worker_agent.engines.types import EngineError
+from worker_agent.load.publisher import LoadReports
 
 REST_S = 0.05
 
@@ -94,8 +94,8 @@ async def reporting(
     restarts: Restarts = PATIENT,
     knows_requests: bool = True,
 ) -> AsyncIterator[Reporting]:
-    monkeypatch.setattr("worker_agent.load_reports.REST_PERIOD_S", REST_S)
-    monkeypatch.setattr("worker_agent.load_reports.REPORT_PERIOD_S", 0.01)
+    monkeypatch.setattr("worker_agent.load.publisher.REST_PERIOD_S", REST_S)
+    monkeypatch.setattr("worker_agent.load.publisher.REPORT_PERIOD_S", 0.01)
     engine, in_flight, stop = CountingEngine(dp_ranks), [0], asyncio.Event()
     loads = LoadReports(
         engine,
@@ -216,7 +216,7 @@ async def test_a_rank_that_never_reported_is_not_taken_to_rest(log: EventLog, mo
 async def test_while_statistics_cannot_be_polled_nothing_is_reported_and_that_is_counted_and_told_once(
     log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker_agent.load_reports._FAILED_S", 0.01)
+    monkeypatch.setattr("worker_agent.load.publisher._FAILED_S", 0.01)
     with capture_logs() as lines:
         async with reporting(log, monkeypatch) as running:
             running.in_flight[0] = 1

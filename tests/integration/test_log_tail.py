@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from indexer import log_tail
-from indexer.core.log_lines import BeatLine, EventLine, FleetLine, Line, UnreadableLine
-from indexer.history import Available, NotKept
-from indexer.log_tail import LogTail, Start, Wanted
+from indexer.commands.log_lines import BeatLine, EventLine, FleetLine, Line, UnreadableLine
+from indexer.service import log_tail
+from indexer.service.history import Available, NotKept
+from indexer.service.log_tail import LogTail, Start, Wanted
 from kv_protocol import fleet, subjects
 from kv_runtime.clock import ManualClock
 from kv_runtime.event_log import EventLog

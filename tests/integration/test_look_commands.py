@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from indexer import wall_time
-from indexer.core.checkpoint import encode_checkpoint
-from indexer.core.keeping import SnapshotName
-from indexer.http import IndexApi
+from indexer.commands import wall_time
+from indexer.follow.checkpoint import encode_checkpoint
+from indexer.service.http import IndexApi
+from indexer.service.retention import SnapshotName
 from kv_protocol import fleet, subjects
 from kv_runtime.event_log import EventLog
 from kv_runtime.telemetry import new_registry

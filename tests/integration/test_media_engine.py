@@ -17,20 +17,20 @@ from tests.integration.test_trtllm_engine import QUICK, TRANSFER, running
 from tests.support.image_model import write_image_model
 from tests.support.trtllm import Fake, trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.disaggregated import handoff_json, handoff_of_json
-from worker_agent.core.engine import EngineOutput, EngineRequest, RequestRefused
-from worker_agent.core.media import Media, content_digest, embeddings_media
-from worker_agent.core.mirror import RankMirror
-from worker_agent.core.mm_keys import expanded, mm_block_hashes
-from worker_agent.core.safetensors import EmbeddingLimits, read_tensors, written_tensor
-from worker_agent.engines.trtllm import TensorRTLLMEngine
-from worker_agent.engines.trtllm_settings import TrtllmSettings
+from worker_agent.api.disaggregated import handoff_json, handoff_of_json
+from worker_agent.api.prompts import Prompt, Prompts
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.engines.types import EngineOutput, EngineRequest, RequestRefused
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.mirror import RankMirror
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import ImageModelSection, MediaSection
 from worker_agent.media.loader import MediaLoader
+from worker_agent.media.mm_keys import expanded, mm_block_hashes
 from worker_agent.media.models import load_image_facts
-from worker_agent.prompts import Prompt, Prompts
+from worker_agent.media.parts import Media, content_digest, embeddings_media
+from worker_agent.media.safetensors import EmbeddingLimits, read_tensors, written_tensor
 
 __all__ = ["trtllm"]
 

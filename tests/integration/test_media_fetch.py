@@ -14,13 +14,13 @@ from aiohttp import web
 
 from tests.integration.speakers import OK, endless, says, speaking
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, refused
-from worker_agent.core.media import Media, MediaPart
-from worker_agent.core.media_addresses import Address
-from worker_agent.core.media_refusals import MediaRefused
-from worker_agent.core.media_urls import FetchRules, http_target
+from worker_agent.media.addresses import Address
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import _gate, _yarl, system_addresses
 from worker_agent.media.loader import MediaLoader
+from worker_agent.media.parts import Media, MediaPart
+from worker_agent.media.refusals import MediaRefused
+from worker_agent.media.urls import FetchRules, http_target
 
 HERE, OTHER = ip_address("127.0.0.1"), ip_address("127.0.0.2")
 

@@ -18,12 +18,12 @@ from tests.integration.test_media_engine import TOKENS_PER_IMAGE, Model, model, 
 from tests.integration.test_trtllm_engine import QUICK, TRANSFER, running
 from tests.support.trtllm import trtllm
 from tests.unit.worker_agent.media_samples import GIF, PNG, data_url, image_part
-from worker_agent.api import AgentApi
-from worker_agent.core.image_models import ImageFacts
+from worker_agent.api.app import AgentApi
+from worker_agent.api.prompts import Prompts
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import MediaSection
+from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
-from worker_agent.prompts import Prompts
 
 __all__ = ["model", "trtllm"]
 

@@ -15,13 +15,13 @@ from kv_runtime.text import Text, load_text
 from tests.integration.test_media_fetch import HERE, Names, Server, serving
 from tests.support.image_model import PLACEHOLDER, write_image_model
 from tests.unit.worker_agent.media_samples import GIF, PNG, SAFETENSORS, data_url, image_part, refused
-from worker_agent.core.media import content_digest
-from worker_agent.core.media_refusals import MediaRefused
+from worker_agent.api.prompts import Prompt, Prompts
 from worker_agent.media.chats import ChatMedia
 from worker_agent.media.config import ImageModelSection, MediaSection
 from worker_agent.media.loader import MediaLoader
 from worker_agent.media.models import load_image_facts
-from worker_agent.prompts import Prompt, Prompts
+from worker_agent.media.parts import content_digest
+from worker_agent.media.refusals import MediaRefused
 
 WHERE = "messages[0].content[0].image_url.url"
 

@@ -14,10 +14,10 @@ from kv_runtime.supervise import run_parts
 from tests.integration.broker import eventually
 from tests.integration.speakers import OK, Speak, endless, says, speaking
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
-from worker_agent.core.media_refusals import MediaRefused
-from worker_agent.core.offers import NoRoom
 from worker_agent.media.config import EmbeddingTransferSection
 from worker_agent.media.http_transfer import PATH, TOKEN_HEADER, HttpEmbeddingTransfer
+from worker_agent.media.offers import NoRoom
+from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.transfer import EmbeddingTransfer, HttpDescriptor
 
 

@@ -15,12 +15,12 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import run_parts
 from tests.integration.broker import eventually
 from tests.unit.worker_agent.media_samples import SAFETENSORS, refused
-from worker_agent.core.engine import EngineError
-from worker_agent.core.media_refusals import MediaRefused
-from worker_agent.core.offers import NoRoom
+from worker_agent.engines.types import EngineError
 from worker_agent.media.config import EmbeddingTransferSection
 from worker_agent.media.http_transfer import HttpEmbeddingTransfer
 from worker_agent.media.nixl_transfer import NixlEmbeddingTransfer
+from worker_agent.media.offers import NoRoom
+from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer, NixlDescriptor
 from worker_agent.media.transports import embedding_transfer
 

@@ -18,12 +18,12 @@ from tests.integration.broker import Broker, eventually
 from tests.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.integration.event_path import running_index, zmq_context
 from worker_agent.config import EventsSection
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine import EngineError
-from worker_agent.engine_client import Outcome
-from worker_agent.event_streams import EventStreams
-from worker_agent.foreign_config import WorkerHeadSection
-from worker_agent.polled_events import PATH, PolledEvents
+from worker_agent.engines.attached.client import Outcome
+from worker_agent.engines.attached.config import WorkerHeadSection
+from worker_agent.engines.types import EngineError
+from worker_agent.events.attached_streams import EventStreams
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.polled_events import PATH, PolledEvents
 
 BLOCK = 32
 WORKER = WorkerHeadSection(id="trt-0", model="m", instance="i", block_size=BLOCK, dp_ranks=(0, 1))

@@ -16,13 +16,13 @@ from tests.integration.event_path import RANK, WORKER, PlayedSource, endpoint_of
 from tests.integration.polled_engine import PolledAgent, RoughEngine, polled_agent
 from tests.integration.scripted_engine import BLOCK_SIZE, tokens_of
 from tests.unit.worker_agent.engine_arguments import effective
-from worker_agent.core.consolidation import Origin
-from worker_agent.core.dialects.hop_a import encode_payload
-from worker_agent.core.engine_events import EngineEvent, EngineRemoved, EngineStored
-from worker_agent.engine_publishers import engine_publishers
-from worker_agent.event_streams import published_at
-from worker_agent.foreign_config import PublisherSection
-from worker_agent.hop_a_reader import PublisherAt
+from worker_agent.engines.attached.config import PublisherSection
+from worker_agent.events.attached_streams import published_at
+from worker_agent.events.consolidation import Origin
+from worker_agent.events.dialects.engine_wire import encode_payload
+from worker_agent.events.engine_event_subscriber import PublisherAt
+from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.engine_publishers import engine_publishers
 
 KVBM = Origin("kvbm")
 NAMES = 1000

@@ -21,8 +21,8 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
 from tests.integration.broker import Broker, eventually
 from tests.integration.event_path import MODEL, NATS, RANK, batches_in
-from worker_agent.core.outbox import SMALL_MAX, Outbox
-from worker_agent.rank_stream import RankStream
+from worker_agent.events.outbox import SMALL_MAX, Outbox
+from worker_agent.events.rank_stream import RankStream
 
 EPOCH = 7
 TOLD = ("publish_failed", "published_again")

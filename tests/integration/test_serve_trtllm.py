@@ -27,13 +27,13 @@ from tests.integration.event_path import PlayedSource, endpoint_of, running_inde
 from tests.integration.fleet_events import fleet_events
 from tests.support.processes import BLOCK_SIZE, ENGINE, agent_process, running_agent
 from tests.support.trtllm import Fake, trtllm
+from worker_agent.commands.engine_choice import chosen_engine
+from worker_agent.commands.serve import run_served
 from worker_agent.config import AgentSettings
-from worker_agent.core.dialects.hop_a import encode_payload
-from worker_agent.core.engine_events import EngineStored
-from worker_agent.core.engine_rules import Circumstances
-from worker_agent.engine_args import EngineArgsSources
-from worker_agent.engine_choice import chosen_engine
-from worker_agent.serve import run_served
+from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.sources import EngineArgsSources
+from worker_agent.events.dialects.engine_wire import encode_payload
+from worker_agent.events.engine_events import EngineStored
 
 __all__ = ["trtllm"]
 

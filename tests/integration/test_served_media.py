@@ -20,9 +20,9 @@ from tests.contract.engines import outputs, tokens_of
 from tests.integration.test_media_engine import TOKENS_PER_IMAGE, Model, asked, chat, model, picture, words, worker
 from tests.integration.test_trtllm_engine import running
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.engines.trtllm_settings import TrtllmSettings
+from worker_agent.engines.trtllm.settings import TrtllmSettings
 from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
-from worker_agent.served_media import ServedMedia
+from worker_agent.media.served import ServedMedia
 
 __all__ = ["model", "trtllm"]
 

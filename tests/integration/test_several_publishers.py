@@ -30,9 +30,9 @@ from tests.integration.event_path import (
     zmq_context,
 )
 from tests.integration.scripted_engine import BLOCK_SIZE, tokens_of
-from worker_agent.core.consolidation import Origin
-from worker_agent.core.dialects.hop_a import encode_payload, encode_sequence
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.consolidation import Origin
+from worker_agent.events.dialects.engine_wire import encode_payload, encode_sequence
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 ENGINE, HOST = Origin("engine"), Origin("host")
 

@@ -12,12 +12,12 @@ import pytest_asyncio
 from msgspec import structs
 from structlog.testing import capture_logs
 
-from indexer import keeper
-from indexer.core.checkpoint import decode_checkpoint, encode_checkpoint
-from indexer.core.fold import RankView
-from indexer.core.keeping import SnapshotName
 from indexer.embedded import EmbeddedIndex, ensure_streams
-from indexer.http import IndexApi
+from indexer.follow.checkpoint import decode_checkpoint, encode_checkpoint
+from indexer.follow.fold import RankView
+from indexer.service import snapshot_keeper as keeper
+from indexer.service.http import IndexApi
+from indexer.service.retention import SnapshotName
 from kv_protocol import subjects
 from kv_runtime.clock import ManualClock
 from kv_runtime.config import IndexSection, NatsSection

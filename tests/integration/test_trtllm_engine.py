@@ -12,11 +12,11 @@ import pytest
 
 from tests.contract.engines import LONGEST, PROMPT, outputs, request, rows_until, tokens_of, trtllm_engine
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.core.disaggregated import Handoff, handoff_json, handoff_of_json
-from worker_agent.core.engine import EngineError, EngineOutput, EngineRequest, EngineStopped, RequestRefused
-from worker_agent.core.sampling import UNLIKELY, Guide, Sampling
-from worker_agent.engines.trtllm import TensorRTLLMEngine
-from worker_agent.engines.trtllm_settings import LoraAdapter, TrtllmSettings
+from worker_agent.api.disaggregated import Handoff, handoff_json, handoff_of_json
+from worker_agent.api.sampling import UNLIKELY, Guide, Sampling
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
+from worker_agent.engines.types import EngineError, EngineOutput, EngineRequest, EngineStopped, RequestRefused
 
 __all__ = ["trtllm"]
 

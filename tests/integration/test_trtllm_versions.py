@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from kv_runtime.clock import SystemClock
 from tests.contract.engines import outputs, request
 from tests.support.trtllm import Fake, trtllm
-from worker_agent.core.engine import EngineError
-from worker_agent.core.engine_args import effective_args
-from worker_agent.core.engine_layers import Layer
-from worker_agent.core.engine_rules import Circumstances, flag_layer
-from worker_agent.engines.trtllm import TensorRTLLMEngine
-from worker_agent.engines.trtllm_settings import TrtllmSettings
+from worker_agent.engine_args.arguments import effective_args
+from worker_agent.engine_args.layers import Layer
+from worker_agent.engine_args.rules import Circumstances, flag_layer
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.engines.types import EngineError
 
 __all__ = ["trtllm"]
 

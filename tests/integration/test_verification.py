@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from indexer.core.difference import RankVerdict
-from indexer.core.rank_state import decode_state
 from indexer.embedded import EmbeddedIndex
-from indexer.fleet_roll import LISTEN_S, FleetRoll
-from indexer.http import IndexApi
-from indexer.index_client import IndexClient, IndexUnavailable
-from indexer.mirrors import Mirrors, MirrorSilent
-from indexer.verification import Verification
+from indexer.follow.rank_state import decode_state
+from indexer.service.difference import RankVerdict
+from indexer.service.expected_ranks import LISTEN_S, FleetRoll
+from indexer.service.http import IndexApi
+from indexer.service.index_client import IndexClient, IndexUnavailable
+from indexer.service.mirrors import Mirrors, MirrorSilent
+from indexer.service.verification import Verification
 from kv_protocol import fleet, recovery, subjects
 from kv_protocol.fleet import WorkerLeft
 from kv_protocol.ids import WorkerRank

@@ -31,9 +31,9 @@ from tests.integration.broker import Broker, eventually
 from tests.integration.fleet_events import fleet_events
 from tests.support.processes import AgentProcess, agent_process
 from tests.unit.router.samples import MODEL, registered
-from worker_agent.core.worker_id import SILENT_S
-from worker_agent.membership import LOOK_S, REPAIR_PAUSE_S, Membership
-from worker_agent.worker_id import WorkerId, WorkerIdTaken
+from worker_agent.fleet.membership import LOOK_S, REPAIR_PAUSE_S, Membership
+from worker_agent.fleet.worker_id import WorkerId, WorkerIdTaken
+from worker_agent.fleet.worker_id_rules import SILENT_S
 
 ID = "w0"
 SUBJECT = subjects.fleet(MODEL, ID)

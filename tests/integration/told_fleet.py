@@ -13,10 +13,10 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import Part, run_parts
 from tests.integration.scripted_rank import MODEL
-from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.dialects.hop_a import encode_payload
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.rank_answers import RankAnswers
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.dialects.engine_wire import encode_payload
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.rank_answers import RankAnswers
 
 BLOCK_SIZE = 2
 DP_RANKS = (0, 1)

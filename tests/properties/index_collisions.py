@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 
-from indexer.core.prefix_index import PrefixIndex, Refusal
+from indexer.index.prefix_index import PrefixIndex, Refusal
 from kv_protocol.codec import encode_message, split_message
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock, block_columns

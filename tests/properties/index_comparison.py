@@ -6,7 +6,7 @@ from random import Random
 
 import msgspec
 
-from indexer.core.prefix_index import Hashes, PrefixIndex
+from indexer.index.prefix_index import Hashes, PrefixIndex
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import TIERS
 from tests.properties.index_model import IndexModel

@@ -7,7 +7,7 @@ as its parent; a node names its parent once the block was held. A block is parke
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from indexer.core.prefix_index import Depths, IndexStatistics
+from indexer.index.prefix_index import Depths, IndexStatistics
 from kv_protocol.digest import SetDigest, is_in_buckets
 from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.recovery import HeldBlock

@@ -7,7 +7,7 @@ a forest; what contradicts itself is told to the implementations alone, in `inde
 from collections.abc import Callable, Mapping
 from random import Random
 
-from indexer.core.prefix_index import PrefixIndex, Refusal
+from indexer.index.prefix_index import PrefixIndex, Refusal
 from kv_protocol.codec import encode_message, split_message
 from kv_protocol.digest import BUCKET_SET_BYTES, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier

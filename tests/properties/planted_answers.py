@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from typing_extensions import Buffer
 
-from indexer.core.nodes import Forest, Node
-from indexer.core.prefix_index import PrefixOrder, Refusal, Stretch
-from indexer.core.reference import ReferenceIndex
-from indexer.core.reference_snapshot import saved
-from indexer.core.snapshot import seal, write_body
+from indexer.index.prefix_index import PrefixOrder, Refusal, Stretch
+from indexer.index.reference import ReferenceIndex
+from indexer.index.reference_nodes import Forest, Node
+from indexer.index.reference_snapshot import saved
+from indexer.index.snapshot import seal, write_body
 from kv_protocol.codec import split_message
 from kv_protocol.digest import is_in_buckets
 from kv_protocol.events import TIERS, Tier

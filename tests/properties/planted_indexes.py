@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from indexer.core.buffers import checked_hashes
-from indexer.core.nodes import Forest, Node
-from indexer.core.parked import ParkedBlock
-from indexer.core.prefix_index import Depths, Hashes
-from indexer.core.reference import ReferenceIndex
+from indexer.index.buffers import checked_hashes
+from indexer.index.parked_blocks import ParkedBlock
+from indexer.index.prefix_index import Depths, Hashes
+from indexer.index.reference import ReferenceIndex
+from indexer.index.reference_nodes import Forest, Node
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.recovery import BlockColumns
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import pytest
 
-from indexer.core.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from indexer.core.facts import AnswerArrived, BytesRefused, Fact, MessageArrived, Question
-from indexer.core.fold import IndexFold, RankView
-from indexer.core.follower import FollowerLimits
-from indexer.core.messages import read_message
+from indexer.follow.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from indexer.follow.fold import IndexFold, RankView
+from indexer.follow.follower import FollowerLimits
+from indexer.follow.inputs import AnswerArrived, BytesRefused, Fact, MessageArrived, Question
+from indexer.follow.messages import read_message
 from kv_protocol import codec
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import HeldBlock

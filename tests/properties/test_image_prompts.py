@@ -30,9 +30,9 @@ from tests.support.trtllm import Fake, installed
 from tests.unit.kv_protocol.test_images import upstream
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like
 from tests.unit.worker_agent.media_samples import data_url, image_part
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.media import MediaRules, content_digest, split_chat
-from worker_agent.core.mirror import RankMirror
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.mirror import RankMirror
+from worker_agent.media.parts import MediaRules, content_digest, split_chat
 
 CALM = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 PLANTED = settings(CALM, max_examples=500, derandomize=True, database=None, phases=[Phase.generate])

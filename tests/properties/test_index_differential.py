@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from indexer.core.reference import ReferenceIndex
+from indexer.index.reference import ReferenceIndex
 from tests.contract.indexes import IMPLEMENTATIONS
 from tests.properties.index_collisions import run_collisions
 from tests.properties.index_scenario import Voices, run

@@ -8,7 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from indexer.core.prefix_index import PrefixIndex
+from indexer.index.prefix_index import PrefixIndex
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.recovery import HeldBlock
 from kv_protocol.splitmix import splitmix64

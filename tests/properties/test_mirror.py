@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, bucket_table
 from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.core.mirror import ENGINE, RankMirror
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.mirror import ENGINE, RankMirror
 
 BLOCK_SIZE = 2
 

@@ -8,7 +8,9 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import NoSuchExample
 
-from indexer.core.facts import (
+from indexer.follow.fold import IndexFold, RankView
+from indexer.follow.follower import FollowerLimits
+from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
@@ -19,9 +21,7 @@ from indexer.core.facts import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.core.fold import IndexFold, RankView
-from indexer.core.follower import FollowerLimits
-from indexer.core.overlap_columns import Seatings
+from indexer.index.overlap_columns import Seatings
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat

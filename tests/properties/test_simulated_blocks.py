@@ -28,14 +28,14 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.events import Tier
 from kv_protocol.hashing import lora_id
 from kv_protocol.trtllm_hash import trtllm_block_hash
-from worker_agent.core.engine import PRIORITY_DEFAULT
-from worker_agent.core.engine_events import EngineCleared, EngineStored
-from worker_agent.core.engine_events import EngineEvent as SourceEvent
-from worker_agent.core.simulator.blocks import BlockPool, BlockTable
-from worker_agent.core.simulator.events import EventLog, WindowLog, render
-from worker_agent.core.simulator.host import EngineHost, HostTier, SourceHost
-from worker_agent.core.simulator.identity import Block, Namespace
-from worker_agent.core.simulator.windows import NarrowPool, NarrowTable, WindowedPool
+from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
+from worker_agent.engines.simulated.events import EventLog, WindowLog, render
+from worker_agent.engines.simulated.host import EngineHost, HostTier, SourceHost
+from worker_agent.engines.simulated.identity import Block, Namespace
+from worker_agent.engines.simulated.windows import NarrowPool, NarrowTable, WindowedPool
+from worker_agent.engines.types import PRIORITY_DEFAULT
+from worker_agent.events.engine_events import EngineCleared, EngineStored
+from worker_agent.events.engine_events import EngineEvent as SourceEvent
 
 TOTAL_BLOCKS = 10
 NARROW_BLOCKS = 6

@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from kv_protocol.events import Tier
-from worker_agent.core.engine import EngineDescription, EngineRequest
-from worker_agent.core.engine_events import EngineStored, RankEvent
-from worker_agent.core.simulator.blocks import BlockPool
-from worker_agent.core.simulator.events import EngineEvent, render
-from worker_agent.core.simulator.identity import Namespace, trtllm_hash
-from worker_agent.core.simulator.layout import CacheLayout
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.statistics import render as render_statistics
+from worker_agent.engines.simulated.blocks import BlockPool
+from worker_agent.engines.simulated.events import EngineEvent, render
+from worker_agent.engines.simulated.identity import Namespace, trtllm_hash
+from worker_agent.engines.simulated.layout import CacheLayout
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.statistics import render as render_statistics
+from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.events.engine_events import EngineStored, RankEvent
 
 BLOCK_SIZE = 2
 ENGINE = EngineDescription(

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from kv_protocol.events import Tier
 from kv_protocol.hashing import chain, hash_seed, local_block_hashes
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine import EngineDescription, EngineRequest
-from worker_agent.core.engine_events import RankEvent
-from worker_agent.core.mirror import RankMirror
-from worker_agent.core.simulator.events import render
-from worker_agent.core.simulator.identity import Namespace
-from worker_agent.core.simulator.layout import CacheLayout
-from worker_agent.core.simulator.scheduler import Simulator
+from worker_agent.engines.simulated.events import render
+from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.layout import CacheLayout
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_events import RankEvent
+from worker_agent.events.mirror import RankMirror
 
 BLOCK_SIZE = 2
 ENGINE = EngineDescription(

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.properties.transfer_fleet import ENGINE, Fleet, alone
-from worker_agent.core.engine import EngineRequest
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.transfer import Fetch, TransferOutcome, TransferRules
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.transfer import Fetch, TransferOutcome, TransferRules
+from worker_agent.engines.types import EngineRequest
 
 ENGINES = 2
 requests = st.tuples(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from worker_agent.core.source_cursor import Delivery, SourceCursor
+from worker_agent.events.source_cursor import Delivery, SourceCursor
 
 Fate = tuple[str, int]
 FATES = st.lists(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered
 from tests.unit.router.samples import registered
-from worker_agent.core.worker_id import NO_CLAIM, Action, Life, Newest, action
+from worker_agent.fleet.worker_id_rules import NO_CLAIM, Action, Life, Newest, action
 
 AGENTS = 4
 ROUNDS_MAX = 4 * AGENTS

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
-from worker_agent.core.simulator.exchange import Exchange
-from worker_agent.core.simulator.scheduler import Simulator, Step
-from worker_agent.core.simulator.transfer import UNBOUNDED, TransferRules
+from worker_agent.engines.simulated.exchange import Exchange
+from worker_agent.engines.simulated.scheduler import Simulator, Step
+from worker_agent.engines.simulated.transfer import UNBOUNDED, TransferRules
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
 
 ENGINE = EngineDescription(
     model="m",

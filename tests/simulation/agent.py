@@ -24,11 +24,11 @@ from tests.simulation.publishing import Publishing
 from tests.simulation.setup import DIGESTS, MODEL, NEVER_FULL, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
 from tests.simulation.traffic import Answers
-from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.engine import EngineOutput, EngineRequest
-from worker_agent.core.load import load_report
-from worker_agent.core.simulator.statistics import IterationStats, render
-from worker_agent.core.source_cursor import Delivery
+from worker_agent.engines.simulated.statistics import IterationStats, render
+from worker_agent.engines.types import EngineOutput, EngineRequest
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.source_cursor import Delivery
+from worker_agent.load.reports import load_report
 
 TURN_S = 0.25
 CHUNKS = 4

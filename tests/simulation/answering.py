@@ -12,8 +12,8 @@ from kv_protocol.recovery import Answer, DumpChunk
 from tests.simulation.connection import Connection
 from tests.simulation.timeline import Timeline
 from tests.simulation.traffic import Answers
-from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.questions import Question, Questions
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.questions import Question, Questions
 
 
 class Answering:

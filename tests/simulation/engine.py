@@ -15,14 +15,14 @@ from kv_protocol.events import Tier
 from tests.simulation.oracle import BLOCK_SIZE, Held, Names
 from tests.simulation.setup import MODEL, AgentSetup
 from tests.simulation.timeline import Timeline
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
-from worker_agent.core.engine_events import EngineEvent, EngineRemoved, EngineStored
-from worker_agent.core.simulator.events import render
-from worker_agent.core.simulator.identity import Namespace
-from worker_agent.core.simulator.scheduler import Simulator, Step
-from worker_agent.core.simulator.statistics import IterationStats
-from worker_agent.core.simulator.timing import EngineTiming
+from worker_agent.engines.simulated.events import render
+from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.scheduler import Simulator, Step
+from worker_agent.engines.simulated.statistics import IterationStats
+from worker_agent.engines.simulated.timing import EngineTiming
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored
 
 HOST_RATIO = 0.5
 SEQUENCE_MAX = 80

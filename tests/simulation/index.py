@@ -8,7 +8,8 @@ now and then                a keeper looks at the log and the snapshots, and doe
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from indexer.core.facts import (
+from indexer.follow.fold import IndexFold, OverlapColumns, RankView
+from indexer.follow.inputs import (
     AnswerArrived,
     BytesRefused,
     Fact,
@@ -20,9 +21,8 @@ from indexer.core.facts import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.core.fold import IndexFold, OverlapColumns, RankView
-from indexer.core.messages import read_message
-from indexer.core.reference import ReferenceIndex
+from indexer.follow.messages import read_message
+from indexer.index.reference import ReferenceIndex
 from kv_protocol import fleet, recovery
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.fleet import WorkerLeft, WorkerRegistered

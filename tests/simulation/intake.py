@@ -14,11 +14,11 @@ from tests.simulation.link import Faults, Link
 from tests.simulation.oracle import Held
 from tests.simulation.setup import NEVER_FULL, NO_FAULTS, AgentSetup
 from tests.simulation.timeline import ProcessClock, Timeline
-from worker_agent.core.dialects import hop_a
-from worker_agent.core.drain import Drain
-from worker_agent.core.outbox import Outbox
-from worker_agent.core.relearning import Drained, Relearning
-from worker_agent.core.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor
+from worker_agent.events.dialects import engine_wire as hop_a
+from worker_agent.events.outbox import Outbox
+from worker_agent.events.poll_urgency import Drain
+from worker_agent.events.relearning import Drained, Relearning
+from worker_agent.events.source_cursor import UNANSWERED_MAX, Delivery, SourceCursor
 
 ANSWER_S = 2.0
 

@@ -6,10 +6,10 @@ Between two steps the broker may fail, the index goes on, and others who keep th
 from collections import Counter
 from functools import partial
 
-from indexer.core import keeping
-from indexer.core.checkpoint import decode_checkpoint, encode_checkpoint
-from indexer.core.fold import IndexFold
-from indexer.core.keeping import KeepingLimits, LogExtent, SnapshotName
+from indexer.follow.checkpoint import decode_checkpoint, encode_checkpoint
+from indexer.follow.fold import IndexFold
+from indexer.service import retention as keeping
+from indexer.service.retention import KeepingLimits, LogExtent, SnapshotName
 from kv_protocol.errors import MalformedMessage
 from tests.simulation.broker import EVENTS, Broker
 from tests.simulation.connection import BrokerAway, Talk

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from indexer.core.answers import AnswerParts, RankState
-from indexer.core.asking import Asking, Wants
-from indexer.core.effects import ApplyEvent, Effect
-from indexer.core.facts import Question
-from indexer.core.fold import IndexFold
-from indexer.core.follower import AHEAD_MAX, FollowerLimits, Phase, StreamFollower
+from indexer.follow.answer_parts import AnswerParts, RankState
+from indexer.follow.effects import ApplyEvent, Effect
+from indexer.follow.fold import IndexFold
+from indexer.follow.follower import AHEAD_MAX, FollowerLimits, Phase, StreamFollower
+from indexer.follow.inputs import Question
+from indexer.follow.question import Asking, Wants
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import Batch, Tier
 from kv_protocol.recovery import DumpChunk
@@ -190,9 +190,9 @@ class NeverMissesAnybody(IndexFold):
         return super().tick(now_s)
 
 
-WITHOUT_LOG = "indexer.core.fold.without_log"
-FOLLOWER = "indexer.core.fold.StreamFollower"
-ASKING = "indexer.core.follower.Asking"
+WITHOUT_LOG = "indexer.follow.fold.without_log"
+FOLLOWER = "indexer.follow.fold.StreamFollower"
+ASKING = "indexer.follow.follower.Asking"
 FOLD = "tests.simulation.index.IndexFold"
 
 PLANTED = (

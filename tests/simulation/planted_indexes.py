@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from typing_extensions import Buffer
 
-from indexer.core.asking import Ask
-from indexer.core.checkpoint import RankPlace
-from indexer.core.effects import Effect, RepairBuckets, ReplaceAll
-from indexer.core.rank_stream import RankStream
-from indexer.core.reference import ReferenceIndex
+from indexer.follow.checkpoint import RankPlace
+from indexer.follow.effects import Effect, RepairBuckets, ReplaceAll
+from indexer.follow.question import Ask
+from indexer.follow.rank_stream import RankStream
+from indexer.index.reference import ReferenceIndex
 from kv_protocol.digest import BUCKET_TABLE_BYTES, is_in_buckets
 from kv_protocol.events import Tier
 from kv_protocol.recovery import BlockColumns, RecoverRequest, block_columns
@@ -90,7 +90,7 @@ class RestoresAnEmptyIndex(ReferenceIndex):
             self.clear(rank)
 
 
-STREAM = "indexer.core.fold.RankStream"
+STREAM = "indexer.follow.fold.RankStream"
 TREE = "tests.simulation.index.ReferenceIndex"
 
 PLANTED = (

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from indexer.core.keeping import KeepingLimits, LogExtent, Plan, plan
+from indexer.service.retention import KeepingLimits, LogExtent, Plan, plan
 from kv_protocol.ledger import Cancelled, FirstToken, LedgerEvent
 from router.fleet.ledger import Ledger
 from tests.simulation.planted import Planted
@@ -56,7 +56,7 @@ class LeaksPrefill(Ledger):
             lease.uncached_tokens = tokens
 
 
-PLAN = "indexer.core.keeping.plan"
+PLAN = "indexer.service.retention.plan"
 LEDGER = "tests.simulation.router.Ledger"
 
 PLANTED = (

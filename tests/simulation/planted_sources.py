@@ -1,10 +1,10 @@
 """Bugs of those who read hop A."""
 
 from tests.simulation.planted import Planted
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.dialects.trtllm_wire import Head
-from worker_agent.core.relearning import Relearning
-from worker_agent.core.source_cursor import Delivery, SourceCursor, _Question
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.dialects.trtllm_wire import Head
+from worker_agent.events.relearning import Relearning
+from worker_agent.events.source_cursor import Delivery, SourceCursor, _Question
 
 
 class JumpsHoles(SourceCursor):

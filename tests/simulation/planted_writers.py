@@ -10,13 +10,13 @@ from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest
 from tests.dumped import dump_chunks
 from tests.simulation.planted import Planted
 from tests.simulation.planted_followers import FOLLOWER, AppliesTwice
-from worker_agent.core.consolidation import SOLE, Consolidation, Origin
-from worker_agent.core.engine_events import EngineStored
-from worker_agent.core.engine_names import EngineName
-from worker_agent.core.held_blocks import HeldBlocks
-from worker_agent.core.mirror import RankMirror
-from worker_agent.core.outbox import OUTBOX_BYTES_MAX, Outbox, OutMessage
-from worker_agent.core.questions import Fate, Question, Questions
+from worker_agent.events.block_names import EngineName
+from worker_agent.events.consolidation import SOLE, Consolidation, Origin
+from worker_agent.events.engine_events import EngineStored
+from worker_agent.events.held_blocks import HeldBlocks
+from worker_agent.events.mirror import RankMirror
+from worker_agent.events.outbox import OUTBOX_BYTES_MAX, Outbox, OutMessage
+from worker_agent.events.questions import Fate, Question, Questions
 
 
 class DumpsOneSeqAhead(Consolidation):
@@ -187,10 +187,10 @@ class ConfirmsAllBefore(Outbox):
 
 CONSOLIDATION = "tests.simulation.agent.Consolidation"
 QUESTIONS = "tests.simulation.answering.Questions"
-MIRROR = "worker_agent.core.consolidation.RankMirror"
-OUTBOX = "worker_agent.core.consolidation.Outbox"
-DIFFERING = "worker_agent.core.recoveries.differing_buckets"
-HELD = "worker_agent.core.mirror.HeldBlocks"
+MIRROR = "worker_agent.events.consolidation.RankMirror"
+OUTBOX = "worker_agent.events.consolidation.Outbox"
+DIFFERING = "worker_agent.events.recoveries.differing_buckets"
+HELD = "worker_agent.events.mirror.HeldBlocks"
 
 PLANTED = (
     Planted(CONSOLIDATION, DumpsOneSeqAhead, "faulty", 20),

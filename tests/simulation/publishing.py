@@ -11,7 +11,7 @@ from kv_protocol.ids import WorkerRank
 from tests.simulation.broker import EVENTS
 from tests.simulation.connection import Connection
 from tests.simulation.timeline import Timeline
-from worker_agent.core.outbox import Outbox, OutMessage
+from worker_agent.events.outbox import Outbox, OutMessage
 
 RETRY_S = 0.1
 RETRY_MAX_S = 2.0

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from indexer.core.follower import FollowerLimits
+from indexer.follow.follower import FollowerLimits
 from router.fleet.registry import TextDigests
 from tests.simulation.link import Faults
 

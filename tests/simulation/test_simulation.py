@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from indexer.core.fold import FoldStatistics
-from indexer.core.standing import FollowerCounts
+from indexer.follow.fold import FoldStatistics
+from indexer.follow.status import FollowerCounts
 from tests.simulation.broker import EVENTS
 from tests.simulation.seeds import failure, kind_of, lived
 from tests.simulation.timeline import Timeline

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from kv_protocol.ids import WorkerRank
 from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, ReplayChunk
-from worker_agent.core.consolidation import Consolidation
+from worker_agent.events.consolidation import Consolidation
 
 _COUNT_BYTES, _HEAD_BYTES, _BLOCK_BYTES = 2, 52, 8
 _ROW_BYTES = 17

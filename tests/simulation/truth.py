@@ -15,8 +15,8 @@ at last    every index knows every live rank exactly, current and with equal dig
 
 from typing import TYPE_CHECKING
 
-from indexer.core.checkpoint import decode_checkpoint
-from indexer.core.fold import RankView
+from indexer.follow.checkpoint import decode_checkpoint
+from indexer.follow.fold import RankView
 from kv_protocol.codec import decode_message
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS
@@ -32,7 +32,7 @@ from tests.simulation.traffic import Answers, batches_of, blocks_of
 from tests.simulation.workload import Conversation
 
 if TYPE_CHECKING:
-    from indexer.core.follower import StreamFollower
+    from indexer.follow.follower import StreamFollower
     from tests.simulation.world import World
 
 RECHECK_RATIO = 0.1

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from worker_agent.parsers.answer import AnswerParser, Wishes
-from worker_agent.parsers.events import (
+from worker_agent.api.parsers.answer import AnswerParser, Wishes
+from worker_agent.api.parsers.events import (
     ContentDelta,
     Event,
     ReasoningDelta,
@@ -13,7 +13,7 @@ from worker_agent.parsers.events import (
     ToolCallStarted,
     joined,
 )
-from worker_agent.parsers.families import AnswerFormat
+from worker_agent.api.parsers.families import AnswerFormat
 
 _DIRECTORY = Path(__file__).parents[1] / "golden" / "tool_calls"
 

@@ -8,7 +8,7 @@ from indexer.config import IndexerSettings
 from kv_runtime.config import Settings, load_settings
 from router.config import RouterSettings
 from worker_agent.config import AgentSettings
-from worker_agent.foreign_config import ConsolidateSettings
+from worker_agent.engines.attached.config import ConsolidateSettings
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 KINDS: dict[str, type[Settings]] = {

@@ -3,9 +3,9 @@
 import pytest
 from typing_extensions import Buffer
 
-from indexer.core.buffers import checked_hashes
-from indexer.core.prefix_index import Hashes, Refusal
-from indexer.core.reference import ReferenceIndex
+from indexer.index.buffers import checked_hashes
+from indexer.index.prefix_index import Hashes, Refusal
+from indexer.index.reference import ReferenceIndex
 from indexer.native.fuzz.agreement import differences
 from indexer.native.fuzz.programs import MakeIndex
 from indexer.native.fuzz.seeds import FUZZERS, inputs

@@ -8,7 +8,7 @@ else keeps is no part of an engine: it is a source of its own, polled likewise (
 from collections.abc import AsyncGenerator
 from typing import Any, Protocol
 
-from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
 
 
 class Engine(Protocol):

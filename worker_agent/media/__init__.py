@@ -1,1 +1,1 @@
-"""Media of requests, and embeddings on their way between workers: files, HTTP and time around the rules of `core/`."""
+"""Media of requests, and embeddings on their way between workers: which are taken, how they are fetched."""

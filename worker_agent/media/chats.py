@@ -17,13 +17,13 @@ import msgspec
 from kv_protocol.body_limits import Body
 from kv_protocol.openai import ChatRequest, RequestInvalid
 from kv_runtime.text import Text
-from worker_agent.bodies import worked
-from worker_agent.core.disaggregated import Handoff
-from worker_agent.core.image_models import ImageFacts
-from worker_agent.core.media import Media, MediaPart, SplitChat, names_media
-from worker_agent.core.media_refusals import MediaRefused
-from worker_agent.core.mm_keys import check_placeholders
+from worker_agent.api.bodies import worked
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.media.image_models import ImageFacts
 from worker_agent.media.loader import MediaLoader
+from worker_agent.media.mm_keys import check_placeholders
+from worker_agent.media.parts import Media, MediaPart, SplitChat, names_media
+from worker_agent.media.refusals import MediaRefused
 
 NO_IMAGES = Body(b"")
 

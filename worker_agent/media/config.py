@@ -8,10 +8,10 @@ from pydantic import Field, SecretStr, field_validator
 
 from kv_protocol.images import IMAGE_TOKENS_MAX
 from kv_runtime.config import Section
-from worker_agent.core.media import MediaRules
-from worker_agent.core.media_addresses import parsed_networks
-from worker_agent.core.media_urls import FetchRules
-from worker_agent.core.safetensors import EmbeddingLimits
+from worker_agent.media.addresses import parsed_networks
+from worker_agent.media.parts import MediaRules
+from worker_agent.media.safetensors import EmbeddingLimits
+from worker_agent.media.urls import FetchRules
 
 _IMAGE_TYPE = Literal["image/jpeg", "image/png", "image/webp", "image/gif"]
 _PORT = Annotated[int, Field(ge=1, le=65535)]

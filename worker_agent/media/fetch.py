@@ -1,6 +1,6 @@
 """Media from URLs: each host is asked for once, each of its addresses checked, and nothing else connected to.
 
-target      checked as text (`core/media_urls.py`)
+target      checked as text (`urls.py`)
 resolved    once; every address must be allowed; the connection goes to one of them, and a socket to any other is
             never made, whatever a library resolves again: an answer that changes meanwhile leads nowhere
 asked       GET without credentials, cookies, proxies of the environment; `Accept-Encoding: identity`
@@ -20,9 +20,9 @@ from aiohttp import hdrs
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from worker_agent.core.media_addresses import Address
-from worker_agent.core.media_refusals import MediaRefused, shown_url
-from worker_agent.core.media_urls import FetchRules, HttpTarget, checked_addresses, http_target, redirected
+from worker_agent.media.addresses import Address
+from worker_agent.media.refusals import MediaRefused, shown_url
+from worker_agent.media.urls import FetchRules, HttpTarget, checked_addresses, http_target, redirected
 
 Resolve = Callable[[str], Awaitable[list[Address]]]
 _OK = 200

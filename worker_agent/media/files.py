@@ -1,6 +1,6 @@
 """Files of the directories that requests may read from: whatever a path says, nothing outside is opened.
 
-    path        as `core/media_urls.py` reads it: absolute, no `..`
+    path        as `urls.py` reads it: absolute, no `..`
     resolved    links are followed; where they lead must lie in one of the directories
     opened      from that directory on, name by name, following no link: one that appeared meanwhile opens nothing
     read        a regular file only, and one byte more than is allowed at most
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from worker_agent.core.media_refusals import MediaRefused, shown_url
+from worker_agent.media.refusals import MediaRefused, shown_url
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe without a writer does not block

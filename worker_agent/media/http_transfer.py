@@ -21,10 +21,10 @@ from yarl import URL
 from kv_runtime.clock import Clock
 from kv_runtime.http import HttpServer, openai_errors, require_token
 from kv_runtime.supervise import Part, until
-from worker_agent.core.media_addresses import Address, parsed_networks
-from worker_agent.core.media_refusals import MediaReason, MediaRefused
-from worker_agent.core.offers import NoRoom, Offers, OfferStatistics
+from worker_agent.media.addresses import Address, parsed_networks
 from worker_agent.media.config import EmbeddingTransferSection
+from worker_agent.media.offers import NoRoom, Offers, OfferStatistics
+from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.media.transfer import EmbeddingDescriptor, HttpDescriptor
 
 PATH = "/v1/embeddings/offer"

@@ -1,7 +1,7 @@
 """From media that a request names to their bytes: `data:`, files, URLs, so many at a time.
 
     scheme            read by
-    data              `core/media_urls.py`
+    data              `urls.py`
     file, or a path   `files.py`
     any other         `fetch.py`, which refuses what is not allowed
 
@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from kv_runtime.supervise import TaskSet
-from worker_agent.core.media import Media, MediaPart, SplitChat, check_total, checked_media, split_chat
-from worker_agent.core.media_refusals import MediaRefused
-from worker_agent.core.media_urls import decoded_data, file_path, scheme_of
 from worker_agent.media.config import MediaSection
 from worker_agent.media.fetch import MediaFetch, Resolve
 from worker_agent.media.files import MediaFiles
+from worker_agent.media.parts import Media, MediaPart, SplitChat, check_total, checked_media, split_chat
+from worker_agent.media.refusals import MediaRefused
+from worker_agent.media.urls import decoded_data, file_path, scheme_of
 
 
 class MediaLoader:

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 from kv_runtime.telemetry import Family, counter, gauge
-from worker_agent.core.embedding_cache import EmbeddingCache
-from worker_agent.core.offers import OfferStatistics
-from worker_agent.encode_api import EncodeApi
+from worker_agent.media.embedding_cache import EmbeddingCache
+from worker_agent.media.encode_api import EncodeApi
 from worker_agent.media.loader import MediaLoader
+from worker_agent.media.offers import OfferStatistics
 
 
 def media_families(worker: str, loader: MediaLoader) -> Iterator[Family]:

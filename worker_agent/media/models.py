@@ -9,8 +9,8 @@ from kv_protocol.errors import LimitExceeded
 from kv_protocol.images import ImageRule
 from kv_runtime.chat_messages import TextError
 from kv_runtime.text import Text
-from worker_agent.core.image_models import ImageFacts, ImageFactsInvalid, image_facts, image_rule
 from worker_agent.media.config import ImageModelSection
+from worker_agent.media.image_models import ImageFacts, ImageFactsInvalid, image_facts, image_rule
 
 _PROCESSOR = "preprocessor_config.json"
 

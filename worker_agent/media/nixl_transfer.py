@@ -34,10 +34,10 @@ from blake3 import blake3
 
 from kv_runtime.clock import Clock
 from kv_runtime.supervise import Part, until
-from worker_agent.core.engine import EngineError
-from worker_agent.core.media_refusals import MediaReason, MediaRefused
-from worker_agent.core.offers import NoRoom, Offers, OfferStatistics
+from worker_agent.engines.types import EngineError
 from worker_agent.media.config import EmbeddingTransferSection
+from worker_agent.media.offers import NoRoom, Offers, OfferStatistics
+from worker_agent.media.refusals import MediaReason, MediaRefused
 from worker_agent.media.transfer import AGENT_BYTES_MAX, EmbeddingDescriptor, NixlDescriptor
 
 _POLL_S = 0.002

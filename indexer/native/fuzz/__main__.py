@@ -11,7 +11,7 @@ from indexer.native.fuzz.seeds import FUZZERS, write
 
 
 def _compare(fuzzer: str, paths: list[Path]) -> int:
-    from indexer.core.reference import ReferenceIndex
+    from indexer.index.reference import ReferenceIndex
     from indexer.native.fuzz.agreement import differences
     from indexer.native.index import NativeIndex
 

@@ -5,8 +5,8 @@ libFuzzer keeps the inputs that lead to new places of the native tree, so few of
 
 import msgspec
 
-from indexer.core.prefix_index import PrefixIndex
-from indexer.core.snapshot import read_body, unseal
+from indexer.index.prefix_index import PrefixIndex
+from indexer.index.snapshot import read_body, unseal
 from indexer.native.fuzz.programs import MakeIndex, Outcome, Program, restored
 from kv_protocol.events import TIERS
 from kv_protocol.recovery import HeldBlock

@@ -1,6 +1,6 @@
 // An input is the body of a snapshot, restored into a tree that holds something: it is taken whole or not at all.
 //
-//     limits u8, then the body (`indexer/core/snapshot.py`)
+//     limits u8, then the body (`indexer/index/snapshot.py`)
 #include "harness.hpp"
 
 namespace {

@@ -7,8 +7,8 @@ import struct
 from collections.abc import Callable
 from typing import Protocol
 
-from indexer.core.prefix_index import PrefixIndex
-from indexer.core.snapshot import seal
+from indexer.index.prefix_index import PrefixIndex
+from indexer.index.snapshot import seal
 from kv_protocol.codec import pack_u64
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Tier

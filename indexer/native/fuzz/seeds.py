@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from indexer.core.reference import ReferenceIndex
-from indexer.core.snapshot import unseal
+from indexer.index.reference import ReferenceIndex
+from indexer.index.snapshot import unseal
 from kv_protocol.codec import encode_message
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored
 from kv_protocol.splitmix import splitmix64

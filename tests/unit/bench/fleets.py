@@ -7,7 +7,7 @@ import msgspec
 from bench.closed_loop import PLACEMENTS, ClosedLoop, EngineModel
 from bench.fit_timing import Row
 from bench.fleet_recording import COLUMNS, FleetFigures, Recording, Session
-from worker_agent.core.simulator.timing import H200_8B, EngineTiming
+from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 
 SESSIONS = tuple(
     Session(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bench.capture import Capture, CapturedFrame
 from bench.capture_twin import Twin
 from kv_protocol.hashing import sequence_hashes
-from worker_agent.core.consolidation import Consolidation
+from worker_agent.events.consolidation import Consolidation
 
 BLOCK_SIZE = 4
 

@@ -18,9 +18,9 @@ from bench.closed_loop import (
 )
 from bench.fleet_recording import Answered, Recording, Session
 from tests.unit.bench.fleets import SESSIONS, recording
-from worker_agent.core.engine import RequestRefused
-from worker_agent.core.simulator.scheduling import TRTLLM
-from worker_agent.core.simulator.timing import H200_8B, IterationWork
+from worker_agent.engines.simulated.scheduling import TRTLLM
+from worker_agent.engines.simulated.timing import H200_8B, IterationWork
+from worker_agent.engines.types import RequestRefused
 
 MODEL = EngineModel(H200_8B)
 

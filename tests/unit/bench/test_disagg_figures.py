@@ -13,7 +13,7 @@ from bench.disagg_plot import Point, frontier, pareto_svg
 from bench.trace import TraceInvalid
 from bench.trace_figures import Slo
 from bench.virtual_fleet import Outcome
-from worker_agent.core.simulator.transfer import TransferCounts, TransferRules
+from worker_agent.engines.simulated.transfer import TransferCounts, TransferRules
 
 SLOS = (Slo(1.0, 0.050), Slo(1.0, 0.010))
 NO_TRANSFERS = TransferCounts().statistics(TransferRules(), 0, 0, 0)

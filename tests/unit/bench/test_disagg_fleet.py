@@ -21,8 +21,8 @@ from router.decision.disaggregation import ConditionalLimits
 from router.decision.policy import Policy
 from router.decision.view import RouteRequest
 from tests.unit.bench.traces import random_trace, request
-from worker_agent.core.simulator.timing import H200_8B, IterationWork
-from worker_agent.core.simulator.transfer import TransferRules
+from worker_agent.engines.simulated.timing import H200_8B, IterationWork
+from worker_agent.engines.simulated.transfer import TransferRules
 
 LIMITS = ConditionalLimits(prefill_busy=0.3, decode_busy=0.8)
 SETTING = Setting(kv_tokens=24 * 512, limits=LIMITS, seed=7)

@@ -3,9 +3,9 @@
 import pytest
 
 from bench.events_load import SEQUENCE_BLOCKS, SIDE_BY_SIDE, Flush, Load, engine_events, payloads, schedule
-from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.dialects.batches import BatchDecoder
-from worker_agent.core.engine_events import EngineStored
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.dialects.batches import BatchDecoder
+from worker_agent.events.engine_events import EngineStored
 
 LOAD = Load(seed=3, blocks=3 * SEQUENCE_BLOCKS + 10, event_blocks=8, block_size=4)
 

@@ -2,7 +2,7 @@
 
 from bench.events_load import Load, schedule
 from bench.events_source import ScheduledEngine
-from worker_agent.core.engine_events import RankEvent
+from worker_agent.events.engine_events import RankEvent
 
 FLUSHES = schedule(Load(1, 64, 8, 1), 400.0)
 BEGAN_NS = 1_000_000_000

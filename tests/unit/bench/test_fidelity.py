@@ -10,7 +10,7 @@ from bench.fidelity import FIGURES, MALFORMED, compare, main
 from bench.fidelity_priors import variants
 from bench.fleet_recording import FleetFigures
 from tests.unit.bench.fleets import calibration_json, fleet_json, slowed
-from worker_agent.core.simulator.timing import H200_8B, EngineTiming
+from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 
 REAL = FleetFigures(0.5, 100.0, 0.1, 0.2, 0.01)
 

@@ -11,7 +11,7 @@ from bench.index_plan import STORMS
 from bench.index_schedule import ScheduleShape, write_schedule
 from bench.index_subjects import Ours
 from bench.index_trace_cells import TraceAnswersCell
-from indexer.core.reference import ReferenceIndex
+from indexer.index.reference import ReferenceIndex
 from kv_protocol.events import Tier
 from tests.unit.bench.traces import random_trace
 

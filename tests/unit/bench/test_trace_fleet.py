@@ -16,9 +16,9 @@ from bench.virtual_fleet import FleetShape, Outcome, VirtualFleet
 from kv_protocol.hashing import sequence_hashes
 from router.decision.policy import Policy
 from tests.unit.bench.traces import random_trace, request
-from worker_agent.core.simulator.identity import Namespace
-from worker_agent.core.simulator.rank import Rank
-from worker_agent.core.simulator.timing import H200_8B, IterationWork
+from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.rank import Rank
+from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
 SHAPE = FleetShape(workers=3, kv_tokens=24 * 512)
 KV, ROUND_ROBIN = Policy(mode="kv"), Policy(mode="round-robin")

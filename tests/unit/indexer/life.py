@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from random import Random
 
-from indexer.core.facts import AnswerArrived, HeartbeatArrived, Question
+from indexer.follow.inputs import AnswerArrived, HeartbeatArrived, Question
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table, differing_buckets, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier

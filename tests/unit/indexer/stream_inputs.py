@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from indexer.core.asking import Ask
-from indexer.core.effects import ApplyEvent, Effect, RepairBuckets
-from indexer.core.follower import FollowerLimits, StreamFollower
-from indexer.core.standing import FollowerCounts
+from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets
+from indexer.follow.follower import FollowerLimits, StreamFollower
+from indexer.follow.question import Ask
+from indexer.follow.status import FollowerCounts
 from kv_protocol import codec
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
 from kv_protocol.events import Batch, Stored, Tier

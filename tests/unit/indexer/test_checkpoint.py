@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from indexer.core.checkpoint import Checkpoint, RankPlace, decode_checkpoint, encode_checkpoint
-from indexer.core.facts import BytesRefused, Fact, HeartbeatArrived, MessageArrived, Question, WorkerCame, WorkerGone
-from indexer.core.fold import IndexFold
-from indexer.core.messages import read_message
-from indexer.core.reference import ReferenceIndex
+from indexer.follow.checkpoint import Checkpoint, RankPlace, decode_checkpoint, encode_checkpoint
+from indexer.follow.fold import IndexFold
+from indexer.follow.inputs import BytesRefused, Fact, HeartbeatArrived, MessageArrived, Question, WorkerCame, WorkerGone
+from indexer.follow.messages import read_message
+from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import Batch

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from indexer.core.difference import MirrorState, RankVerdict, compare
-from indexer.core.rank_state import RankState
+from indexer.follow.rank_state import RankState
+from indexer.service.difference import MirrorState, RankVerdict, compare
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier

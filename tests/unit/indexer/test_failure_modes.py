@@ -9,8 +9,10 @@ from random import Random
 import msgspec
 import pytest
 
-from indexer.core.checkpoint import decode_checkpoint, encode_checkpoint
-from indexer.core.facts import (
+from indexer.follow.checkpoint import decode_checkpoint, encode_checkpoint
+from indexer.follow.fold import IndexFold
+from indexer.follow.follower import FollowerLimits
+from indexer.follow.inputs import (
     AnswerArrived,
     BytesRefused,
     Fact,
@@ -20,11 +22,9 @@ from indexer.core.facts import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.core.fold import IndexFold
-from indexer.core.follower import FollowerLimits
-from indexer.core.messages import read_message
-from indexer.core.reference import ReferenceIndex
-from indexer.core.turns import RECOVERIES_MAX
+from indexer.follow.messages import read_message
+from indexer.follow.question_turns import RECOVERIES_MAX
+from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier

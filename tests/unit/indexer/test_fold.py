@@ -5,7 +5,9 @@ from random import Random
 
 import pytest
 
-from indexer.core.facts import (
+from indexer.follow.fold import IndexFold, RankView
+from indexer.follow.follower import FollowerLimits
+from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
@@ -16,11 +18,9 @@ from indexer.core.facts import (
     Question,
     WorkerGone,
 )
-from indexer.core.fold import IndexFold, RankView
-from indexer.core.follower import FollowerLimits
-from indexer.core.places import RANKS_MAX
-from indexer.core.reference import ReferenceIndex
-from indexer.core.standing import FollowerCounts
+from indexer.follow.status import FollowerCounts
+from indexer.index.reference import ReferenceIndex
+from indexer.index.slots import RANKS_MAX
 from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from indexer.core.facts import (
+from indexer.follow.fold import IndexFold
+from indexer.follow.follower import FollowerLimits
+from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
@@ -19,13 +21,11 @@ from indexer.core.facts import (
     Question,
     WorkerGone,
 )
-from indexer.core.fold import IndexFold
-from indexer.core.follower import FollowerLimits
-from indexer.core.messages import read_message
-from indexer.core.places import REFUSED_NAMED_MAX
-from indexer.core.prefix_index import IndexStatistics
-from indexer.core.reference import ReferenceIndex
-from indexer.core.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
+from indexer.follow.messages import read_message
+from indexer.index.prefix_index import IndexStatistics
+from indexer.index.reference import ReferenceIndex
+from indexer.index.reference_tree import HOLDING_BYTES, NODE_BYTES, RANK_BYTES
+from indexer.index.slots import REFUSED_NAMED_MAX
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier

@@ -7,7 +7,9 @@ import msgspec
 import pytest
 from typing_extensions import Buffer
 
-from indexer.core.facts import (
+from indexer.follow.fold import REFUSALS_KEPT_MAX, IndexFold
+from indexer.follow.follower import FollowerLimits, StreamFollower
+from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
@@ -16,11 +18,9 @@ from indexer.core.facts import (
     MessageArrived,
     Question,
 )
-from indexer.core.fold import REFUSALS_KEPT_MAX, IndexFold
-from indexer.core.follower import FollowerLimits, StreamFollower
-from indexer.core.messages import Span, read_message
-from indexer.core.prefix_index import Refusal
-from indexer.core.reference import ReferenceIndex
+from indexer.follow.messages import Span, read_message
+from indexer.index.prefix_index import Refusal
+from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, bucket_table
 from kv_protocol.errors import MalformedMessage
@@ -319,7 +319,7 @@ def test_the_comparison_fails_on_a_planted_bug(monkeypatch: pytest.MonkeyPatch, 
     def play_all() -> None:
         for seed in range(100):
             with monkeypatch.context() as context:
-                context.setattr("indexer.core.fold.StreamFollower", planted)
+                context.setattr("indexer.follow.fold.StreamFollower", planted)
                 whole = IndexFold(ReferenceIndex(), LIMITS)
                 for rank in (A0, B0):
                     whole.apply(BytesRefused(rank), 0.0)

@@ -6,7 +6,9 @@ from random import Random
 import msgspec
 import pytest
 
-from indexer.core.facts import (
+from indexer.follow.fold import IndexFold
+from indexer.follow.follower import FollowerLimits
+from indexer.follow.inputs import (
     AnswerArrived,
     BatchArrived,
     BytesRefused,
@@ -18,11 +20,9 @@ from indexer.core.facts import (
     Question,
     WorkerGone,
 )
-from indexer.core.fold import IndexFold
-from indexer.core.follower import FollowerLimits
-from indexer.core.messages import read_message
-from indexer.core.reference import ReferenceIndex
-from indexer.core.turns import RECOVERIES_MAX, Turns
+from indexer.follow.messages import read_message
+from indexer.follow.question_turns import RECOVERIES_MAX, Turns
+from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.digest import buckets_in
 from kv_protocol.events import Batch, Stored

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from indexer.core.asking import Ask
-from indexer.core.effects import Effect, RepairBuckets, ReplaceAll
-from indexer.core.follower import StreamFollower
-from indexer.core.standing import FollowerCounts, StaleReason, is_blind, without_log
+from indexer.follow.effects import Effect, RepairBuckets, ReplaceAll
+from indexer.follow.follower import StreamFollower
+from indexer.follow.question import Ask
+from indexer.follow.status import FollowerCounts, StaleReason, is_blind, without_log
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import TIERS, Tier
 from kv_protocol.fleet import Heartbeat

@@ -10,8 +10,8 @@ from heapq import heappop, heappush
 
 import pytest
 
-from indexer.core.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
-from indexer.core.follower import FollowerLimits, StreamFollower
+from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
+from indexer.follow.follower import FollowerLimits, StreamFollower
 from kv_protocol import codec
 from kv_protocol.digest import SetDigest, TierDigest, bucket_table, differing_buckets, is_in_buckets
 from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored, Tier

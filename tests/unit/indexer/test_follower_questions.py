@@ -5,8 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from indexer.core.effects import ReplaceAll
-from indexer.core.follower import AHEAD_MAX, StreamFollower
+from indexer.follow.effects import ReplaceAll
+from indexer.follow.follower import AHEAD_MAX, StreamFollower
 from kv_protocol.recovery import DumpChunk, ReplayChunk
 from tests.unit.indexer.stream_inputs import (
     DOUBT,

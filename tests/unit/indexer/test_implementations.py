@@ -12,9 +12,9 @@ from typing import Literal
 import pytest
 from structlog.testing import capture_logs
 
-from indexer.core.prefix_index import PrefixIndex
-from indexer.core.reference import ReferenceIndex
-from indexer.implementations import make_index
+from indexer.index.implementations import make_index
+from indexer.index.prefix_index import PrefixIndex
+from indexer.index.reference import ReferenceIndex
 from indexer.native import hash_blocks, load
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Tier

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.core.keeping import KeepingLimits, LogExtent, Plan, SnapshotName, of_this_log, plan, to_give_up
+from indexer.service.retention import KeepingLimits, LogExtent, Plan, SnapshotName, of_this_log, plan, to_give_up
 
 S = 10**9
 NOW_S = 10_000

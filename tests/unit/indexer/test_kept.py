@@ -1,6 +1,6 @@
 """Batches that wait for their turn: few, and not many blocks."""
 
-from indexer.core.kept import KeptBatches
+from indexer.follow.kept_batches import KeptBatches
 from kv_protocol.events import Batch, Cleared, Stored
 
 

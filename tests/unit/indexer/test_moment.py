@@ -2,11 +2,11 @@
 
 import pytest
 
-from indexer.core.checkpoint import Checkpoint, RankPlace
-from indexer.core.facts import BatchArrived, BytesRefused
-from indexer.core.fold import IndexFold
-from indexer.core.moment import Moment
-from indexer.core.reference import ReferenceIndex
+from indexer.follow.checkpoint import Checkpoint, RankPlace
+from indexer.follow.fold import IndexFold
+from indexer.follow.inputs import BatchArrived, BytesRefused
+from indexer.index.reference import ReferenceIndex
+from indexer.service.moment import Moment
 from kv_protocol.events import Batch, Stored
 from kv_protocol.ids import WorkerRank
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from indexer.core.facts import BytesRefused, HeartbeatArrived, WorkerCame, WorkerGone
-from indexer.core.fold import IndexFold
-from indexer.core.places import RANKS_MAX, Places
-from indexer.core.reference import ReferenceIndex
+from indexer.follow.fold import IndexFold
+from indexer.follow.inputs import BytesRefused, HeartbeatArrived, WorkerCame, WorkerGone
+from indexer.index.reference import ReferenceIndex
+from indexer.index.slots import RANKS_MAX, Places
 from indexer.native.index import NativeIndex
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank

@@ -6,11 +6,11 @@ import json
 import msgspec
 import pytest
 
-from indexer.core.facts import BatchArrived, LogLost
-from indexer.core.fold import IndexFold
-from indexer.core.rank_state import RankState, decode_state, encode_state
-from indexer.core.reference import ReferenceIndex
-from indexer.core.state_lines import state_lines
+from indexer.commands.state_lines import state_lines
+from indexer.follow.fold import IndexFold
+from indexer.follow.inputs import BatchArrived, LogLost
+from indexer.follow.rank_state import RankState, decode_state, encode_state
+from indexer.index.reference import ReferenceIndex
 from kv_protocol.digest import SetDigest
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS, Batch, Stored, Tier

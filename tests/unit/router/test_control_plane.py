@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from indexer.core.facts import HeartbeatArrived
-from indexer.core.fold import FoldStatistics, IndexFold
-from indexer.core.reference import ReferenceIndex
+from indexer.follow.fold import FoldStatistics, IndexFold
+from indexer.follow.inputs import HeartbeatArrived
+from indexer.index.reference import ReferenceIndex
 from kv_protocol import fleet
 from kv_protocol.codec import pack_u64
 from kv_protocol.fleet import Heartbeat

@@ -35,7 +35,7 @@ from tests.unit.worker_agent.media_samples import (
     data_url,
     image_part,
 )
-from worker_agent.core.media import content_digest
+from worker_agent.media.parts import content_digest
 
 FIXED = ImageRule(placeholder="<image>", image_token_id=9, tokens=FixedTokens(3))
 BY_SIZE = ImageRule(

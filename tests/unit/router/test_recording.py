@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import fields
 
-from indexer.core.standing import StaleReason
+from indexer.follow.status import StaleReason
 from kv_protocol.decided import Decided, RequestRecord, best_columns, best_terms, other_costs, overlap_depths
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (

@@ -33,7 +33,7 @@ from kv_runtime.supervise import run_parts
 from kv_runtime.text import ByteText, TextError, load_text
 from router.prompt import EncodersBusy, Prompt, PromptLimits, Prompts, with_prompt_ids
 from tests.unit.kv_runtime.model_files import LLAMA_TEMPLATE, QWEN_TEMPLATE, llama_like, qwen_like, write_model
-from worker_agent.core.request_rules import prompt_ids
+from worker_agent.api.request_rules import prompt_ids
 
 TEXT = ByteText()
 FOURS = Hashing(4)

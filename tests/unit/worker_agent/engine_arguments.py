@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from worker_agent.core.engine_args import EngineArgs, effective_args
-from worker_agent.core.engine_findings import EngineArgsInvalid
-from worker_agent.core.engine_layers import Layer
-from worker_agent.core.engine_rules import Circumstances, flag_layer
+from worker_agent.engine_args.arguments import EngineArgs, effective_args
+from worker_agent.engine_args.findings import EngineArgsInvalid
+from worker_agent.engine_args.layers import Layer
+from worker_agent.engine_args.rules import Circumstances, flag_layer
 
 
 def effective(

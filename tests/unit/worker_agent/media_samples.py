@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from worker_agent.core.media_refusals import MEDIA_REASONS, MediaRefused
+from worker_agent.media.refusals import MEDIA_REASONS, MediaRefused
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d494844520000000d0000000708020000005c12504d0000000d49444154789c63601805d8000001180001c95e"

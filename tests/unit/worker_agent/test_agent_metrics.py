@@ -9,9 +9,9 @@ import pytest
 from kv_protocol.load import LoadReport, PhaseLoad
 from kv_runtime.supervise import PartGaveUp, Restarts, SupervisedThread
 from kv_runtime.telemetry import Family
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.load import PROBLEMS, LoadRows
-from worker_agent.core.quarantine import REASONS
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.quarantine import REASONS
+from worker_agent.load.reports import PROBLEMS, LoadRows
 from worker_agent.metrics import PHASES, engine_event_families, load_families, skipped_families, thread_family
 
 REPORT = LoadReport(

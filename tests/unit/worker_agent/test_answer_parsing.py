@@ -12,13 +12,13 @@ from kv_runtime.config import ConfigurationError, load_settings
 from kv_runtime.text import Text, load_text
 from tests.support.tool_calls import Case, golden_cases, read_of
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
-from worker_agent.answer_parsing import AnswerParsing
+from worker_agent.api.answer_parsing import AnswerParsing
+from worker_agent.api.choice_text import ChoiceText
+from worker_agent.api.parsers.events import Event, joined
+from worker_agent.api.parsers.families import AnswerFormat
+from worker_agent.api.request_rules import RequestRules
 from worker_agent.config import AgentSettings
-from worker_agent.core.choice_text import ChoiceText
-from worker_agent.core.engine import EngineDescription, EngineOutput
-from worker_agent.core.request_rules import RequestRules
-from worker_agent.parsers.events import Event, joined
-from worker_agent.parsers.families import AnswerFormat
+from worker_agent.engines.types import EngineDescription, EngineOutput
 
 DESCRIPTION = EngineDescription(
     model="m",

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from kv_protocol.openai import ChatRequest, CompletionRequest
-from worker_agent.core.answers import Answer, usage
-from worker_agent.core.choice_text import Piece, Place
-from worker_agent.core.disaggregated import Handoff
-from worker_agent.core.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.api.answers import Answer, usage
+from worker_agent.api.choice_text import Piece, Place
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
 
 CREATED = 1_700_000_000
 

@@ -9,10 +9,10 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kv_runtime.text import ByteText
-from worker_agent.core.choice_text import ChoiceText, Piece, Place
-from worker_agent.core.disaggregated import Handoff
-from worker_agent.core.engine import EngineOutput
-from worker_agent.core.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.api.choice_text import ChoiceText, Piece, Place
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.engines.types import EngineOutput
 
 TEXT = ByteText()
 END = min(TEXT.eos_ids)

@@ -10,9 +10,9 @@ from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.recovery import HeldBlock
-from worker_agent.core.consolidation import SOLE, Consolidation
-from worker_agent.core.dialects.hop_a import encode_payload
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.consolidation import SOLE, Consolidation
+from worker_agent.events.dialects.engine_wire import encode_payload
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 BLOCK_SIZE = 2
 TOKENS = (1, 2, 3, 4, 5, 6)

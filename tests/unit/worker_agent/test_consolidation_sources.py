@@ -7,9 +7,9 @@ import pytest
 from kv_protocol.codec import decode_message
 from kv_protocol.events import Cleared, Event, Removed, Stored, Tier
 from kv_protocol.hashing import sequence_hashes
-from worker_agent.core.consolidation import Consolidation, Origin
-from worker_agent.core.dialects.hop_a import encode_payload
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.dialects.engine_wire import encode_payload
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 BLOCK_SIZE = 2
 TOKENS = (1, 2, 3, 4, 5, 6)

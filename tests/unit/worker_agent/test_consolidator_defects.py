@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from kv_protocol.events import Tier
-from worker_agent.core.consolidation import Consolidation, Origin
-from worker_agent.core.dialects.hop_a import encode_payload
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.core.mirror import RankMirror
-from worker_agent.core.mirror_blocks import MirrorBlocks
+from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.dialects.engine_wire import encode_payload
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.mirror import RankMirror
+from worker_agent.events.mirror_blocks import MirrorBlocks
 
 BLOCK_SIZE = 2
 ENGINE, HOST = Origin("engine"), Origin("host")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker_agent.endpoints import checked_endpoint, rank_endpoint
+from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
 
 
 @pytest.mark.parametrize(

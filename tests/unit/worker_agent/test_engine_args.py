@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.unit.worker_agent.engine_arguments import effective, refused, warned
-from worker_agent.core.engine_args import config_classes, effective_args
-from worker_agent.core.engine_layers import Layer
-from worker_agent.core.engine_rules import DEFAULTS, ENCODE, EVENT_BUFFER_SIZE, Circumstances
+from worker_agent.engine_args.arguments import config_classes, effective_args
+from worker_agent.engine_args.layers import Layer
+from worker_agent.engine_args.rules import DEFAULTS, ENCODE, EVENT_BUFFER_SIZE, Circumstances
 
 EVENTS: dict[str, Any] = {"publishes_kv_events": True}
 BUFFER = ("kv_cache_config", "event_buffer_max_size")

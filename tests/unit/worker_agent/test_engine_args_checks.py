@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.unit.worker_agent.engine_arguments import effective, refused, warned
-from worker_agent.core.engine_findings import MASK, shown
+from worker_agent.engine_args.findings import MASK, shown
 
 Args = dict[str, Any]
 NIXL: Args = {"backend": "NIXL"}

@@ -6,9 +6,9 @@ Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/usage/llm_args_golden_manifest.json`,
 
 import pytest
 
-from worker_agent.core.engine_field_kinds import Field
-from worker_agent.core.engine_fields import ENGINE, field_at
-from worker_agent.core.engine_rules import DEFAULTS, FLAGS
+from worker_agent.engine_args.field_kinds import Field
+from worker_agent.engine_args.fields import ENGINE, field_at
+from worker_agent.engine_args.rules import DEFAULTS, FLAGS
 
 BOOLEANS = """
 disable_mm_encoder disable_overlap_scheduler enable_attention_dp enable_autotuner enable_chunked_prefill

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from worker_agent.core.engine_layers import (
+from worker_agent.engine_args.layers import (
     LAYERS,
     Layer,
     LayerName,
@@ -25,7 +25,7 @@ from worker_agent.core.engine_layers import (
     tree_of,
     without,
 )
-from worker_agent.core.engine_layers import settings as settings_of
+from worker_agent.engine_args.layers import settings as settings_of
 
 Merge = Callable[[Tree, Tree], Tree]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from worker_agent.core.engine_findings import EngineArgsInvalid
-from worker_agent.core.engine_layers import Layer
-from worker_agent.engine_args_text import BYTES_MAX, DEPTH_MAX, VALUES_MAX, read_file, read_flags, read_json, typed
+from worker_agent.engine_args.findings import EngineArgsInvalid
+from worker_agent.engine_args.layers import Layer
+from worker_agent.engine_args.text import BYTES_MAX, DEPTH_MAX, VALUES_MAX, read_file, read_flags, read_json, typed
 
 
 def told(read: Callable[[], Layer]) -> list[str]:

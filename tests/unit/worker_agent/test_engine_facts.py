@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kv_protocol.errors import MalformedMessage
-from worker_agent.core.engine_facts import (
+from worker_agent.engines.attached.facts import (
     EngineFacts,
     cache_config_said,
     iteration_rows,
@@ -17,7 +17,7 @@ from worker_agent.core.engine_facts import (
     server_info_said,
     version_said,
 )
-from worker_agent.core.engine_metrics import CacheConfig
+from worker_agent.load.engine_metrics import CacheConfig
 
 
 def test_a_card_with_a_parent_is_an_adapter() -> None:

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.load import COUNT_MAX, LoadReport
-from worker_agent.core.engine_metrics import NAMES, CacheConfig, EngineKind, Sample, read_cache_config, read_loads
-from worker_agent.metrics_text import samples_in
+from worker_agent.load.engine_metrics import NAMES, CacheConfig, EngineKind, Sample, read_cache_config, read_loads
+from worker_agent.load.metrics_text import samples_in
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

@@ -27,13 +27,13 @@ from tests.unit.worker_agent.trtllm_json import (
     stored,
     updated,
 )
-from worker_agent.core.consolidation import SOLE, Consolidation, Origin
-from worker_agent.core.dialects.hop_a import REPLAY_END, encode_payload, encode_sequence, split_replay
-from worker_agent.core.dialects.multimodal import mm_hash
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.core.load import LoadRows
-from worker_agent.core.source_cursor import AHEAD_MAX, Delivery, SourceCursor
+from worker_agent.events.consolidation import SOLE, Consolidation, Origin
+from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_payload, encode_sequence, split_replay
+from worker_agent.events.dialects.multimodal import mm_hash
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.source_cursor import AHEAD_MAX, Delivery, SourceCursor
+from worker_agent.load.reports import LoadRows
 
 HOST = Origin("host")
 UUID = "0b8a9f1e-7c55-4c63-9c61-5f6f0f5a2d11"

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from kv_runtime.config import ConfigurationError, load_settings
-from worker_agent.core.engine_facts import EngineFacts
-from worker_agent.foreign import attached_facts
-from worker_agent.foreign_config import (
+from worker_agent.engines.attached.config import (
     AttachedEngineSection,
     AttachSettings,
     ConsolidateSettings,
     PublisherSection,
     WorkerStreamsSection,
 )
+from worker_agent.engines.attached.consolidators import attached_facts
+from worker_agent.engines.attached.facts import EngineFacts
 
 ENGINE = {"endpoint": "tcp://127.0.0.1:5557"}
 

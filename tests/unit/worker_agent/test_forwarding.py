@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.prompt.body import with_prompt_ids
-from worker_agent.core.forwarding import answered_headers, asked_headers, without_prompt_ids
+from worker_agent.api.forwarding import answered_headers, asked_headers, without_prompt_ids
 
 BODIES = (
     b'{"model":"m","prompt":"hi"}',

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from kv_protocol.openai import CompletionRequest
 from kv_runtime.text import ByteText
 from tests.integration.scripted_engine import ScriptedEngine
-from worker_agent.core.answers import Answer
-from worker_agent.core.choice_text import Piece
-from worker_agent.core.engine import EngineOutput, EngineRequest, EngineStopped
-from worker_agent.core.sampling import Sampling, TokenLogprob, TokenLogprobs
-from worker_agent.generation import Generation, GenerationFailed
+from worker_agent.api.answers import Answer
+from worker_agent.api.choice_text import Piece
+from worker_agent.api.generation import Generation, GenerationFailed
+from worker_agent.api.sampling import Sampling, TokenLogprob, TokenLogprobs
+from worker_agent.engines.types import EngineOutput, EngineRequest, EngineStopped
 
 TEXT = ByteText()
 ASKED = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)

@@ -11,9 +11,9 @@ from kv_protocol.errors import LimitExceeded, MalformedMessage
 from kv_protocol.events import TIERS, Tier
 from tests.golden.engine_payloads import CLEARED, TRTLLM_STORED
 from tests.unit.worker_agent.wire_words import stored, stored_map
-from worker_agent.core.dialects import hop_a
-from worker_agent.core.dialects.batches import BatchDecoder
-from worker_agent.core.dialects.hop_a import (
+from worker_agent.events.dialects import engine_wire as hop_a
+from worker_agent.events.dialects.batches import BatchDecoder
+from worker_agent.events.dialects.engine_wire import (
     PAYLOAD_BYTES_MAX,
     REPLAY_END,
     decode_sequence,
@@ -22,7 +22,7 @@ from worker_agent.core.dialects.hop_a import (
     split_frames,
     split_replay,
 )
-from worker_agent.core.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
 
 U64 = 2**64
 

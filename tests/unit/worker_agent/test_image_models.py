@@ -10,8 +10,8 @@ from kv_protocol.images import FixedTokens, ImageRule
 from kv_runtime.chat_messages import TextError
 from kv_runtime.text import load_text
 from tests.support.image_model import PLACEHOLDER, write_image_model
-from worker_agent.core.image_models import ImageFacts, ImageFactsInvalid, image_facts, image_rule, model_type
 from worker_agent.media.config import ImageModelSection
+from worker_agent.media.image_models import ImageFacts, ImageFactsInvalid, image_facts, image_rule, model_type
 from worker_agent.media.models import load_image_facts, load_image_rule, model_config
 
 TEXTS = {5: "<image>", 7: "<|image_pad|>"}

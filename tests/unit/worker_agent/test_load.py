@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.load import LoadReport, PhaseLoad, decode_load, encode_load
-from worker_agent.core.engine import EngineDescription, EngineRequest
-from worker_agent.core.load import COUNT_MAX, PROBLEMS, LoadRows, at_rest, load_report
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.statistics import render
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.statistics import render
+from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.load.reports import COUNT_MAX, PROBLEMS, LoadRows, at_rest, load_report
 
 ROW: dict[str, Any] = {
     "timestamp": "2025-01-01",

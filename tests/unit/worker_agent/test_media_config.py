@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from worker_agent.core.media import MediaRules
-from worker_agent.core.media_urls import FetchRules
 from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, MediaSection
+from worker_agent.media.parts import MediaRules
+from worker_agent.media.urls import FetchRules
 
 
 def test_by_default_nothing_is_fetched_and_no_file_is_read() -> None:

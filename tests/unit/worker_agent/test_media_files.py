@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.worker_agent.media_samples import PNG, refused
-from worker_agent.core.media_refusals import MediaRefused
 from worker_agent.media.files import MediaFiles, _read
+from worker_agent.media.refusals import MediaRefused
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from tests.unit.worker_agent.media_samples import GIF, PNG, refused
 from tests.unit.worker_agent.trtllm_json import BLOCK_SIZE, Json, block, event, stored
-from worker_agent.core.dialects.multimodal import mm_hash
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.media import content_digest
-from worker_agent.core.media_refusals import MediaRefused
-from worker_agent.core.mirror import RankMirror
-from worker_agent.core.mm_keys import MmKey, MmRun, check_placeholders, expanded, keys_of_blocks, mm_block_hashes
+from worker_agent.events.dialects.multimodal import mm_hash
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.mirror import RankMirror
+from worker_agent.media.mm_keys import MmKey, MmRun, check_placeholders, expanded, keys_of_blocks, mm_block_hashes
+from worker_agent.media.parts import content_digest
+from worker_agent.media.refusals import MediaRefused
 
 A, B = content_digest(PNG), content_digest(GIF)
 IMAGE = 9

@@ -20,7 +20,7 @@ from tests.unit.worker_agent.media_samples import (
     image_part,
     refused,
 )
-from worker_agent.core.media import (
+from worker_agent.media.parts import (
     MEDIA_KINDS,
     MediaKind,
     MediaPart,
@@ -29,8 +29,8 @@ from worker_agent.core.media import (
     checked_media,
     split_chat,
 )
-from worker_agent.core.media_refusals import MediaRefused, shown_url
-from worker_agent.core.media_types import image_pixels, image_type
+from worker_agent.media.refusals import MediaRefused, shown_url
+from worker_agent.media.types import image_pixels, image_type
 
 RULES = MediaRules(kinds=MEDIA_KINDS)
 PLACEHOLDER = "<|image|>"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_agent.core.embedding_cache import EmbeddingCache
-from worker_agent.core.offers import OFFERS_MAX, NoRoom, Offers
+from worker_agent.media.embedding_cache import EmbeddingCache
+from worker_agent.media.offers import OFFERS_MAX, NoRoom, Offers
 
 
 def test_the_one_that_was_not_used_for_longest_goes() -> None:

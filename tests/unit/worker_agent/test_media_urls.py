@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.worker_agent.media_samples import PNG, data_url, refused
-from worker_agent.core.media_addresses import address_refusal, parsed_networks
-from worker_agent.core.media_refusals import MediaRefused
-from worker_agent.core.media_urls import (
+from worker_agent.media.addresses import address_refusal, parsed_networks
+from worker_agent.media.refusals import MediaRefused
+from worker_agent.media.urls import (
     URL_CHARACTERS_MAX,
     FetchRules,
     checked_addresses,

@@ -6,9 +6,9 @@ from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
 from kv_protocol.events import Cleared, Removed, Stored, Tier
 from kv_protocol.hashing import chain, local_block_hashes, sequence_hashes
 from kv_protocol.recovery import HeldBlock
-from worker_agent.core.engine_events import EngineCleared, EngineRemoved, EngineStored
-from worker_agent.core.engine_names import FORMER_NAMES_MAX, SourceNames
-from worker_agent.core.mirror import ENGINE, MirrorCounts, RankMirror
+from worker_agent.events.block_names import FORMER_NAMES_MAX, SourceNames
+from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored
+from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
 
 BLOCK_SIZE = 2
 TOKENS = tuple(range(20))

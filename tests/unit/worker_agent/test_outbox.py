@@ -14,7 +14,7 @@ from kv_protocol.codec import (
     encode_batch,
 )
 from kv_protocol.events import Batch, Cleared, Event, Removed, Stored, Tier
-from worker_agent.core.outbox import ENTRY_BYTES, SMALL_MAX, Outbox, OutMessage
+from worker_agent.events.outbox import ENTRY_BYTES, SMALL_MAX, Outbox, OutMessage
 
 EPOCH = 77
 BATCH_BYTES = len(encode_batch(Batch(EPOCH, 1, Cleared())))

@@ -3,11 +3,11 @@
 import pytest
 
 from tests.support.tool_calls import fed, parsed, read_of
-from worker_agent.parsers.answer import AnswerParser, Wishes
-from worker_agent.parsers.calls import CALLS_MAX, NAME_CHARACTERS_MAX
-from worker_agent.parsers.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStarted
-from worker_agent.parsers.families import TOOL_CALL_PARSERS, AnswerFormat
-from worker_agent.parsers.reader import HELD_CHARACTERS_MAX
+from worker_agent.api.parsers.answer import AnswerParser, Wishes
+from worker_agent.api.parsers.calls import CALLS_MAX, NAME_CHARACTERS_MAX
+from worker_agent.api.parsers.events import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStarted
+from worker_agent.api.parsers.families import TOOL_CALL_PARSERS, AnswerFormat
+from worker_agent.api.parsers.reader import HELD_CHARACTERS_MAX
 
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 EVERYTHING = Wishes(finds_calls=True)

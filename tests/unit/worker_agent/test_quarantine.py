@@ -19,11 +19,11 @@ from tests.unit.worker_agent.trtllm_json import (
     store,
     stored,
 )
-from worker_agent.core.dialects.hop_a import PAYLOAD_BYTES_MAX, encode_payload
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.dialects.trtllm_wire import EVENT_NUMBERS_MAX, read_event
-from worker_agent.core.engine_events import RankEvent
-from worker_agent.core.quarantine import (
+from worker_agent.events.dialects.engine_wire import PAYLOAD_BYTES_MAX, encode_payload
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.dialects.trtllm_wire import EVENT_NUMBERS_MAX, read_event
+from worker_agent.events.engine_events import RankEvent
+from worker_agent.events.quarantine import (
     KEPT_MAX,
     PROBLEM_CHARACTERS_MAX,
     REASONS,
@@ -137,7 +137,7 @@ def test_the_largest_event_that_is_taken_fits_one_message_of_hop_a() -> None:
 def test_tokens_and_items_of_an_event_are_counted_together(
     monkeypatch: pytest.MonkeyPatch, tokens: int, items: int
 ) -> None:
-    monkeypatch.setattr("worker_agent.core.dialects.trtllm_wire.EVENT_NUMBERS_MAX", 9 if tokens else 16)
+    monkeypatch.setattr("worker_agent.events.dialects.trtllm_wire.EVENT_NUMBERS_MAX", 9 if tokens else 16)
     keys = [{"type": "mm_key", "hash": "x"}] * items
     with pytest.raises(EventTooLarge, match=r"^blocks: found '1[07] numbers', allowed at most"):
         read_event(event(0, stored(block(1, range(tokens), mm_keys=keys))))

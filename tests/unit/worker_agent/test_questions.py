@@ -1,7 +1,7 @@
 """Who asks about a rank, and who is answered next."""
 
 from kv_protocol.recovery import RecoverRequest
-from worker_agent.core.questions import QUESTIONS_MAX, Question, Questions
+from worker_agent.events.questions import QUESTIONS_MAX, Question, Questions
 
 FIRST, SECOND = RecoverRequest(1), RecoverRequest(2)
 

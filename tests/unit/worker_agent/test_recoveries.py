@@ -10,10 +10,10 @@ from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, bucket_table, is_in_
 from kv_protocol.events import Batch, Removed, Stored, Tier
 from kv_protocol.hashing import sequence_hashes
 from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, ReplayChunk
-from worker_agent.core.consolidation import Consolidation
-from worker_agent.core.dialects.hop_a import encode_payload
-from worker_agent.core.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
-from worker_agent.core.recoveries import kind_of
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.dialects.engine_wire import encode_payload
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.recoveries import kind_of
 
 BLOCK_SIZE, EPOCH = 2, 1000
 TOKENS = tuple(range(100))

@@ -1,6 +1,6 @@
 """When a rank is known again whose source lost events."""
 
-from worker_agent.core.relearning import Drained, Relearning
+from worker_agent.events.relearning import Drained, Relearning
 
 
 def missing(

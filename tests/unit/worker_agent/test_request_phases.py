@@ -7,8 +7,8 @@ import pytest
 
 from kv_protocol.fleet import Role
 from kv_protocol.openai import Request, RequestInvalid, decode_chat
-from worker_agent.core.disaggregated import Handoff
-from worker_agent.core.request_phases import Phase, phase_of
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.request_phases import Phase, phase_of
 
 STATE = {"first_gen_tokens": [4], "encoded_opaque_state": "/w=="}
 HANDOFF = {"first_gen_tokens": (4,), "opaque_state": b"\xff"}

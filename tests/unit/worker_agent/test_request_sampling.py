@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from kv_protocol.openai import RequestInvalid, decode_chat, decode_completion
-from worker_agent.core.request_sampling import guide_field, sampling_of
-from worker_agent.core.sampling import Guide, Sampling
+from worker_agent.api.request_sampling import guide_field, sampling_of
+from worker_agent.api.sampling import Guide, Sampling
 
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
 

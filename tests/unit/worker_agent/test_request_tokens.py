@@ -7,7 +7,7 @@ import pytest
 
 from kv_protocol.openai import Request, RequestInvalid, decode_completion
 from kv_runtime.text import ByteText
-from worker_agent.core.request_tokens import (
+from worker_agent.api.request_tokens import (
     BAD_WORDS_MAX,
     BIASES_MAX,
     STOP_TOKENS_MAX,

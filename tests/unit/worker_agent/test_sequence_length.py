@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from worker_agent.core.sequence_length import SequenceLengthUnknown, engine_seq_len, model_seq_len
+from worker_agent.engines.trtllm.sequence_length import SequenceLengthUnknown, engine_seq_len, model_seq_len
 
 POSITIONS = {"max_position_embeddings": 1000}
 

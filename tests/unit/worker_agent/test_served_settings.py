@@ -8,14 +8,14 @@ import pytest
 from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, load_settings, render
 from kv_runtime.text import load_text
+from worker_agent.commands.engine_choice import Chosen, chosen_engine, engine_text, made_engine, served_names
 from worker_agent.config import AgentSettings
-from worker_agent.core.engine_findings import EngineArgsInvalid
-from worker_agent.core.engine_rules import Circumstances
-from worker_agent.engine_args import EngineArgsSources, installed_version
-from worker_agent.engine_choice import Chosen, chosen_engine, engine_text, made_engine, served_names
-from worker_agent.engines.simulated import SimulatedEngine
-from worker_agent.engines.trtllm import TensorRTLLMEngine
-from worker_agent.engines.trtllm_settings import LoraAdapter
+from worker_agent.engine_args.findings import EngineArgsInvalid
+from worker_agent.engine_args.rules import Circumstances
+from worker_agent.engine_args.sources import EngineArgsSources, installed_version
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.trtllm.settings import LoraAdapter
 
 TRTLLM = "engine.kind=trtllm"
 HOST_SOURCE = "events.sources=[{source: host, endpoint: 'ipc://x'}]"

@@ -4,10 +4,10 @@ import pytest
 
 from kv_protocol.hashing import lora_id
 from kv_protocol.trtllm_hash import trtllm_block_hash
-from worker_agent.core.engine import PRIORITY_DEFAULT
-from worker_agent.core.simulator.blocks import BlockPool, BlockTable
-from worker_agent.core.simulator.events import EventLog, render
-from worker_agent.core.simulator.identity import Namespace
+from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
+from worker_agent.engines.simulated.events import EventLog, render
+from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.types import PRIORITY_DEFAULT
 
 PLAIN = Namespace()
 

@@ -7,13 +7,13 @@ import pytest
 
 from kv_protocol.events import Tier
 from kv_protocol.trtllm_hash import trtllm_block_hash
-from worker_agent.core.engine import EngineDescription, EngineRequest
-from worker_agent.core.engine_events import EngineCleared, EngineRemoved, EngineStored, RankEvent
-from worker_agent.core.simulator.events import render
-from worker_agent.core.simulator.layout import CacheLayout
-from worker_agent.core.simulator.scheduler import Simulator, Step
-from worker_agent.core.simulator.statistics import render as render_statistics
-from worker_agent.core.simulator.timing import H200_8B, IterationWork
+from worker_agent.engines.simulated.events import render
+from worker_agent.engines.simulated.layout import CacheLayout
+from worker_agent.engines.simulated.scheduler import Simulator, Step
+from worker_agent.engines.simulated.statistics import render as render_statistics
+from worker_agent.engines.simulated.timing import H200_8B, IterationWork
+from worker_agent.engines.types import EngineDescription, EngineRequest
+from worker_agent.events.engine_events import EngineCleared, EngineRemoved, EngineStored, RankEvent
 
 ENGINE = EngineDescription(
     model="m",

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from kv_protocol.events import Tier
-from worker_agent.core.engine import EngineDescription, EngineRequest, EngineStopped, RequestRefused
-from worker_agent.core.engine_events import EngineStored
-from worker_agent.core.simulator.layout import CacheLayout
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.timing import H200_8B
 from worker_agent.engines.port import Engine
-from worker_agent.engines.simulated import SimulatedEngine
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.layout import CacheLayout
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.timing import H200_8B
+from worker_agent.engines.types import EngineDescription, EngineRequest, EngineStopped, RequestRefused
+from worker_agent.events.engine_events import EngineStored
 
 ENGINE = EngineDescription(
     model="m",

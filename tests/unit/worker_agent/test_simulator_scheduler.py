@@ -3,12 +3,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from worker_agent.core.engine import EngineDescription, EngineOutput, EngineRequest, RequestRefused
-from worker_agent.core.simulator.events import render
-from worker_agent.core.simulator.scheduler import Simulator, Step
-from worker_agent.core.simulator.statistics import render as render_statistics
-from worker_agent.core.simulator.timing import H200_8B, IterationWork
-from worker_agent.core.simulator.tokens import TokenSource
+from worker_agent.engines.simulated.events import render
+from worker_agent.engines.simulated.scheduler import Simulator, Step
+from worker_agent.engines.simulated.statistics import render as render_statistics
+from worker_agent.engines.simulated.timing import H200_8B, IterationWork
+from worker_agent.engines.simulated.tokens import TokenSource
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest, RequestRefused
 
 ENGINE = EngineDescription(
     model="m",

@@ -1,8 +1,8 @@
 import msgspec
 
-from worker_agent.core.engine import EngineDescription, EngineRequest
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.scheduling import TRTLLM, VLLM, Scheduling
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.scheduling import TRTLLM, VLLM, Scheduling
+from worker_agent.engines.types import EngineDescription, EngineRequest
 
 ENGINE = EngineDescription(
     model="m",

@@ -1,6 +1,6 @@
 from math import exp
 
-from worker_agent.core.simulator.tokens import LETTERS_AND_SPACES, TokenSource
+from worker_agent.engines.simulated.tokens import LETTERS_AND_SPACES, TokenSource
 
 
 def generated(source: TokenSource, prompt: bytes, count: int) -> list[int]:

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from tests.properties.transfer_fleet import ENGINE, Fleet, alone
-from worker_agent.core.disaggregated import Handoff
-from worker_agent.core.engine import EngineRequest, RequestRefused
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.timing import H200_8B
-from worker_agent.core.simulator.transfer import TransferBuffer, TransferRules, state_of
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.timing import H200_8B
+from worker_agent.engines.simulated.transfer import TransferBuffer, TransferRules, state_of
+from worker_agent.engines.types import EngineRequest, RequestRefused
 
 RULES = TransferRules(token_bytes=1000, bandwidth_bytes_s=1e6, latency_s=0.5, buffer_tokens=40, timeout_s=10.0)
 """A token a millisecond, after half a second."""

@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from worker_agent.core.engine import EngineDescription, EngineRequest, RequestRefused
-from worker_agent.core.simulator.events import render
-from worker_agent.core.simulator.layout import CacheLayout
-from worker_agent.core.simulator.scheduler import Simulator
-from worker_agent.core.simulator.statistics import render as render_statistics
-from worker_agent.core.simulator.windows import narrow_blocks_max
+from worker_agent.engines.simulated.events import render
+from worker_agent.engines.simulated.layout import CacheLayout
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.statistics import render as render_statistics
+from worker_agent.engines.simulated.windows import narrow_blocks_max
+from worker_agent.engines.types import EngineDescription, EngineRequest, RequestRefused
 
 ENGINE = EngineDescription(
     model="m",

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_protocol.errors import LimitExceeded
-from worker_agent.core.slurm_nodes import HOSTS_MAX, expanded
+from worker_agent.engines.trtllm.slurm_nodes import HOSTS_MAX, expanded
 
 
 @pytest.mark.parametrize(

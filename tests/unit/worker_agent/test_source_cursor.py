@@ -2,8 +2,8 @@
 
 import pytest
 
-from worker_agent.core import source_cursor
-from worker_agent.core.source_cursor import AHEAD_MAX, UNANSWERED_MAX, Delivery, SourceCursor
+from worker_agent.events import source_cursor
+from worker_agent.events.source_cursor import AHEAD_MAX, UNANSWERED_MAX, Delivery, SourceCursor
 
 NOTHING = Delivery()
 NOW_S = 100.0

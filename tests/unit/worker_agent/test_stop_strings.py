@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from worker_agent.core.choice_text import StopFilter
+from worker_agent.api.choice_text import StopFilter
 
 
 def naive_cut(text: str, stops: tuple[str, ...]) -> tuple[str, bool]:

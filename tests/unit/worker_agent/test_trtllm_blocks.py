@@ -20,8 +20,8 @@ from tests.unit.worker_agent.trtllm_json import (
     stored,
     updated,
 )
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.engine_events import EngineCleared
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_events import EngineCleared
 
 TO_HOST, TO_GPU = diff(0, 1), diff(1, 0)
 

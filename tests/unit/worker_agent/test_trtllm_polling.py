@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from worker_agent.engines.trtllm_polling import EVENT_PAUSES, STATISTICS_PAUSES, Polling
+from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, Polling
 
 ROW = {"iter": 1}
 

@@ -7,14 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker_agent.core.disaggregated import Handoff
-from worker_agent.core.engine import EngineDescription, EngineRequest, RequestRefused
-from worker_agent.core.engine_rules import Role
-from worker_agent.core.media import Media, embeddings_media
-from worker_agent.core.role_rules import takes_transfer
-from worker_agent.core.safetensors import EmbeddingLimits, written_tensor
-from worker_agent.core.sampling import Guide, Sampling, choice_pattern
-from worker_agent.core.trtllm_requests import (
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.role_rules import takes_transfer
+from worker_agent.api.sampling import Guide, Sampling, choice_pattern
+from worker_agent.engine_args.rules import Role
+from worker_agent.engines.trtllm.requests import (
     NO_END_TOKEN,
     Abilities,
     check_request,
@@ -22,6 +19,9 @@ from worker_agent.core.trtllm_requests import (
     sampling_fields,
     trtllm_request,
 )
+from worker_agent.engines.types import EngineDescription, EngineRequest, RequestRefused
+from worker_agent.media.parts import Media, embeddings_media
+from worker_agent.media.safetensors import EmbeddingLimits, written_tensor
 
 ENGINE = EngineDescription(
     model="m",

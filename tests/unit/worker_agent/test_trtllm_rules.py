@@ -24,11 +24,11 @@ from tests.unit.worker_agent.trtllm_json import (
     stored,
     updated,
 )
-from worker_agent.core.dialects.hop_a import encode_payload
-from worker_agent.core.dialects.multimodal import mm_hash
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.dialects.trtllm_blocks import PublisherCounts
-from worker_agent.core.engine_events import EngineCleared, EngineStored, RankEvent
+from worker_agent.events.dialects.engine_wire import encode_payload
+from worker_agent.events.dialects.multimodal import mm_hash
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.dialects.trtllm_blocks import PublisherCounts
+from worker_agent.events.engine_events import EngineCleared, EngineStored, RankEvent
 from worker_agent.metrics import ENGINE_EVENT_KINDS, PUBLISHER_COUNTS
 
 DIGEST = "00000000000000ff" + "0" * 48

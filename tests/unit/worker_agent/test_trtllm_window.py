@@ -20,9 +20,9 @@ from tests.unit.worker_agent.trtllm_json import (
     store,
     stored,
 )
-from worker_agent.core.dialects.trtllm import TrtllmRules
-from worker_agent.core.dialects.trtllm_window import HELD_BACK_MAX, WidestWindow
-from worker_agent.core.engine_events import EngineCleared, EngineStored, RankEvent
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.dialects.trtllm_window import HELD_BACK_MAX, WidestWindow
+from worker_agent.events.engine_events import EngineCleared, EngineStored, RankEvent
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ class LastCreatedDecides(WidestWindow):
 
 @pytest.mark.parametrize("bug", [NeverWidens, FirstEventDecides, LastCreatedDecides])
 def test_planted_bugs_are_found(monkeypatch: pytest.MonkeyPatch, bug: type[WidestWindow]) -> None:
-    monkeypatch.setattr("worker_agent.core.dialects.trtllm.WidestWindow", bug)
+    monkeypatch.setattr("worker_agent.events.dialects.trtllm.WidestWindow", bug)
     runs = [
         windows_held(seed, first, configured)
         for seed in range(4)

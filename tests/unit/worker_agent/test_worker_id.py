@@ -9,7 +9,7 @@ from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerDraining, Worke
 from kv_protocol.ids import checked_worker_id
 from tests.unit.router.samples import registered
 from worker_agent.config import AgentSettings, ServedWorkerSection
-from worker_agent.core.worker_id import NO_CLAIM, SILENT_S, Newest, action, drained_by_hand, life
+from worker_agent.fleet.worker_id_rules import NO_CLAIM, SILENT_S, Newest, action, drained_by_hand, life
 
 OWN = registered(instance="own")
 OTHER = registered(instance="other", base_url="http://127.0.0.1:2")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from worker_agent.core.engine_events import EngineEvent, EngineRemoved, EngineStored, RankEvent
+from worker_agent.events.engine_events import EngineEvent, EngineRemoved, EngineStored, RankEvent
 
 BLOCK_SIZE = 4
 Json = dict[str, Any]

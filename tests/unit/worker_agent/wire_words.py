@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from worker_agent.core.dialects.batches import BatchDecoder
-from worker_agent.core.engine_events import EngineBatch, EngineRemoved, EngineStored
+from worker_agent.events.dialects.batches import BatchDecoder
+from worker_agent.events.engine_events import EngineBatch, EngineRemoved, EngineStored
 
 GOOD = EngineRemoved(block_hashes=(9,))
 GOOD_MAP = {"type": "BlockRemoved", "block_hashes": [9]}

@@ -1,0 +1,106 @@
+"""A checkpoint: the whole fold at one place in the log, in bytes. Who restores it reads on from there.
+
+    checkpoint = b"KVCHECKP" | version u32 = 1, little-endian | xxh3_64(body) u64 | body
+    body       = msgpack [stream_created, stream_seq, wall_ns, ranks, index]
+    rank       = [worker_id, dp_rank, slot, epoch, seq, logged_seq, stale, instance]
+    index      = the snapshot of `indexer/index/snapshot.py`, in which a rank is known by its slot
+
+What is said of a rank is true at its own place, `seq` of `epoch`. That is where the log had brought it, or further on
+(`seq > logged_seq`), where an answer did: what the log brings after that is a duplicate for a while. Open questions and
+batches that were kept are not there: the next heartbeat or batch finds what is missing.
+"""
+
+import struct
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from indexer.index.prefix_index import RANK_MAX
+from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.events import I64_LIMIT
+from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
+
+MAGIC = b"KVCHECKP"
+VERSION = 1
+_HEAD = struct.Struct("<8sIQ")
+
+
+class RankPlace(msgspec.Struct, frozen=True, array_like=True):
+    """One rank: its slot in the index, its place in its stream, and what was wrong with it then.
+
+    Without a place `epoch` and `seq` are 0.
+    """
+
+    worker_id: str
+    dp_rank: int
+    slot: int
+    epoch: int
+    seq: int
+    logged_seq: int
+    stale: str
+    instance: str
+
+    def __post_init__(self) -> None:
+        checked_worker_id(self.worker_id)
+        checked_dp_rank(self.dp_rank)
+        if not 0 <= self.slot <= RANK_MAX:
+            raise LimitExceeded("slot", self.slot, f"0..{RANK_MAX}")
+        for field in ("epoch", "seq", "logged_seq"):
+            checked_u64(field, getattr(self, field))
+
+    @property
+    def rank(self) -> WorkerRank:
+        """Whose place it is."""
+        return WorkerRank(self.worker_id, self.dp_rank)
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """The fold after message `stream_seq` of the stream that was created then; `wall_ns` is when it was taken.
+
+    No two ranks have the same name or the same slot.
+    """
+
+    stream_created: str
+    stream_seq: int
+    wall_ns: int
+    ranks: tuple[RankPlace, ...]
+    index: bytes
+
+    def __post_init__(self) -> None:
+        checked_u64("stream_seq", self.stream_seq)
+        if not -I64_LIMIT <= self.wall_ns < I64_LIMIT:
+            raise LimitExceeded("wall_ns", self.wall_ns, "i64")
+        for field, found in (
+            ("ranks", [place.rank for place in self.ranks]),
+            ("slots", [place.slot for place in self.ranks]),
+        ):
+            if len(set(found)) < len(found):
+                raise LimitExceeded(field, "one of them twice", "each once")
+
+
+_decoder = msgspec.msgpack.Decoder(Checkpoint)
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Return the bytes of a checkpoint."""
+    body = _encode(checkpoint)
+    return _HEAD.pack(MAGIC, VERSION, xxh3_64_intdigest(body)) + body
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint:
+    """Return the checkpoint in `data`; raise `MalformedMessage` for anything else, and for one that was damaged."""
+    if len(data) < _HEAD.size:
+        raise MalformedMessage(0, f"{len(data)} bytes, the head of a checkpoint needs {_HEAD.size}")
+    magic, version, checksum = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise MalformedMessage(0, "no checkpoint")
+    if version != VERSION:
+        raise MalformedMessage(8, f"version {version}, only {VERSION} is known")
+    body = memoryview(data)[_HEAD.size :]
+    if checksum != xxh3_64_intdigest(body):
+        raise MalformedMessage(12, "the checksum is not that of the body")
+    try:
+        return _decoder.decode(body)
+    except UNDECODABLE as error:
+        raise MalformedMessage(_HEAD.size, f"checkpoint: {error}") from error

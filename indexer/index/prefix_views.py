@@ -1,0 +1,79 @@
+"""What is shown to people of the index's prefixes: stretches and single blocks, with the names of ranks and media."""
+
+import msgspec
+
+from indexer.index.prefix_index import PrefixIndex, PrefixOrder
+from indexer.index.slots import Places
+from kv_protocol.events import TIERS
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that holds something, and where."""
+
+    worker_id: str
+    dp_rank: int
+    media: tuple[str, ...]
+
+
+class StretchView(msgspec.Struct, frozen=True, kw_only=True):
+    """A `Stretch`: blocks in a row that the same ranks hold. `last_stored_ago_s` seconds ago, or longer, one came."""
+
+    sequence_hash: int
+    parent: int | None
+    blocks: int
+    depth_blocks: int
+    holders: tuple[Holder, ...]
+    children: int
+    last_stored_ago_s: float
+
+
+class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
+    """A block: who holds it, how many blocks lie behind it, and the first of those by their hashes."""
+
+    sequence_hash: int
+    holders: tuple[Holder, ...]
+    children_total: int
+    children: tuple[int, ...]
+
+
+def stretch_views(
+    index: PrefixIndex, places: Places, limit: int, order_by: PrefixOrder, now_s: float
+) -> list[StretchView]:
+    """Return the first `limit` stretches, most first."""
+    return [
+        StretchView(
+            sequence_hash=stretch.sequence_hash,
+            parent=stretch.parent,
+            blocks=stretch.blocks,
+            depth_blocks=stretch.depth_blocks,
+            holders=_named(stretch.holders, places),
+            children=stretch.children,
+            last_stored_ago_s=max(0.0, now_s - stretch.last_stored_s),
+        )
+        for stretch in index.prefixes(limit, order_by)
+    ]
+
+
+def prefix_view(index: PrefixIndex, places: Places, sequence_hash: int, limit: int) -> PrefixView | None:
+    """Return the block with at most `limit` of its children; None where nobody knows it."""
+    holders, children = index.holders(sequence_hash), index.children(sequence_hash)
+    if not holders and not children:
+        return None
+    return PrefixView(
+        sequence_hash=sequence_hash,
+        holders=_named(holders, places),
+        children_total=len(children),
+        children=tuple(children[:limit]),
+    )
+
+
+def _named(holders: dict[int, int], places: Places) -> tuple[Holder, ...]:
+    ranks = sorted((places.rank_of(slot), bits) for slot, bits in holders.items())
+    return tuple(
+        Holder(
+            worker_id=rank.worker_id,
+            dp_rank=rank.dp_rank,
+            media=tuple(tier.name.lower() for tier in TIERS if bits >> tier & 1),
+        )
+        for rank, bits in ranks
+    )

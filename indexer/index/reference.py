@@ -1,0 +1,261 @@
+"""`ReferenceIndex`: the prefix index in plain Python, exact; the oracle of the native one, and what serves without it.
+
+The rules are those of `prefix_index.py`; what it is made of is in `reference_tree.py`. A match walks from the first
+block, and a rank drops out at its first hole.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+
+from typing_extensions import Buffer
+
+from indexer.index.buffers import (
+    DEPTH_ROWS,
+    checked_buckets,
+    checked_capacity,
+    checked_depths,
+    checked_hash,
+    checked_hashes,
+    checked_limit,
+    checked_now,
+    checked_order,
+    checked_rank,
+    checked_rows,
+    checked_tier,
+)
+from indexer.index.prefix_index import Depths, Hashes, IndexStatistics, PrefixOrder, Refusal, Stretch
+from indexer.index.reference_check import contradictions
+from indexer.index.reference_nodes import ranks_of
+from indexer.index.reference_snapshot import saved
+from indexer.index.reference_tree import ReferenceTree
+from indexer.index.reference_walks import children_of, stretches
+from indexer.index.snapshot import read_body, seal, unseal, write_body
+from kv_protocol.codec import decode_frame, split_message
+from kv_protocol.digest import TierDigest, is_in_buckets
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import TIERS, Event, Removed, Stored, Tier
+from kv_protocol.recovery import CHUNK_BLOCKS_MAX, BlockColumns, HeldBlock, block_columns, parents_first
+
+
+class ReferenceIndex(ReferenceTree):
+    """Which rank holds which prefix: a `PrefixIndex`. `memory_bytes_max` is in bytes; 0: no limit."""
+
+    def __init__(
+        self, *, parked_blocks_max: int = 65_536, parked_ttl_s: float = 5.0, memory_bytes_max: int = 0
+    ) -> None:
+        super().__init__(parked_blocks_max, parked_ttl_s, memory_bytes_max)
+
+    # ------------------------------------------------------------------------------------------------- facts in
+
+    def register(self, rank: int, capacity_blocks: int = 0) -> None:
+        """`rank` is known, and holds nothing unless it was known before; room is made when it is needed."""
+        checked_capacity(capacity_blocks)
+        if checked_rank(rank) not in self._ranks:
+            self._admit(rank)
+
+    def store(self, rank: int, parent: int | None, sequence_hashes: Hashes, tier: Tier, now_s: float) -> None:
+        """`rank` holds these blocks on `tier`; each is parked while its parent is unknown."""
+        self._check_known(rank)
+        if parent is not None:
+            checked_hash("parent", parent)
+        self._store(rank, parent, checked_hashes(sequence_hashes), checked_tier(tier), checked_now(now_s))
+
+    def remove(self, rank: int, sequence_hashes: Hashes, tier: Tier) -> None:
+        """`rank` does not hold these blocks on `tier` any more, whatever their order."""
+        self._check_known(rank)
+        self._remove(rank, checked_hashes(sequence_hashes), checked_tier(tier))
+
+    def clear(self, rank: int, tier: Tier | None = None) -> None:
+        """`rank` holds nothing on `tier` (None: on any), parked or not."""
+        self._check_known(rank)
+        for on_tier in TIERS if tier is None else (checked_tier(tier),):
+            self._clear(rank, on_tier)
+        if tier is None:
+            self._overfull.discard(rank)
+
+    def drop(self, rank: int) -> None:
+        """`rank` is unknown; a no-op if it was."""
+        if rank in self._ranks:
+            self.clear(rank)
+            del self._ranks[rank]
+
+    def load(self, rank: int, chunks: Iterable[BlockColumns], now_s: float) -> None:
+        """`rank` holds exactly the blocks of `chunks`, which come parents first; where a chunk is bad, as before."""
+        self._check_known(rank)
+        checked_now(now_s)
+        rows = [block for columns in chunks for block in columns.blocks()]
+        self.clear(rank)
+        self._hold_rows(rank, rows, now_s)
+
+    def repair(self, rank: int, buckets: Buffer, chunks: Iterable[BlockColumns], now_s: float) -> None:
+        """Of the blocks in `buckets` `rank` holds exactly those of `chunks`, and none is parked; others as before."""
+        self._check_known(rank)
+        checked_now(now_s)
+        named = checked_buckets(buckets)
+        rows = [block for columns in checked_rows(chunks, named) for block in columns.blocks()]
+        for tier in TIERS:
+            self._parked.forget(rank, tier)
+            for sequence_hash in self._ranks[rank].on(tier):
+                if is_in_buckets(sequence_hash, named):
+                    self._release(rank, sequence_hash, tier)
+        self._hold_rows(rank, rows, now_s)
+
+    def _hold_rows(self, rank: int, rows: Iterable[HeldBlock], now_s: float) -> None:
+        attached = (self._attach(rank, row.parent, row.sequence_hash, row.tier_bits, now_s) for row in rows)
+        self._refuse(rank, sum(not is_attached for is_attached in attached))
+
+    def apply_batch(self, rank: int, message: Buffer, now_s: float) -> list[Refusal]:
+        """The events of a message of canonical batches are applied; return those that were not, and why."""
+        self._check_known(rank)
+        checked_now(now_s)
+        refusals: list[Refusal] = []
+        for number, frame in enumerate(split_message(message)):
+            try:
+                refused = self._apply(rank, decode_frame(frame).event, now_s)
+            except MalformedMessage as error:
+                refusals.append(Refusal(number, error.offset, error.reason))
+                continue
+            if refused:
+                reason = f"no memory for {refused} of {len(frame.hashes) // 8} blocks"
+                refusals.append(Refusal(number, frame.offset, reason, refused))
+        return refusals
+
+    def _apply(self, rank: int, event: Event, now_s: float) -> int:
+        if isinstance(event, Stored):
+            return self._store(rank, event.parent, event.sequence_hashes, event.tier, now_s)
+        if isinstance(event, Removed):
+            self._remove(rank, event.sequence_hashes, event.tier)
+        else:
+            self._clear(rank, event.tier)
+        return 0
+
+    def expire(self, now_s: float) -> set[int]:
+        """Let go of stores whose parent did not come in time; return the ranks that lost some, for a resync."""
+        return self._parked.expire(now_s)
+
+    def _check_known(self, rank: int) -> None:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+
+    # ------------------------------------------------------------------------------------------------- answers out
+
+    def overlaps(self, sequence_hashes: Hashes) -> dict[int, Depths]:
+        """Return the depths of every rank that holds at least the first block on some tier."""
+        depths: dict[int, list[int]] = {}
+        alive = [-1] * len(TIERS)
+        depth, hashes = 0, checked_hashes(sequence_hashes)
+        for depth, sequence_hash in enumerate(hashes):
+            node = self._nodes.get(sequence_hash)
+            holders = 0
+            for tier in TIERS:
+                if node is not None:
+                    holders |= node.holders[tier]
+                if alive[tier] & ~holders:
+                    if depth:
+                        _settle(depths, alive[tier] & ~holders, tier, depth)
+                    alive[tier] &= holders
+            if not alive[-1]:
+                break
+        else:
+            for tier in TIERS if hashes else ():
+                _settle(depths, alive[tier], tier, depth + 1)
+        return {rank: (found[0], found[1], found[2], found[3]) for rank, found in depths.items()}
+
+    def match(self, sequence_hashes: Hashes, out: Buffer) -> int:
+        """`out` holds the depths of every rank; return how many blocks somebody reaches."""
+        hashes = checked_hashes(sequence_hashes)
+        return self._match_into(hashes, checked_depths(out, 1, self._columns_min()))
+
+    def match_many(self, queries: Sequence[Hashes], out: Buffer) -> None:
+        """`out` holds, one after another, what `match` writes for each query."""
+        asked = [checked_hashes(hashes) for hashes in queries]
+        numbers = checked_depths(out, len(asked), self._columns_min())
+        each = len(numbers) // max(1, len(asked))
+        for at, hashes in enumerate(asked):
+            self._match_into(hashes, numbers[at * each : (at + 1) * each])
+
+    def _columns_min(self) -> int:
+        return max(self._ranks, default=-1) + 1
+
+    def _match_into(self, hashes: Sequence[int], out: memoryview) -> int:
+        rows = array("i", bytes(out.nbytes))
+        columns, found = len(out) // DEPTH_ROWS, self.overlaps(hashes)
+        for rank, depths in found.items():
+            for tier, depth in zip(TIERS, depths, strict=True):
+                rows[tier * columns + rank] = depth
+        out[:] = memoryview(rows)
+        return max((depths[-1] for depths in found.values()), default=0)
+
+    def digest(self, rank: int, tier: Tier) -> TierDigest:
+        """Return the digest of what `rank` holds on `tier`."""
+        return self._ranks[rank].digests[checked_tier(tier)].of_tier(tier)
+
+    def bucket_digests(self, rank: int, tier: Tier) -> tuple[int, ...]:
+        """Return that digest by the top byte of the sequence hashes: 256 numbers (u64) whose sum is the whole."""
+        return self._ranks[rank].digests[checked_tier(tier)].buckets
+
+    def dump(self, rank: int, chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
+        """Yield what `rank` holds, parents first, in chunks; the index must not change meanwhile."""
+        held = self._ranks[rank].held
+        parents = {sequence_hash: self._nodes[sequence_hash].parent for sequence_hash in held}
+        rows = (HeldBlock(each, parents[each], held[each]) for each in parents_first(parents))
+        return block_columns(rows, chunk_blocks)
+
+    def snapshot(self) -> bytes:
+        """Return all that is known of all ranks, parked blocks too; counters are not."""
+        return seal(write_body(saved(self._nodes, self._ranks, self._parked)))
+
+    def restore(self, data: Buffer, now_s: float) -> None:
+        """The index knows what a snapshot says, and nothing else; parked blocks wait from now."""
+        self._become(read_body(unseal(data)), checked_now(now_s))
+
+    def children(self, sequence_hash: int | None) -> list[int]:
+        """Return the blocks behind a block (None: those without a known parent), ascending; of an unknown one, none."""
+        return children_of(self._nodes, None if sequence_hash is None else checked_hash("sequence_hash", sequence_hash))
+
+    def holders(self, sequence_hash: int) -> dict[int, int]:
+        """Return who holds a block: rank -> bits of tiers; nobody holds an unknown one."""
+        node = self._nodes.get(checked_hash("sequence_hash", sequence_hash))
+        return {} if node is None else node.holder_bits()
+
+    def prefixes(self, limit: int, order_by: PrefixOrder = "blocks") -> list[Stretch]:
+        """Return the first `limit` stretches by what is asked, most first; among equals, the smallest hash first."""
+        return stretches(self._nodes, checked_limit(limit), checked_order(order_by))
+
+    def overfull(self) -> set[int]:
+        """Return the ranks of which blocks were refused for want of memory."""
+        return set(self._overfull)
+
+    def structure(self) -> dict[str, int]:
+        """Return how many of each thing the index is made of; nothing is left when nothing is held or parked."""
+        return {
+            "nodes": len(self._nodes),
+            "holdings": self._holdings,
+            "parked": len(self._parked),
+            "awaited": len(self._parked.parents()),
+        }
+
+    def statistics(self) -> IndexStatistics:
+        """Return what the index holds and has refused."""
+        return IndexStatistics(
+            ranks=len(self._ranks),
+            nodes=len(self._nodes),
+            held_blocks=self._holdings,
+            parked_blocks=len(self._parked),
+            memory_bytes=sum(self.memory().values()),
+            duplicate_blocks_total=self._duplicates,
+            unknown_removals_total=self._unknown_removals,
+            parked_blocks_total=self._parked.parked_total,
+            parked_lost_blocks_total=self._parked.lost_total,
+            parent_conflicts_total=self._nodes.conflicts_total,
+            refused_blocks_total=self._refused,
+        )
+
+    def self_check(self) -> list[str]:
+        """Return what in the index contradicts itself: nothing, or it is our bug. Costs a walk over everything."""
+        return list(contradictions(self._nodes, self._ranks, self._parked, self._holdings))
+
+
+def _settle(depths: dict[int, list[int]], ranks: int, tier: Tier, depth: int) -> None:
+    for rank in ranks_of(ranks):
+        depths.setdefault(rank, [0, 0, 0, 0])[tier] = depth

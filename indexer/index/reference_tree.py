@@ -1,0 +1,145 @@
+"""What the reference index is made of, changed together: nodes, what each rank holds, what is parked, within memory.
+
+    nodes:  sequence hash -> parent, number of children, per tier a bit set of the ranks that hold it
+    ranks:  rank -> sequence hash -> bits of tiers, and digests
+
+Memory is estimated: a node, a holding (a block at a rank), a parked block and a rank cost fixed numbers of bytes, as
+measured with `tracemalloc` on CPython 3.11; bit sets of very many ranks cost more than is said.
+"""
+
+from collections.abc import Sequence
+
+from indexer.index.parked_blocks import ParkedBlock, ParkedBlocks
+from indexer.index.prefix_index import IndexFull
+from indexer.index.reference_holder import RankHolding
+from indexer.index.reference_nodes import Forest, Node
+from indexer.index.reference_snapshot import rebuilt
+from indexer.index.snapshot import Snapshot
+from kv_protocol.events import TIERS, Tier
+
+NODE_BYTES = 320
+HOLDING_BYTES = 96
+PARKED_BYTES = 448
+RANK_BYTES = 50_000
+_TIERS_OF = tuple(tuple(tier for tier in TIERS if bits >> tier & 1) for bits in range(1 << len(TIERS)))
+
+
+class ReferenceTree:
+    """What `ReferenceIndex` changes and reads. Arguments are checked by then: ranks are known, hashes are u64s."""
+
+    def __init__(self, parked_blocks_max: int, parked_ttl_s: float, memory_bytes_max: int) -> None:
+        self._nodes = Forest()
+        self._ranks: dict[int, RankHolding] = {}
+        self._parked = ParkedBlocks(parked_blocks_max, parked_ttl_s)
+        self._overfull: set[int] = set()
+        self._memory_bytes_max = memory_bytes_max
+        self._holdings = 0
+        self._duplicates = self._unknown_removals = self._refused = 0
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes in use by part; their sum is what the limit bounds."""
+        return {
+            "nodes": NODE_BYTES * len(self._nodes),
+            "holdings": HOLDING_BYTES * self._holdings,
+            "parked": PARKED_BYTES * len(self._parked),
+            "ranks": RANK_BYTES * len(self._ranks),
+        }
+
+    def _has_room(self, more_bytes: int) -> bool:
+        return not self._memory_bytes_max or sum(self.memory().values()) + more_bytes <= self._memory_bytes_max
+
+    def _admit(self, rank: int) -> None:
+        if not self._has_room(RANK_BYTES):
+            raise IndexFull(f"no room for rank {rank} in {self._memory_bytes_max} bytes")
+        self._ranks[rank] = RankHolding()
+
+    def _store(self, rank: int, parent: int | None, hashes: Sequence[int], tier: Tier, now_s: float) -> int:
+        """Return how many blocks were refused: from the first that there is no room for, all that are not held."""
+        refused = 0
+        for sequence_hash in hashes:
+            if refused and not self._ranks[rank].has(sequence_hash, tier):
+                refused += 1
+            elif parent is None or parent in self._nodes:
+                refused += not self._attach(rank, parent, sequence_hash, 1 << tier, now_s)
+            else:
+                refused += not self._park(ParkedBlock(rank, sequence_hash, tier), parent, now_s)
+            parent = sequence_hash
+        self._refuse(rank, refused)
+        return refused
+
+    def _park(self, block: ParkedBlock, parent: int, now_s: float) -> bool:
+        if block not in self._parked and not self._has_room(PARKED_BYTES):
+            return False
+        self._parked.park(block, parent, now_s)
+        return True
+
+    def _attach(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
+        """`rank` holds the block, and whoever waited for it holds what was parked; False: no room for the block."""
+        if not self._place(rank, parent, sequence_hash, tier_bits, now_s):
+            return False
+        if self._parked:
+            came = [sequence_hash] if parent is None else [parent, sequence_hash]  # a dump's unheld parent is new too
+            while came:
+                at = came.pop()
+                for block in self._parked.take(at):
+                    if self._place(block.rank, at, block.sequence_hash, 1 << block.tier, now_s):
+                        came.append(block.sequence_hash)
+                    else:
+                        self._refuse(block.rank, 1)
+        return True
+
+    def _place(self, rank: int, parent: int | None, sequence_hash: int, tier_bits: int, now_s: float) -> bool:
+        if self._memory_bytes_max:
+            needed = NODE_BYTES * self._nodes.missing(sequence_hash, parent)
+            if not self._has_room(needed + HOLDING_BYTES * (sequence_hash not in self._ranks[rank].held)):
+                return False
+        node = self._nodes.link(sequence_hash, parent, now_s)
+        for tier in _TIERS_OF[tier_bits]:
+            self._hold(rank, sequence_hash, node, tier)
+        return True
+
+    def _hold(self, rank: int, sequence_hash: int, node: Node, tier: Tier) -> None:
+        was_held = self._ranks[rank].add(sequence_hash, tier)
+        if was_held >> tier & 1:
+            self._duplicates += 1
+            return
+        self._holdings += not was_held
+        node.holders[tier] |= 1 << rank
+
+    def _refuse(self, rank: int, blocks: int) -> None:
+        if blocks:
+            self._refused += blocks
+            self._overfull.add(rank)
+
+    def _remove(self, rank: int, hashes: Sequence[int], tier: Tier) -> None:
+        for sequence_hash in hashes:
+            parked = self._parked.remove(ParkedBlock(rank, sequence_hash, tier))
+            if not self._release(rank, sequence_hash, tier) and not parked:
+                self._unknown_removals += 1
+
+    def _release(self, rank: int, sequence_hash: int, tier: Tier) -> bool:
+        is_held = self._ranks[rank].discard(sequence_hash, tier)
+        if is_held is None:
+            return False
+        self._holdings -= not is_held
+        self._nodes[sequence_hash].holders[tier] &= ~(1 << rank)
+        self._nodes.prune(sequence_hash)
+        return True
+
+    def _clear(self, rank: int, tier: Tier) -> None:
+        self._parked.forget(rank, tier)
+        for sequence_hash in self._ranks[rank].on(tier):
+            self._release(rank, sequence_hash, tier)
+
+    def _become(self, snapshot: Snapshot, now_s: float) -> None:
+        nodes, ranks = rebuilt(snapshot)
+        holdings = sum(len(holding.held) for holding in ranks.values())
+        needed = NODE_BYTES * len(nodes) + HOLDING_BYTES * holdings
+        needed += RANK_BYTES * len(ranks) + PARKED_BYTES * len(snapshot.parked)
+        if self._memory_bytes_max and needed > self._memory_bytes_max:
+            raise IndexFull(f"the snapshot needs {needed} bytes, {self._memory_bytes_max} are allowed")
+        nodes.conflicts_total = self._nodes.conflicts_total
+        self._nodes, self._ranks, self._holdings = nodes, ranks, holdings
+        self._overfull.clear()
+        waiting = ((ParkedBlock(each.rank, each.sequence_hash, each.tier), each.parent) for each in snapshot.parked)
+        self._parked.replace(waiting, now_s)

@@ -1,0 +1,220 @@
+"""Is an index right about a rank? What it holds against what the rank's own mirror holds, at one place of the stream.
+
+    known of the rank         their places                  verdict
+    ----------------------    ---------------------------   ----------------------------------------------------------
+    by both                   the same                      *equal*, *differs*, or the index's *digest* is not that of
+                                                              its own blocks, which are right
+    by both                   the mirror is further         the batches between are folded into the index's blocks,
+                                                              then as above; where they are not all there: *behind*
+    by both                   the index is further          *beyond*: no mirror has been where the index is
+    by both                   in different epochs           *other_epoch*
+    by the mirror alone                                     *unknown*
+    by the index alone                                      *unanswered*: its mirror does not answer
+
+A block is *missing* in the index, is *surplus* there, lies on other *media*, or behind another *parent*.
+"""
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from indexer.follow.rank_state import RankState
+from kv_protocol import codec
+from kv_protocol.digest import TierDigest
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import TIERS, Batch, Cleared, Event, Removed, Stored
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import BlockColumns, HeldBlock
+from kv_protocol.splitmix import U64_MASK, splitmix64
+
+Verdict = Literal["equal", "differs", "digest", "behind", "beyond", "other_epoch", "unknown", "unanswered"]
+DifferenceKind = Literal["missing", "surplus", "media", "parent"]
+KINDS: tuple[DifferenceKind, ...] = ("missing", "surplus", "media", "parent")
+
+_TIERS_OF = [tuple(tier for tier in TIERS if bits >> tier & 1) for bits in range(1 << len(TIERS))]
+"""The tiers that a block's bits name."""
+
+Held = dict[int, HeldBlock]
+"""What a rank holds, by sequence hash."""
+
+
+class MirrorState(NamedTuple):
+    """A mirror's answer: its place, and what it holds there, parents first."""
+
+    epoch: int
+    seq: int
+    chunks: tuple[BlockColumns, ...]
+
+
+class BlockDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """One block about which the two differ; where `parent` is in question, `index_parent` is what the index has."""
+
+    kind: DifferenceKind
+    sequence_hash: int
+    parent: int | None
+    index_parent: int | None
+    index_media: tuple[str, ...]
+    mirror_media: tuple[str, ...]
+
+
+class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of comparing one rank. Of whom nothing is known, epoch and seq are 0.
+
+    `blocks` are the index's by medium, at its own place. `counts` are of all differences, `examples` the first of each
+    kind, parents first.
+    """
+
+    worker_id: str
+    dp_rank: int
+    verdict: Verdict
+    reason: str = ""
+    stale: str = ""
+    index_epoch: int = 0
+    index_seq: int = 0
+    mirror_epoch: int = 0
+    mirror_seq: int = 0
+    blocks: dict[str, int] = {}
+    counts: dict[DifferenceKind, int] = {}
+    examples: tuple[BlockDifference, ...] = ()
+
+
+def held_of(chunks: Iterable[BlockColumns]) -> Held:
+    """Return the blocks of the chunks, in their order."""
+    return {block.sequence_hash: block for chunk in chunks for block in chunk.blocks()}
+
+
+def advance(held: Held, batches: Iterable[Batch], epoch: int, seq: int, to_seq: int) -> int:
+    """Fold batches in that follow `seq`, up to `to_seq`; return the place that was reached.
+
+    Of other epochs, and what was there already, nothing is taken; the first hole ends it.
+    """
+    for batch in batches:
+        if batch.epoch == epoch and batch.seq == seq + 1 <= to_seq:
+            _fold(held, batch.event)
+            seq = batch.seq
+    return seq
+
+
+def _fold(held: Held, event: Event) -> None:
+    match event:
+        case Stored():
+            parent = event.parent
+            for block in event.sequence_hashes:
+                known = held.get(block) or HeldBlock(block, parent, 0)
+                held[block] = known._replace(tier_bits=known.tier_bits | 1 << event.tier)
+                parent = block
+        case Removed():
+            for block in event.sequence_hashes:
+                _release(held, block, event.tier)
+        case Cleared():
+            for block in list(held):
+                _release(held, block, event.tier)
+
+
+def _release(held: Held, block: int, tier: int) -> None:
+    known = held.get(block)
+    if known is None:
+        return
+    left = known.tier_bits & ~(1 << tier)
+    if left:
+        held[block] = known._replace(tier_bits=left)
+    else:
+        del held[block]
+
+
+def compare(
+    rank: WorkerRank,
+    index: RankState | None,
+    mirror: MirrorState | None,
+    tail: Iterable[bytes] = (),
+    *,
+    examples_max: int = 10,
+) -> RankVerdict:
+    """Return the verdict; `tail` are messages of the stream, among them those between the index and the mirror."""
+    verdict = _known(rank, index, mirror)
+    if index is None:
+        return _replaced(verdict, "unknown", "the index does not know it")
+    if mirror is None:
+        return _replaced(verdict, "unanswered", "its mirror does not answer")
+    if index.epoch != mirror.epoch:
+        return _replaced(verdict, "other_epoch", "they are in different lives of the stream")
+    if index.seq > mirror.seq:
+        return _replaced(verdict, "beyond", "the index is where its mirror has not been")
+    held = held_of(index.chunks)
+    wrong = [told.tier.name.lower() for told, true in zip(index.digests, _digests(held), strict=True) if told != true]
+    try:
+        batches = (batch for message in tail for batch in codec.decode_message(message))
+        reached = advance(held, batches, index.epoch, index.seq, mirror.seq)
+    except MalformedMessage as error:
+        return _replaced(verdict, "behind", f"the batches between cannot be read: {error}")
+    if reached < mirror.seq:
+        return _replaced(verdict, "behind", f"the batches between are not kept, from {reached + 1} on")
+    differences = _differences(held, held_of(mirror.chunks))
+    counts = {kind: len(found) for kind in KINDS if (found := differences[kind])}
+    if not counts:
+        reason = f"the index's own digest is not that of its blocks: {', '.join(wrong)}"
+        return _replaced(verdict, "digest", reason) if wrong else verdict
+    examples = tuple(each for kind in KINDS for each in differences[kind][:examples_max])
+    differing = _replaced(verdict, "differs", ", ".join(f"{count} {kind}" for kind, count in counts.items()))
+    return msgspec.structs.replace(differing, counts=counts, examples=examples)
+
+
+def _known(rank: WorkerRank, index: RankState | None, mirror: MirrorState | None) -> RankVerdict:
+    return RankVerdict(
+        worker_id=rank.worker_id,
+        dp_rank=rank.dp_rank,
+        verdict="equal",
+        stale=index.stale if index else "",
+        index_epoch=index.epoch if index else 0,
+        index_seq=index.seq if index else 0,
+        mirror_epoch=mirror.epoch if mirror else 0,
+        mirror_seq=mirror.seq if mirror else 0,
+        blocks=index.block_counts if index else {},
+    )
+
+
+def _replaced(verdict: RankVerdict, word: Verdict, reason: str) -> RankVerdict:
+    return msgspec.structs.replace(verdict, verdict=word, reason=reason)
+
+
+def _digests(held: Held) -> list[TierDigest]:
+    totals, counts = [0] * len(TIERS), [0] * len(TIERS)
+    for block, known in held.items():
+        mixed = splitmix64(block)
+        for tier in _TIERS_OF[known.tier_bits]:
+            totals[tier] += mixed
+            counts[tier] += 1
+    return [TierDigest(tier, counts[tier], totals[tier] & U64_MASK) for tier in TIERS]
+
+
+def _differences(index: Held, mirror: Held) -> dict[DifferenceKind, list[BlockDifference]]:
+    found: dict[DifferenceKind, list[BlockDifference]] = {kind: [] for kind in KINDS}
+    for block, true in mirror.items():
+        known = index.get(block)
+        if known is None:
+            found["missing"].append(_difference("missing", HeldBlock(block, true.parent, 0), true))
+            continue
+        if known.tier_bits != true.tier_bits:
+            found["media"].append(_difference("media", known, true))
+        if known.parent != true.parent:
+            found["parent"].append(_difference("parent", known, true))
+    for block, known in index.items():
+        if block not in mirror:
+            found["surplus"].append(_difference("surplus", known, HeldBlock(block, known.parent, 0)))
+    return found
+
+
+def _difference(kind: DifferenceKind, index: HeldBlock, mirror: HeldBlock) -> BlockDifference:
+    return BlockDifference(
+        kind=kind,
+        sequence_hash=mirror.sequence_hash,
+        parent=mirror.parent,
+        index_parent=index.parent,
+        index_media=_media(index),
+        mirror_media=_media(mirror),
+    )
+
+
+def _media(block: HeldBlock) -> tuple[str, ...]:
+    return tuple(tier.name.lower() for tier in _TIERS_OF[block.tier_bits])

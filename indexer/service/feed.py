@@ -1,0 +1,262 @@
+"""The log to the fold: batches, heartbeats and answers come in, questions go out, time passes.
+
+    start   the best snapshot of the stream that is there, then the log behind it; without one, all of the log
+    then    the index catches up with where the log ended at the start; until then it is not ready
+
+A part of a process: `run` ticks. Everything happens on the event loop, one fact after another; nobody else changes the
+fold, so what is read between two awaits is one moment's truth.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+import structlog
+
+from indexer.follow.checkpoint import Checkpoint
+from indexer.follow.fold import IndexFold
+from indexer.follow.inputs import (
+    AnswerArrived,
+    BytesRefused,
+    Fact,
+    HeartbeatArrived,
+    LogFound,
+    LogLost,
+    MessageArrived,
+    Question,
+    WorkerCame,
+    WorkerGone,
+)
+from indexer.follow.messages import read_message
+from indexer.service.snapshot_store import SnapshotStore
+from kv_protocol import fleet, recovery, subjects
+from kv_protocol.errors import LimitExceeded, MalformedMessage
+from kv_protocol.fleet import WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate
+from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, Reading
+from kv_runtime.supervise import until
+from kv_runtime.telemetry import RateLimitedLog
+
+TICK_S = 0.25
+_NOT_APPLIED = ("never_heard", "refused", "resyncing", "behind")
+
+_log = structlog.get_logger("indexer")
+
+
+class Place(NamedTuple):
+    """How far the fold has come in KV_EVENTS: the last message applied, and the birth of the stream that has it."""
+
+    created: str
+    stream_seq: int
+
+
+class IndexFeed:
+    """Keeps one fold true to one log."""
+
+    def __init__(
+        self,
+        fold: IndexFold,
+        log: EventLog,
+        clock: Clock,
+        snapshots: SnapshotStore,
+        gate: FleetGate,
+        *,
+        logs_announced: bool = True,
+    ) -> None:
+        """Nothing is read yet.
+
+        `logs_announced`: refused fleet events and heartbeats are logged here; else another reader in the process does.
+        """
+        self._logs_announced = logs_announced
+        self._fold, self._event_log, self._clock, self._snapshots = fold, log, clock, snapshots
+        self.gate = gate
+        self._refusals = RateLimitedLog(_log, clock)
+        self._inbox = log.new_inbox()
+        self._slug_of: dict[WorkerRank, str] = {}
+        self._moved = asyncio.Condition()
+        self._was_connected = True
+        self._told_refused: set[WorkerRank] = set()
+        self._told_overfull: set[WorkerRank] = set()
+        self.refused_messages_total = 0
+        """Messages that could not be read and are no fact of any rank; the others are counted by the fold."""
+        self.place = Place("", 0)
+        """Changes together with the fold: a checkpoint of now is one of this place."""
+        self._reading: Reading | None = None
+        self._target_seq = self._to_read = 0
+        self._is_caught_up = False
+        self.freshness_s: dict[WorkerRank, float] = {}
+        """From the engine's flush to being applied, of each rank's newest batch."""
+
+    async def start(self) -> None:
+        """A snapshot is restored, if there is one; answers, pulses, fleet, and the log behind it are heard.
+
+        Raises:
+            BrokerUnavailable: there are no streams, or no server; that snapshots cannot be read is not an error.
+        """
+        stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
+        covered = await self._snapshots.restore(stream, self._restore)
+        await self._event_log.listen(f"{self._inbox}.>", self._on_answer)
+        await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
+        await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
+        reading = await self._event_log.follow(
+            subjects.EVENTS_STREAM, subjects.EVENTS_ALL, self._on_events, after_seq=covered, created=stream.created
+        )
+        self.place = Place(reading.created, reading.told_seq)
+        self._reading, self._target_seq, self._to_read = reading, stream.last_seq, reading.unread
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self._fold.restore(checkpoint, self._clock.now())
+
+    def catching_up(self) -> str:
+        """Return how far the log was read, of what it had at the start; empty once all of that was.
+
+        What the log lost meanwhile, by its limits, is not waited for.
+        """
+        if self._is_caught_up:
+            return ""
+        if self._reading is None:
+            return "log: not read yet"
+        if self.place.stream_seq >= self._target_seq or not self._reading.unread:
+            self._is_caught_up = True
+            return ""
+        return f"log: {min(self._reading.told_total, self._to_read)} of {self._to_read} messages read"
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Let time pass until `stop` is set."""
+        while not stop.is_set():
+            await self._watch_connection()
+            await self._ask(self._fold.tick(self._clock.now()))
+            self._tell_of_refused()
+            self._tell_of_overfull()
+            self._forget_gone()
+            await until(stop, self._clock.sleep(TICK_S))
+
+    async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
+        """Return once `rank` was applied up to `seq` of `epoch`; waits for ever for what never comes.
+
+        What the rank's source could not read was never in the log, and is not waited for.
+        """
+
+        def reached() -> bool:
+            view = self._fold.overlap((), (rank,))[0]
+            return view.epoch == epoch and view.seq >= seq and view.stale not in _NOT_APPLIED
+
+        async with self._moved:
+            await self._moved.wait_for(reached)
+
+    async def _watch_connection(self) -> None:
+        connected = self._event_log.is_connected
+        if connected != self._was_connected:
+            self._was_connected = connected
+            await self._apply(LogFound() if connected else LogLost())
+
+    def _tell_of_refused(self) -> None:
+        refused = self._fold.refused_ranks()
+        for rank in refused.keys() - self._told_refused:
+            _log.warning("rank_refused", rank=str(rank), reason=refused[rank])
+        for rank in self._told_refused - refused.keys():
+            _log.info("rank_not_refused_any_more", rank=str(rank))
+        self._told_refused = set(refused)
+
+    def _tell_of_overfull(self) -> None:
+        overfull = self._fold.overfull_ranks()
+        for rank in sorted(overfull - self._told_overfull):
+            _log.warning("rank_overfull", rank=str(rank))
+        for rank in sorted(self._told_overfull - overfull):
+            _log.info("rank_not_overfull_any_more", rank=str(rank))
+        self._told_overfull = overfull
+
+    def _forget_gone(self) -> None:
+        known = set(self._fold.ranks())
+        for memory in (self._slug_of, self.freshness_s):
+            for rank in memory.keys() - known:
+                del memory[rank]
+
+    async def _on_events(self, message: LogMessage) -> None:
+        if self._reading is not None:
+            self.place = Place(self._reading.created, message.stream_seq)  # nobody else runs before it was applied
+        if (rank := self._rank_of(message)) is None:
+            return
+        try:
+            read = read_message(message.data)
+        except MalformedMessage as error:
+            self._tell_of_message(message, error)
+            await self._apply(BytesRefused(rank))
+            return
+        await self._apply(MessageArrived(rank, read))
+        for refused, reason in self._fold.take_refusals():
+            self._refusals.warning("message_refused_by_index", key=refused, rank=str(refused), reason=reason)
+        if read.engine_time_ns:
+            self.freshness_s[rank] = max(0.0, (self._clock.wall_ns() - read.engine_time_ns) / 1e9)
+
+    async def _on_heartbeat(self, message: LogMessage) -> None:
+        if (rank := self._rank_of(message)) is None:
+            return
+        try:
+            heartbeat = fleet.decode_heartbeat(message.data)
+        except MalformedMessage as error:
+            self._refuse(message, error, is_logged=self._logs_announced)
+            return
+        await self._apply(HeartbeatArrived(rank, heartbeat))
+
+    async def _on_answer(self, message: LogMessage) -> None:
+        *_, worker_id, dp_rank = message.subject.split(".")
+        try:
+            answer = recovery.decode_answer(message.data)
+            rank = WorkerRank(checked_worker_id(worker_id), checked_dp_rank(int(dp_rank)))
+        except (MalformedMessage, LimitExceeded, ValueError) as error:
+            self._refuse(message, error)
+            return
+        await self._apply(AnswerArrived(rank, answer))
+
+    async def _on_fleet_event(self, message: LogMessage) -> None:
+        try:
+            event = self.gate.admit(message.subject, message.data, message.headers)
+        except FleetEventRefused as error:
+            self.refused_messages_total += 1
+            if self._logs_announced:
+                cause, reason = error.reason, str(error)
+                self._refusals.warning(
+                    "fleet_event_refused", key=cause, subject=message.subject, cause=cause, reason=reason
+                )
+            return
+        if isinstance(event, WorkerRegistered):
+            await self._apply(WorkerCame(event.worker_id, event.total_kv_blocks))
+        elif isinstance(event, WorkerLeft):
+            await self._apply(WorkerGone(event.worker_id, event.instance))
+
+    def _rank_of(self, message: LogMessage) -> WorkerRank | None:
+        try:
+            rank = subjects.rank_of(message.subject)
+        except MalformedMessage as error:
+            self._refuse(message, error)
+            return None
+        self._slug_of[rank] = subjects.slug_of(message.subject)
+        return rank
+
+    def _refuse(self, message: LogMessage, error: Exception, *, is_logged: bool = True) -> None:
+        self.refused_messages_total += 1
+        if is_logged:
+            self._tell_of_message(message, error)
+
+    def _tell_of_message(self, message: LogMessage, error: Exception) -> None:
+        self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=str(error))
+
+    async def _apply(self, fact: Fact) -> None:
+        await self._ask(self._fold.apply(fact, self._clock.now()))
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def _ask(self, questions: list[Question]) -> None:
+        for question in questions:
+            rank = question.rank
+            if (slug := self._slug_of.get(rank)) is None:
+                continue  # forgotten, and heard of again in the middle of a message; it is asked when it is heard next
+            _log.info("recovery_asked", rank=str(rank), request_id=question.request.request_id)
+            subject = subjects.recover_slug(slug, rank)
+            reply = f"{self._inbox}.{rank.worker_id}.{rank.dp_rank}"
+            try:
+                await self._event_log.announce(subject, recovery.encode(question.request), reply)
+            except BrokerUnavailable as error:
+                _log.warning("recovery_not_asked", rank=str(rank), reason=str(error))

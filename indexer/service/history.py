@@ -1,0 +1,245 @@
+"""The index as it was after a message of the log: the newest snapshot at or before it, and the log from there to it.
+
+    asked for                                                 what comes of it
+    -------------------------------------------------------   ---------------------------------------------
+    a message that a snapshot covers, or one behind that up   the snapshot, and every message from there on
+      to which the log is whole from there
+    the same, without such a snapshot, of a whole log         every message from the first on
+    anything else                                             `NotKept`, which says what can be had
+
+A snapshot that cannot be read, or is of another log, does not count. Nobody is asked anything, and no time passes: a
+rank whose batches are not all in the log stays at its last whole place, and is stale (resyncing), until the next
+snapshot or its next life. A worker that left is known until a snapshot knows it no more: the log does not say.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+import structlog
+
+from indexer.commands import wall_time
+from indexer.follow.checkpoint import Checkpoint, decode_checkpoint
+from indexer.follow.fold import IndexFold
+from indexer.follow.inputs import BytesRefused, MessageArrived
+from indexer.follow.messages import read_message
+from indexer.index.snapshot import unseal
+from indexer.service.moment import Moment
+from indexer.service.retention import SnapshotName
+from indexer.service.snapshot_store import UNREADABLE
+from kv_protocol import subjects
+from kv_protocol.errors import MalformedMessage
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, ObjectBucket, StreamState
+
+_STALL_S = 10.0
+"""A log of which no message comes for so long does not bring them any more."""
+
+NEWEST = "newest"
+
+_log = structlog.get_logger("indexer")
+
+
+class NotKept(Exception):
+    """What was asked for is not to be had; `oldest` is the oldest message after which the index can be had, if any."""
+
+    def __init__(self, field: str, found: object, oldest: "Available | None", last_seq: int) -> None:
+        allowed, why = "none", "nothing is kept"
+        if oldest is not None:
+            oldest_time = wall_time.shown(oldest.time_ns)
+            allowed = f"{oldest_time} and later" if field == "time" else f"{oldest.stream_seq}..{last_seq}"
+            why = f"the oldest that is kept is message {oldest.stream_seq}, of {oldest_time}"
+        super().__init__(f"{field}: found {found}, allowed {allowed}: {why}")
+        self.field, self.found, self.oldest, self.last_seq = field, found, oldest, last_seq
+
+
+class SnapshotUnknown(Exception):
+    """There is no such snapshot, or it cannot be read."""
+
+
+class Available(NamedTuple):
+    """A message after which the index can be had, and its time; where that is gone, its snapshot's."""
+
+    stream_seq: int
+    time_ns: int
+
+
+async def seq_at(log: EventLog, time_ns: int) -> int:
+    """Return the log's last message of that time or earlier.
+
+    Raises:
+        NotKept: all that it has are later.
+        BrokerUnavailable: it is away.
+    """
+    stream = await log.stream_state(subjects.EVENTS_STREAM)
+    seq = await log.seq_at(subjects.EVENTS_STREAM, time_ns)
+    if seq < max(1, stream.first_seq):
+        raise NotKept("time", wall_time.shown(time_ns), await _Past(log, stream).oldest(), stream.last_seq)
+    return seq
+
+
+async def moment_at(log: EventLog, seq: int, fold: IndexFold) -> Moment:
+    """Return what was after message `seq` of the log, in `fold`, which knows nothing yet.
+
+    Raises:
+        NotKept: it is not to be had.
+        IndexFull: the index has no memory for it.
+        BrokerUnavailable: the log is away, or lost what was about to be read.
+    """
+    stream = await log.stream_state(subjects.EVENTS_STREAM)
+    past = _Past(log, stream)
+    start = await past.restore(seq, fold) if 1 <= seq <= stream.last_seq else None
+    if start is None and not (stream.first_seq <= 1 <= seq <= stream.last_seq):
+        raise NotKept("seq", seq, await past.oldest(), stream.last_seq)
+    covered = start.stream_seq if start else 0
+    stretch = _Stretch(fold, covered, seq)
+    await stretch.read(log, stream.created)
+    time_ns = stretch.time_ns or (await past.available(seq, start.wall_ns if start else 0)).time_ns
+    return _moment(start, fold, seq, time_ns)
+
+
+async def kept_snapshot(log: EventLog, name: str, fold: IndexFold) -> Moment:
+    """Return what a snapshot says, in `fold`, which knows nothing yet; `newest` is the one that covers most of the log.
+
+    Raises:
+        SnapshotUnknown: there is none of that name, or none at all, or it cannot be read.
+        IndexFull: the index has no memory for it.
+        BrokerUnavailable: the log is away.
+    """
+    bucket = log.objects(subjects.SNAPSHOT_BUCKET)
+    names = await bucket.names()
+    if name == NEWEST:
+        stream = await log.stream_state(subjects.EVENTS_STREAM)
+        checkpoint = await _Past(log, stream).restore(stream.last_seq, fold, needs_log=False)
+    else:
+        checkpoint = await _restore_named(bucket, name, fold) if name in names else None
+    if checkpoint is None:
+        raise SnapshotUnknown(f"snapshot: found {name}, allowed {', '.join([NEWEST, *names]) if names else 'none yet'}")
+    return _moment(checkpoint, fold, checkpoint.stream_seq, checkpoint.wall_ns)
+
+
+async def _restore_named(bucket: ObjectBucket, name: str, fold: IndexFold) -> Checkpoint:
+    try:
+        checkpoint = decode_checkpoint(await bucket.get(name))
+        fold.restore(checkpoint, 0.0)
+    except UNREADABLE as error:
+        raise SnapshotUnknown(f"snapshot: found {name}, which cannot be read: {error}") from error
+    return checkpoint
+
+
+def _moment(start: Checkpoint | None, fold: IndexFold, seq: int, time_ns: int) -> Moment:
+    return Moment(
+        fold=fold,
+        stream_seq=seq,
+        time_ns=time_ns,
+        snapshot=str(SnapshotName(start.stream_seq, start.wall_ns)) if start else "",
+        places={place.rank: place for place in start.ranks} if start else {},
+        messages_read=seq - start.stream_seq if start else seq,
+    )
+
+
+class _Past:
+    """What is kept of the log that has this state."""
+
+    def __init__(self, log: EventLog, stream: StreamState) -> None:
+        self._event_log, self._stream = log, stream
+        self._bucket: ObjectBucket = log.objects(subjects.SNAPSHOT_BUCKET)
+
+    async def restore(self, seq: int, fold: IndexFold, *, needs_log: bool = True) -> Checkpoint | None:
+        """The fold is that of the newest snapshot at or before `seq`, returned; where needed, the log is whole between.
+
+        None where there is no such snapshot.
+        """
+        for name in reversed([name for name in await self._names() if name.stream_seq <= seq]):
+            is_fit = name.stream_seq == seq or not needs_log or self._is_whole_behind(name)
+            if is_fit and (checkpoint := await self._read(name)) is not None:
+                fold.restore(checkpoint, 0.0)
+                return checkpoint
+        return None
+
+    async def oldest(self) -> Available | None:
+        """Return the oldest message after which the index can be had, and after each behind it."""
+        if not self._stream.last_seq:
+            return None
+        if self._stream.first_seq <= 1:
+            return Available(1, self._stream.first_time_ns)
+        for name in await self._names():
+            if self._is_whole_behind(name) and await self._read(name) is not None:
+                return await self.available(name.stream_seq, name.wall_ns)
+        return None
+
+    async def available(self, seq: int, wall_ns: int) -> Available:
+        """Return the message with its time, or `wall_ns` where the log has it no more."""
+        message = await self._event_log.message_from(subjects.EVENTS_STREAM, seq)
+        return Available(seq, wall_ns if message is None or message.stream_seq != seq else message.time_ns)
+
+    def _is_whole_behind(self, name: SnapshotName) -> bool:
+        return self._stream.first_seq - 1 <= name.stream_seq <= self._stream.last_seq
+
+    async def _names(self) -> list[SnapshotName]:
+        """Return the names of our snapshots, those that cover least first."""
+        try:
+            names = await self._bucket.names()
+        except BrokerUnavailable as error:
+            _log.warning("snapshots_not_read", reason=str(error))
+            return []
+        return sorted(name for name in map(SnapshotName.read, names) if name is not None)
+
+    async def _read(self, name: SnapshotName) -> Checkpoint | None:
+        try:
+            checkpoint = decode_checkpoint(await self._bucket.get(str(name)))
+            unseal(checkpoint.index)
+        except UNREADABLE as error:
+            _log.warning("snapshot_refused", name=str(name), reason=str(error))
+            return None
+        ours = checkpoint.stream_created == self._stream.created and checkpoint.stream_seq == name.stream_seq
+        return checkpoint if ours else None
+
+
+class _Stretch:
+    """The messages behind `covered` up to `seq`, on their way into a fold."""
+
+    def __init__(self, fold: IndexFold, covered: int, seq: int) -> None:
+        self._fold, self._reached, self._seq = fold, covered, seq
+        self._moved = asyncio.Event()
+        self._lost = ""
+        self.time_ns = 0
+        """Of the last message."""
+
+    async def read(self, log: EventLog, created: str) -> None:
+        """All of them are folded in; raise `BrokerUnavailable` where they do not come, or not all."""
+        if self._reached == self._seq:
+            return
+        stream = subjects.EVENTS_STREAM
+        reading = await log.follow(
+            stream, subjects.EVENTS_ALL, self._on_message, after_seq=self._reached, created=created
+        )
+        try:
+            while self._reached < self._seq and not self._lost:
+                self._moved.clear()
+                async with asyncio.timeout(_STALL_S):
+                    await self._moved.wait()
+        except TimeoutError:
+            raise BrokerUnavailable(f"{stream}: nothing behind message {self._reached} in {_STALL_S:g} s") from None
+        finally:
+            await log.leave(reading)
+        if self._lost:
+            raise BrokerUnavailable(f"{stream}: {self._lost}")
+
+    async def _on_message(self, message: LogMessage) -> None:
+        if self._reached == self._seq or self._lost:
+            return
+        if message.stream_seq == self._reached + 1:
+            self._fold_in(message)
+            self._reached, self.time_ns = message.stream_seq, message.time_ns
+        else:
+            self._lost = f"message {self._reached + 1} was lost before it was read, {message.stream_seq} came"
+        self._moved.set()
+
+    def _fold_in(self, message: LogMessage) -> None:
+        try:
+            rank = subjects.rank_of(message.subject)
+        except MalformedMessage:
+            return  # it is of no rank
+        try:
+            self._fold.apply(MessageArrived(rank, read_message(message.data)), 0.0)
+        except MalformedMessage:
+            self._fold.apply(BytesRefused(rank), 0.0)

@@ -1,0 +1,137 @@
+"""The stand-alone index over HTTP, on its control plane.
+
+POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    who holds how much
+GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; what one holds (`rank_routes.py`)
+GET  /v1/prefixes?limit=&order_by=          stretches with the same holders, most blocks, holders or last_stored first
+GET  /v1/prefixes/{sequence_hash}?limit=    who holds one block, and what lies behind it
+GET  /ready               503 while the log is being caught up with, a rank is refused, or stale so that it is not used
+GET  /health, /live, /version, /metrics
+
+Sequence hashes are JSON numbers up to 2^64 - 1: who reads them needs a parser that keeps 64 bits.
+"""
+
+import re
+from importlib.metadata import version
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from indexer.embedded import EmbeddedIndex, is_blind
+from indexer.index.buffers import ORDERS, checked_order
+from indexer.service.rank_routes import rank_routes, refused_of
+from kv_protocol.errors import UNDECODABLE, LimitExceeded
+from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_u64, checked_worker_id
+from kv_protocol.openai_errors import as_json
+from kv_protocol.splitmix import U64_MASK
+from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
+
+BODY_BYTES_MAX = 16 << 20
+_LIST_DEFAULT, _LIST_MAX = 50, 1000
+_DECIMAL = re.compile(r"[0-9]{1,20}")
+
+
+class OverlapQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A question to the index: the u64 sequence hashes of a prompt's blocks, in order."""
+
+    sequence_hashes: list[int]
+    ranks: list[tuple[str, int]] | None = None
+
+    def __post_init__(self) -> None:
+        for sequence_hash in self.sequence_hashes:
+            checked_u64("sequence_hashes", sequence_hash)
+        for worker_id, dp_rank in self.ranks or ():
+            checked_worker_id(worker_id)
+            checked_dp_rank(dp_rank)
+
+
+class IndexApi:
+    """The endpoints of one index."""
+
+    def __init__(self, index: EmbeddedIndex) -> None:
+        self._index = index
+
+    def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:
+        """Return the application that serves the endpoints."""
+        app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=BODY_BYTES_MAX)
+        app.add_routes(
+            [
+                web.post("/v1/overlap", self._overlap),
+                *rank_routes(self._index),
+                web.get("/v1/prefixes", self._prefixes),
+                web.get("/v1/prefixes/{sequence_hash}", self._prefix),
+                web.get("/health", self._health),
+                web.get("/live", self._health),
+                web.get("/ready", self._ready),
+                web.get("/version", self._version),
+                web.get("/metrics", metrics_handler(registry)),
+            ]
+        )
+        return app
+
+    async def _overlap(self, request: web.Request) -> web.Response:
+        try:
+            query = msgspec.json.decode(await request.read(), type=OverlapQuery)
+        except UNDECODABLE as error:
+            return error_response(400, f"body: {error}", "invalid_request_error", param="body")
+        ranks = (
+            self._index.ranks()
+            if query.ranks is None
+            else [WorkerRank(worker_id, dp_rank) for worker_id, dp_rank in query.ranks]
+        )
+        views = self._index.overlap(query.sequence_hashes, ranks)
+        return json_response(
+            {
+                "ranks": [
+                    {"worker_id": r.worker_id, "dp_rank": r.dp_rank, **msgspec.structs.asdict(v)}
+                    for r, v in zip(ranks, views, strict=True)
+                ]
+            }
+        )
+
+    async def _prefixes(self, request: web.Request) -> web.Response:
+        limit = _limit_of(request)
+        if limit is None:
+            return _bad_limit(request)
+        try:
+            order_by = checked_order(request.query.get("order_by", ORDERS[0]))
+        except LimitExceeded as error:
+            message = f"{error.field}: found {as_json(error.found)}, allowed {error.allowed}"
+            return error_response(400, message, "invalid_request_error", param=error.field)
+        return json_response({"prefixes": self._index.prefixes(limit, order_by)})
+
+    async def _prefix(self, request: web.Request) -> web.Response:
+        asked, limit = request.match_info["sequence_hash"], _limit_of(request)
+        if limit is None:
+            return _bad_limit(request)
+        is_hash = _DECIMAL.fullmatch(asked) and int(asked) <= U64_MASK
+        found = self._index.prefix(int(asked), limit) if is_hash else None
+        if found is None:
+            message = (
+                f"sequence_hash: found {as_json(asked)}, allowed a block that the index knows, as a decimal number"
+            )
+            return error_response(404, message, "invalid_request_error", param="sequence_hash")
+        return json_response(found)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        stale = {str(rank): stream.stale for rank, stream in self._index.statistics().streams.items() if stream.stale}
+        refused, catching_up = refused_of(self._index), self._index.catching_up()
+        ready = not catching_up and not refused and not any(map(is_blind, stale.values()))
+        body = {"ready": ready, "catching_up": catching_up, "stale": stale, "refused": refused}
+        return json_response(body, status=200 if ready else 503)
+
+    async def _version(self, _: web.Request) -> web.Response:
+        return json_response({"version": version("kv-router"), "index": self._index.implementation})
+
+
+def _limit_of(request: web.Request) -> int | None:
+    limit = request.query.get("limit", str(_LIST_DEFAULT))
+    return int(limit) if _DECIMAL.fullmatch(limit) and 1 <= int(limit) <= _LIST_MAX else None
+
+
+def _bad_limit(request: web.Request) -> web.Response:
+    message = f"limit: found {as_json(request.query['limit'])}, allowed 1..{_LIST_MAX}"
+    return error_response(400, message, "invalid_request_error", param="limit")

@@ -1,0 +1,115 @@
+"""Ranks' mirrors, asked over the log by somebody who follows no stream: for the whole state, or the batches since.
+
+    nobody listens at the rank's subject, or      `MirrorSilent`
+    no further part of the answer in `answer_s`
+    what was asked for                            a `MirrorState` or, where the batches since are kept and are no larger
+                                                  than that, their messages
+
+One question at a time: an answer of a rank that holds a million blocks is 17 MB.
+"""
+
+import asyncio
+from itertools import count
+
+from indexer.service.difference import MirrorState
+from kv_protocol import codec, recovery, subjects
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.ids import WorkerRank
+from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest, ReplayChunk
+from kv_runtime.event_log import EventLog, LogMessage
+
+
+class MirrorSilent(Exception):
+    """No whole answer came; the message says of whom, and what did."""
+
+
+class Mirrors:
+    """The door to all mirrors of a fleet; `start` before the first question."""
+
+    def __init__(self, log: EventLog, answer_s: float) -> None:
+        self._event_log, self._answer_s = log, answer_s
+        self._inbox = log.new_inbox()
+        self._request_ids = count(1)
+        self._open = _Collected(0)
+
+    async def start(self) -> None:
+        """Answers are heard."""
+        await self._event_log.listen(f"{self._inbox}.*", self._on_answer)
+
+    async def state(self, slug: str, rank: WorkerRank) -> MirrorState:
+        """Return what the rank holds now, by its mirror; `slug` is its model's.
+
+        Raises:
+            MirrorSilent: no whole answer came.
+            BrokerUnavailable: the log is away.
+        """
+        answer = await self._ask(slug, rank, RecoverRequest(next(self._request_ids)))
+        if answer.dump:
+            chunks = tuple(answer.dump[at].columns for at in sorted(answer.dump))
+            return MirrorState(answer.dump[0].epoch, answer.dump[0].last_seq, chunks)
+        raise MirrorSilent(f"{rank}: a replay, where everything was asked for")
+
+    async def messages_since(self, slug: str, rank: WorkerRank, epoch: int, seq: int) -> list[bytes]:
+        """Return the stream's messages behind `seq`, as far as it is at that moment; none where they are not kept.
+
+        Raises: as `state`.
+        """
+        answer = await self._ask(slug, rank, RecoverRequest(next(self._request_ids), epoch, seq))
+        return answer.replayed
+
+    async def _ask(self, slug: str, rank: WorkerRank, request: RecoverRequest) -> "_Collected":
+        answer = self._open = _Collected(request.request_id, request.after_seq)
+        reply = f"{self._inbox}.{request.request_id}"
+        await self._event_log.announce(subjects.recover_slug(slug, rank), recovery.encode(request), reply)
+        try:
+            while not answer.is_whole:
+                async with asyncio.timeout(self._answer_s):
+                    await answer.moved.wait()
+                answer.moved.clear()
+                if answer.failure:
+                    raise MirrorSilent(f"{rank}: {answer.failure}")
+        except TimeoutError:
+            raise MirrorSilent(
+                f"{rank}: {answer.parts} parts of an answer, and then {self._answer_s:g} s none"
+            ) from None
+        return answer
+
+    async def _on_answer(self, message: LogMessage) -> None:
+        if message.subject.rpartition(".")[2] == str(self._open.request_id):
+            self._open.take(message.data)
+
+
+class _Collected:
+    """The answer to one question, as far as it came."""
+
+    def __init__(self, request_id: int, after_seq: int = 0) -> None:
+        self.request_id = request_id
+        self.dump: dict[int, DumpChunk] = {}
+        self.replayed: list[bytes] = []
+        self.moved = asyncio.Event()
+        self.failure = ""
+        self.parts = 0
+        self.is_whole = False
+        self._reached_seq = after_seq
+
+    def take(self, data: bytes) -> None:
+        """A part came; without data it is the server's word that nobody listens."""
+        try:
+            if not data:
+                self.failure = "nobody listens"
+            else:
+                self._add(recovery.decode_answer(data))
+        except MalformedMessage as error:
+            self.failure = str(error)
+        self.parts += 1
+        self.moved.set()
+
+    def _add(self, part: Answer) -> None:
+        if isinstance(part, ReplayChunk):
+            if part.message:
+                self.replayed.append(part.message)
+                self._reached_seq = codec.decode_message(part.message)[-1].seq
+            self.is_whole = self._reached_seq >= part.last_seq
+        else:
+            self.dump[part.chunk] = part
+            self.is_whole = len(self.dump) == part.of

@@ -1,0 +1,91 @@
+"""What every control plane with an index behind it says of its ranks, a stand-alone index's and a router's alike.
+
+GET  /v1/ranks            every rank's place in the log, what it holds, and what is wrong with it; who is refused
+GET  /v1/ranks/{worker}/{dp_rank}/blocks?format=      one rank's place, and what it holds there, parents first:
+                              json (the default)          a list of blocks
+                              columns                     msgpack (`follow/rank_state.py`): a seventh of the size
+
+A rank's place, blocks and digests are of one moment.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+from aiohttp import web
+
+from indexer.follow.fold import FoldStatistics
+from indexer.follow.rank_state import RankState, encode_state
+from kv_protocol.events import TIERS
+from kv_protocol.ids import WorkerRank
+from kv_protocol.openai_errors import as_json
+from kv_runtime.http import error_response, json_response
+
+FORMATS = ("json", "columns")
+
+
+class Ranks(Protocol):
+    """Where the answers come from."""
+
+    def ranks(self) -> list[WorkerRank]:
+        """Return all ranks that have a place in the index."""
+
+    def refused_ranks(self) -> dict[WorkerRank, str]:
+        """Return the ranks that have none, as far as they are named, and why."""
+
+    def state(self, rank: WorkerRank) -> RankState | None:
+        """Return what is known of a rank."""
+
+    def statistics(self) -> FoldStatistics:
+        """Return the figures of all ranks."""
+
+
+def rank_routes(index: Ranks) -> Sequence[web.RouteDef]:
+    """Return the routes, for an application to add."""
+    views = _RankViews(index)
+    return [web.get("/v1/ranks", views.all), web.get("/v1/ranks/{worker}/{dp_rank}/blocks", views.one)]
+
+
+def refused_of(index: Ranks) -> dict[str, str]:
+    """Return the refused ranks by their names."""
+    return {str(rank): reason for rank, reason in index.refused_ranks().items()}
+
+
+class _RankViews:
+    def __init__(self, index: Ranks) -> None:
+        self._index = index
+
+    async def all(self, _: web.Request) -> web.Response:
+        statistics = self._index.statistics()
+        ranks = [
+            {
+                **rank._asdict(),
+                "blocks": {tier.name.lower(): statistics.blocks[rank][tier] for tier in TIERS},
+                **msgspec.structs.asdict(stream),
+            }
+            for rank, stream in statistics.streams.items()
+        ]
+        return json_response({"ranks": ranks, "refused": refused_of(self._index)})
+
+    async def one(self, request: web.Request) -> web.Response:
+        asked = f"{request.match_info['worker']}/{request.match_info['dp_rank']}"
+        known = {str(rank): rank for rank in self._index.ranks()}
+        state = self._index.state(known[asked]) if asked in known else None
+        if state is None:
+            allowed = ", ".join(known) or "none yet"
+            return error_response(404, f"rank: found {asked}, allowed {allowed}", "invalid_request_error")
+        shape = request.query.get("format", FORMATS[0])
+        if shape not in FORMATS:
+            message = f"format: found {as_json(shape)}, allowed {', '.join(FORMATS)}"
+            return error_response(400, message, "invalid_request_error", param="format")
+        if shape == "columns":
+            return web.Response(body=encode_state(state), content_type="application/msgpack")
+        return json_response(_shown(state))
+
+
+def _shown(state: RankState) -> dict[str, object]:
+    return {
+        **{field: getattr(state, field) for field in ("worker_id", "dp_rank", "epoch", "seq", "logged_seq", "stale")},
+        "digests": {digest.tier.name.lower(): digest.digest for digest in state.digests},
+        "blocks": [block._asdict() for block in state.blocks()],
+    }

@@ -1,0 +1,136 @@
+"""Keeps snapshots of one index, and the log within its bounds: looks every `LOOK_S`, plans (`retention.py`), performs.
+
+    not looked     while the log is away, is another one, or is still being read up to where it was at the start
+    not written    while a rank is off the log (an answer or a restart is ahead of it, or batches of it wait), for
+                   `OFF_S` at most: a fold from such a place would differ
+    never purged   what no snapshot covers that this process has read back
+
+Several indexes may keep one log: each sees the others' names, and writes only when that is due. That two write at once
+is harmless. One that is behind a purge finds gaps, and asks for dumps.
+"""
+
+import asyncio
+
+import msgspec
+import structlog
+
+from indexer.follow.fold import IndexFold
+from indexer.service import retention as keeping
+from indexer.service.feed import IndexFeed
+from indexer.service.retention import KeepingLimits, LogExtent, SnapshotName
+from indexer.service.snapshot_store import UNREADABLE, SnapshotDiffers, SnapshotStore, SnapshotTooLarge, extent_of
+from kv_protocol import subjects
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.supervise import until
+
+LOOK_S = 5.0
+OFF_S = 60.0
+_FAILURES = (BrokerUnavailable, SnapshotDiffers, SnapshotTooLarge, *UNREADABLE)
+
+_log = structlog.get_logger("indexer")
+
+
+class KeeperStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What was kept, and what was seen at the last look. An age of None: there is no snapshot, or no look yet."""
+
+    written_total: int
+    failures_total: int
+    refused_total: int
+    newest_bytes: int
+    newest_age_s: float | None
+    newest_seq: int
+    purged_seq: int
+    log_bytes: int
+
+
+class SnapshotKeeper:
+    """A part of a process."""
+
+    def __init__(
+        self,
+        fold: IndexFold,
+        feed: IndexFeed,
+        snapshots: SnapshotStore,
+        log: EventLog,
+        clock: Clock,
+        limits: KeepingLimits,
+    ) -> None:
+        self._fold, self._feed, self._snapshots = fold, feed, snapshots
+        self._event_log, self._clock, self._limits = log, clock, limits
+        self._off_since_s: float | None = None
+        self._told = ""
+        self._failures = 0
+        self._newest: SnapshotName | None = None
+        self._purged_seq = 0
+        self._log_bytes = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Look, and do what is due, until `stop` is set."""
+        while not stop.is_set():
+            if self._event_log.is_connected and not self._feed.catching_up():
+                await until(stop, self._look())
+            await until(stop, self._clock.sleep(LOOK_S))
+
+    def statistics(self) -> KeeperStatistics:
+        """Return the figures that people read."""
+        newest = self._newest
+        return KeeperStatistics(
+            written_total=self._snapshots.written_total,
+            failures_total=self._failures,
+            refused_total=self._snapshots.refused_total,
+            newest_bytes=self._snapshots.newest_bytes,
+            newest_age_s=(self._clock.wall_ns() - newest.wall_ns) / 1e9 if newest else None,
+            newest_seq=newest.stream_seq if newest else 0,
+            purged_seq=self._purged_seq,
+            log_bytes=self._log_bytes,
+        )
+
+    async def _look(self) -> None:
+        try:
+            await self._keep()
+        except _FAILURES as error:
+            self._failures += 1
+            if (reason := str(error)) != self._told:
+                self._told = reason
+                _log.warning("snapshot_failed", reason=reason)
+
+    async def _keep(self) -> None:
+        stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
+        if stream.created != self._feed.place.created:
+            return
+        log, names = extent_of(stream), await self._snapshots.names()
+        verified, others = self._snapshots.verified(stream.created), self._snapshots.others(stream.created)
+        self._log_bytes, self._newest = stream.bytes, next(iter(keeping.of_this_log(log, names, others)), None)
+        now_ns = self._clock.wall_ns()
+        plan = keeping.plan(log, names, now_ns, self._limits, verified=verified, others=others)
+        if plan.write and not self._is_off_log():
+            await self._write(log, names)
+        if plan.purge_up_to:
+            await self._purge(plan.purge_up_to)
+        for name in plan.delete:
+            await self._snapshots.delete(name)
+
+    def _is_off_log(self) -> bool:
+        """Whether a snapshot of now should wait until every rank is where the log is."""
+        now_s = self._clock.now()
+        if not self._fold.off_log():
+            self._off_since_s = None
+            return False
+        self._off_since_s = now_s if self._off_since_s is None else self._off_since_s
+        return now_s - self._off_since_s < OFF_S
+
+    async def _write(self, log: LogExtent, names: list[str]) -> None:
+        place = self._feed.place
+        if self._newest is not None and place.stream_seq <= self._newest.stream_seq:
+            return  # another index is further
+        checkpoint = self._fold.checkpoint(place.created, place.stream_seq, self._clock.wall_ns())
+        name = await self._snapshots.write(checkpoint, log, names)
+        self._newest, self._told = SnapshotName.read(name), ""
+        _log.info("snapshot_written", name=name, bytes=self._snapshots.newest_bytes)
+        await self._snapshots.sweep(self._clock.wall_ns())
+
+    async def _purge(self, up_to_seq: int) -> None:
+        await self._event_log.purge(subjects.EVENTS_STREAM, up_to_seq)
+        self._purged_seq = up_to_seq
+        _log.info("log_purged", up_to_seq=up_to_seq)

@@ -1,0 +1,73 @@
+"""A live index held against every rank's mirror, rank by rank (`difference.py` compares).
+
+    the index is asked first, the mirror second: it is further, or at the same place; where it is further, it is asked
+    again, for the batches between
+    two that are on their way to each other (another epoch, batches between that are not kept, a rank that the index
+    does not know) are looked at again, for `timeout_s`
+
+A rank that the index does not know, and whose mirror does not answer, is not there, and not spoken of.
+"""
+
+from collections.abc import AsyncIterator
+
+from msgspec.structs import replace
+
+from indexer.follow.rank_state import RankState
+from indexer.service.difference import RankVerdict, Verdict, compare
+from indexer.service.index_client import IndexClient
+from indexer.service.mirrors import Mirrors, MirrorSilent
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock
+
+_PASSING: tuple[Verdict, ...] = ("other_epoch", "behind", "unknown")
+_AGAIN_S = 0.25
+
+
+class Verification:
+    """One look at everything."""
+
+    def __init__(
+        self, index: IndexClient, mirrors: Mirrors, clock: Clock, *, timeout_s: float, examples_max: int
+    ) -> None:
+        self._index, self._mirrors, self._clock = index, mirrors, clock
+        self._timeout_s, self._examples_max = timeout_s, examples_max
+
+    async def verdicts(self, slugs: dict[WorkerRank, str]) -> AsyncIterator[RankVerdict]:
+        """Yield the verdict of every rank that the index knows or whose mirror answers, by name.
+
+        Raises:
+            IndexUnavailable, BrokerUnavailable: it could not be gone through with.
+        """
+        known = await self._index.ranks()
+        for rank in sorted({*slugs, *known.ranks}):
+            verdict = await self._verdict(rank, slugs.get(rank, ""))
+            if verdict is not None:
+                refused = known.refused.get(str(rank), "") if verdict.verdict == "unknown" else ""
+                yield replace(verdict, reason=f"refused by the index: {refused}") if refused else verdict
+
+    async def _verdict(self, rank: WorkerRank, slug: str) -> RankVerdict | None:
+        ends_s = self._clock.now() + self._timeout_s
+        while True:
+            verdict = await self._look(rank, slug)
+            if verdict is None or verdict.verdict not in _PASSING or self._clock.now() >= ends_s:
+                return verdict
+            await self._clock.sleep(_AGAIN_S)
+
+    async def _look(self, rank: WorkerRank, slug: str) -> RankVerdict | None:
+        index = await self._index.state(rank)
+        try:
+            mirror = await self._mirrors.state(slug, rank) if slug else None
+        except MirrorSilent:
+            mirror = None
+        if index is None and mirror is None:
+            return None
+        tail: list[bytes] = []
+        if index is not None and mirror is not None and index.epoch == mirror.epoch and index.seq < mirror.seq:
+            tail = await self._tail(slug, index)
+        return compare(rank, index, mirror, tail, examples_max=self._examples_max)
+
+    async def _tail(self, slug: str, index: RankState) -> list[bytes]:
+        try:
+            return await self._mirrors.messages_since(slug, index.rank, index.epoch, index.seq)
+        except MirrorSilent:
+            return []

@@ -1,0 +1,110 @@
+r"""Log probabilities as OpenAI clients read them, in either interface's shape.
+
+    chat         {content: [{token, logprob, bytes, top_logprobs: [{token, logprob, bytes}, ..]}, ..], refusal}
+    completion   {tokens, token_logprobs, top_logprobs: [{token: logprob}, ..], text_offset}; offsets are characters
+                 from the begin of the choice's text; the chosen token is always among the top
+    prompt       [none, {"token id": {logprob, rank, decoded_token}}, ..], a place for each of the prompt's tokens
+
+    of a place nothing is known       chat: logprob -9999 and no top; completion, prompt: null
+    a logprob below -9999, or none    -9999
+    a token of no whole characters    token: U+FFFD for what is broken, and its bytes; completion: `bytes:\xe2\x80`
+
+Each place is encoded as JSON by itself (`msgspec.Raw`): the objects of one place are freed before those of the next are
+made, and a thread that renders a long answer gives other threads their turn between places.
+
+Source: the OpenAI interface (chat completion object: -9999.0 "signifies that the token is very unlikely"); `prompt`:
+vLLM's interface.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from worker_agent.api.choice_text import Place
+from worker_agent.api.sampling import UNLIKELY, TokenLogprob, TokenLogprobs, bounded_logprob
+
+TokenBytes = Callable[[int], bytes | None]
+"""What a token stands for; None where nobody can tell."""
+
+
+def chat_logprobs(places: Sequence[Place], token_bytes: TokenBytes) -> dict[str, Any]:
+    """Return the value of a chat choice's `logprobs`."""
+    return {"content": [_encoded(_chat_place(place, token_bytes)) for place in places], "refusal": None}
+
+
+def completion_logprobs(places: Sequence[Place], token_bytes: TokenBytes) -> dict[str, Any]:
+    """Return the value of a completion choice's `logprobs`."""
+    return {
+        "tokens": [_spelt(place.token_id, token_bytes) for place in places],
+        "token_logprobs": [place.logprobs and bounded_logprob(place.logprobs.chosen.logprob) for place in places],
+        "top_logprobs": [_encoded(_top(place.logprobs, token_bytes)) for place in places],
+        "text_offset": [place.start for place in places],
+    }
+
+
+def prompt_logprobs(
+    prompt: Sequence[int], places: Sequence[TokenLogprobs | None], token_bytes: TokenBytes
+) -> list[msgspec.Raw | None]:
+    """Return a place for each token of the prompt; before the first nothing stands that could foretell it."""
+    known = [*places, *[None] * (len(prompt) - len(places))]
+    return [
+        None if place is None or not at else _encoded(_prompt_place(place, token_bytes))
+        for at, place in enumerate(known)
+    ]
+
+
+def _encoded(place: dict[str, Any] | None) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(place))
+
+
+def _chat_place(place: Place, token_bytes: TokenBytes) -> dict[str, Any]:
+    told = place.logprobs or TokenLogprobs(chosen=TokenLogprob(token_id=place.token_id, logprob=UNLIKELY))
+    return {
+        **_chat_token(told.chosen, token_bytes),
+        "top_logprobs": [_chat_token(each, token_bytes) for each in told.top],
+    }
+
+
+def _chat_token(told: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
+    data = token_bytes(told.token_id)
+    return {
+        "token": _text(data),
+        "logprob": bounded_logprob(told.logprob),
+        "bytes": None if data is None else list(data),
+    }
+
+
+def _top(told: TokenLogprobs | None, token_bytes: TokenBytes) -> dict[str, float] | None:
+    if told is None:
+        return None
+    return {_spelt(each.token_id, token_bytes): bounded_logprob(each.logprob) for each in _with_chosen(told)}
+
+
+def _prompt_place(told: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, Any]:
+    return {
+        str(each.token_id): {
+            "logprob": bounded_logprob(each.logprob),
+            "rank": each.rank,
+            "decoded_token": _text(token_bytes(each.token_id)),
+        }
+        for each in _with_chosen(told)
+    }
+
+
+def _with_chosen(told: TokenLogprobs) -> Iterator[TokenLogprob]:
+    yield from told.top
+    if all(each.token_id != told.chosen.token_id for each in told.top):
+        yield told.chosen
+
+
+def _text(data: bytes | None) -> str:
+    return "" if data is None else data.decode(errors="replace")
+
+
+def _spelt(token_id: int, token_bytes: TokenBytes) -> str:
+    data = token_bytes(token_id) or b""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

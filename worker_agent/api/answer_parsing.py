@@ -1,0 +1,69 @@
+"""The parsers of one worker's answers: which a request gets, what they see of special tokens, what came of its calls.
+
+counted as    a tool call
+complete      that ended
+unclosed      that the answer's end cut off: what came of it was sent
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal
+
+from kv_protocol.openai import ChatRequest, Request
+from kv_runtime.text import Text
+from worker_agent.api.parsers.answer import AnswerParser, Wishes
+from worker_agent.api.parsers.families import AnswerFormat
+
+_PROMPT_END_TOKENS = 16
+"""Of the prompt's last ones: they say whether its template began the reasoning."""
+
+Ending = Literal["complete", "unclosed"]
+ENDINGS: tuple[Ending, ...] = ("complete", "unclosed")
+
+
+class AnswerParsing:
+    """Makes parsers, and counts the calls that they found. Without a format's parsers all text is content."""
+
+    def __init__(self, answer_format: AnswerFormat, text: Text) -> None:
+        self._format, self._text = answer_format, text
+        self.tool_calls_total = Counter[Ending]()
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        """The special tokens that parsers have to see."""
+        return self._format.special_tokens
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """The ids of tokens that end answers in this format."""
+        ids = (self._text.special_ids.get(name) for name in self._format.stop_tokens)
+        return frozenset(token for token in ids if token is not None)
+
+    def parser_of(
+        self, request: Request, prompt: tuple[int, ...], answer_id: str
+    ) -> Callable[[int], AnswerParser | None]:
+        """Return what makes the parser of each choice of the answer."""
+        if not self._format.parses or not isinstance(request, ChatRequest):
+            return lambda _: None
+        wishes, end = _wishes(request), self._prompt_end(prompt)
+        return lambda choice: self._format.parser(wishes, answer_id=answer_id, choice=choice, prompt_end=end)
+
+    def count(self, parsers: list[AnswerParser]) -> None:
+        """Count the calls of an answer that has ended."""
+        for parser in parsers:
+            self.tool_calls_total["unclosed"] += parser.has_open_call
+            self.tool_calls_total["complete"] += max(0, parser.calls - parser.has_open_call)
+
+    def _prompt_end(self, prompt: tuple[int, ...]) -> str:
+        detokenizer = self._text.detokenizer(self._format.special_tokens)
+        return detokenizer.push(prompt[-_PROMPT_END_TOKENS:]) + detokenizer.flush()
+
+
+def _wishes(request: ChatRequest) -> Wishes:
+    finds_calls = bool(request.tools) and request.tool_choice != "none"
+    return Wishes(
+        finds_calls=finds_calls,
+        tools=tuple(request.tools or ()) if finds_calls else (),
+        only_first_call=request.parallel_tool_calls is False,
+        keeps_reasoning=request.include_reasoning is not False,
+    )

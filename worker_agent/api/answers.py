@@ -1,0 +1,150 @@
+"""The answers of the OpenAI HTTP interface: whole ones, chunks of a stream, usage.
+
+    a choice of          has, besides `index`, `logprobs`, `finish_reason`
+    chat, whole          message {role, content, refusal}
+    chat, chunk          delta
+    completion           text
+    a prefill worker     disaggregated_params, in the chunk with the finish reason; and the answer, or that chunk,
+                         prompt_token_ids, where the engine computed another prompt than it was asked
+
+Where the worker has parsers, message and delta are those of `answer_events.py`.
+
+A stream of n choices opens with each one's role, and closes each with its reason; all carry their index. An answer
+that another worker began has that one's name, and does not open again.
+Source: the OpenAI interface; `disaggregated_params`, `prompt_token_ids`: NVIDIA/TensorRT-LLM,
+`tensorrt_llm/serve/openai_protocol.py`; `prompt_logprobs`: vLLM's interface.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kv_protocol.openai import ChatRequest, Request
+from worker_agent.api.answer_events import delta_of, message_of
+from worker_agent.api.answer_logprobs import TokenBytes, chat_logprobs, completion_logprobs, prompt_logprobs
+from worker_agent.api.choice_text import Piece
+from worker_agent.api.disaggregated import Handoff, handoff_keys, without_media
+from worker_agent.api.parsers.events import ContentDelta
+from worker_agent.api.sampling import TokenLogprobs
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class Answer:
+    """Renders one request's answer. `created` is in seconds since 1970; `token_bytes` as of `kv_runtime.text.Text`."""
+
+    def __init__(self, request: Request, request_id: str, created: int, token_bytes: TokenBytes) -> None:
+        self._is_chat, self.choices = isinstance(request, ChatRequest), request.n or 1
+        self._token_bytes = token_bytes
+        before = request.kv_continue
+        self._goes_on = before is not None
+        name = f"{'chatcmpl' if self._is_chat else 'cmpl'}-{request_id}" if before is None else before.id
+        self._head = {"id": name, "created": created if before is None else before.created, "model": request.model}
+
+    @property
+    def id(self) -> str:
+        """What the answer is called."""
+        return str(self._head["id"])
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether another worker can go on with its stream."""
+        return self.choices == 1
+
+    def opening(self) -> bytes:
+        """Return the stream's first events: the role of each choice of a chat; nothing where one has begun already."""
+        if not self._is_chat or self._goes_on:
+            return b""
+        role = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk(Piece(choice=choice), role) for choice in range(self.choices))
+
+    def events(self, piece: Piece, prompt: Sequence[int] = (), *, shows_life: bool = False) -> bytes:
+        """Return the stream events of a piece: its text and tokens, and why its choice ended; none where it has none.
+
+        With `shows_life` there is one in any case. `prompt` is what the engine computed, where that was not asked.
+        """
+        shows = piece.text if piece.events is None else piece.events
+        delta = self._delta(piece) if shows_life or shows or piece.places else b""
+        return delta if piece.finish_reason is None else delta + self._closing(piece, prompt)
+
+    def ending(self, usage: dict[str, Any], *, include_usage: bool) -> bytes:
+        """Return the stream's end, before it, with `include_usage`, an event that carries the usage and no choice."""
+        if not include_usage:
+            return _DONE
+        return _sse({**self._head, "object": self._object(chunk=True), "choices": [], "usage": usage}) + _DONE
+
+    def failed(self, _message: str, error: bytes) -> bytes:
+        """Return the last event of a stream that the engine does not finish: the OpenAI error body `error`."""
+        return b"data: %b\n\n" % error
+
+    def whole(
+        self,
+        pieces: Sequence[Piece],
+        usage: dict[str, Any],
+        *,
+        prompt: Sequence[int] = (),
+        told_of_prompt: tuple[tuple[int, ...], Sequence[TokenLogprobs | None]] | None = None,
+    ) -> bytes:
+        """Return the body of an unstreamed answer: a piece for each choice; `told_of_prompt`: its log probabilities."""
+        choices = [self._whole_choice(piece) for piece in pieces]
+        body = {**self._head, "object": self._object(chunk=False), "choices": choices, "usage": usage}
+        if told_of_prompt is not None:
+            places = prompt_logprobs(*told_of_prompt, self._token_bytes)
+            for each in [body] if self._is_chat else choices:
+                each["prompt_logprobs"] = places
+        return msgspec.json.encode(body | _prompt_part(prompt))
+
+    def _delta(self, piece: Piece) -> bytes:
+        part = msgspec.structs.replace(piece, finish_reason=None, handoff=None)
+        if piece.events is not None:
+            return self._chunk(part, delta_of(piece.events))
+        return self._chunk(part, {"content": piece.text} if self._is_chat else piece.text)
+
+    def _closing(self, piece: Piece, prompt: Sequence[int]) -> bytes:
+        part = msgspec.structs.replace(piece, places=())
+        return self._chunk(part, {} if self._is_chat else "", prompt)
+
+    def _whole_choice(self, piece: Piece) -> dict[str, Any]:
+        if not self._is_chat:
+            return self._choice(piece, {"text": piece.text})
+        events = (ContentDelta(piece.text),) if piece.events is None else piece.events
+        return self._choice(piece, {"message": message_of(events)})
+
+    def _chunk(self, piece: Piece, content: dict[str, Any] | str, prompt: Sequence[int] = ()) -> bytes:
+        part = {"delta": content} if self._is_chat else {"text": content}
+        body = {**self._head, "object": self._object(chunk=True), "choices": [self._choice(piece, part)]}
+        return _sse(body | _prompt_part(prompt))
+
+    def _choice(self, piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
+        shape = chat_logprobs if self._is_chat else completion_logprobs
+        logprobs = shape(piece.places, self._token_bytes) if piece.places else None
+        choice = {"index": piece.choice, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        return choice | _handoff_part(piece.handoff)
+
+    def _object(self, *, chunk: bool) -> str:
+        if not self._is_chat:
+            return "text_completion"
+        return "chat.completion.chunk" if chunk else "chat.completion"
+
+
+def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
+    """Return the usage of a request, with how many of its prompt's tokens were reused."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    }
+
+
+def _handoff_part(handoff: Handoff | None) -> dict[str, Any]:
+    return {} if handoff is None else {"disaggregated_params": handoff_keys(without_media(handoff))}
+
+
+def _prompt_part(prompt: Sequence[int]) -> dict[str, Any]:
+    return {"prompt_token_ids": prompt} if prompt else {}
+
+
+def _sse(value: object) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

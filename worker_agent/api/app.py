@@ -1,0 +1,182 @@
+"""The agent's HTTP: OpenAI completions served by the engine, health, metrics, and a barrier for those who must know.
+
+POST /v1/chat/completions, /v1/completions; where they are stated /v1/responses, /v1/embeddings
+GET  /v1/models, /health, /live, /version, /metrics
+GET  /v1/kv/position    each rank's (epoch, last_seq) after all that the engine had flushed before the call
+GET  /status            whether the log is there, and where each rank's stream is
+
+`/health` and `/live` answer 503 while the engine is dead: {"status": "failed", "reason"}.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Any
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS, PATHS, ApiEndpoint
+from kv_protocol.body_limits import BodyLimits
+from kv_protocol.fleet import Role
+from kv_runtime.http import error_response, json_response, metrics_handler, openai_errors, require_token
+from kv_runtime.text import Text
+from worker_agent.api.answer_parsing import ENDINGS, AnswerParsing
+from worker_agent.api.bodies import DEFAULT_LIMITS
+from worker_agent.api.completions import Completions
+from worker_agent.api.embeddings_endpoint import Embeddings
+from worker_agent.api.in_flight import InFlight, Outcome
+from worker_agent.api.parsers.families import PLAIN, AnswerFormat
+from worker_agent.api.prompts import Prompts
+from worker_agent.api.request_rules import RequestRules
+from worker_agent.engines.port import Engine
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_BARRIER_S = 5.0
+_OUTCOMES: tuple[Outcome, ...] = ("ok", "refused", "failed", "cancelled")
+
+
+class AgentApi:
+    """The endpoints of one worker. `fault` says why its engine is dead; None while it lives."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: Text,
+        prompts: Prompts,
+        *,
+        served_names: tuple[str, ...],
+        default_max_tokens: int,
+        inflight_requests_max: int,
+        wall_ns: Callable[[], int],
+        now_s: Callable[[], float],
+        new_id: Callable[[], str],
+        position: Callable[[], Awaitable[dict[int, tuple[int, int]]]],
+        status: Callable[[], dict[str, Any]],
+        fault: Callable[[], str | None] = lambda: None,
+        role: Role = "aggregated",
+        loras: tuple[str, ...] = (),
+        body_limits: BodyLimits = DEFAULT_LIMITS,
+        answer_format: AnswerFormat = PLAIN,
+        embeddings: bool = False,
+    ) -> None:
+        """`embeddings`: vectors are made, simulated ones."""
+        self._description = engine.describe()
+        self._names = (*served_names, *loras)
+        self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
+        rules = RequestRules(
+            self._description,
+            text,
+            default_max_tokens=default_max_tokens,
+            role=role,
+            loras=loras,
+            stop_tokens=self._parsing.stop_tokens,
+        )
+        self._completions = Completions(
+            engine,
+            text,
+            prompts,
+            rules,
+            names=self._names,
+            wall_ns=wall_ns,
+            now_s=now_s,
+            new_id=new_id,
+            body_limits=body_limits,
+            parsing=self._parsing,
+        )
+        self._role = role
+        self._embeddings = (
+            Embeddings(text, names=self._names, tokens_max=self._description.max_seq_len, body_limits=body_limits)
+            if embeddings
+            else None
+        )
+        self._position, self._status, self._fault = position, status, fault
+        self._in_flight = InFlight(inflight_requests_max)
+
+    @property
+    def requests_total(self) -> dict[str, int]:
+        """How many requests have ended, by how."""
+        return {outcome: self._in_flight.ended[outcome] for outcome in _OUTCOMES}
+
+    @property
+    def tool_calls_total(self) -> dict[str, int]:
+        """How many tool calls answers had, by whether they were closed."""
+        return {ending: self._parsing.tool_calls_total[ending] for ending in ENDINGS}
+
+    @property
+    def running(self) -> int:
+        """How many requests are being served."""
+        return self._in_flight.running
+
+    def app(self, registry: CollectorRegistry, *, token: str, body_bytes_max: int) -> web.Application:
+        """Return the application that serves the endpoints."""
+        app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=body_bytes_max)
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/completions", self._completion),
+                *(web.post(PATHS[name], serve) for name, serve in self._stated().items()),
+                web.get("/v1/models", self._models),
+                web.get("/v1/kv/position", self._kv_position),
+                web.get("/health", self._health),
+                web.get("/live", self._health),
+                web.get("/status", self._show_status),
+                web.get("/version", self._version),
+                web.get("/metrics", metrics_handler(registry)),
+            ]
+        )
+        return app
+
+    @property
+    def api_endpoints(self) -> tuple[str, ...]:
+        """The OpenAI endpoints that the worker states."""
+        return (*DEFAULT_ENDPOINTS, *self._stated())
+
+    def _stated(self) -> dict[ApiEndpoint, Handler]:
+        """Return the endpoints beyond the default ones: where one phase alone is served there are none."""
+        if self._role != "aggregated":
+            return {}
+        return {"responses": self._response, **({} if self._embeddings is None else {"embeddings": self._embed})}
+
+    async def _response(self, http: web.Request) -> web.StreamResponse:
+        return await self._in_flight.serve(http, self._completions.response)
+
+    async def _embed(self, http: web.Request) -> web.StreamResponse:
+        assert self._embeddings is not None
+        return await self._in_flight.serve(http, self._embeddings.embed)
+
+    async def _chat(self, http: web.Request) -> web.StreamResponse:
+        return await self._in_flight.serve(http, self._completions.chat)
+
+    async def _completion(self, http: web.Request) -> web.StreamResponse:
+        return await self._in_flight.serve(http, self._completions.completion)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        models = [{"id": name, "object": "model", "created": 0, "owned_by": "kv-router"} for name in self._names]
+        return json_response({"object": "list", "data": models})
+
+    async def _kv_position(self, _: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(_BARRIER_S):
+                position = await self._position()
+        except TimeoutError:
+            message = f"what the engine flushed was not read within {_BARRIER_S} s"
+            return error_response(504, message, "server_error", code="not_reached")
+        return json_response(
+            {"ranks": [{"dp_rank": rank, "epoch": epoch, "seq": seq} for rank, (epoch, seq) in position.items()]}
+        )
+
+    async def _health(self, _: web.Request) -> web.Response:
+        reason = self._fault()
+        if reason is not None:
+            return json_response({"status": "failed", "reason": reason}, 503)
+        return json_response({"status": "ok", "running_requests": self.running})
+
+    async def _show_status(self, _: web.Request) -> web.Response:
+        return json_response({"status": "ok", "running_requests": self.running, **self._status()})
+
+    async def _version(self, _: web.Request) -> web.Response:
+        described = self._description
+        return json_response(
+            {"agent": version("kv-router"), "engine": described.event_source, "version": described.version}
+        )

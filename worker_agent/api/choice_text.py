@@ -1,0 +1,183 @@
+"""One choice's tokens become text: decoded, cut at a stop string, each token's log probabilities beside its text.
+
+    a token's text       what the detokenizer says once it has the token
+    a token without      (half a character, a special one) belongs to the next that has some, or to the end
+    a token is shown     with the piece that shows the last of its text; where a stop string cuts it, with what is left
+    after a stop string  nothing is shown of text and tokens
+    with a parser        (`parsers/`) what is shown becomes events: content, reasoning, tool calls
+
+Tokens are taken one by one, so that nothing of this depends on how many came at once.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.parsers.answer import AnswerParser
+from worker_agent.api.parsers.events import Event, joined
+from worker_agent.api.sampling import TokenLogprobs
+from worker_agent.engines.types import EngineOutput
+
+
+class Detokenizer(Protocol):
+    """Turns one choice's tokens into text as they come."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the text that `ids` complete."""
+
+    def flush(self) -> str:
+        """Return what was kept back."""
+
+
+class Place(NamedTuple):
+    """A shown token: where its text begins in the choice's text, in characters, and what is known of its place."""
+
+    token_id: int
+    start: int
+    logprobs: TokenLogprobs | None
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """What one output adds to the answer: text, the tokens in it, and on the choice's last one why it ended."""
+
+    choice: int = 0
+    text: str = ""
+    events: tuple[Event, ...] | None = None
+    """What a parser found in the answer's text; None where there is no parser, and the text is content."""
+    places: tuple[Place, ...] = ()
+    finish_reason: str | None = None
+    handoff: Handoff | None = None
+
+
+class ChoiceText:
+    """The text of one choice. `tokens` were taken, up to the one that completed a stop string."""
+
+    def __init__(
+        self,
+        choice: int,
+        detokenizer: Detokenizer,
+        stops: tuple[str, ...],
+        *,
+        with_logprobs: bool,
+        parser: AnswerParser | None = None,
+    ) -> None:
+        self._choice, self._detokenizer, self._filter = choice, detokenizer, StopFilter(stops)
+        self._held: _HeldPlaces | None = _HeldPlaces() if with_logprobs else None
+        self.parser = parser
+        self.tokens = 0
+        self.is_over = False
+
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Another worker has shown what these tokens say: they are taken, and what they keep back is kept back here."""
+        self.push(EngineOutput(token_ids=tuple(token_ids), cached_tokens=0))
+
+    def push(self, output: EngineOutput) -> Piece:
+        """Return what `output` adds; nothing once the choice is over."""
+        if self.is_over:
+            return Piece(choice=self._choice)
+        shown = self._text_of(output)
+        if output.finish_reason is not None and not self._filter.stopped:
+            shown += self._filter.push(self._decoded(self._detokenizer.flush())) + self._filter.flush()
+        reason = "stop" if self._filter.stopped else output.finish_reason
+        self.is_over = reason is not None
+        places = self._held.shown(len(shown), is_end=self.is_over, is_cut=self._filter.stopped) if self._held else ()
+        piece = Piece(choice=self._choice, text=shown, places=places, finish_reason=reason, handoff=output.handoff)
+        return piece if self.parser is None else _parsed(piece, self.parser)
+
+    def _text_of(self, output: EngineOutput) -> str:
+        shown = ""
+        for at, token in enumerate(output.token_ids):
+            self.tokens += 1
+            text = self._detokenizer.push((token,))
+            if self._held is not None:
+                self._held.add(token, output.logprobs[at] if at < len(output.logprobs) else None)
+            shown += self._filter.push(self._decoded(text))
+            if self._filter.stopped:
+                break
+        return shown
+
+    def _decoded(self, text: str) -> str:
+        if self._held is not None:
+            self._held.extend(len(text))
+        return text
+
+
+def _parsed(piece: Piece, parser: AnswerParser) -> Piece:
+    events, reason = parser.feed(piece.text), piece.finish_reason
+    if reason is not None:
+        events = joined(events + parser.finish())
+        reason = parser.finish_reason(reason)
+    return msgspec.structs.replace(piece, events=tuple(events), finish_reason=reason)
+
+
+class _HeldPlaces:
+    """Tokens that were not shown yet, in turn, each with the span of its text; -1 for an end that is not known yet."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, TokenLogprobs | None]] = deque()
+        self._spans: deque[tuple[int, Place]] = deque()  # where the text ends, and the token
+        self._decoded = self._shown = 0
+
+    def add(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        self._waiting.append((token, logprobs))
+
+    def extend(self, characters: int) -> None:
+        """So much text was decoded: it is that of all tokens that wait for some."""
+        if not characters:
+            return
+        end = self._decoded + characters
+        while self._waiting:
+            token, logprobs = self._waiting.popleft()
+            self._spans.append((end, Place(token, self._decoded, logprobs)))
+        self._decoded = end
+
+    def shown(self, characters: int, *, is_end: bool, is_cut: bool) -> tuple[Place, ...]:
+        """Return the tokens that are shown with so much more text; at a cut, those too of which a part is shown."""
+        self._shown += characters
+        places = []
+        while self._spans and (self._spans[0][0] <= self._shown or (is_cut and self._spans[0][1].start < self._shown)):
+            places.append(self._spans.popleft()[1])
+        if is_end and not is_cut:
+            places += [Place(token, self._decoded, logprobs) for token, logprobs in self._waiting]
+        return tuple(places)
+
+
+class StopFilter:
+    """Lets text through up to the stop string that ends first (of several the longest), as if it came letter by letter.
+
+    What may be the beginning of one is held back, so that the cut does not depend on where chunks end.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held = ""
+        self.stopped = False
+
+    def push(self, text: str) -> str:
+        """Return what of `text`, and of what was held back, may be shown."""
+        if self.stopped:
+            return ""
+        self._held += text
+        found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            shown, self._held = self._held[: min(found)[1]], ""
+            return shown
+        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return shown
+
+    def flush(self) -> str:
+        """Return what is still held back, when no more text comes."""
+        held, self._held = self._held, ""
+        return "" if self.stopped else held
+
+
+def _overlap(text: str, stop: str) -> int:
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,236 @@
+"""OpenAI chats, completions and responses served by the engine: a request's way from its bytes to its answer's.
+
+    what goes wrong                                  the client gets                       counted as
+    the request may not be so, the engine refuses    400, the field, found, allowed        refused
+    its model is neither a served name nor a LoRA    404                                   refused
+    an encode worker gives nothing now               503, with when to try again           failed
+    the engine stops                                 503; in a stream an error event       failed
+    the engine fails this request alone              500; in a stream an error event       failed
+    the client goes away                             -; the engine's request is aborted    cancelled
+
+A stream of one choice whose reader can have it go on at another worker (`x-kv-continuable`) tells the ids of its
+tokens, and is cut where the engine stops (`kv_protocol/continuation.py`). An unstreamed answer says in a header when
+its first token came (`kv_protocol/decode_time.py`).
+
+Headers that are read: `x-dp-rank`, a rank of this worker's; `x-session-id`, the conversation, up to 128 printable
+characters, any other is ignored; `traceparent` and `tracestate`. In-flight requests are bounded (`in_flight.py`).
+
+An unstreamed answer with many log probabilities is rendered on a thread, one such answer at a time.
+"""
+
+import asyncio
+import math
+import re
+from collections.abc import Callable
+from contextlib import aclosing
+from functools import partial
+
+from aiohttp import web
+
+from kv_protocol import openai
+from kv_protocol.body_limits import BodyLimits, Bytes
+from kv_protocol.continuation import HEADER, token_comment
+from kv_protocol.decode_time import DECODE_HEADER, decode_header
+from kv_protocol.openai import Request, RequestInvalid
+from kv_runtime.chat_template import TextError
+from kv_runtime.http import error_body, error_response
+from kv_runtime.text import Text
+from worker_agent.api.answer_parsing import AnswerParsing
+from worker_agent.api.answers import Answer
+from worker_agent.api.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, no_such_model, refusal, worked
+from worker_agent.api.generation import Generation
+from worker_agent.api.in_flight import Answered, Outcome
+from worker_agent.api.parsers.families import PLAIN
+from worker_agent.api.prompts import Prompts
+from worker_agent.api.request_rules import RequestRules
+from worker_agent.api.response_answers import ResponseAnswer
+from worker_agent.api.response_requests import ResponseChat, decode_response
+from worker_agent.engines.port import Engine
+from worker_agent.engines.types import EncoderUnavailable, EngineError, EngineRequest, EngineStopped, RequestRefused
+
+_RANK = re.compile("[0-9]{1,4}")
+_SESSION_CHARACTERS_MAX = 128
+_TRACE_HEADERS = ("traceparent", "tracestate")
+_FOUND_CHARACTERS_MAX = 16
+_LOGPROBS_ON_LOOP_MAX = 1024
+"""An answer with more log probabilities is rendered on a thread; these take the event loop a few milliseconds."""
+_NS_PER_S = 1_000_000_000
+
+
+class Completions:
+    """The endpoints of one worker that generate. `names` are all that a request may have as its model."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: Text,
+        prompts: Prompts,
+        rules: RequestRules,
+        *,
+        names: tuple[str, ...],
+        wall_ns: Callable[[], int],
+        now_s: Callable[[], float],
+        new_id: Callable[[], str],
+        body_limits: BodyLimits = DEFAULT_LIMITS,
+        parsing: AnswerParsing | None = None,
+    ) -> None:
+        self._now_s, self._parsing = now_s, parsing or AnswerParsing(PLAIN, text)
+        self._bodies = RequestBodies(body_limits)
+        self._engine, self._text, self._prompts, self._rules = engine, text, prompts, rules
+        self._names, self._wall_ns, self._new_id = names, wall_ns, new_id
+        self._rendering = asyncio.Semaphore(1)
+
+    async def chat(self, http: web.Request) -> Answered:
+        """Return the answer to `POST /v1/chat/completions`, and how the request ended."""
+        return await self._answered(http, openai.decode_chat)
+
+    async def completion(self, http: web.Request) -> Answered:
+        """Return the answer to `POST /v1/completions`, and how the request ended."""
+        return await self._answered(http, openai.decode_completion)
+
+    async def response(self, http: web.Request) -> Answered:
+        """Return the answer to `POST /v1/responses`, and how the request ended."""
+        return await self._answered(http, decode_response)
+
+    async def _answered(self, http: web.Request, decode: Callable[[Bytes], Request]) -> Answered:
+        try:
+            read = await self._bodies.read(http, decode)
+            request = read.request
+            if request.model not in self._names:
+                return no_such_model(request.model, self._names), "refused"
+            before = await worked(read.is_large, lambda: self._rules.before(request))
+            asked = await self._asked(http, read, before)
+            answer = self._answer(request, asked.request_id)
+            generation = self._generation(request, asked, answer.id, before)
+            return await self._sent(http, request, generation, answer, asked)
+        except (RequestInvalid, TextError) as error:
+            return refusal(error), "refused"
+        except RequestRefused as error:
+            return error_response(400, str(error), "invalid_request_error", param=error.field), "refused"
+        except EngineError as error:
+            return _failed(error), "failed"
+
+    def _answer(self, request: Request, request_id: str) -> Answer | ResponseAnswer:
+        created = self._wall_ns() // _NS_PER_S
+        if isinstance(request, ResponseChat):
+            return ResponseAnswer(request, request_id, created)
+        return Answer(request, request_id, created, self._text.token_bytes)
+
+    async def _asked(self, http: web.Request, read: ReadRequest[Request], before: tuple[int, ...]) -> EngineRequest:
+        request, rank = read.request, http.headers.get("x-dp-rank")
+        if rank is not None and not _RANK.fullmatch(rank):
+            raise RequestInvalid("x-dp-rank", rank[:_FOUND_CHARACTERS_MAX], "a decimal number")
+        wishes = await worked(read.is_large, lambda: self._rules.wishes(request))
+        prompt = await self._prompts.prompt(request, body=read.body, tokens_max=self._rules.prompt_tokens_max)
+        return self._rules.engine_request(
+            request,
+            wishes,
+            prompt.tokens,
+            handoff=wishes.handoff or prompt.handoff,
+            media=prompt.media,
+            text=prompt.text,
+            request_id=self._new_id(),
+            dp_rank=None if rank is None else int(rank),
+            before=before,
+            conversation_id=_conversation(http),
+            trace_headers={name: http.headers[name] for name in _TRACE_HEADERS if name in http.headers},
+        )
+
+    async def _sent(
+        self,
+        http: web.Request,
+        request: Request,
+        generation: Generation,
+        answer: Answer | ResponseAnswer,
+        asked: EngineRequest,
+    ) -> Answered:
+        if request.stream:
+            answered = await self._stream(http, generation, answer, include_usage=request.include_usage)
+        else:
+            answered = await self._whole(generation, answer, asked)
+        self._parsing.count(generation.parsers)
+        return answered
+
+    def _generation(
+        self, request: Request, asked: EngineRequest, answer_id: str, before: tuple[int, ...]
+    ) -> Generation:
+        prompt = asked.prompt[: len(asked.prompt) - len(before)]
+        return Generation(
+            self._engine,
+            self._text,
+            asked,
+            request.stops,
+            now_s=self._now_s,
+            before=before,
+            shown_tokens=self._parsing.shown_tokens,
+            parser_of=self._parsing.parser_of(request, prompt, answer_id),
+        )
+
+    async def _whole(self, generation: Generation, answer: Answer | ResponseAnswer, asked: EngineRequest) -> Answered:
+        pieces = await generation.whole()
+        wants_prompt = asked.sampling.prompt_logprobs is not None
+        render = partial(
+            answer.whole,
+            pieces,
+            generation.usage(),
+            prompt=generation.prompt,
+            told_of_prompt=(generation.prompt or asked.prompt, generation.prompt_logprobs) if wants_prompt else None,
+        )
+        told = sum(len(piece.places) for piece in pieces) * (1 + (asked.sampling.logprobs or 0))
+        told += len(generation.prompt_logprobs) * (1 + (asked.sampling.prompt_logprobs or 0))
+        if told <= _LOGPROBS_ON_LOOP_MAX:
+            body = render()
+        else:
+            async with self._rendering:
+                body = await asyncio.to_thread(render)
+        headers = {DECODE_HEADER: decode_header(generation.decode_s)}
+        return web.Response(body=body, content_type="application/json", headers=headers), "ok"
+
+    async def _stream(
+        self, http: web.Request, generation: Generation, answer: Answer | ResponseAnswer, *, include_usage: bool
+    ) -> Answered:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        outcome: Outcome = "failed"
+        tells = HEADER in http.headers and answer.can_go_on  # token ids, with which another worker can go on
+        async with aclosing(generation.pieces()) as pieces:
+            first = await anext(pieces)
+            await response.prepare(http)
+            try:
+                opening = answer.opening()
+                events = answer.events(first, generation.prompt, shows_life=True)
+                comment = token_comment(generation.taken()) if tells else b""
+                await response.write(opening + comment + events)
+                async for piece in pieces:
+                    if events := answer.events(piece, generation.prompt):
+                        comment = token_comment(generation.taken()) if tells else b""
+                        await response.write(comment + events)
+            except EngineError as error:
+                if tells and isinstance(error, EngineStopped) and http.transport is not None:
+                    http.transport.abort()  # another worker goes on
+                    return response, "failed"
+                ending = answer.failed(str(error), _failure(error)[1])
+            else:
+                ending, outcome = answer.ending(generation.usage(), include_usage=include_usage), "ok"
+        await response.write(ending)
+        await response.write_eof()
+        return response, outcome
+
+
+def _conversation(http: web.Request) -> str | None:
+    session = http.headers.get("x-session-id", "")
+    return session if session.isprintable() and 0 < len(session) <= _SESSION_CHARACTERS_MAX else None
+
+
+def _failed(error: EngineError) -> web.Response:
+    status, body = _failure(error)
+    response = web.Response(status=status, body=body, content_type="application/json")
+    if isinstance(error, EncoderUnavailable) and error.retry_s is not None:
+        response.headers["Retry-After"] = str(math.ceil(error.retry_s))
+    return response
+
+
+def _failure(error: EngineError) -> tuple[int, bytes]:
+    if not isinstance(error, EngineStopped):
+        return 500, error_body(str(error), "server_error", code="request_failed")
+    code = "encoder_unavailable" if isinstance(error, EncoderUnavailable) else "engine_stopped"
+    return 503, error_body(str(error), "server_error", code=code)

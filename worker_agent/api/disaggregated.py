@@ -1,0 +1,253 @@
+"""What one worker hands to the next so that it need not compute again: `disaggregated_params` as JSON.
+
+    encode  -> prefill   handles of the media's embeddings, and a hash of eight ints for each
+    prefill -> decode    the first token, and where its KV lies, in words that only the engine understands
+
+    key                            JSON                       the engine has
+    encoded_opaque_state           base64                     opaque_state: bytes
+    first_gen_log_probs            [[{token_id, logprob,      for each of the first tokens a map of token id to
+                                      rank}, ..]], or [-0.5]; (logprob, rank), or the token's own alone
+                                   -9999 in place of -inf
+    schedule_style                 its number                 an enumeration
+    first_gen_logits,              read, and dropped          tensors, which are not handed over; what a server of the
+    return_prompt_token_ids_b64,                              engine's own tells its orchestrator
+    resolved_thinking,
+    conversation_id
+    any key that is not known      as it is: plain JSON       a field of a newer version: it passes through, both ways
+    all others                     as they are
+
+These are the keys of trtllm-serve's OpenAI bodies, in requests and in the choice of an answer: a worker of either kind
+can go on where the other stopped. Those of media it does not have yet, and refuses.
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorrt_llm/serve/openai_protocol.py` (class
+`DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `dynamo_reference.md` section 4.2;
+ids: `tensorrt_llm/llmapi/disagg_utils.py`, `get_global_disagg_request_id`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any
+
+import msgspec
+
+from kv_protocol.errors import UNDECODABLE, shortened
+from kv_protocol.openai import RequestInvalid
+from kv_protocol.openai_errors import explained
+from kv_protocol.openai_option_table import LOGPROBS_MAX
+from kv_protocol.openai_parts import ABSENT, OptionalPart
+from worker_agent.api.sampling import TokenLogprob, bounded_logprob
+
+STATE_BYTES_MAX = 1 << 20
+FIRST_TOKENS_MAX = 128
+OTHERS_MAX = 32
+"""Keys of a handoff that are not known here."""
+OTHER_NAME_MAX = 64
+HASH_WORDS = 8
+_TIME_BITS, _NODE_BITS, _PROCESS_BITS, _COUNTER_BITS = 39, 8, 6, 10
+NODES_MAX, PROCESSES_MAX = 1 << _NODE_BITS, 1 << _PROCESS_BITS
+
+_Tokens = Annotated[tuple[int, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
+_Words = Annotated[tuple[int, ...], msgspec.Meta(min_length=HASH_WORDS, max_length=HASH_WORDS)]
+_Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_Place = Annotated[tuple[TokenLogprob, ...], msgspec.Meta(max_length=LOGPROBS_MAX + 1)]
+_Places = Annotated[tuple[_Place | float, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
+_FIELD = "disaggregated_params"
+
+
+class _Known(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    rename={"opaque_state": "encoded_opaque_state"},
+):
+    """The keys that are known here. A key that is None is absent."""
+
+    request_type: str | None = None
+    first_gen_tokens: _Tokens | None = None
+    first_gen_log_probs: _Places | None = None
+    ctx_request_id: _Id | None = None
+    opaque_state: Annotated[bytes, msgspec.Meta(max_length=STATE_BYTES_MAX)] | None = None
+    draft_tokens: _Tokens | None = None
+    disagg_request_id: _Id | None = None
+    ctx_dp_rank: int | None = None
+    ctx_info_endpoint: str | None = None
+    schedule_style: int | None = None
+    ctx_usage: dict[str, Any] | None = None
+    multimodal_embedding_handles: tuple[dict[str, Any], ...] | None = None
+    multimodal_hashes: tuple[_Words, ...] | None = None
+    mrope_position_ids_handle: dict[str, Any] | None = None
+    mrope_position_deltas_handle: dict[str, Any] | None = None
+
+
+class Handoff(_Known, frozen=True, kw_only=True):
+    """What a worker hands to the next one: the known keys, and in `others` those of a newer engine, as plain JSON."""
+
+    others: dict[str, Any] = {}
+
+
+class _Wire(_Known, frozen=True, kw_only=True):
+    """The known keys, and those that are read and dropped."""
+
+    first_gen_logits: msgspec.Raw = ABSENT
+    return_prompt_token_ids_b64: bool | None = None
+    resolved_thinking: bool | None = None
+    conversation_id: str | None = None
+
+
+class HandoffInvalid(Exception):
+    """What stands in a request as handed over is not; the message names the field, what was found, what is allowed."""
+
+
+_COPIED = tuple(name for name in _Known.__struct_fields__ if name != "first_gen_log_probs")
+_MEDIA_PREFIXES = ("multimodal_", "mrope_")
+_MEDIA = tuple(name for name in _COPIED if name.startswith(_MEDIA_PREFIXES))
+_KEYS = frozenset(_Wire.__struct_encode_fields__)
+_decoder = msgspec.json.Decoder(_Wire)
+_keys = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_part = OptionalPart[_Wire](_Wire)
+
+
+def handoff_json(handoff: Handoff) -> bytes:
+    """Return the JSON object; bytes in it as base64."""
+    return msgspec.json.encode(handoff_keys(handoff))
+
+
+def handoff_keys(handoff: Handoff) -> dict[str, Any]:
+    """Return the JSON object as a mapping of keys to JSON values."""
+    keys: dict[str, Any] = msgspec.to_builtins(handoff)
+    others: dict[str, Any] = keys.pop("others", {})
+    return keys | others
+
+
+def handoff_of_json(data: bytes | msgspec.Raw) -> Handoff:
+    """Return what the JSON object says.
+
+    Raises:
+        HandoffInvalid: it says something else.
+    """
+    try:
+        return _without_dropped(_decoder.decode(data), data)
+    except RequestInvalid as error:
+        raise HandoffInvalid(str(error)) from error
+    except UNDECODABLE as error:
+        raise HandoffInvalid(str(explained(error, msgspec.Raw(data), _Wire, _FIELD))) from error
+
+
+def handoff_of_request(part: msgspec.Raw) -> Handoff | None:
+    """Return what a request's `disaggregated_params` say, None where it has none; raise `RequestInvalid`."""
+    wire = _part.read(part, _FIELD)
+    return None if wire is None else _without_dropped(wire, part)
+
+
+def without_media(handoff: Handoff) -> Handoff:
+    """Return what is left to say once the prompt has been computed."""
+    others = {name: value for name, value in handoff.others.items() if not name.startswith(_MEDIA_PREFIXES)}
+    return msgspec.structs.replace(handoff, **dict.fromkeys(_MEDIA), others=others)
+
+
+def handoff_of(params: object) -> Handoff:
+    """Return what the engine's own `DisaggregatedParams` says; fields of a newer version too, where they are plain.
+
+    Raises:
+        HandoffInvalid: it says what cannot be handed over.
+    """
+    said: dict[str, Any] = {name: getattr(params, name, None) for name in _COPIED}
+    style = said.pop("schedule_style")
+    logprobs = getattr(params, "first_gen_log_probs", None)
+    if logprobs is not None:
+        logprobs = [_listed(place) for place in logprobs]
+    said |= {"first_gen_log_probs": logprobs, "schedule_style": None if style is None else int(style)}
+    said["encoded_opaque_state"] = said.pop("opaque_state")
+    said["others"] = dict(_newer_fields(params))
+    try:
+        return msgspec.convert(said, Handoff, builtin_types=(bytes,))
+    except msgspec.ValidationError as error:
+        raise HandoffInvalid(f"disaggregated_params of the engine: {error}") from error
+
+
+def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[str, Any]:
+    """Return the keywords of the engine's `DisaggregatedParams` that say the same to a request of `request_type`.
+
+    Without media handles where the worker computes no prompt: there the engine refuses them. `first_gen_log_probs` and
+    `schedule_style` stay data: the shell knows the engine's classes.
+    """
+    left_out = () if with_media else _MEDIA
+    said = {name: getattr(handoff, name) for name in _COPIED if name not in left_out}
+    told = {name: _plain(value) for name, value in said.items() if value is not None}
+    if handoff.first_gen_log_probs is not None:
+        places = handoff.first_gen_log_probs
+        told["first_gen_log_probs"] = [
+            place if isinstance(place, float) else {each.token_id: each for each in place} for place in places
+        ]
+    others = {
+        name: value for name, value in handoff.others.items() if with_media or not name.startswith(_MEDIA_PREFIXES)
+    }
+    return {**others, **told, "request_type": request_type}
+
+
+class TransferIds:
+    """Ids of transfers that no two workers of a fleet give: 39 bits of milliseconds, 8 node, 6 process, 10 counter.
+
+    The engine's own layout. `now_ms` may stand still or go back; the counter keeps 1024 ids in a millisecond apart.
+    """
+
+    def __init__(self, node: int, process: int = 0) -> None:
+        if not (0 <= node < NODES_MAX and 0 <= process < PROCESSES_MAX):
+            allowed = f"0..{NODES_MAX - 1} and 0..{PROCESSES_MAX - 1}"
+            raise ValueError(f"transfer ids: found node {node}, process {process}, allowed {allowed}")
+        self._place = (node << _PROCESS_BITS | process) << _COUNTER_BITS
+        self._count = 0
+
+    def next(self, now_ms: int) -> int:
+        """Return an id; positive, 63 bits."""
+        self._count = (self._count + 1) % (1 << _COUNTER_BITS)
+        time = now_ms % (1 << _TIME_BITS)
+        return time << (_NODE_BITS + _PROCESS_BITS + _COUNTER_BITS) | self._place | self._count
+
+
+def _without_dropped(wire: _Wire, data: bytes | msgspec.Raw) -> Handoff:
+    """Return the handoff with the keys of `data` that are not known here; raise `RequestInvalid` for too many."""
+    known = {name: getattr(wire, name) for name in _Known.__struct_fields__}
+    unknown = {name: raw for name, raw in _keys.decode(data).items() if name not in _KEYS}
+    if len(unknown) > OTHERS_MAX:
+        raise RequestInvalid(_FIELD, f"{len(unknown)} unknown keys", f"{OTHERS_MAX} at most")
+    for name in unknown:
+        if len(name) > OTHER_NAME_MAX or not name.isidentifier() or name in _Known.__struct_fields__:
+            allowed = f"names of at most {OTHER_NAME_MAX} characters; bytes as encoded_opaque_state"
+            raise RequestInvalid(_FIELD, shortened(name), allowed)
+    others = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
+    return Handoff(**known, others={name: value for name, value in others.items() if value is not None})
+
+
+def _newer_fields(params: object) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of the engine's class that are not known here and hold plain JSON; a tensor stays behind."""
+    if not is_dataclass(params):
+        return
+    for field in fields(params):
+        value = getattr(params, field.name, None)
+        if field.name not in _Wire.__struct_fields__ and value is not None and _is_json(value):
+            yield field.name, value
+
+
+def _is_json(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_json(inner) for name, inner in value.items())
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _listed(place: Mapping[int, Any] | float) -> list[dict[str, Any]] | float:
+    if isinstance(place, Mapping):
+        return [
+            {"token_id": token, "logprob": bounded_logprob(each.logprob), "rank": each.rank}
+            for token, each in place.items()
+        ]
+    return bounded_logprob(float(place))
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever the field holds
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,158 @@
+"""An attached engine's requests, where they cannot go to it directly: an address of ours that passes them on.
+
+    direct    the router sends to the engine's own address. The default of one rank: nothing has to be rewritten. This
+              process is on no request's path; it may be slow, or begin anew, and no request notices
+    forward   the router sends here. The default of several data-parallel ranks: it has decided for one of them, and
+              says which only to workers that take token ids, too. The engine knows neither the router's header nor its
+              ids (`forwarding.py`)
+
+POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings; GET /v1/models. Bytes of an answer pass as
+they come, unread. A router that goes ends the engine's request; an engine that goes in the middle of an answer ends the
+router's connection, so that nobody takes half an answer for a whole one. The engine's own errors are passed on; before
+its first byte ours are:
+
+    400   `x-dp-rank` names no rank of the engine         413   longer than `worker.body_bytes_max`
+    502   the engine cannot be reached                    503   `worker.inflight_requests_max` requests are being served
+    504   no byte of it came within `silence_s`
+"""
+
+import re
+from collections import Counter
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+from kv_protocol.api_endpoints import PATHS
+from kv_protocol.openai_errors import as_json
+from kv_runtime.http import error_response, openai_errors, require_token
+from worker_agent.api.forwarding import ROUTER_RANK_HEADER, answered_headers, asked_headers, without_prompt_ids
+from worker_agent.api.in_flight import Answered, InFlight, Outcome
+
+__all__ = ["Forwarder", "Outcome"]
+
+CONNECT_S = 5.0
+SILENCE_S = 600.0
+"""Longest pause of an answer; routers have their own, shorter bounds."""
+_KEPT_S = 2.0
+"""How long an idle connection is kept: less than engines keep it, which is 5 s (uvicorn's `timeout_keep_alive`)."""
+_RANK = re.compile("[0-9]{1,4}")
+_FOUND_CHARACTERS_MAX = 16
+
+
+class Forwarder:
+    """Forwards to one engine, between entering and leaving the block."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str,
+        dp_ranks: tuple[int, ...],
+        inflight_requests_max: int,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self._base_url, self._api_key, self._dp_ranks = base_url.rstrip("/"), api_key, dp_ranks
+        self._silence_s = silence_s
+        self._session: aiohttp.ClientSession | None = None
+        self._in_flight = InFlight(inflight_requests_max)
+
+    @property
+    def requests_total(self) -> Counter[Outcome]:
+        """How many requests have ended, by how: ok, refused, failed, cut, cancelled."""
+        return self._in_flight.ended
+
+    @property
+    def running(self) -> int:
+        """How many requests are being forwarded."""
+        return self._in_flight.running
+
+    async def __aenter__(self) -> Self:
+        """Requests can be forwarded."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),  # bounded by inflight_requests_max
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._silence_s),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Connections to the engine are closed."""
+        assert self._session is not None
+        await self._session.close()
+
+    def app(self, *, token: str, body_bytes_max: int) -> web.Application:
+        """Return the application that serves the paths."""
+        app = web.Application(middlewares=[openai_errors, require_token(token)], client_max_size=body_bytes_max)
+        app.add_routes(
+            [
+                *(web.post(path, self._forward) for path in PATHS.values()),
+                web.get("/v1/models", self._forward, allow_head=False),
+            ]
+        )
+        return app
+
+    async def _forward(self, http: web.Request) -> web.StreamResponse:
+        return await self._in_flight.serve(http, self._asked)
+
+    async def _asked(self, http: web.Request) -> Answered:
+        rank = http.headers.get(ROUTER_RANK_HEADER)
+        if rank is not None and not self._is_rank(rank):
+            return self._no_such_rank(rank), "refused"
+        body = without_prompt_ids(await http.read())
+        return await self._answered(http, body, None if rank is None else int(rank))
+
+    def _is_rank(self, rank: str) -> bool:
+        return _RANK.fullmatch(rank) is not None and int(rank) in self._dp_ranks
+
+    def _no_such_rank(self, rank: str) -> web.Response:
+        allowed = f"one of {self._dp_ranks}"
+        message = f"{ROUTER_RANK_HEADER}: found {as_json(rank, _FOUND_CHARACTERS_MAX)}, allowed {allowed}"
+        return error_response(400, message, "invalid_request_error", param=ROUTER_RANK_HEADER)
+
+    async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> Answered:
+        assert self._session is not None
+        asking = self._session.request(
+            http.method,
+            f"{self._base_url}{http.path}",
+            data=body or None,
+            headers=asked_headers(http.headers.items(), dp_rank=dp_rank, api_key=self._api_key),
+            allow_redirects=False,
+        )
+        try:
+            engine = await asking
+        except TimeoutError as error:
+            return _failed(504, f"the engine did not answer: {str(error) or type(error).__name__}"), "failed"
+        except (aiohttp.ClientError, OSError) as error:
+            return _failed(502, f"the engine cannot be reached: {str(error) or type(error).__name__}"), "failed"
+        try:
+            return await self._passed_on(http, engine)
+        finally:
+            engine.close()  # a whole answer's connection has gone back already; any other ends here, and the request
+
+    async def _passed_on(self, http: web.Request, engine: aiohttp.ClientResponse) -> Answered:
+        response = web.StreamResponse(status=engine.status, reason=engine.reason)
+        for name, value in answered_headers(engine.headers.items()):
+            response.headers.add(name, value)
+        await response.prepare(http)
+        parts = engine.content.iter_any()
+        while True:
+            try:
+                part = await anext(parts, b"")
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                if http.transport is not None:
+                    http.transport.abort()
+                return response, "cut"
+            if not part:
+                break
+            await response.write(part)
+        await response.write_eof()
+        return response, "ok"
+
+
+def _failed(status: int, message: str) -> web.Response:
+    return error_response(status, message, "server_error", code="engine_unreachable")

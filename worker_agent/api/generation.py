@@ -1,0 +1,153 @@
+"""One request's generation as pieces of answers: each choice's text side by side, counted, ended where all have ended.
+
+    an output says        here
+    length, stop          the choice has ended
+    error                 `GenerationFailed`: the whole request has failed, whatever its other choices said
+    nothing more, though  likewise
+    a choice is open
+
+A choice that a stop string ends is over though the engine goes on with it; when all are over the engine is told so.
+
+An answer that another worker began goes on behind its tokens (`before`), which are the end of the prompt here: its text
+begins where that one's ended, and its usage is that of the whole. The ids of all that came since they were last
+`taken` are for whoever may have to go on with it in turn.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from kv_runtime.text import Text
+from worker_agent.api.answers import usage
+from worker_agent.api.choice_text import ChoiceText, Piece
+from worker_agent.api.parsers.answer import AnswerParser
+from worker_agent.api.parsers.events import joined
+from worker_agent.api.sampling import Sampling, TokenLogprobs
+from worker_agent.engines.port import Engine
+from worker_agent.engines.types import EngineError, EngineOutput, EngineRequest
+
+
+class GenerationFailed(EngineError):
+    """The engine ended this request with an error, and goes on with others."""
+
+
+class Generation:
+    """One request at an engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        text: Text,
+        asked: EngineRequest,
+        stops: tuple[str, ...],
+        *,
+        now_s: Callable[[], float],
+        before: tuple[int, ...] = (),
+        shown_tokens: Collection[str] = (),
+        parser_of: Callable[[int], AnswerParser | None] = lambda _: None,
+    ) -> None:
+        """`now_s` reads a monotonic clock; `parser_of` makes a choice's parser, which sees `shown_tokens`."""
+        self._now_s = now_s
+        self._engine, self._asked, self._before = engine, asked, before
+        sampling = asked.sampling
+        self._choices = [
+            _choice_text(choice, text, stops, parser_of(choice), shown_tokens, sampling)
+            for choice in range(sampling.choices)
+        ]
+        if before:
+            self._choices[0].resume(before)
+        self._untaken: list[int] = []
+        self._first: EngineOutput | None = None
+        self._first_s: float | None = None
+        self._cached_tokens = 0
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """The prompt as the engine computed it, where that is not what it was asked."""
+        return () if self._first is None else self._first.prompt
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        """What is told of the prompt's tokens."""
+        return () if self._first is None else self._first.prompt_logprobs
+
+    @property
+    def parsers(self) -> list[AnswerParser]:
+        """The parsers of all choices that have one."""
+        return [choice.parser for choice in self._choices if choice.parser is not None]
+
+    @property
+    def decode_s(self) -> float:
+        """How long ago the first token came; 0 where none did."""
+        return 0.0 if self._first_s is None else self._now_s() - self._first_s
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """Yield a piece for each output, also an empty one, so that it shows as life; closing it aborts.
+
+        Raises:
+            GenerationFailed: of the request alone.
+            RequestRefused, EngineStopped: as `Engine.generate`.
+        """
+        if not self._asked.max_tokens or self._choices[0].is_over:  # all was said but that it is all
+            reason, parser = "stop" if self._choices[0].is_over else "length", self._choices[0].parser
+            yield Piece(finish_reason=reason if parser is None else parser.finish_reason(reason))
+            return
+        async with aclosing(self._engine.generate(self._asked)) as outputs:
+            async for output in outputs:
+                yield self._piece(output)
+                if all(choice.is_over for choice in self._choices):
+                    return
+        raise GenerationFailed("the engine ended this request without a reason")
+
+    async def whole(self) -> list[Piece]:
+        """Return all of each choice in one piece; raise as `pieces`."""
+        parts: list[list[Piece]] = [[] for _ in self._choices]
+        async with aclosing(self.pieces()) as pieces:
+            async for piece in pieces:
+                parts[piece.choice].append(piece)
+        return [_joined(each) for each in parts]
+
+    def usage(self) -> dict[str, Any]:
+        """Return the usage so far, of all choices together."""
+        isl = len(self.prompt or self._asked.prompt) - len(self._before)
+        return usage(isl, sum(choice.tokens for choice in self._choices), min(self._cached_tokens, isl))
+
+    def taken(self) -> list[int]:
+        """Return the ids that came since the last call, of a single choice."""
+        untaken, self._untaken = self._untaken, []
+        return untaken
+
+    def _piece(self, output: EngineOutput) -> Piece:
+        if output.finish_reason == "error" and not self._choices[output.choice].is_over:
+            raise GenerationFailed("the engine ended this request with an error; its log says why")
+        if output.choice == 0:  # the others of a prompt reuse what the first one computed
+            self._cached_tokens = output.cached_tokens
+        if self._first is None:
+            self._first, self._first_s = output, self._now_s()
+        self._untaken += output.token_ids
+        return self._choices[output.choice].push(output)
+
+
+def _choice_text(
+    choice: int,
+    text: Text,
+    stops: tuple[str, ...],
+    parser: AnswerParser | None,
+    shown_tokens: Collection[str],
+    sampling: Sampling,
+) -> ChoiceText:
+    detokenizer = text.detokenizer(shown_tokens if parser is not None else ())
+    return ChoiceText(choice, detokenizer, stops, with_logprobs=sampling.logprobs is not None, parser=parser)
+
+
+def _joined(pieces: list[Piece]) -> Piece:
+    return msgspec.structs.replace(
+        pieces[-1],
+        text="".join(piece.text for piece in pieces),
+        events=None if pieces[-1].events is None else tuple(joined([e for p in pieces for e in p.events or ()])),
+        places=tuple(place for piece in pieces for place in piece.places),
+        finish_reason=next(piece.finish_reason for piece in pieces if piece.finish_reason is not None),
+        handoff=next((piece.handoff for piece in pieces if piece.handoff is not None), None),
+    )

@@ -1,0 +1,131 @@
+"""The parsers by the names that TensorRT-LLM, SGLang and vLLM have for them.
+
+    tool calls    hermes (qwen25, qwen3), llama3_json (llama3), mistral, qwen3_coder, deepseek_v3 (deepseekv3),
+                  deepseek_v31 (deepseekv31), gpt_oss (harmony, openai)
+    reasoning     deepseek_r1 (deepseek-r1), qwen3, gpt_oss (harmony, openai_gptoss)
+
+gpt_oss reads both in one format: either of the two settings chooses it, and the other is empty or says so, too.
+Source: vllm-project/vllm, `vllm/tool_parsers/__init__.py`, `vllm/reasoning/__init__.py`; sgl-project/sglang,
+`python/sglang/srt/function_call/function_call_parser.py`; NVIDIA/TensorRT-LLM,
+`tensorrt_llm/serve/tool_parser/tool_parser_factory.py`, `tensorrt_llm/llmapi/reasoning_parser.py`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from worker_agent.api.parsers.answer import AnswerParser, Wishes, call_id_of, short_call_id_of
+from worker_agent.api.parsers.calls import CallId, Parser, ToolParser
+from worker_agent.api.parsers.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from worker_agent.api.parsers.harmony import HarmonyParser
+from worker_agent.api.parsers.json_calls import HermesParser, Llama3JsonParser, MistralParser
+from worker_agent.api.parsers.qwen3_coder import Qwen3CoderParser
+from worker_agent.api.parsers.reasoning import ThinkParser, begins_inside
+
+_GPT_OSS = "gpt_oss"
+
+
+class _Family(NamedTuple):
+    """How to read calls. Special tokens are those that have to be shown; stop tokens end an answer."""
+
+    make: Callable[[CallId, Wishes], ToolParser]
+    special_tokens: tuple[str, ...] = ()
+    stop_tokens: tuple[str, ...] = ()
+    call_id: Callable[[str, int], CallId] = call_id_of
+
+
+_FAMILIES: Mapping[str, _Family] = {
+    "hermes": _Family(lambda call_id, _: HermesParser(call_id), ("<tool_call>", "</tool_call>")),
+    "llama3_json": _Family(lambda call_id, _: Llama3JsonParser(call_id), ("<|python_tag|>",), ("<|eom_id|>",)),
+    "mistral": _Family(
+        lambda call_id, _: MistralParser(call_id), ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), (), short_call_id_of
+    ),
+    "qwen3_coder": _Family(
+        lambda call_id, wishes: Qwen3CoderParser(call_id, wishes.tools), ("<tool_call>", "</tool_call>")
+    ),
+    "deepseek_v3": _Family(lambda call_id, _: DeepSeekV3Parser(call_id), DeepSeekV3Parser.special_tokens),
+    "deepseek_v31": _Family(lambda call_id, _: DeepSeekV31Parser(call_id), DeepSeekV31Parser.special_tokens),
+    _GPT_OSS: _Family(
+        lambda call_id, wishes: HarmonyParser(call_id, finds_calls=wishes.finds_calls),
+        HarmonyParser.special_tokens,
+        HarmonyParser.stop_tokens,
+    ),
+}
+_BEGINS_INSIDE = {"deepseek_r1": True, "qwen3": False}
+_THINK_TOKENS = ("<think>", "</think>")
+
+TOOL_CALL_PARSERS = (*_FAMILIES, "harmony")
+REASONING_PARSERS = (*_BEGINS_INSIDE, _GPT_OSS, "harmony")
+_ALIASES = {
+    "harmony": _GPT_OSS,
+    "openai": _GPT_OSS,
+    "openai_gptoss": _GPT_OSS,
+    "gpt-oss": _GPT_OSS,
+    "qwen25": "hermes",
+    "llama3": "llama3_json",
+    "deepseekv3": "deepseek_v3",
+    "deepseekv31": "deepseek_v31",
+    "deepseek-r1": "deepseek_r1",
+}
+
+
+class AnswerFormat:
+    """The parsers of one worker. `parses`: there are any. They see `special_tokens`; `stop_tokens` end answers."""
+
+    def __init__(self, tool_call_parser: str = "", reasoning_parser: str = "") -> None:
+        """Take the parsers by name; empty: none. Raises ValueError, which says what is allowed."""
+        tools, reasoning = canonical_tool_call_parser(tool_call_parser), canonical_reasoning_parser(reasoning_parser)
+        if _GPT_OSS in (tools, reasoning):
+            if {tools, reasoning} - {"", _GPT_OSS}:
+                raise ValueError(
+                    f"found tool_call_parser {tools} beside reasoning_parser {reasoning}, allowed {_GPT_OSS} for both:"
+                    " one format has calls and reasoning"
+                )
+            tools = reasoning = _GPT_OSS
+        self._reads_both = tools == _GPT_OSS
+        self._family = _FAMILIES[tools] if tools else None
+        self._reasoning = "" if self._reads_both else reasoning
+        self.parses = bool(tools or reasoning)
+        self.special_tokens = self._family.special_tokens if self._family else ()
+        if self._reasoning:
+            self.special_tokens += _THINK_TOKENS
+        self.stop_tokens = self._family.stop_tokens if self._family else ()
+
+    def parser(self, wishes: Wishes, *, answer_id: str, choice: int, prompt_end: str = "") -> AnswerParser | None:
+        """Return what reads one choice of an answer; None where its text is content as it is.
+
+        `prompt_end` are the last characters of the prompt, special tokens too.
+        """
+        tools = None
+        if self._family is not None and (wishes.finds_calls or self._reads_both):
+            tools = self._family.make(self._family.call_id(answer_id, choice), wishes)
+        reasoning = self._think_parser(prompt_end, wishes)
+        return None if tools is None and reasoning is None else AnswerParser(reasoning, tools, wishes)
+
+    def _think_parser(self, prompt_end: str, wishes: Wishes) -> Parser | None:
+        if not self._reasoning:
+            return None
+        inside = begins_inside(prompt_end, otherwise=_BEGINS_INSIDE[self._reasoning])
+        if inside is None:
+            return None
+        return ThinkParser(begins_inside=inside, ends_at_calls=wishes.finds_calls and self._reasoning == "qwen3")
+
+
+def canonical_tool_call_parser(name: str) -> str:
+    """Return the first of a parser's names; raise ValueError for one that there is not."""
+    known = "hermes" if name == "qwen3" else _ALIASES.get(name, name)
+    return _checked(known, tuple(_FAMILIES), TOOL_CALL_PARSERS)
+
+
+def canonical_reasoning_parser(name: str) -> str:
+    """Return the first of a parser's names; raise ValueError for one that there is not."""
+    return _checked(_ALIASES.get(name, name), (*_BEGINS_INSIDE, _GPT_OSS), REASONING_PARSERS)
+
+
+def _checked(known: str, names: tuple[str, ...], shown: tuple[str, ...]) -> str:
+    if known and known not in names:
+        raise ValueError(f"allowed {', '.join(shown)}, or none")
+    return known
+
+
+PLAIN = AnswerFormat()
+"""No parsers: all text is content."""

@@ -1,0 +1,63 @@
+"""Reasoning between <think> and </think>.
+
+    deepseek_r1      the answer begins with reasoning, whether it says <think> or the prompt did
+    qwen3            reasoning begins with <think>, where that is the answer's begin or the prompt's end
+    the prompt ends  with <think>: the answer begins with reasoning; with </think>: it has none
+    a Qwen call      ends reasoning also without </think>, where calls are looked for
+
+What stands between the tags is reasoning as it is, white space too; what follows is content.
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/reasoning_parser.py`; vllm-project/vllm,
+`vllm/reasoning/deepseek_r1_reasoning_parser.py`, `qwen3_reasoning_parser.py`; sgl-project/sglang,
+`python/sglang/srt/parser/reasoning_parser.py`.
+"""
+
+from worker_agent.api.parsers.calls import Parser
+from worker_agent.api.parsers.events import ContentDelta, ReasoningDelta
+from worker_agent.api.parsers.reader import Steps
+
+THINK, THINK_END = "<think>", "</think>"
+_CALL_IN_REASONING = "<tool_call>\n<function="
+_SPACE_CHARACTERS_MAX = 64
+
+
+class ThinkParser(Parser):
+    """Tells reasoning from content. `begins_inside`: before the answer's first character reasoning has begun."""
+
+    def __init__(self, *, begins_inside: bool, ends_at_calls: bool = False) -> None:
+        self._begins_inside = begins_inside
+        self._ends = (THINK_END, _CALL_IN_REASONING) if ends_at_calls else (THINK_END,)
+        super().__init__()
+
+    def _steps(self) -> Steps[None]:
+        reader, space = self._reader, ""
+        while (yield from reader.peek()).isspace() and len(space) < _SPACE_CHARACTERS_MAX:
+            space += reader.take()
+        if (yield from reader.literal(THINK)):
+            yield from self._inside()
+        elif self._begins_inside:
+            self._reasoning(space)
+            yield from self._inside()
+        else:
+            self._content(space)
+        yield from reader.until((), self._content)
+
+    def _inside(self) -> Steps[None]:
+        end = yield from self._reader.until(self._ends, self._reasoning)
+        if end == _CALL_IN_REASONING:
+            self._content(end)
+
+    def _reasoning(self, text: str) -> None:
+        if text:
+            self._events.append(ReasoningDelta(text))
+
+    def _content(self, text: str) -> None:
+        if text:
+            self._events.append(ContentDelta(text))
+
+
+def begins_inside(prompt_end: str, *, otherwise: bool) -> bool | None:
+    """Return whether an answer behind this prompt begins with reasoning; None where it can have none."""
+    end = prompt_end.rstrip()
+    if end.endswith(THINK_END):
+        return None
+    return True if end.endswith(THINK) else otherwise

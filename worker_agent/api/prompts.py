@@ -1,0 +1,104 @@
+"""From a client's request to the prompt that its engine computes: token ids, and the media among them.
+
+computed by another worker    as that one says, media and all: nothing is rendered or loaded
+a chat with media             `worker_agent/media/chats.py`
+`kv_prompt_ids`               the router's, of the same text
+`nvext.token_data`            the client's
+any other                     rendered, and tokenized
+"""
+
+from functools import partial
+
+import msgspec
+
+from kv_protocol.body_limits import Body
+from kv_protocol.hashing import unpack_tokens
+from kv_protocol.openai import ChatRequest, Request, RequestInvalid, is_given
+from kv_runtime.text import Text
+from worker_agent.api.bodies import worked
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.request_rules import prompt_field, prompt_ids
+from worker_agent.media.chats import NO_IMAGES, ChatMedia
+from worker_agent.media.parts import Media, names_media
+from worker_agent.media.refusals import MediaRefused
+
+TOKENS_MAX = 1 << 30
+_OFF_LOOP_BYTES = 4 << 10
+"""Of a longer body a thread makes the prompt: a tokenizer may take 2 ms for so much text."""
+_SLICE = 256 << 10
+_TOKEN_BYTES = 4
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """Token ids, and the media that they name, in their order: fields of an `EngineRequest` of the same names.
+
+    `text` is the prompt before it was tokenized, where it has media. `handoff` has them where an encode worker does.
+    """
+
+    tokens: tuple[int, ...]
+    media: tuple[Media, ...] = ()
+    text: str | None = None
+    handoff: Handoff | None = None
+
+
+class Prompts:
+    """Prompts of one worker's requests; without `media` it takes text alone."""
+
+    def __init__(self, text: Text, media: ChatMedia | None = None) -> None:
+        self._text, self._media = text, media
+
+    async def prompt(self, request: Request, *, body: Body = NO_IMAGES, tokens_max: int = TOKENS_MAX) -> Prompt:
+        """Return the request's prompt, of `tokens_max` tokens at most; `body` has the images that were cut out of it.
+
+        Raises:
+            RequestInvalid, TextError: which name the field. `MediaRefused` is one.
+            EncoderUnavailable: the encode worker that is asked does not answer.
+        """
+        is_long = len(body.text) > _OFF_LOOP_BYTES
+        if isinstance(request, ChatRequest):
+            if is_given(request.prompt_token_ids):
+                work = partial(_tokens, request.computed_ids() or b"", "prompt_token_ids", tokens_max)
+                return Prompt(tokens=await worked(is_long, work))
+            chat = await self._with_media(request, body)
+            if chat is not None:
+                return chat
+        tokens = await worked(is_long, lambda: _tokens(self._packed(request), prompt_field(request), tokens_max))
+        if self._media is not None:
+            self._media.check(tokens, 0, prompt_field(request))
+        return Prompt(tokens=tokens)
+
+    async def _with_media(self, request: ChatRequest, body: Body) -> Prompt | None:
+        if self._media is None:
+            if names_media(request.messages):
+                raise MediaRefused(
+                    "text_only", "messages", "parts that are not text", "text: the worker takes no media"
+                )
+            return None
+        chat = await self._media.prompt(request, body)
+        if chat is None:
+            return None
+        became = chat.media
+        return Prompt(tokens=tuple(chat.tokens), text=chat.text, media=became.media, handoff=became.handoff)
+
+    def _packed(self, request: Request) -> bytes:
+        if request.kv_prompt_ids is not None:
+            return prompt_ids(request.kv_prompt_ids)
+        if request.nvext is not None and (given := request.nvext.prompt_ids()) is not None:
+            return given
+        if isinstance(request, ChatRequest):
+            return self._text.pack_chat(request.messages, **request.template_options)
+        prompt = request.read_prompt()
+        if isinstance(prompt, bytes):
+            return prompt
+        return self._text.pack(prompt, add_special_tokens=request.add_special_tokens is not False)
+
+
+def _tokens(packed: bytes, field: str, tokens_max: int) -> tuple[int, ...]:
+    """Return packed ids as numbers, in calls that are short enough for a thread beside the event loop."""
+    count = len(packed) // _TOKEN_BYTES
+    if count > tokens_max:
+        raise RequestInvalid(field, f"{count} tokens", f"at most {tokens_max} tokens")
+    ids: list[int] = []
+    for at in range(0, len(packed), _SLICE):
+        ids += unpack_tokens(packed[at : at + _SLICE])
+    return tuple(ids)

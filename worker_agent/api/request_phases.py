@@ -1,0 +1,52 @@
+"""Which part of a generation a request asks a worker of a role for, and what the worker before it said.
+
+    role          without              `disaggregated_params.request_type`
+                  the key              context_only          generation_only   context_and_generation
+    aggregated    all of it            refused               refused           all of it
+    prefill       its first token      its first token       refused           refused
+    decode        refused, by engine   what follows          what follows      all of it: the worker serves alone
+    encode        nothing is generated: refused
+
+`context_only` is what a prefill worker's own answer says: it may be passed on as it came. `disagg_request_id` in a
+request to a prefill worker is the id of the transfer; without one the engine gives its own.
+Source: as of `disaggregated.py`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py`.
+"""
+
+import msgspec
+
+from kv_protocol.fleet import Role
+from kv_protocol.openai import Request, RequestInvalid
+from worker_agent.api.disaggregated import Handoff, handoff_of_request
+
+_FIELD = "disaggregated_params"
+_REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
+    "aggregated": ("context_and_generation",),
+    "prefill": ("context_only",),
+    "decode": ("generation_only", "context_only", "context_and_generation"),
+}
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of that name of an `EngineRequest`."""
+
+    handoff: Handoff | None = None
+    transfer_id: int | None = None
+    serves_alone: bool = False
+
+
+def phase_of(request: Request, role: Role) -> Phase:
+    """Return what is asked for; raise `RequestInvalid` where the role does not do it."""
+    if role == "encode":
+        raise RequestInvalid("role", role, "aggregated, prefill or decode: an encoder generates nothing")
+    told = handoff_of_request(request.disaggregated_params)
+    if told is None:
+        return Phase()
+    kind, allowed = told.request_type, _REQUEST_TYPES[role]
+    if kind is not None and kind not in allowed:
+        raise RequestInvalid(f"{_FIELD}.request_type", kind, f"{' or '.join(allowed)} on a worker whose role is {role}")
+    if kind == "context_and_generation":
+        return Phase(serves_alone=role == "decode")
+    if role != "prefill":
+        return Phase(handoff=told)
+    has_media = told.multimodal_embedding_handles is not None
+    return Phase(handoff=told if has_media else None, transfer_id=told.disagg_request_id)

@@ -1,0 +1,223 @@
+"""What an engine is asked for a client's request, and what is refused before it is asked.
+
+    option                                               here
+    what a role does not do                              refused (`request_phases.py`)
+    echo, suffix, beam search, and whatever else no      refused, unless it has the value that asks for nothing
+    engine of ours does
+    guides, logits_processors, prompt_logprobs           as `SKILLS` says of the engine; its own limits are its own
+    prompt_logprobs in a stream                          refused: they stand in whole answers alone
+    best_of other than n                                 refused: what is streamed cannot be ranked afterwards
+    priority 0..1                                        the engine's: of what waits, the highest goes first
+    any other priority                                   is the router's queue's alone
+    model                                                a served name, or a LoRA's
+    max_tokens                                           1 on a prefill worker, whatever was asked
+
+Source: `dynamo_reference.md` section 6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_protocol.py` (`priority`).
+"""
+
+import base64
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from kv_protocol.fleet import Role
+from kv_protocol.openai import ChatRequest, Request, RequestInvalid
+from kv_protocol.openai_errors import Verbatim
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.request_phases import phase_of
+from worker_agent.api.request_sampling import check_size, guide_field, sampling_of
+from worker_agent.api.request_tokens import Vocabulary, bad_token_ids_of, logit_bias_of, stop_token_ids_of
+from worker_agent.api.sampling import Sampling
+from worker_agent.engines.types import EngineDescription, EngineRequest
+
+_TOKEN_BYTES = 4
+_PROCESSORS_MAX = 16
+
+Skill = Literal["guides", "logits_processors", "prompt_logprobs"]
+ALL_SKILLS: frozenset[Skill] = frozenset({"guides", "logits_processors", "prompt_logprobs"})
+SKILLS: Mapping[str, frozenset[Skill]] = {"simulated": frozenset()}
+"""What an engine can be asked for, by its event source; one that is not named, for everything."""
+
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "echo": (False,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "detokenize": (True,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "allowed_token_ids": ([],),
+    "modalities": (["text"],),
+    "top_p_min": (0,),
+    "thinking_token_budget": (),
+    "guided_whitespace_pattern": (),
+}
+"""Options that no engine of ours has, and the values that ask for nothing."""
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks for, as far as it does not depend on its prompt: fields of `EngineRequest`."""
+
+    handoff: Handoff | None
+    transfer_id: int | None
+    serves_alone: bool
+    lora_name: str | None
+    cache_salt: str | None
+    sampling: Sampling
+    stop_token_ids: tuple[int, ...]
+    queue_priority: float | None
+    logits_processors: tuple[str, ...]
+    logit_bias: tuple[tuple[int, float], ...]
+    bad_token_ids: tuple[int, ...]
+
+
+class RequestRules:
+    """What one worker makes of requests. `loras` are names that a request may have as its model."""
+
+    def __init__(
+        self,
+        description: EngineDescription,
+        vocabulary: Vocabulary,
+        *,
+        default_max_tokens: int,
+        role: Role = "aggregated",
+        loras: tuple[str, ...] = (),
+        stop_tokens: Collection[int] = (),
+    ) -> None:
+        """`stop_tokens` end answers beside the model's end tokens."""
+        self._description, self._vocabulary = description, vocabulary
+        self._end_ids = vocabulary.eos_ids | frozenset(stop_tokens)
+        self._default_max_tokens, self._role, self._loras = default_max_tokens, role, loras
+
+    @property
+    def prompt_tokens_max(self) -> int:
+        """The longest prompt that leaves room for an answer, in tokens."""
+        room, computed = self._description.max_seq_len - 1, self._description.max_prompt_tokens
+        return min(room, computed) if computed and self._role != "decode" else room
+
+    def wishes(self, request: Request) -> Wishes:
+        """Return what is asked for; raise `RequestInvalid` where this worker does not do it."""
+        phase = phase_of(request, self._role)
+        sampling = sampling_of(request)
+        processors = tuple(request.logits_processors or ())
+        if len(processors) > _PROCESSORS_MAX:
+            found = Verbatim(f"{len(processors)} names")
+            raise RequestInvalid("logits_processors", found, f"at most {_PROCESSORS_MAX}")
+        check_supported(request, sampling, processors, SKILLS.get(self._description.event_source, ALL_SKILLS))
+        return Wishes(
+            **msgspec.structs.asdict(phase),
+            lora_name=request.model if request.model in self._loras else None,
+            cache_salt=request.salt or None,
+            sampling=sampling,
+            stop_token_ids=stop_token_ids_of(request, self._end_ids),
+            queue_priority=_queue_priority(request),
+            logits_processors=processors,
+            logit_bias=logit_bias_of(request, self._vocabulary),
+            bad_token_ids=bad_token_ids_of(request, self._vocabulary),
+        )
+
+    def engine_request(
+        self,
+        request: Request,
+        wishes: Wishes,
+        prompt: tuple[int, ...],
+        *,
+        request_id: str,
+        dp_rank: int | None = None,
+        before: tuple[int, ...] = (),
+        **others: Any,  # noqa: ANN401 - more fields of `EngineRequest`
+    ) -> EngineRequest:
+        """Return what the engine is asked; raise `RequestInvalid` where it cannot fit or names no rank of ours.
+
+        Likewise where the answer would have too many log probabilities (`check_size`).
+        `before` are the answer's first tokens, where another worker has generated them. `max_tokens` 0: there are all.
+        """
+        if dp_rank is not None and dp_rank not in self._description.dp_ranks:
+            raise RequestInvalid("x-dp-rank", dp_rank, ", ".join(map(str, self._description.dp_ranks)))
+        max_tokens, sampling = self._max_tokens(request, len(prompt)), wishes.sampling
+        check_size(request, sampling, prompt_tokens=len(prompt), max_tokens=max_tokens)
+        if before:
+            max_tokens = max_tokens if self._role == "prefill" else max(0, max_tokens - len(before))
+            min_tokens = None if sampling.min_tokens is None else max(0, sampling.min_tokens - len(before))
+            others["sampling"] = msgspec.structs.replace(sampling, min_tokens=min_tokens)
+        return EngineRequest(
+            request_id=request_id,
+            prompt=prompt + before,
+            max_tokens=max_tokens,
+            dp_rank=dp_rank,
+            **(msgspec.structs.asdict(wishes) | others),
+        )
+
+    @staticmethod
+    def before(request: Request) -> tuple[int, ...]:
+        """Return the answer's tokens that another worker has generated; raise `RequestInvalid`."""
+        if request.kv_continue is None:
+            return ()
+        if request.n not in (None, 1):
+            raise RequestInvalid("n", request.n, "1 of an answer that goes on")
+        try:
+            return tuple(request.kv_continue.token_ids())
+        except ValueError as error:
+            raise RequestInvalid("kv_continue.tokens", "other bytes", str(error)) from error
+
+    def _max_tokens(self, request: Request, isl: int) -> int:
+        field, room = prompt_field(request), self._description.max_seq_len - isl
+        if not isl:
+            raise RequestInvalid(field, "0 tokens", "at least one token")
+        if isl > self.prompt_tokens_max:
+            raise RequestInvalid(field, f"{isl} tokens", f"at most {self.prompt_tokens_max} tokens")
+        if self._role == "prefill":
+            return 1
+        if request.limit_tokens is not None and request.limit_tokens > room:
+            raise RequestInvalid("max_tokens", request.limit_tokens, f"1..{room} after a prompt of {isl} tokens")
+        return request.limit_tokens or min(self._default_max_tokens, room)
+
+
+def check_supported(
+    request: Request, sampling: Sampling, processors: tuple[str, ...], skills: frozenset[Skill] = ALL_SKILLS
+) -> None:
+    """Return when nothing is asked that cannot be done; raise `RequestInvalid` otherwise."""
+    for field, neutral in _NEUTRAL.items():
+        asked = getattr(request, field, None)
+        if asked is not None and asked not in neutral:
+            raise RequestInvalid(field, asked, "none on this worker")
+    if request.stream and sampling.prompt_logprobs is not None:
+        raise RequestInvalid("prompt_logprobs", sampling.prompt_logprobs, "none in a stream")
+    if sampling.best_of not in (None, sampling.choices):
+        raise RequestInvalid("best_of", sampling.best_of, f"n, {sampling.choices}, or none")
+    wanted: tuple[tuple[Skill, str, object, str], ...] = (
+        ("guides", guide_field(request), _guide_of(sampling), "none: this worker guides no decoding"),
+        ("logits_processors", "logits_processors", processors or None, "none: this worker has none"),
+        ("prompt_logprobs", "prompt_logprobs", sampling.prompt_logprobs, "none: this worker tells none of the prompt"),
+    )
+    for skill, field, found, allowed in wanted:
+        if found is not None and skill not in skills:
+            raise RequestInvalid(field, found, allowed)
+
+
+def prompt_field(request: Request) -> str:
+    """Return the field that has the prompt."""
+    return "messages" if isinstance(request, ChatRequest) else "prompt"
+
+
+def prompt_ids(encoded: str) -> bytes:
+    """Return the token ids in `kv_prompt_ids`, base64 of little-endian u32s; raise `RequestInvalid`."""
+    try:
+        data = base64.b64decode(encoded, validate=True)
+    except ValueError as error:
+        raise RequestInvalid("kv_prompt_ids", encoded[:16], f"base64 ({error})") from error
+    if not data or len(data) % _TOKEN_BYTES:
+        raise RequestInvalid("kv_prompt_ids", f"{len(data)} bytes", "one or more little-endian u32s")
+    return data
+
+
+def _guide_of(sampling: Sampling) -> object:
+    """Return what guides the answer, as the client said it."""
+    guide = sampling.guide
+    return guide and (guide.kind if guide.value is None else guide.value)
+
+
+def _queue_priority(request: Request) -> float | None:
+    return request.priority if request.priority is not None and 0 <= request.priority <= 1 else None

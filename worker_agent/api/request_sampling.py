@@ -1,0 +1,155 @@
+"""What a client's request says of sampling, in the agent's own words.
+
+    the request                                        `Sampling`
+    n, best_of                                         choices, best_of
+    chat: logprobs true, top_logprobs k                logprobs k, without it 0
+    completion: logprobs k                             logprobs k
+    guided_json, guided_regex, guided_grammar,         guide of that kind
+    structural_tag
+    guided_choice, structured_outputs.choice           guide regex, the alternatives escaped
+    structured_outputs {json, regex, ...}              guide of the one key that it has
+    response_format json_object                        guide json_object
+    response_format json_schema, json {schema}         guide json
+    response_format regex, ebnf                        guide regex, grammar
+    response_format structural_tag                     guide structural_tag, the whole of it
+    response_format text                               none
+
+At most one of them may be given. Source: `dynamo_reference.md` section 6.5; the OpenAI interface for `response_format`;
+vLLM's for `guided_*` and `structured_outputs`.
+"""
+
+from collections.abc import Iterator
+
+from kv_protocol.openai import ChatRequest, Request, RequestInvalid
+from kv_protocol.openai_errors import Verbatim
+from kv_protocol.openai_option_table import (
+    LOGPROBS_MAX,
+    AnyFormat,
+    EbnfFormat,
+    JsonFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    RegexFormat,
+    StructuralTagFormat,
+    plain,
+)
+from worker_agent.api.sampling import ANSWER_LOGPROBS_MAX, Guide, GuideKind, Sampling, choice_pattern
+
+_COPIED = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "best_of",
+)  # fmt: skip
+_STRUCTURED_UNKNOWN = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+"""Keys of `structured_outputs` that no engine of ours has."""
+
+
+def sampling_of(request: Request) -> Sampling:
+    """Return the request's wishes.
+
+    Raises:
+        RequestInvalid: one of them cannot be understood, or there are several guides.
+    """
+    copied = {name: getattr(request, name) for name in _COPIED}
+    return Sampling(
+        **copied,
+        ignore_eos=bool(request.ignore_eos),
+        choices=request.n or 1,
+        logprobs=_logprobs(request),
+        prompt_logprobs=_prompt_logprobs(request),
+        guide=_guide(request)[1],
+    )
+
+
+def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_tokens: int) -> None:
+    """Return when the answer has at most `ANSWER_LOGPROBS_MAX` log probabilities; raise `RequestInvalid` otherwise.
+
+    A stream has no such bound: its events leave as they come.
+    """
+    if request.stream:
+        return
+    field = "top_logprobs" if isinstance(request, ChatRequest) else "logprobs"
+    for name, length, tokens, top in (
+        (field, "max_tokens", max_tokens, sampling.logprobs),
+        ("prompt_logprobs", "prompt tokens", prompt_tokens, sampling.prompt_logprobs),
+    ):
+        count = 0 if top is None else sampling.choices * tokens * (1 + top)
+        if count > ANSWER_LOGPROBS_MAX:
+            found = Verbatim(f"n {sampling.choices} x {length} {tokens} x (1 + {name} {top}) = {count}")
+            raise RequestInvalid(
+                name, found, f"at most {ANSWER_LOGPROBS_MAX} log probabilities in an answer that is not streamed"
+            )
+
+
+def guide_field(request: Request) -> str:
+    """Return the field that asks for guided decoding; empty: none does."""
+    return _guide(request)[0]
+
+
+def _logprobs(request: Request) -> int | None:
+    if isinstance(request, ChatRequest):
+        return (request.top_logprobs or 0) if request.logprobs else None
+    return request.logprobs
+
+
+def _prompt_logprobs(request: Request) -> int | None:
+    count = request.prompt_logprobs
+    if count is not None and not 0 <= count <= LOGPROBS_MAX:
+        raise RequestInvalid("prompt_logprobs", count, f"0..{LOGPROBS_MAX}")
+    return count
+
+
+def _guide(request: Request) -> tuple[str, Guide | None]:
+    given = [*_guided(request), *_of_structured(request)]
+    if (guide := _of_response_format(request.response_format)) is not None:
+        given.append(("response_format", guide))
+    if len(given) > 1:
+        raise RequestInvalid(given[1][0], Verbatim(f"it beside {given[0][0]}"), "one guide a request")
+    return given[0] if given else ("", None)
+
+
+def _guided(request: Request) -> Iterator[tuple[str, Guide]]:
+    if request.guided_json is not None:
+        yield "guided_json", Guide(kind="json", value=plain(request.guided_json))
+    if request.guided_regex is not None:
+        yield "guided_regex", Guide(kind="regex", value=request.guided_regex)
+    if request.guided_grammar is not None:
+        yield "guided_grammar", Guide(kind="grammar", value=request.guided_grammar)
+    if request.structural_tag is not None:
+        yield "structural_tag", Guide(kind="structural_tag", value=plain(request.structural_tag))
+    if request.guided_choice is not None:
+        yield "guided_choice", Guide(kind="regex", value=choice_pattern(request.guided_choice))
+
+
+def _of_structured(request: Request) -> Iterator[tuple[str, Guide]]:
+    outputs = request.structured_outputs
+    if outputs is None:
+        return
+    for option in _STRUCTURED_UNKNOWN:
+        if (value := getattr(outputs, option)) not in (None, False):
+            raise RequestInvalid(f"structured_outputs.{option}", value, "none on this worker")
+    kinds: tuple[GuideKind, ...] = ("json", "regex", "grammar", "structural_tag")
+    for kind in kinds:
+        value = getattr(outputs, kind)
+        if value is not None:
+            yield f"structured_outputs.{kind}", Guide(kind=kind, value=plain(value))
+    if outputs.choice is not None:
+        yield "structured_outputs.choice", Guide(kind="regex", value=choice_pattern(outputs.choice))
+    if outputs.json_object:
+        yield "structured_outputs.json_object", Guide(kind="json_object")
+
+
+def _of_response_format(wanted: AnyFormat | None) -> Guide | None:
+    match wanted:
+        case JsonObjectFormat():
+            return Guide(kind="json_object")
+        case JsonSchemaFormat():
+            return Guide(kind="json", value=plain(wanted.json_schema.schema))
+        case JsonFormat():
+            return Guide(kind="json", value=plain(wanted.schema))
+        case RegexFormat():
+            return Guide(kind="regex", value=wanted.regex)
+        case EbnfFormat():
+            return Guide(kind="grammar", value=wanted.ebnf)
+        case StructuralTagFormat():
+            return Guide(kind="structural_tag", value=plain(wanted))
+    return None

@@ -1,0 +1,1 @@
+"""The commands of `worker-agent`: each puts its process together."""

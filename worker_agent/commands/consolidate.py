@@ -1,0 +1,68 @@
+"""`worker-agent consolidate` put together: the streams of a host's workers, whose engines publish their KV events."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+
+import zmq.asyncio
+
+from kv_runtime.clock import SystemClock
+from kv_runtime.config import ConfigurationError
+from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
+from kv_runtime.event_log import EventLog, log_families
+from kv_runtime.http import HttpServer
+from kv_runtime.supervise import Part, run_parts
+from kv_runtime.telemetry import Projection, new_registry
+from worker_agent.api.status import StatusApi
+from worker_agent.commands.unrun import end_unrun
+from worker_agent.engines.attached.config import ConsolidateSettings
+from worker_agent.engines.attached.consolidators import foreign_consolidator
+from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.metrics import ConsolidatorMetrics
+
+_DRAIN_S = 10.0
+
+
+async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, say: Callable[[str], None]) -> None:
+    """Head the streams until `stop` is set; `say` is told where their status can be read.
+
+    Raises:
+        ConfigurationError: there is no worker.
+    """
+    if not settings.workers:
+        raise ConfigurationError(["workers: found none, allowed at least one"])
+    names, nats = " ".join(worker.id for worker in settings.workers), settings.nats
+    token = nats.credentials.get_secret_value()
+    async with AsyncExitStack() as cleanup:
+        log = await EventLog.connect(nats.url, name=f"worker-agent {names}", user=nats.user, token=token)
+        cleanup.push_async_callback(log.close)
+        context = zmq.asyncio.Context()
+        cleanup.callback(context.destroy, linger=0)
+        heads = [
+            foreign_consolidator(worker, settings.events, log, context, SystemClock()) for worker in settings.workers
+        ]
+        parts = [part for head in heads for part in head.parts(first_stage=1)]
+        async with AsyncExitStack() as until_run:
+            until_run.push_async_callback(end_unrun, parts)
+            http = await _begun(settings, heads, log)
+            until_run.pop_all()  # from here on sockets belong to what runs
+        say(f"streams of {names}, status on http://{settings.control.host}:{http.port}")
+        parts += [Part("http", http.run, 5, dict), Part("event-log", log.run, 5)]
+        await run_parts(parts, stop=stop, drain_s=_DRAIN_S)
+
+
+async def _begun(settings: ConsolidateSettings, heads: Sequence[Consolidator], log: EventLog) -> HttpServer:
+    """Return what answers for them; questions to their ranks are heard, too."""
+    control, registry = settings.control, new_registry()
+    Projection(registry, ConsolidatorMetrics(heads).families)
+    Projection(registry, lambda: log_families(log.statistics()))
+    api = StatusApi(heads, version("kv-router"))
+    app = api.app(registry, token=control.token.get_secret_value())
+    http = HttpServer(
+        app, control.host, control.port, hosts=control.host_names(), connections_max=CONTROL_CONNECTIONS_MAX
+    )
+    await http.start()
+    for head in heads:
+        await head.start()
+    return http

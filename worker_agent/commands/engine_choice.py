@@ -1,0 +1,261 @@
+"""Which engine `serve` is asked for, and that engine made: the simulated one, or TensorRT-LLM in this process.
+
+what                simulated                  trtllm
+made of             section `engine`           engine arguments (`engine_args/`), sections `engine` and `trtllm`
+model in requests   engine.model               engine.model, else the argument; but engine.served_names first
+text                engine.text, else `byte`   engine.text, else the model's directory
+KV events           polled                     with --publish-kv-events, but of an encoder: polled, or read where the
+                                               engine streams them (`worker_agent/events/engine_publishers.py`)
+statistics          polled                     with --publish-metrics, but of an encoder
+images              of an encoder alone        with --modality multimodal, where the model has them
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from kv_protocol.errors import LimitExceeded
+from kv_runtime.clock import Clock
+from kv_runtime.config import ConfigurationError
+from kv_runtime.main_thread import ThreadCall
+from kv_runtime.text import BYTE_MODEL, Text, load_text
+from worker_agent.config import SIMULATED, AgentSettings
+from worker_agent.engine_args.arguments import EngineArgs
+from worker_agent.engine_args.findings import EngineArgsInvalid, Finding
+from worker_agent.engine_args.rules import FLAGS, Circumstances
+from worker_agent.engine_args.sources import EngineArgsSources, check_model, load_engine_args
+from worker_agent.engines.port import Engine
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.http_carrier import HttpCarrier
+from worker_agent.engines.simulated.layout import CacheLayout
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.scripted import scripted
+from worker_agent.engines.simulated.tokens import TokenSource
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.engines.types import EngineDescription
+from worker_agent.events.engine_event_subscriber import PublisherAt
+from worker_agent.events.engine_publishers import engine_publishers, is_streaming
+from worker_agent.media.served import ServedMedia
+
+_OPTIONS = {
+    "publishes_kv_events": "publish-kv-events",
+    "connector": "connector",
+    "is_multimodal": "modality",
+    "gpu_count": "gpu-count",
+    "allows_unknown": "allow-unknown-engine-args",
+}
+"""The flag behind each field of `Circumstances` that has one, beside the role."""
+
+_log = structlog.get_logger("serve")
+
+
+class Chosen(NamedTuple):
+    """An engine as it is asked for; `args` are TensorRT-LLM's, None of the simulated one."""
+
+    args: EngineArgs | None
+    model: str
+    polls_events: bool
+    publishers: tuple[PublisherAt, ...]
+    """Where the engine streams its events itself."""
+    has_statistics: bool
+    event_buffer: int
+    """Events that a rank keeps until they are polled."""
+    takes_media: bool = False
+    """Whether prompts may have images, where the model does."""
+    kv_cache_dtype: str = ""
+    block_reuse: bool | None = True
+    transfer_buffer_tokens: int = 0
+    transfer_backend: str = ""
+    """For the registration, which says what these mean."""
+
+
+class Made(NamedTuple):
+    """The engine, not yet started. One of the last two is it, the other None: what only one of them says."""
+
+    engine: Engine
+    simulated: SimulatedEngine | None
+    trtllm: TensorRTLLMEngine | None
+
+
+def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumstances: Circumstances) -> Chosen:
+    """Return what the settings and the engine arguments ask for.
+
+    Raises:
+        EngineArgsInvalid: with all that may not be in them, or is given to an engine that has none.
+        ConfigurationError: the settings do not go with the arguments.
+    """
+    if settings.engine.kind == "trtllm":
+        return _trtllm_chosen(settings, sources, circumstances)
+    _refuse_engine_args(sources, circumstances)
+    engine = settings.engine
+    return Chosen(
+        None,
+        engine.model or SIMULATED,
+        polls_events=True,
+        publishers=(),
+        has_statistics=True,
+        event_buffer=engine.event_buffer_max_size,
+        takes_media=settings.worker.role == "encode",
+        transfer_buffer_tokens=settings.transfer.buffer_tokens,
+    )
+
+
+def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumstances: Circumstances) -> Chosen:
+    role, model = settings.worker.role, settings.engine.model
+    around = msgspec.structs.replace(
+        circumstances, role=role, has_logits_processors=bool(settings.trtllm.logits_processors)
+    )
+    args = load_engine_args(msgspec.structs.replace(sources, flags={**sources.flags, "model": model or None}), around)
+    check_model(args)
+    _check_together(settings, args)
+    has_events = circumstances.publishes_kv_events and role != "encode"
+    return Chosen(
+        args,
+        model or str(args.value("model")),
+        polls_events=has_events and not is_streaming(args),
+        publishers=_publishers(settings, args) if has_events else (),
+        has_statistics=args.value("enable_iter_perf_stats") is True and role != "encode",
+        event_buffer=args.value("kv_cache_config", "event_buffer_max_size") or 0,
+        takes_media=circumstances.is_multimodal or role == "encode",
+        kv_cache_dtype=args.value("kv_cache_config", "dtype") or "",
+        block_reuse=args.value("kv_cache_config", "enable_block_reuse"),
+        transfer_buffer_tokens=args.value("cache_transceiver_config", "max_tokens_in_buffer") or 0,
+        transfer_backend=_named_backend(args),
+    )
+
+
+def _named_backend(args: EngineArgs) -> str:
+    """Return the transfer backend that the arguments name; `DEFAULT` names none, the environment decides.
+
+    Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm_args.py`, `CacheTransceiverConfig._resolve_default_backend`.
+    """
+    backend = args.value("cache_transceiver_config", "backend")
+    return "" if backend in (None, "DEFAULT") else str(backend)
+
+
+def served_names(settings: AgentSettings, chosen: Chosen) -> tuple[str, ...]:
+    """Return what requests may call the model; the first is its name in the fleet."""
+    return settings.engine.served_names or (chosen.model,)
+
+
+def engine_text(settings: AgentSettings, chosen: Chosen) -> Text:
+    """Return tokenizer and chat template of the model; raise `TextError`."""
+    return load_text(_text_path(settings, chosen), chat_template=settings.engine.chat_template)
+
+
+def served_media(settings: AgentSettings, chosen: Chosen, text: Text, clock: Clock) -> ServedMedia:
+    """Return what becomes of media in requests; raise `TextError` where the model's images are not understood."""
+    return ServedMedia(
+        settings,
+        text,
+        clock,
+        model=served_names(settings, chosen)[0],
+        model_path=_text_path(settings, chosen) if chosen.takes_media else "",
+        role=settings.worker.role,
+    )
+
+
+def _text_path(settings: AgentSettings, chosen: Chosen) -> str:
+    return settings.engine.text or (BYTE_MODEL if chosen.args is None else chosen.model)
+
+
+def made_engine(
+    settings: AgentSettings, chosen: Chosen, text: Text, clock: Clock, call: ThreadCall = asyncio.to_thread
+) -> Made:
+    """Return the engine, which `call` builds and ends; raise `EngineError` for a bad logits processor."""
+    name = served_names(settings, chosen)[0]
+    if chosen.args is None:
+        simulated = _simulated(settings, name, text, clock)
+        return Made(simulated, simulated, None)
+    own = settings.trtllm.settings(text, settings.worker.role, settings.telemetry.log_level)
+    trtllm = TensorRTLLMEngine(chosen.args, clock, model=name, settings=own, call=call)
+    return Made(trtllm, None, trtllm)
+
+
+def _token_source(settings: AgentSettings, text: Text) -> TokenSource:
+    if not settings.engine.answer:
+        return TokenSource(seed=settings.engine.seed)
+    ids = text.encode(settings.engine.answer, add_special_tokens=False)
+    return scripted((*ids, *sorted(text.eos_ids)[:1]))
+
+
+def _simulated(settings: AgentSettings, name: str, text: Text, clock: Clock) -> SimulatedEngine:
+    engine = settings.engine
+    description = EngineDescription(
+        model=name,
+        version=version("kv-router"),
+        event_source="simulated",
+        block_size=engine.block_size,
+        total_kv_blocks=engine.total_kv_blocks,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_seq_len=engine.max_seq_len,
+        dp_ranks=tuple(range(engine.dp_ranks)),
+    )
+    layout = CacheLayout(
+        host_blocks=engine.host_blocks,
+        host_events=engine.host_events,
+        narrow_windows=engine.narrow_windows,
+        narrow_blocks=engine.window_blocks,
+    )
+    simulator = Simulator(
+        description,
+        token_source=_token_source(settings, text),
+        layout=layout,
+        event_buffer_max_size=engine.event_buffer_max_size,
+        role=settings.worker.role,
+        transfers=settings.transfer.rules,
+    )
+    carrier = HttpCarrier(settings.transfer) if settings.worker.role in ("prefill", "decode") else None
+    return SimulatedEngine(simulator, clock, speed=engine.speed, carrier=carrier)
+
+
+def _publishers(settings: AgentSettings, args: EngineArgs) -> tuple[PublisherAt, ...]:
+    nodelist = os.environ.get("SLURM_STEP_NODELIST", "")
+    try:
+        return engine_publishers(args, hosts=settings.trtllm.event_hosts, nodelist=nodelist)
+    except LimitExceeded as error:
+        raise ConfigurationError([str(error)]) from error
+
+
+def _check_together(settings: AgentSettings, args: EngineArgs) -> None:
+    trtllm, role = settings.trtllm, settings.worker.role
+    problems = [
+        f"trtllm.loras.{name}: found {path!r}, allowed a directory that is there"
+        for name, path in trtllm.loras.items()
+        if not Path(path).is_dir()
+    ]
+    if trtllm.loras and not args.value("enable_lora") and not args.value("lora_config"):
+        names = ", ".join(trtllm.loras)
+        problems.append(f"trtllm.loras: found {names}, allowed with the engine argument enable_lora true")
+    if problems:
+        raise ConfigurationError(problems)
+    if role == "prefill" and trtllm.transfer_node is None:
+        _log.warning("transfers_without_a_place", allowed="trtllm.transfer_node, the fleet's only one")
+
+
+def _refuse_engine_args(sources: EngineArgsSources, circumstances: Circumstances) -> None:
+    expected = "options of this command; TensorRT-LLM's arguments go with --engine trtllm alone"
+    problems = [
+        Finding(severity="error", place=place, found="another", expected=expected)
+        for place in _given(sources, circumstances)
+    ]
+    if problems:
+        raise EngineArgsInvalid(problems)
+
+
+def _given(sources: EngineArgsSources, circumstances: Circumstances) -> Iterator[str]:
+    """Yield the flags of engine arguments that stand on the command line."""
+    yield from (f"--{name}" for name in FLAGS if sources.flags.get(name) is not None)
+    yield from ["--extra-engine-args"] if sources.extra is not None else []
+    yield from ["--override-engine-args"] if sources.override is not None else []
+    flags = [each.partition("=")[0] for each in sources.dynamic if each.startswith("--")]
+    yield from flags or sources.dynamic
+    changed = msgspec.structs.asdict(circumstances).items() - msgspec.structs.asdict(Circumstances()).items()
+    yield from sorted(f"--{_OPTIONS[name]}" for name, _ in changed)

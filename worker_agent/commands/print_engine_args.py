@@ -1,0 +1,193 @@
+"""`worker-agent print-engine-args`: what the engine would get, and where each value is from. No engine is needed."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from kv_runtime.telemetry import configure_logs
+from worker_agent.engine_args.arguments import EngineArgs
+from worker_agent.engine_args.findings import EngineArgsInvalid, Finding, shown
+from worker_agent.engine_args.layers import Replacement, dotted
+from worker_agent.engine_args.rules import Circumstances, Role
+from worker_agent.engine_args.sources import EngineArgsSources, load_engine_args
+
+_ENGINE_DEFAULT = "engine default"
+INVALID = 2
+"""What a process ends with whose engine arguments may not be."""
+_COUNT = click.IntRange(1)
+_NAMED: dict[str, Any] = {
+    "backend": {"type": click.Choice(["pytorch", "_autodeploy"]), "help": "the engine's backend"},
+    "tensor-parallel-size": {"type": _COUNT, "help": "GPUs that share a layer"},
+    "pipeline-parallel-size": {"type": _COUNT, "help": "stages that the layers are cut into"},
+    "expert-parallel-size": {"type": _COUNT, "help": "GPUs that a layer's experts are spread over"},
+    "enable-attention-dp": {"is_flag": True, "default": None, "help": "one KV cache a tensor-parallel rank"},
+    "kv-block-size": {"type": _COUNT, "help": "tokens in a KV block"},
+    "gpus-per-node": {"type": _COUNT, "help": "absent: the engine counts them"},
+    "max-batch-size": {"type": _COUNT, "help": "requests computed together"},
+    "max-num-tokens": {"type": _COUNT, "help": "tokens computed in one iteration"},
+    "max-seq-len": {"type": _COUNT, "help": "prompt and answer together, in tokens; absent: the model says it"},
+    "max-beam-width": {"type": _COUNT, "help": "beams of a request"},
+    "free-gpu-memory-fraction": {"type": float, "help": "of the memory that the weights leave, for KV, 0 to 1"},
+    "load-format": {"help": "how weights are loaded: auto, dummy, vision_only, gms"},
+    "guided-decoding-backend": {"type": click.Choice(["xgrammar", "llguidance"]), "help": "absent: no guided decoding"},
+    "publish-metrics": {
+        "is_flag": True,
+        "default": None,
+        "help": "statistics of every iteration; costs some time each",
+    },
+}
+DYNAMIC_FLAGS = {"ignore_unknown_options": True}
+"""The context settings that a command with `engine_args_options` needs for `--trtllm.a.b.c`."""
+
+_OTHERS = (
+    click.option("--extra-engine-args", type=click.Path(path_type=Path), help="YAML file of engine arguments"),
+    click.option("--override-engine-args", help="JSON object of engine arguments; or --trtllm.a.b.c VALUE flags"),
+    click.option("--publish-kv-events", is_flag=True, help="the fleet is told what the KV cache holds"),
+    click.option("--connector", type=click.Choice(["none", "kvbm"]), default="none", show_default=True,
+                 help="who keeps KV blocks beyond the engine's own cache"),
+    click.option("--modality", type=click.Choice(["text", "multimodal"]), default="text", show_default=True,
+                 help="what prompts are made of"),
+    click.option("--gpu-count", type=click.IntRange(0), help="GPUs for the engine, on all nodes; absent: not checked"),
+    click.option("--allow-unknown-engine-args", is_flag=True,
+                 help="pass on arguments that are not known here, and use an unsupported engine, with a warning each"),
+    click.argument("dynamic", nargs=-1, type=click.UNPROCESSED, metavar="[--trtllm.a.b.c VALUE]..."),
+)  # fmt: skip
+
+
+def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the flags of the engine's arguments; it is called with `sources` and `circumstances` of them.
+
+    Model and role are not among them: both mean more to a worker, so each command has flags of its own for them.
+    """
+
+    @wraps(command)
+    def wrapped(
+        *,
+        extra_engine_args: Path | None,
+        override_engine_args: str | None,
+        publish_kv_events: bool,
+        connector: Any,  # noqa: ANN401 - click has checked the choices
+        modality: str,
+        gpu_count: int | None,
+        allow_unknown_engine_args: bool,
+        dynamic: tuple[str, ...],
+        **others: Any,  # noqa: ANN401
+    ) -> None:
+        flags = {name: others.pop(name.replace("-", "_")) for name in _NAMED}
+        sources = EngineArgsSources(
+            flags=flags, extra=extra_engine_args, override=override_engine_args, dynamic=dynamic
+        )
+        circumstances = Circumstances(
+            publishes_kv_events=publish_kv_events,
+            connector=connector,
+            is_multimodal=modality == "multimodal",
+            gpu_count=gpu_count,
+            allows_unknown=allow_unknown_engine_args,
+        )
+        command(sources=sources, circumstances=circumstances, **others)
+
+    options = [*(click.option(f"--{name}", **how) for name, how in _NAMED.items()), *_OTHERS]
+    whole: Callable[..., None] = wrapped
+    for option in reversed(options):
+        whole = option(whole)
+    return whole
+
+
+@click.command("print-engine-args", context_settings=DYNAMIC_FLAGS)
+@click.option("--model", help="the model's directory or its name on the hub")
+@click.option(
+    "--role",
+    type=click.Choice(["aggregated", "prefill", "decode", "encode"]),
+    default="aggregated",
+    show_default=True,
+    help="phases that the worker serves",
+)
+@engine_args_options
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object")
+def print_engine_args(
+    *, sources: EngineArgsSources, circumstances: Circumstances, model: str | None, role: Role, as_json: bool
+) -> None:
+    """Print the TensorRT-LLM arguments that a worker would give its engine, each with its layer, and the warnings.
+
+    An argument that has a flag and is not set is shown as `engine default`: it is not sent, and the default of the
+    engine or of the model holds. The layer `default` has the agent's own few.
+
+    \b
+    default < flag < file (--extra-engine-args) < override (--override-engine-args, --trtllm.*) < forced
+
+    What one layer replaced of another is logged. The exit code is 2 when something may not be: file and line, path,
+    what is expected, what was found. Values that look like secrets are not shown.
+
+    \b
+    Example:  worker-agent print-engine-args --extra-engine-args engine.yaml --publish-kv-events
+              --trtllm.kv_cache_config.dtype fp8
+    """  # noqa: D301  (click reads the character, not its name)
+    configure_logs("info", "auto")
+    try:
+        args = load_engine_args(
+            msgspec.structs.replace(sources, flags={**sources.flags, "model": model}),
+            msgspec.structs.replace(circumstances, role=role),
+        )
+    except EngineArgsInvalid as error:
+        click.echo(f"worker-agent: {error}", err=True)
+        sys.exit(INVALID)
+    if as_json:
+        click.echo(json.dumps(_as_json(args), indent=2))
+    else:
+        click.echo("\n".join(_lines(args)))
+
+
+def _lines(args: EngineArgs) -> Iterator[str]:
+    rows = [
+        (setting.name, json.dumps(shown(setting.path, setting.value)), str(setting.origin)) for setting in args.settings
+    ]
+    rows += [(dotted(path), _ENGINE_DEFAULT, "not sent") for path in args.left_to_engine]
+    rows.sort()
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, value, origin in rows:
+        yield f"{name:{widths[0]}}  {value:{widths[1]}}  {origin}"
+    yield from (f"warning: {warning}" for warning in args.warnings)
+
+
+def _as_json(args: EngineArgs) -> dict[str, Any]:
+    return {
+        "role": args.role,
+        "world_size": args.world_size,
+        "attention_dp_size": args.attention_dp_size,
+        "arguments": {
+            setting.name: {
+                "value": shown(setting.path, setting.value),
+                "layer": setting.origin.layer,
+                "place": setting.origin.place,
+            }
+            for setting in args.settings
+        },
+        "engine_defaults": [dotted(path) for path in args.left_to_engine],
+        "replaced": [_replaced_as_json(replacement) for replacement in args.replaced],
+        "warnings": [_warning_as_json(warning) for warning in args.warnings],
+    }
+
+
+def _replaced_as_json(replacement: Replacement) -> dict[str, Any]:
+    return {
+        "path": replacement.name,
+        "old": shown(replacement.path, replacement.old),
+        "new": shown(replacement.path, replacement.new),
+        "old_layer": str(replacement.old_origin),
+        "new_layer": str(replacement.new_origin),
+    }
+
+
+def _warning_as_json(warning: Finding) -> dict[str, str]:
+    return {
+        "place": warning.place,
+        "path": ".".join(warning.path),
+        "expected": warning.expected,
+        "found": warning.found,
+    }

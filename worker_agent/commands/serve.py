@@ -1,0 +1,301 @@
+"""`worker-agent serve` put together: an engine in this process, its requests, its KV events, its place in the fleet.
+
+    what                    comes from                               goes to
+    ---------------------   --------------------------------------   ---------------------------------------------
+    requests                routers, over HTTP                       the engine
+    KV events               the engine, where it has and tells them  its ranks' streams in the log, heartbeats
+    load                    its statistics, where it counts          load reports
+    what it is              the engine, once it is loaded            `WorkerRegistered`, not before
+
+    stops as stage   0 membership (draining) and canary   1 HTTP: running requests get `worker.drain_s`
+                     2 event and statistics polls         3 the engine: transfers, its own end   .. 8 the log
+
+An engine that dies ends the process: its streams hear of it, the fleet is told that the worker left, the rest drains.
+"""
+
+import asyncio
+import sys
+import uuid
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import zmq.asyncio
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from kv_protocol.fleet import WorkerRegistered
+from kv_protocol.fleet_gate import FleetGate
+from kv_protocol.hashing import HASH_SCHEME, canary
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import EventLog, log_families
+from kv_runtime.http import HttpServer
+from kv_runtime.main_thread import ThreadCall
+from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
+from kv_runtime.telemetry import LoopLag, Projection, new_registry
+from kv_runtime.text import Text
+from worker_agent.api.app import AgentApi
+from worker_agent.commands.engine_choice import Chosen, Made, engine_text, made_engine, served_media, served_names
+from worker_agent.commands.served_metrics import ServedMetrics
+from worker_agent.commands.unrun import end_unrun
+from worker_agent.config import AgentSettings
+from worker_agent.engines.port import Engine
+from worker_agent.engines.types import EngineStopped
+from worker_agent.events.served import ServedEvents
+from worker_agent.fleet.canary import CanaryWatch, HeardEngine
+from worker_agent.fleet.canary_rules import Canary
+from worker_agent.fleet.membership import Membership
+from worker_agent.fleet.worker_id import WorkerId
+from worker_agent.load.publisher import LoadReports
+from worker_agent.media.served import ServedMedia
+from worker_agent.metrics import AgentMetrics
+
+_SWITCH_S = 0.0005
+"""How long a thread may keep the interpreter: the event threads must not hold up the loop that streams answers."""
+_ABORTS_S = 2.0
+"""What a decode worker's aborted requests get to fetch the blocks that another worker keeps for them."""
+
+
+class _Worker(NamedTuple):
+    """What every piece of the process is made of, once the engine is loaded."""
+
+    settings: AgentSettings
+    chosen: Chosen
+    made: Made
+    text: Text
+    media: ServedMedia
+    names: tuple[str, ...]
+    instance: str
+    clock: SystemClock
+    log: EventLog
+    events: ServedEvents
+    worker_id: WorkerId
+
+
+async def run_served(
+    settings: AgentSettings,
+    chosen: Chosen,
+    stop: asyncio.Event,
+    say: Callable[[str], None],
+    call: ThreadCall = asyncio.to_thread,
+) -> None:
+    """Serve until `stop` is set, or the engine dies; `say` gets the address, once the engine is loaded.
+
+    `call` runs what builds and ends a TensorRT-LLM engine.
+
+    Raises:
+        EngineError: the engine cannot be loaded.
+        WorkerIdTaken: another living worker has the id; at the start no engine was loaded, later all has drained.
+        PartGaveUp: the engine died; all else has drained.
+        TextError, BrokerUnavailable, PortUsed: what else a worker cannot do without.
+    """
+    settings = settings.model_copy(update={"worker": settings.worker.identified()})
+    sys.setswitchinterval(_SWITCH_S)
+    clock, text, found = SystemClock(), engine_text(settings, chosen), asyncio.Event()
+    media, made = served_media(settings, chosen, text, clock), made_engine(settings, chosen, text, clock, call)
+    async with AsyncExitStack() as cleanup:
+        cleanup.push_async_callback(media.close)
+        log, instance = await _connected(settings, found, cleanup), uuid.uuid4().hex[:16]
+        gate = FleetGate(settings.nats.fleet_secrets)
+        worker_id = WorkerId(log, clock, gate, worker_id=settings.worker.id, instance=instance)
+        await until(stop, worker_id.check())
+        context = zmq.asyncio.Context()
+        cleanup.callback(context.destroy, linger=0)
+        async with AsyncExitStack() as until_run:
+            until_run.push_async_callback(made.engine.stop, 0.0)
+            await until(stop, made.engine.start())
+            if stop.is_set():
+                return
+            names = served_names(settings, chosen)
+            events = ServedEvents(settings, chosen, made, names[0], instance, log, context, clock)
+            until_run.push_async_callback(end_unrun, events.path.parts(first_stage=0))
+            worker = _Worker(settings, chosen, made, text, media, names, instance, clock, log, events, worker_id)
+            parts = await _parts(worker, found, cleanup, say)
+            until_run.pop_all()  # from here on engine and events are ended by their parts
+        await run_parts(parts, stop=stop, drain_s=settings.drain_s + _ABORTS_S)
+
+
+async def _connected(settings: AgentSettings, found: asyncio.Event, cleanup: AsyncExitStack) -> EventLog:
+    log = await EventLog.connect(
+        settings.nats.url,
+        name=f"worker-agent {settings.worker.id}",
+        user=settings.nats.user,
+        token=settings.nats.credentials.get_secret_value(),
+        on_found=found.set,
+    )
+    cleanup.push_async_callback(log.close)
+    return log
+
+
+async def _parts(
+    worker: _Worker, found: asyncio.Event, cleanup: AsyncExitStack, say: Callable[[str], None]
+) -> list[Part]:
+    """Return what is to run; requests are heard from now on, and what is said in the end is arranged."""
+    idle, registry, events = _canary(worker), new_registry(), worker.events
+    api = _api(worker, idle)
+    loads, http = _loads(worker, api), _http(worker, api, registry)
+    await worker.media.start()
+    await http.start()
+    registration = _registration(worker, api, http.port)
+    membership = Membership(registration, worker.worker_id, worker.clock, found)
+    watch = None if idle is None else _canary_watch(worker, idle, membership)
+    worker_id = worker.settings.worker.id
+    Projection(registry, AgentMetrics(worker_id, events.rules, events.path, loads, api).families)
+    Projection(registry, ServedMetrics(worker_id, worker.made.trtllm, worker.made.simulated, watch).families)
+    Projection(registry, lambda: worker.media.families(worker_id))
+    Projection(registry, lambda: log_families(worker.log.statistics()))
+    Projection(registry, membership.families)
+    await events.path.consolidator.start()
+    cleanup.push_async_callback(membership.leave, "stopped")
+    say(f"worker {worker_id} on {registration.base_url}")
+    life = _EngineLife(worker.made.engine, membership)
+    return [
+        Part("membership", membership.run, 0),
+        Part("worker-id", membership.watch, 0),
+        *([] if watch is None else [Part("canary", watch.run, 0)]),
+        Part("http", http.run, 1, lambda: {"requests": api.running}),
+        *worker.media.parts(2),
+        *(loads.parts(stage=2) if worker.chosen.has_statistics else []),
+        Part("loop-lag", LoopLag(registry, worker.clock).run, 2),
+        *events.path.parts(first_stage=2),
+        *life.parts(stage=3),
+        Part("event-log", worker.log.run, 8),
+    ]
+
+
+class _EngineLife:
+    """Drives the engine; when it is time, lets it hand over what it had begun to, and end.
+
+    One that dies raises `PartGaveUp`, when the fleet is being told that the worker left.
+    """
+
+    def __init__(self, engine: Engine, membership: Membership) -> None:
+        self._engine, self._membership = engine, membership
+
+    def parts(self, stage: int) -> list[Part]:
+        """Return what is to run: one part drives it until the other has ended it."""
+        return [Part("engine", self._drive, stage), Part("engine-end", self._end, stage)]
+
+    async def _drive(self, _: asyncio.Event) -> None:
+        try:
+            await self._engine.run()
+        except EngineStopped as error:
+            self._membership.withdraw(str(error))
+            raise PartGaveUp(str(error)) from error
+
+    async def _end(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        await self._engine.stop(_ABORTS_S)
+
+
+def _canary(worker: _Worker) -> Canary | None:
+    wait_s = worker.settings.worker.canary_wait_s
+    return Canary(worker.made.engine.describe().dp_ranks, wait_s, worker.clock.now()) if wait_s else None
+
+
+def _loads(worker: _Worker, api: AgentApi) -> LoadReports:
+    return LoadReports(
+        worker.made.engine,
+        worker.log,
+        worker.clock,
+        model=worker.names[0],
+        worker_id=worker.settings.worker.id,
+        instance=worker.instance,
+        poll_s=worker.settings.events.poll_s,
+        dp_ranks=worker.made.engine.describe().dp_ranks,
+        in_flight=lambda: api.running,
+    )
+
+
+def _api(worker: _Worker, idle: Canary | None) -> AgentApi:
+    settings, engine, trtllm = worker.settings, worker.made.engine, worker.made.trtllm
+    return AgentApi(
+        engine if idle is None else HeardEngine(engine, idle, worker.clock),
+        worker.text,
+        worker.media.prompts,
+        served_names=worker.names,
+        default_max_tokens=settings.engine.default_max_tokens,
+        inflight_requests_max=settings.worker.inflight_requests_max,
+        wall_ns=worker.clock.wall_ns,
+        now_s=worker.clock.now,
+        new_id=lambda: uuid.uuid4().hex,
+        position=worker.events.path.position,
+        status=worker.events.status,
+        fault=lambda: None if trtllm is None else trtllm.fault,
+        role=settings.worker.role,
+        loras=tuple(settings.trtllm.loras),
+        body_limits=settings.worker.body_limits(),
+        embeddings=settings.engine.embeddings,
+        answer_format=settings.engine.answer_format,
+    )
+
+
+def _http(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> HttpServer:
+    section = worker.settings.worker
+    app = _app(worker, api, registry)
+    return HttpServer(
+        app,
+        section.host,
+        section.port,
+        hosts=section.host_names(),
+        drain_s=section.drain_s,
+        handler_cancellation=True,
+    )
+
+
+def _app(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> web.Application:
+    """Return all endpoints of the worker; those that only one role has are added here."""
+    section, encoder = worker.settings.worker, worker.made.trtllm or worker.made.simulated
+    app = api.app(registry, token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
+    if section.role == "encode" and encoder is not None:
+        limit = section.inflight_requests_max
+        encode = worker.media.encode_api(encoder, served_names=worker.names, inflight_requests_max=limit)
+        app.add_routes(encode.routes())
+    return app
+
+
+def _canary_watch(worker: _Worker, idle: Canary, membership: Membership) -> CanaryWatch:
+    section = worker.settings.worker
+    return CanaryWatch(
+        worker.made.engine,
+        idle,
+        membership,
+        worker.clock,
+        timeout_s=section.canary_timeout_s,
+        begin_id=worker.text.bos_id,
+        is_decode=section.role == "decode",
+    )
+
+
+def _registration(worker: _Worker, api: AgentApi, port: int) -> WorkerRegistered:
+    settings, engine, text = worker.settings, worker.made.engine.describe(), worker.text
+    return WorkerRegistered(
+        worker_id=settings.worker.id,
+        instance=worker.instance,
+        model=engine.model,
+        served_names=worker.names,
+        role=settings.worker.role,
+        base_url=f"http://{settings.advertised_host}:{port}",
+        dp_ranks=engine.dp_ranks,
+        block_size=engine.block_size,
+        hash_scheme=HASH_SCHEME,
+        tokenizer_digest=text.tokenizer_digest,
+        template_digest=text.template_digest,
+        canary=canary(engine.block_size),
+        total_kv_blocks=engine.total_kv_blocks,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_seq_len=engine.max_seq_len,
+        max_prompt_tokens=engine.max_prompt_tokens,
+        loras=tuple(settings.trtllm.loras),
+        event_source=engine.event_source if worker.events.has_sources else "none",
+        accepts_token_ids=True,
+        version=engine.version,
+        endpoint=settings.worker.endpoint_name,
+        api_endpoints=api.api_endpoints,
+        images=worker.media.rule,
+        kv_cache_dtype=worker.chosen.kv_cache_dtype,
+        block_reuse=worker.chosen.block_reuse,
+        transfer_buffer_tokens=worker.chosen.transfer_buffer_tokens,
+        transfer_backend=worker.chosen.transfer_backend,
+    )

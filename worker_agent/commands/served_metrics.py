@@ -1,0 +1,44 @@
+"""What is counted of an engine in this process itself, as metrics made when they are scraped."""
+
+from collections.abc import Iterator
+
+from kv_runtime.telemetry import Family, counter, gauge
+from worker_agent.engines.simulated.engine import SimulatedEngine
+from worker_agent.engines.simulated.metrics import transfer_families
+from worker_agent.engines.trtllm.engine import TensorRTLLMEngine
+from worker_agent.fleet.canary import CanaryWatch
+
+
+class ServedMetrics:
+    """Reads the parts that there are; of the others there are families without samples."""
+
+    def __init__(
+        self,
+        worker: str,
+        trtllm: TensorRTLLMEngine | None,
+        simulated: SimulatedEngine | None,
+        canary: CanaryWatch | None,
+    ) -> None:
+        self._worker, self._trtllm, self._simulated, self._canary = worker, trtllm, simulated, canary
+
+    def families(self) -> Iterator[Family]:
+        """Yield all families but those of requests, events and load."""
+        at, engine = (self._worker,), self._trtllm
+        load_s = None if engine is None else engine.load_s
+        meaning = "How long loading the engine took"
+        yield gauge("engine_load_seconds", meaning, ("worker",), [] if load_s is None else [(at, load_s)])
+        is_dead = [] if engine is None else [(at, float(engine.fault is not None))]
+        yield gauge("engine_dead", "1 once the engine is known to be dead", ("worker",), is_dead)
+        failed = [] if engine is None else [(at, float(engine.failed_requests_total))]
+        yield counter(
+            "engine_failed_requests", "Requests that the engine itself refused or failed", ("worker",), failed
+        )
+        errors = {} if engine is None else engine.logits_errors_total
+        samples = [((self._worker, name), float(count)) for name, count in errors.items()]
+        meaning = "Calls of logits processors that failed, and left the logits as they were"
+        yield counter("logits_processor_errors", meaning, ("worker", "processor"), samples)
+        asked = {} if self._canary is None else self._canary.asked_total
+        outcomes = [((self._worker, outcome), float(count)) for outcome, count in asked.items()]
+        if self._simulated is not None:
+            yield from transfer_families(self._worker, self._simulated)
+        yield counter("engine_canaries", "Tokens asked of the idle engine, by outcome", ("worker", "outcome"), outcomes)

@@ -1,1 +1,0 @@
-"""A simulated engine, pure and in virtual time: paged blocks, scheduler, timing, tokens."""

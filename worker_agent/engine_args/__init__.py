@@ -1,0 +1,1 @@
+"""The arguments of an engine: layers, forced values, checks, and where each value is from."""

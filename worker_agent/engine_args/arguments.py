@@ -1,0 +1,195 @@
+"""The engine's effective arguments: what every layer says, what the agent forces, what the engine gets in the end.
+
+An argument that no layer sets is not sent: the engine's own default, or the model's, holds.
+
+    default < flag < file < override < forced                 engine_layers: merged, each value with its origin
+    every layer alone: names and types                        engine_fields
+    the whole: forced values, what the backend does not take  engine_rules
+    the whole: what does not go together                      engine_checks
+
+An argument that `engine_fields` does not know is an error: the engine refuses unknown names too, but only after it was
+started, and a misspelt one is likelier than one from a newer engine. For the latter `allows_unknown` lets it through
+with a warning.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from worker_agent.engine_args import checks as engine_checks
+from worker_agent.engine_args.field_kinds import Field, found
+from worker_agent.engine_args.fields import CLASS_BY_TYPE, ENGINE
+from worker_agent.engine_args.findings import EngineArgsInvalid, Finding, shown
+from worker_agent.engine_args.layers import (
+    LAYERS,
+    Layer,
+    Origin,
+    Path,
+    Replacement,
+    Setting,
+    Tree,
+    at,
+    dotted,
+    is_section,
+    merge,
+    nested,
+    node_at,
+    replacements,
+    settings,
+    tree_of,
+)
+from worker_agent.engine_args.rules import (
+    DEFAULTS,
+    ENCODE,
+    FLAGS,
+    Circumstances,
+    Role,
+    backend_of,
+    forced_layer,
+    pruned,
+)
+
+
+class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine gets. `settings` stand by path; `replaced` in the order of the layers, what is left out too."""
+
+    role: Role
+    settings: tuple[Setting, ...]
+    replaced: tuple[Replacement, ...]
+    warnings: tuple[Finding, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the arguments as nested mappings, anew at every call: whoever changes them changes nobody else's."""
+        return nested(self.settings)
+
+    def value(self, *path: str) -> Any:  # noqa: ANN401 - whatever the argument is
+        """Return a copy of what is at `path`, a section as a mapping; None where there is nothing."""
+        return at(self._tree, *path)
+
+    def origin(self, *path: str) -> Origin | None:
+        """Return where the value at `path` is from; None where there is no value, or a section with values."""
+        return next((setting.origin for setting in self.settings if setting.path == path), None)
+
+    @property
+    def left_to_engine(self) -> tuple[Path, ...]:
+        """The arguments with a flag of ours that no layer sets, by path: the engine or the model has a default."""
+        backend = backend_of(self._tree)
+        known = (
+            path
+            for path in FLAGS.values()
+            if backend not in ENGINE.fields[path[0]].pruned and (self.role != "encode" or path[0] in ENCODE)
+        )
+        return tuple(sorted(path for path in known if node_at(self._tree, path) is None))
+
+    @property
+    def attention_dp_size(self) -> int:
+        """How many ranks, each with a KV cache of its own, the engine has."""
+        return engine_checks.attention_dp_size(self._tree)
+
+    @property
+    def world_size(self) -> int:
+        """How many GPUs the engine takes, on all nodes."""
+        return engine_checks.world_size(self._tree)
+
+    @property
+    def _tree(self) -> Tree:
+        return tree_of(Layer(name="default", place="effective", values=self.as_dict()))
+
+
+def effective_args(layers: Sequence[Layer], circumstances: Circumstances) -> EngineArgs:
+    """Return what the engine gets, where every value names the highest layer that has it.
+
+    `layers` are flags, file and override, in any order, each at most once; none of them is changed.
+
+    Raises:
+        EngineArgsInvalid: with all that is wrong in the layers, or, where nothing is, with the whole.
+    """
+    layers = sorted([DEFAULTS, *layers], key=lambda layer: LAYERS.index(layer.name))
+    told = [
+        finding for layer in layers for finding in _layer_findings(layer, allows_unknown=circumstances.allows_unknown)
+    ]
+    _refuse_errors(told)
+    tree: Tree = {}
+    replaced: list[Replacement] = []
+    for layer in layers:
+        tree = _put(tree, layer, replaced)
+    tree = _put(tree, forced_layer(tree, circumstances), replaced)
+    tree, left_out = pruned(tree, circumstances.role)
+    told += [*left_out, *engine_checks.findings(tree, circumstances)]
+    _refuse_errors(told)
+    return EngineArgs(role=circumstances.role, settings=settings(tree), replaced=tuple(replaced), warnings=tuple(told))
+
+
+def config_classes(args: EngineArgs) -> list[tuple[Path, str]]:
+    """Return which sections the engine knows as which class, the deeper before those that hold them.
+
+    The names are those of `tensorrt_llm.llmapi.llm_args`; a section that is not named stays a mapping, which the engine
+    reads itself.
+    """
+    whole = args.as_dict()
+    return [(path, name) for path, name in _classes(ENGINE, whole, ()) if name]
+
+
+def _classes(field: Field, values: dict[str, Any], above: Path) -> Iterator[tuple[Path, str]]:
+    for name, value in sorted(values.items()):
+        known = field.fields.get(name)
+        if known is None or not isinstance(value, dict):
+            continue
+        path = (*above, name)
+        yield from _classes(known, value, path)
+        yield path, _class_name(path, known, value)
+
+
+def _class_name(path: Path, field: Field, value: dict[str, Any]) -> str:
+    names, by_type = CLASS_BY_TYPE.get(dotted(path), ("", {}))
+    if path == ("cuda_graph_config",) and "mode" not in value:
+        is_encode = any(value.get(name) for name in ("num_tokens", "max_num_token", "seq_lens", "max_seq_len"))
+        return by_type["encode" if is_encode else "decode"]
+    return by_type.get(str(value.get(names)), field.class_name)
+
+
+def _layer_findings(layer: Layer, *, allows_unknown: bool) -> list[Finding]:
+    """Return which names of the layer nobody knows, and which values are of another kind or range than they may be."""
+    return list(_section_findings(layer, ENGINE, layer.values, (), allows_unknown=allows_unknown))
+
+
+def _section_findings(
+    layer: Layer, field: Field, values: Mapping[str, Any], above: Path, *, allows_unknown: bool
+) -> Iterator[Finding]:
+    for name, value in values.items():
+        path = (*above, str(name))
+        known = field.fields.get(name)
+        if known is None:
+            yield _unknown(layer, field, path, allows_unknown=allows_unknown)
+        elif not known.fits(value) or (known.kind == "section" and value is not None and not is_section(value)):
+            has_names = known.kind != "section" or not isinstance(value, dict)
+            what = found(shown(path, value)) if has_names else "a mapping with a name that is no text"
+            yield Finding(severity="error", place=layer.place_of(path), path=path, expected=known.expected, found=what)
+        elif known.kind == "section" and value is not None:
+            yield from _section_findings(layer, known, value, path, allows_unknown=allows_unknown)
+
+
+def _unknown(layer: Layer, field: Field, path: Path, *, allows_unknown: bool) -> Finding:
+    near = get_close_matches(path[-1], field.fields, n=1)
+    of = field.class_name or "the engine"
+    return Finding(
+        severity="warning" if allows_unknown else "error",
+        place=layer.place_of(path),
+        path=path,
+        expected=f"an argument of {of}" + (f" (is it {near[0]}?)" if near else ""),
+        found="a name that is not known here" + ("; passed on" if allows_unknown else ""),
+    )
+
+
+def _put(tree: Tree, layer: Layer, replaced: list[Replacement]) -> Tree:
+    upper = tree_of(layer)
+    replaced += replacements(tree, upper)
+    return merge(tree, upper)
+
+
+def _refuse_errors(told: Sequence[Finding]) -> None:
+    errors = [finding for finding in told if finding.severity == "error"]
+    if errors:
+        raise EngineArgsInvalid(errors)

@@ -1,0 +1,65 @@
+"""What is said of engine arguments that are not as they should be: an error ends the start, a warning is told.
+
+Both name the place (a file's line, a flag), the dotted path, what is expected there and what was found. Of values that
+look like secrets only the kind is shown: those whose name says so, and texts with the marks of well-known keys.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from worker_agent.engine_args.layers import Path, dotted
+
+MASK = "**********"
+_SECRET_WORDS = {
+    "apikey", "auth", "authorization", "bearer", "cookie", "credential", "credentials", "passphrase", "passwd",
+    "password", "pwd", "secret", "secrets",
+}  # fmt: skip
+_SECRET_IF_TEXT = {"key", "token"}
+"""In a name's words; `max_tokens` and `mask_token_id` are numbers."""
+_SECRET_TEXT = re.compile(r"(hf_|nvapi-|sk-|ghp_|glpat-|AKIA|eyJ)[\w-]{8,}|://[^/\s@]*:[^/\s@]*@|\bBearer\s+\S")
+_WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z0-9]+")
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is not as expected. `found` and `expected` are words; no secret stands in them."""
+
+    severity: Literal["error", "warning"]
+    place: str
+    path: Path = ()
+    found: str
+    expected: str
+
+    def __str__(self) -> str:
+        where = f"{self.place}: {dotted(self.path)}" if self.path else self.place
+        return f"{where}: expected {self.expected}, found {self.found}"
+
+
+class EngineArgsInvalid(Exception):
+    """The engine cannot be given these arguments; `findings` are all errors that were found."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        super().__init__("\n".join(["engine arguments:", *(f"  {finding}" for finding in findings)]))
+        self.findings = tuple(findings)
+
+
+def shown(path: Path, value: Any) -> Any:  # noqa: ANN401 - whatever YAML and JSON can say
+    """Return the value as it may be printed: what looks like a secret, at any depth, is `MASK`."""
+    if isinstance(value, Mapping):
+        return {name: shown((*path, str(name)), inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [shown(path, inner) for inner in value]
+    return MASK if _is_secret(path, value) else value
+
+
+def _is_secret(path: Path, value: object) -> bool:
+    if value is None or isinstance(value, bool):
+        return False
+    named = [{word.lower() for word in _WORDS.findall(name)} for name in path]
+    if any(words & _SECRET_WORDS for words in named):
+        return True
+    if not isinstance(value, str):
+        return False
+    return bool(named and named[-1] & _SECRET_IF_TEXT) or bool(_SECRET_TEXT.search(value))

@@ -1,0 +1,195 @@
+"""Which engine arguments the agent itself knows better: named flags, forced values, what is left out.
+
+    forced                                     to                    because
+    backend                                    pytorch               KV events are published, and `_autodeploy` with the
+                                                                     runtime `demollm` has none
+    kv_cache_config.event_buffer_max_size      100000                KV events are polled, and it is unset or 0
+    kv_cache_config.enable_partial_reuse       false                 the connector is `kvbm`
+    skip_tokenizer_init                        false                 the modality is multimodal, decoding is guided, or
+                                                                     logits processors are loaded: each needs one
+    disable_overlap_scheduler                  true                  a prefill worker, and the engine's version refuses
+                                                                     context-only requests otherwise (below 1.3.0rc1)
+
+    left out                                                         because
+    what the backend does not know             each with a warning   the engine refuses it
+    num_postprocess_workers                    with a warning        the agent does that work itself
+    all but `ENCODE` of an encode worker       each with a warning   `MultimodalEncoder` takes nothing else
+
+The engine gets what a user gave and what stands here, nothing else: every other argument is the engine's own default,
+which a model's defaults may replace only while the argument is unset. On an encode worker, which has neither KV cache
+nor tokenizer of ours, nothing is forced.
+
+Source: `dynamo_reference.md` sections 6.2 and 6.3 (flags, forced values, the encoder's list); `event_plane.md` section
+2.1 (100000). NVIDIA/TensorRT-LLM: `tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own
+tokenizer); `tensorrt_llm/llmapi/llm_utils.py`, `apply_model_defaults_to_llm_args` (defaults of a model give way to set
+fields); `tensorrt_llm/executor/base_worker.py`, `_enqueue_request`, and PR #10755 (overlap);
+`tensorrt_llm/_torch/pyexecutor/connectors/registry.py` (`KVBM`).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from kv_protocol.trtllm_versions import CONTEXT_WITH_OVERLAP, is_before
+from worker_agent.engine_args.field_kinds import Backend, found
+from worker_agent.engine_args.fields import ENGINE
+from worker_agent.engine_args.findings import Finding, shown
+from worker_agent.engine_args.layers import Layer, Origin, Path, Section, Tree, Value, at, plain, without
+
+Role = Literal["aggregated", "prefill", "decode", "encode"]
+EVENT_BUFFER_SIZE = 100_000
+ENCODE = frozenset({"model", "max_batch_size", "trust_remote_code", "tensor_parallel_size", "model_kwargs"})
+
+KVBM: Mapping[str, str] = {
+    "connector_module": "kvbm.trtllm_integration.connector",
+    "connector_scheduler_class": "DynamoKVBMConnectorLeader",
+    "connector_worker_class": "DynamoKVBMConnectorWorker",
+}
+"""What the preset `kvbm` of newer versions stands for. Every supported version takes it in full."""
+
+DEFAULTS = Layer(
+    name="default",
+    place="default",
+    values={"model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "skip_tokenizer_init": True},
+)
+"""What the agent wants otherwise than the engine: a model, and no tokenizer, because the agent itself tokenizes."""
+
+FLAGS: Mapping[str, Path] = {
+    "model": ("model",),
+    "backend": ("backend",),
+    "tensor-parallel-size": ("tensor_parallel_size",),
+    "pipeline-parallel-size": ("pipeline_parallel_size",),
+    "expert-parallel-size": ("moe_expert_parallel_size",),
+    "enable-attention-dp": ("enable_attention_dp",),
+    "kv-block-size": ("kv_cache_config", "tokens_per_block"),
+    "gpus-per-node": ("gpus_per_node",),
+    "max-batch-size": ("max_batch_size",),
+    "max-num-tokens": ("max_num_tokens",),
+    "max-seq-len": ("max_seq_len",),
+    "max-beam-width": ("max_beam_width",),
+    "free-gpu-memory-fraction": ("kv_cache_config", "free_gpu_memory_fraction"),
+    "load-format": ("load_format",),
+    "guided-decoding-backend": ("guided_decoding_backend",),
+    "publish-metrics": ("enable_iter_perf_stats",),
+}
+"""Our named flags, and the argument that each sets."""
+
+
+class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent does with the engine, as far as its arguments depend on it.
+
+    `gpu_count` counts the GPUs that the engine may use, on all nodes; None: not known. `allows_unknown`: arguments that
+    `engine_fields` does not know are passed on with a warning each, and an engine of an unsupported version is used.
+    `engine_version` is the installed engine's; empty: none is installed, or it is not known.
+    """
+
+    role: Role = "aggregated"
+    publishes_kv_events: bool = False
+    connector: Literal["none", "kvbm"] = "none"
+    is_multimodal: bool = False
+    has_logits_processors: bool = False
+    gpu_count: int | None = None
+    allows_unknown: bool = False
+    engine_version: str = ""
+
+
+def flag_layer(given: Mapping[str, Any], circumstances: Circumstances) -> Layer:
+    """Return what the named flags say; `given` maps names of `FLAGS` to values, None: not given."""
+    said = [(FLAGS[name], value, f"--{name}") for name, value in given.items() if value is not None]
+    if circumstances.connector == "kvbm":
+        said += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
+    return _layer("flag", said)
+
+
+def _layer(name: Literal["flag", "forced"], said: list[tuple[Path, Any, str]]) -> Layer:
+    values: dict[str, Any] = {}
+    for path, value, _ in said:
+        inner = values
+        for above in path[:-1]:
+            inner = inner.setdefault(above, {})
+        inner[path[-1]] = value
+    return Layer(name=name, values=values, place=name, places={path: place for path, _, place in said})
+
+
+def forced_layer(tree: Tree, circumstances: Circumstances) -> Layer:
+    """Return what has to be as the table says, where it is not."""
+    if circumstances.role == "encode":
+        return _layer("forced", [])
+    wanted = [*_for_events(tree, circumstances), *_for_others(tree, circumstances)]
+    return _layer("forced", [(path, value, why) for path, value, why in wanted if at(tree, *path) != value])
+
+
+def _for_events(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
+    if not circumstances.publishes_kv_events:
+        return
+    if at(tree, "backend") == "_autodeploy" and at(tree, "runtime") == "demollm":
+        yield ("backend",), "pytorch", "KV events are published"
+    if not streams_events(tree) and not at(tree, "kv_cache_config", "event_buffer_max_size"):
+        yield ("kv_cache_config", "event_buffer_max_size"), EVENT_BUFFER_SIZE, "KV events are published"
+
+
+def _for_others(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
+    if circumstances.connector == "kvbm":
+        yield ("kv_cache_config", "enable_partial_reuse"), False, "the connector is kvbm"
+    version = circumstances.engine_version
+    if circumstances.role == "prefill" and is_before(version, CONTEXT_WITH_OVERLAP):
+        why = f"TensorRT-LLM {version} refuses context-only requests while the overlap scheduler is on"
+        yield ("disable_overlap_scheduler",), True, why
+    for needs_tokenizer, why in (
+        (circumstances.is_multimodal, "the modality is multimodal"),
+        (circumstances.has_logits_processors, "logits processors are loaded"),
+        (at(tree, "guided_decoding_backend") is not None, "decoding is guided"),
+    ):
+        if needs_tokenizer:
+            yield ("skip_tokenizer_init",), False, why
+            return
+
+
+def streams_events(tree: Tree) -> bool:
+    """Whether the engine publishes its KV events over ZMQ itself, instead of keeping them until they are polled."""
+    events = ("kv_cache_config", "kv_events_config")
+    return at(tree, *events, "enable_kv_cache_events") is True and at(tree, *events, "publisher") in (None, "zmq")
+
+
+def backend_of(tree: Tree) -> Backend:
+    """Return the engine's backend: `pytorch` where none is named."""
+    return "_autodeploy" if at(tree, "backend") == "_autodeploy" else "pytorch"
+
+
+def pruned(tree: Tree, role: Role) -> tuple[Tree, list[Finding]]:
+    """Return what the engine gets, and a warning for each argument that somebody gave and it does not get."""
+    told = []
+    for name, why in _left_out(tree, role):
+        node = tree[name]
+        asked = [origin for origin in _origins(node) if origin.layer not in ("default", "forced")]
+        if asked:
+            told.append(_left_out_finding((name,), node, asked[0], why))
+        tree = without(tree, (name,))
+    return tree, told
+
+
+def _left_out(tree: Tree, role: Role) -> Iterator[tuple[str, str]]:
+    backend = backend_of(tree)
+    for name in sorted(tree):
+        field = ENGINE.fields.get(name)
+        if role == "encode":
+            if name not in ENCODE:
+                yield name, "of an encode worker, which takes only " + ", ".join(sorted(ENCODE))
+        elif name == "num_postprocess_workers":
+            yield name, "because the agent processes what the engine generates itself"
+        elif field and backend in field.pruned:
+            yield name, f"under backend {backend}: {field.pruned[backend]}"
+
+
+def _left_out_finding(path: Path, node: Value | Section, origin: Origin, why: str) -> Finding:
+    what = found(shown(path, plain(node)))
+    return Finding(
+        severity="warning", place=origin.place, path=path, expected=f"nothing {why}", found=f"{what}; left out"
+    )
+
+
+def _origins(node: Value | Section) -> list[Origin]:
+    if isinstance(node, Value) or not node.below:
+        return [node.origin]
+    return [origin for inner in node.below.values() for origin in _origins(inner)]

@@ -1,0 +1,141 @@
+"""The engine's arguments from the command line and its files, without the engine: what was replaced is logged.
+
+    --extra-engine-args FILE          YAML, over our own flags
+    --override-engine-args JSON       over both; or, instead, any number of
+    --trtllm.a.b.c VALUE
+
+The layers and what they mean stand in `arguments.py`. No value that looks like a secret is logged.
+
+The version of the installed engine is read from its `version.py`, which states it in every release, without importing
+the package: an import takes seconds and wants a GPU. Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/version.py`.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from kv_protocol.errors import shortened
+from worker_agent.engine_args.arguments import EngineArgs, effective_args
+from worker_agent.engine_args.findings import EngineArgsInvalid, Finding, shown
+from worker_agent.engine_args.layers import Layer, Replacement
+from worker_agent.engine_args.rules import Circumstances, flag_layer
+from worker_agent.engine_args.text import FLAG_PREFIX, read_file, read_flags, read_json
+
+_log = structlog.get_logger("engine_args")
+_OVERRIDE = "--override-engine-args"
+_PACKAGE = "tensorrt_llm"
+_VERSION = re.compile(r"""^__version__ *= *["']([^"']{1,64})["']""", re.MULTILINE)
+_UNKNOWN_VERSION = "unknown"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+"""A repository on the hub. Source: huggingface_hub, `huggingface_hub/utils/_validators.py`, `validate_repo_id`."""
+
+
+class EngineArgsSources(msgspec.Struct, frozen=True, kw_only=True):
+    """Where arguments are given: `flags` by name (`engine_rules.FLAGS`), None: not given; `dynamic`: what is left."""
+
+    flags: Mapping[str, Any] = {}
+    extra: Path | None = None
+    override: str | None = None
+    dynamic: tuple[str, ...] = ()
+
+
+def load_engine_args(sources: EngineArgsSources, circumstances: Circumstances) -> EngineArgs:
+    """Return the effective arguments; what one layer replaced of another, and every warning, is logged.
+
+    Raises:
+        EngineArgsInvalid: with every source that cannot be read, or else with all that may not be.
+    """
+    circumstances = msgspec.structs.replace(circumstances, engine_version=installed_version())
+    args = effective_args(_layers(sources, circumstances), circumstances)
+    for replacement in args.replaced:
+        _log_replacement(replacement)
+    for warning in args.warnings:
+        _log.warning("engine_argument_doubtful", argument=".".join(warning.path), says=str(warning))
+    return args
+
+
+def installed_version() -> str:
+    """Return the version of the installed TensorRT-LLM; empty: none is installed; `unknown`: it states none."""
+    spec = find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    for folder in spec.submodule_search_locations:
+        try:
+            found = _VERSION.search((Path(folder) / "version.py").read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            continue
+        if found is not None:
+            return found[1]
+    return _UNKNOWN_VERSION
+
+
+def check_model(args: EngineArgs) -> None:
+    """Return where the model is a directory that has a `config.json`, or a name on the hub (`org/name`).
+
+    A directory comes first, as in the engine itself. Whether the hub has the name is not asked.
+
+    Raises:
+        EngineArgsInvalid: it is neither.
+    """
+    model, origin = str(args.value("model")), args.origin("model")
+    if (found := _model_problem(model)) and origin is not None:
+        expected = "a directory with config.json, or a name on the hub (org/name)"
+        found = f"{shortened(model)!r}, {found}"
+        raise EngineArgsInvalid(
+            [Finding(severity="error", place=origin.place, path=("model",), found=found, expected=expected)]
+        )
+
+
+def _model_problem(model: str) -> str:
+    """Return why no engine loads `model`; empty where it is a model's directory or may be a name on the hub."""
+    path = Path(model)
+    if path.is_dir():
+        return "" if (path / "config.json").is_file() else "a directory without config.json"
+    if path.exists():
+        return "a file"
+    return "" if _HUB_NAME.fullmatch(model) else "a path that does not exist"
+
+
+def _layers(sources: EngineArgsSources, circumstances: Circumstances) -> list[Layer]:
+    problems: list[Finding] = []
+    layers = [flag_layer(sources.flags, circumstances)]
+    if sources.extra is not None:
+        layers += _read(partial(read_file, sources.extra, "file"), problems)
+    if sources.override is not None and sources.dynamic:
+        found, expected = f"both {_OVERRIDE} and {FLAG_PREFIX}* flags", "one of them"
+        problems.append(Finding(severity="error", place=_OVERRIDE, found=found, expected=expected))
+    elif sources.override is not None:
+        layers += _read(partial(read_json, sources.override, _OVERRIDE, "override"), problems)
+    elif sources.dynamic:
+        layers += _read(partial(read_flags, sources.dynamic, "override"), problems)
+    if problems:
+        raise EngineArgsInvalid(problems)
+    return layers
+
+
+def _read(read: Callable[[], Layer], problems: list[Finding]) -> list[Layer]:
+    try:
+        return [read()]
+    except EngineArgsInvalid as error:
+        problems += error.findings
+        return []
+
+
+def _log_replacement(replacement: Replacement) -> None:
+    """Replacing is what the layers are for; only where the agent overrules what somebody said, it is a warning."""
+    is_overruled = replacement.new_origin.layer == "forced" and replacement.old_origin.layer != "default"
+    log = _log.warning if is_overruled else _log.info
+    log(
+        "engine_argument_replaced",
+        argument=replacement.name,
+        old=shown(replacement.path, replacement.old),
+        new=shown(replacement.path, replacement.new),
+        old_layer=str(replacement.old_origin),
+        new_layer=str(replacement.new_origin),
+    )

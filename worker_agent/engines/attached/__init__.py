@@ -1,0 +1,1 @@
+"""An engine that runs elsewhere: its health, its facts, its configuration."""

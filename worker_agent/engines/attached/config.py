@@ -1,0 +1,212 @@
+"""The configuration trees of `consolidate` and `attach`: engines that publish their KV events themselves."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from kv_protocol.api_endpoints import ApiEndpoint
+from kv_protocol.ids import BLOCK_SIZE_MAX, WORKER_ID_PATTERN
+from kv_runtime.config import ControlSection, NatsSection, Section, Settings, TelemetrySection
+from worker_agent.config import EventsSection, StreamsSection, WorkerSection
+from worker_agent.events.publisher_addresses import checked_endpoint, rank_endpoint
+from worker_agent.events.publisher_config import RANK, PublisherSection
+from worker_agent.load.engine_metrics import EngineKind
+
+__all__ = [
+    "BLOCK_SIZES",
+    "POLL",
+    "PUBLISH_DEFAULT",
+    "AttachSettings",
+    "AttachedEngineSection",
+    "ConsolidateSettings",
+    "PublisherSection",
+    "WorkerHeadSection",
+    "WorkerStreamsSection",
+]
+
+_NATS = NatsSection(url="nats://127.0.0.1:4222")
+POLL = "poll"
+PUBLISH_DEFAULT = "tcp://127.0.0.1:5557"
+"""Where vLLM and SGLang publish unless told otherwise. Source: `event_plane.md` section 3.5."""
+BLOCK_SIZES: Mapping[EngineKind, int] = {"vllm": 16, "sglang": 1, "trtllm-serve": 32}
+"""What an engine has that was told nothing. Source: `block_size`, `page_size`, `tokens_per_block` of the three."""
+
+
+class WorkerHeadSection(Section):
+    """One worker whose streams this process heads, whoever tells of its caches."""
+
+    id: str = Field(pattern=f"^{WORKER_ID_PATTERN}$", description="its name in the fleet")
+    model: str = Field(min_length=1, max_length=256, description="the model's name, as it is registered")
+    instance: str = Field("", max_length=64, description="as it is registered; empty: one that nobody registered")
+    block_size: int = Field(ge=1, le=BLOCK_SIZE_MAX, description="tokens in a KV block")
+    dp_ranks: tuple[RANK, ...] = Field((0,), min_length=1, description="its ranks, each a KV cache of its own")
+    is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
+
+
+class WorkerStreamsSection(WorkerHeadSection):
+    """One such worker, whose engine publishes."""
+
+    publishers: tuple[PublisherSection, ...] = Field(min_length=1, description="who tells of its caches")
+
+    @model_validator(mode="after")
+    def _one_voice(self) -> "WorkerStreamsSection":
+        problems = [] if len(set(self.dp_ranks)) == len(self.dp_ranks) else [f"dp_ranks: found {self.dp_ranks}, twice"]
+        ranks_of: dict[str, list[int | None]] = {}
+        for publisher in self.publishers:
+            ranks_of.setdefault(publisher.source, []).append(publisher.dp_rank)
+            if publisher.dp_rank is not None and publisher.dp_rank not in self.dp_ranks:
+                problems.append(f"publishers: found dp_rank {publisher.dp_rank}, allowed one of {self.dp_ranks}")
+        voices = {publisher.dp_rank for publisher in self.publishers}
+        silent = [str(rank) for rank in self.dp_ranks if not voices & {rank, None}]
+        if silent:
+            problems.append(f"publishers: found none of dp_rank {', '.join(silent)}, allowed at least one a rank")
+        for source, ranks in ranks_of.items():
+            if len(ranks) > 1 and (None in ranks or len(set(ranks)) < len(ranks)):
+                problems.append(f"publishers: found source {source!r} of dp_ranks {ranks}, allowed each rank once")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+class ConsolidateSettings(Settings):
+    """`worker-agent consolidate`."""
+
+    workers: tuple[WorkerStreamsSection, ...] = Field((), description="the host's workers")
+    events: StreamsSection = StreamsSection()
+    control: ControlSection = ControlSection(port=8003)
+    nats: NatsSection = _NATS
+    telemetry: TelemetrySection = TelemetrySection()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "ConsolidateSettings":
+        names = [worker.id for worker in self.workers]
+        if len(set(names)) < len(names):
+            raise ValueError(f"workers: found ids {names}, allowed each once")
+        return self
+
+
+class AttachedEngineSection(Section):
+    """The engine that is attached; sizes are per rank. What is empty or 0 is as the engine says, where it does."""
+
+    kind: EngineKind = Field("vllm", description="which engine it is")
+    base_url: str = Field("", description="its OpenAI endpoint, http://host:port; empty: it is not registered")
+    api_key: SecretStr = Field(SecretStr(""), description="what the engine wants of its clients as a bearer token")
+    requests: Literal["auto", "direct", "forward"] = Field(
+        "auto", description="from routers to the engine itself, or through here; auto: forward where ranks are chosen"
+    )
+    metrics_path: str = Field(
+        "/metrics", pattern="^(/[!-~]*)?$", description="where its load is read; empty: it is not read"
+    )
+    metrics_poll_s: float = Field(
+        0.5, ge=0.05, le=1.0, description="pause between two reads of its load; less is fresher, and costs the engine"
+    )
+    model: str = Field("", max_length=256, description="the model's name; empty: the first that the engine serves")
+    served_names: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="the names that requests may use; empty: as the engine says, else the model's"
+    )
+    api_endpoints: tuple[ApiEndpoint, ...] = Field(
+        (),
+        description="OpenAI endpoints that it serves: chat, completions, responses, embeddings; empty: as its"
+        " /openapi.json says, else chat and completions",
+    )
+    text: str = Field("byte", description="tokenizer and template: `byte`, or a local model directory")
+    block_size: int = Field(
+        0, ge=0, le=BLOCK_SIZE_MAX, description="tokens in a KV block; 0: as the engine says, else 16, 1 or 32 by kind"
+    )
+    dp_ranks: int = Field(1, ge=1, le=64, description="data-parallel ranks; beyond 1 each publishes on its own port")
+    is_eagle: bool = Field(default=False, description="whether it drafts with EAGLE, and keys its cache by bigrams")
+    total_kv_blocks: int = Field(0, ge=0, le=100_000_000, description="KV blocks of a rank")
+    max_num_seqs: int = Field(0, ge=0, le=65_536, description="requests decoded together")
+    max_num_batched_tokens: int = Field(0, ge=0, le=1 << 20, description="tokens computed in one iteration")
+    max_seq_len: int = Field(0, ge=0, le=1 << 22, description="prompt and answer together, in tokens")
+    publish_endpoint: str = Field(
+        "",
+        description="PUB socket of rank 0, rank r: port + r; `poll`: trtllm-serve's /kv_cache_events; "
+        f"empty: `poll` of trtllm-serve, else {PUBLISH_DEFAULT}",
+    )
+    replay_endpoint: str = Field("", description="ROUTER socket of rank 0, likewise; empty: every gap is a loss")
+    topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
+    allow_remote: bool = Field(default=False, description="other machines' addresses too; what they say is believed")
+
+    @field_validator("base_url")
+    @classmethod
+    def _without_path_of_requests(cls, base_url: str) -> str:
+        if base_url.rstrip("/").endswith("/v1"):
+            raise ValueError(f"base_url: found {base_url!r}, allowed without /v1, which every request adds")
+        return base_url
+
+    @model_validator(mode="after")
+    def _ports_apart(self) -> "AttachedEngineSection":
+        if self.is_polled:
+            return self._checked_poll()
+        addresses = [publisher.endpoint for publisher in self.publishers()]
+        addresses += [publisher.replay_endpoint for publisher in self.publishers() if publisher.replay_endpoint]
+        if len(set(addresses)) < len(addresses):
+            raise ValueError(f"replay_endpoint: found {self.replay_endpoint!r}, allowed ports that no publisher has")
+        return self
+
+    def _checked_poll(self) -> "AttachedEngineSection":
+        if self.kind != "trtllm-serve":
+            raise ValueError(f"publish_endpoint: found 'poll', allowed of trtllm-serve alone, not of {self.kind}")
+        if not self.base_url:
+            raise ValueError("base_url: found '', allowed http://host:port where /kv_cache_events is polled")
+        if self.replay_endpoint:
+            raise ValueError(f"replay_endpoint: found {self.replay_endpoint!r}, allowed none where events are polled")
+        return self
+
+    @property
+    def is_polled(self) -> bool:
+        """Whether the engine is asked for its events, instead of publishing them."""
+        return (self.publish_endpoint or (POLL if self.kind == "trtllm-serve" else "")) == POLL
+
+    @property
+    def is_forwarded(self) -> bool:
+        """Whether requests go through here; no header tells TensorRT-LLM's server a rank, so it chooses itself."""
+        if self.requests == "auto":
+            return self.dp_ranks > 1 and self.kind != "trtllm-serve"
+        return self.requests == "forward"
+
+    def publishers(self) -> tuple[PublisherSection, ...]:
+        """Return the engine's publishers: one for all, or one a rank; none where it is polled."""
+        if self.is_polled:
+            return ()
+        found = self.publish_endpoint or PUBLISH_DEFAULT
+        publish = checked_endpoint("publish_endpoint", found, allow_remote=self.allow_remote)
+        replay = self.replay_endpoint and checked_endpoint(
+            "replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote
+        )
+        return tuple(
+            PublisherSection(
+                endpoint=rank_endpoint(publish, dp_rank),
+                replay_endpoint=replay and rank_endpoint(replay, dp_rank),
+                dp_rank=dp_rank if self.dp_ranks > 1 else None,
+                topic=self.topic,
+                allow_remote=self.allow_remote,
+            )
+            for dp_rank in range(self.dp_ranks)
+        )
+
+
+class AttachSettings(Settings):
+    """`worker-agent attach`."""
+
+    worker: WorkerSection = WorkerSection()
+    engine: AttachedEngineSection = AttachedEngineSection()
+    events: EventsSection = EventsSection()
+    control: ControlSection = ControlSection(port=0)
+    nats: NatsSection = _NATS
+    telemetry: TelemetrySection = TelemetrySection()
+
+    def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerHeadSection:
+        """Return the one worker as `consolidate` would have it; what is given here was found out of the engine."""
+        engine = self.engine
+        head = WorkerHeadSection(
+            id=self.worker.id,
+            model=engine.model or model,
+            instance=instance,
+            block_size=engine.block_size or block_size or BLOCK_SIZES[engine.kind],
+            dp_ranks=tuple(range(engine.dp_ranks)),
+            is_eagle=engine.is_eagle,
+        )
+        return head if engine.is_polled else WorkerStreamsSection(**head.model_dump(), publishers=engine.publishers())

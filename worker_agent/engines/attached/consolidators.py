@@ -1,0 +1,134 @@
+"""What `consolidate` and `attach` are made of: consolidators of foreign publishers, and an engine's registration."""
+
+import secrets
+from collections.abc import Mapping
+from importlib.metadata import version
+
+import zmq.asyncio
+
+from kv_protocol.api_endpoints import DEFAULT_ENDPOINTS
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.fleet import EventSource, WorkerRegistered
+from kv_protocol.hashing import EAGLE_HASH_SCHEME, HASH_SCHEME, canary
+from kv_runtime.clock import Clock
+from kv_runtime.config import ConfigurationError
+from kv_runtime.event_log import EventLog
+from kv_runtime.text import Text
+from worker_agent.config import StreamsSection
+from worker_agent.engines.attached.config import (
+    BLOCK_SIZES,
+    AttachedEngineSection,
+    AttachSettings,
+    PublisherSection,
+    WorkerStreamsSection,
+)
+from worker_agent.engines.attached.facts import EngineFacts
+from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.consolidator import Consolidator
+from worker_agent.events.engine_event_subscriber import HopAReader
+from worker_agent.events.publisher_addresses import checked_endpoint
+from worker_agent.events.source_cursor import SourceCursor
+from worker_agent.load.engine_metrics import EngineKind
+
+_EVENT_SOURCES: Mapping[EngineKind, EventSource] = {"vllm": "vllm", "sglang": "sglang", "trtllm-serve": "trtllm"}
+
+
+def new_epoch() -> int:
+    """Return a random name of a stream's life; 0 is nobody's."""
+    return 1 + secrets.randbelow((1 << 64) - 1)
+
+
+def foreign_consolidator(
+    worker: WorkerStreamsSection,
+    events: StreamsSection,
+    log: EventLog,
+    context: zmq.asyncio.Context,
+    clock: Clock,
+) -> Consolidator:
+    """Return the head of the worker's streams, with a reader for each of its publishers."""
+    core = Consolidation(
+        worker.dp_ranks,
+        worker.block_size,
+        worker.instance or secrets.token_hex(8),
+        new_epoch,
+        origins=[Origin(each.source, each.dp_rank) for each in worker.publishers],
+        is_eagle=worker.is_eagle,
+        outbox_bytes_max=events.outbox_bytes_max,
+        ring_bytes_max=events.batch_ring_bytes_max,
+    )
+    readers = [_reader(publisher, context, clock) for publisher in worker.publishers]
+    return Consolidator(core, readers, log, clock, model=worker.model, worker_id=worker.id)
+
+
+def _reader(publisher: PublisherSection, context: zmq.asyncio.Context, clock: Clock) -> HopAReader:
+    replay = publisher.replay_endpoint
+    return HopAReader(
+        Origin(publisher.source, publisher.dp_rank),
+        SourceCursor(has_replay=bool(replay)),
+        context,
+        clock,
+        publish_endpoint=checked_endpoint("endpoint", publisher.endpoint, allow_remote=publisher.allow_remote),
+        replay_endpoint=replay and checked_endpoint("replay_endpoint", replay, allow_remote=publisher.allow_remote),
+        topic=publisher.topic,
+    )
+
+
+def attached_facts(engine: AttachedEngineSection, said: EngineFacts) -> EngineFacts:
+    """Return what is configured of the engine, and beyond that what it says.
+
+    Raises:
+        ConfigurationError: its block size is not the one that is configured: no block of it would fit.
+    """
+    if engine.block_size and said.block_size and engine.block_size != said.block_size:
+        raise ConfigurationError(
+            [f"engine.block_size: found {engine.block_size}, allowed {said.block_size}, which is the engine's"]
+        )
+    configured = EngineFacts(
+        served_names=engine.served_names or ((engine.model,) if engine.model else ()),
+        block_size=engine.block_size,
+        total_kv_blocks=engine.total_kv_blocks,
+        max_num_seqs=engine.max_num_seqs,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_seq_len=engine.max_seq_len,
+        api_endpoints=engine.api_endpoints,
+    )
+    return configured.with_more(said).with_more(EngineFacts(block_size=BLOCK_SIZES[engine.kind]))
+
+
+def foreign_registration(
+    settings: AttachSettings, facts: EngineFacts, text: Text, instance: str, base_url: str
+) -> WorkerRegistered:
+    """Return what the fleet is told of the attached engine, whose requests go to `base_url`.
+
+    Raises:
+        ConfigurationError: a field may not be as it is.
+    """
+    engine = settings.engine
+    scheme = EAGLE_HASH_SCHEME if engine.is_eagle else HASH_SCHEME
+    try:
+        return WorkerRegistered(
+            worker_id=settings.worker.id,
+            instance=instance,
+            model=engine.model or next(iter(facts.served_names), ""),
+            served_names=facts.served_names,
+            role=settings.worker.role,
+            base_url=base_url,
+            dp_ranks=tuple(range(engine.dp_ranks)),
+            block_size=facts.block_size,
+            hash_scheme=scheme,
+            tokenizer_digest=text.tokenizer_digest,
+            template_digest=text.template_digest,
+            canary=canary(facts.block_size, scheme),
+            total_kv_blocks=facts.total_kv_blocks,
+            max_num_seqs=facts.max_num_seqs,
+            max_num_batched_tokens=facts.max_num_batched_tokens,
+            max_seq_len=facts.max_seq_len,
+            loras=facts.loras,
+            event_source=_EVENT_SOURCES[engine.kind],
+            accepts_token_ids=engine.is_forwarded,
+            version=facts.version or version("kv-router"),
+            endpoint=settings.worker.endpoint_name,
+            api_endpoints=facts.api_endpoints or DEFAULT_ENDPOINTS,
+        )
+    except LimitExceeded as error:
+        raise ConfigurationError([f"engine.{error}"]) from error

@@ -1,0 +1,167 @@
+"""What an engine says of itself over HTTP, as far as the fleet is told of it; what it does not say is empty or 0.
+
+    path                     engine          says
+    ----------------------   -------------   ------------------------------------------------------------------------
+    /v1/models               all             names: cards without a `parent`; adapters: those with one;
+                                             `max_model_len` (vLLM, SGLang)
+    /openapi.json            all             OpenAI endpoints, by their paths; a server may be set not to show it
+    /version                 vLLM, TRT-LLM   version
+    /metrics                 vLLM            `cache_config_info`: block size, KV blocks (`load/engine_metrics.py`)
+    /server_info, before     SGLang          page size, KV tokens, requests decoded together, tokens of a prefill chunk,
+    that /get_server_info                    context length, data-parallel ranks, version
+    /metrics                 trtllm-serve    iteration statistics: block size, KV blocks, batch size, tokens
+
+A number beyond what a registration may say is taken for not said. Sizes are per rank.
+
+Source: vLLM `vllm/entrypoints/openai/protocol.py`, SGLang `python/sglang/srt/entrypoints/http_server.py`, TensorRT-LLM
+`tensorrt_llm/serve/openai_server.py`; revisions in `docs/ATTACH.md`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from kv_protocol.api_endpoints import PATHS
+from kv_protocol.errors import UNDECODABLE, MalformedMessage
+from kv_protocol.ids import BLOCK_SIZE_MAX
+from worker_agent.load.engine_metrics import CacheConfig
+
+T = TypeVar("T")
+
+_BLOCKS_MAX = 100_000_000
+_SEQS_MAX = 65_536
+_TOKENS_MAX = 1 << 22
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. `dp_ranks` is how many there are."""
+
+    served_names: tuple[str, ...] = ()
+    loras: tuple[str, ...] = ()
+    block_size: int = 0
+    total_kv_blocks: int = 0
+    max_num_seqs: int = 0
+    max_num_batched_tokens: int = 0
+    max_seq_len: int = 0
+    dp_ranks: int = 0
+    version: str = ""
+    api_endpoints: tuple[str, ...] = ()
+
+    def with_more(self, other: "EngineFacts") -> "EngineFacts":
+        """Return both together; where both say something, it is this one's."""
+        mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+        return msgspec.structs.replace(other, **mine)
+
+
+class _Card(msgspec.Struct):
+    id: _Name
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: Annotated[list[_Card], msgspec.Meta(max_length=1024)]
+
+
+class _Version(msgspec.Struct):
+    version: Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class _OpenApi(msgspec.Struct):
+    paths: dict[str, msgspec.Raw]
+
+
+class _ServerInfo(msgspec.Struct):
+    page_size: int | None = None
+    max_total_num_tokens: int | None = None
+    max_running_requests: int | None = None
+    chunked_prefill_size: int | None = None
+    max_prefill_tokens: int | None = None
+    context_length: int | None = None
+    dp_size: int | None = None
+    version: Annotated[str, msgspec.Meta(max_length=256)] = ""
+
+
+_models = msgspec.json.Decoder(_Models)
+_version = msgspec.json.Decoder(_Version)
+_openapi = msgspec.json.Decoder(_OpenApi)
+_server_info = msgspec.json.Decoder(_ServerInfo)
+_rows = msgspec.json.Decoder(list[dict[str, Any]])
+
+
+def models_said(body: bytes) -> EngineFacts:
+    """Return what `GET /v1/models` says; raise `MalformedMessage`, which names the field, for anything else."""
+    cards = _decoded(_models, body, "/v1/models").data
+    lengths = [_within(card.max_model_len, _TOKENS_MAX) for card in cards if card.parent is None]
+    return EngineFacts(
+        served_names=tuple(card.id for card in cards if card.parent is None),
+        loras=tuple(card.id for card in cards if card.parent is not None),
+        max_seq_len=max(lengths, default=0),
+    )
+
+
+def version_said(body: bytes) -> EngineFacts:
+    """Return what `GET /version` says, likewise."""
+    return EngineFacts(version=_decoded(_version, body, "/version").version)
+
+
+def openapi_said(body: bytes) -> EngineFacts:
+    """Return what `GET /openapi.json` says, likewise; the engine may still refuse an endpoint that its model lacks."""
+    paths = _decoded(_openapi, body, "/openapi.json").paths
+    return EngineFacts(api_endpoints=tuple(name for name, path in PATHS.items() if path in paths))
+
+
+def server_info_said(body: bytes) -> EngineFacts:
+    """Return what SGLang's `GET /server_info` says, likewise."""
+    info = _decoded(_server_info, body, "/server_info")
+    page = _within(info.page_size, BLOCK_SIZE_MAX)
+    return EngineFacts(
+        block_size=page,
+        total_kv_blocks=_within((info.max_total_num_tokens or 0) // page, _BLOCKS_MAX) if page else 0,
+        max_num_seqs=_within(info.max_running_requests, _SEQS_MAX),
+        max_num_batched_tokens=_within(info.chunked_prefill_size, _TOKENS_MAX)
+        or _within(info.max_prefill_tokens, _TOKENS_MAX),
+        max_seq_len=_within(info.context_length, _TOKENS_MAX),
+        dp_ranks=_within(info.dp_size, BLOCK_SIZE_MAX),
+        version=info.version,
+    )
+
+
+def cache_config_said(config: CacheConfig) -> EngineFacts:
+    """Return what vLLM's `cache_config_info` says."""
+    return EngineFacts(
+        block_size=_within(config.block_size, BLOCK_SIZE_MAX),
+        total_kv_blocks=_within(config.num_gpu_blocks, _BLOCKS_MAX),
+    )
+
+
+def iteration_rows(body: bytes) -> list[dict[str, Any]]:
+    """Return the rows of iteration statistics in `body`, a JSON list of objects; raise `MalformedMessage`."""
+    return _decoded(_rows, body, "/metrics")
+
+
+def iteration_stats_said(row: Mapping[str, Any]) -> EngineFacts:
+    """Return what one row of TensorRT-LLM's iteration statistics says. Source: `event_plane.md` section 1.7."""
+    cache = row.get("kvCacheStats")
+    said = cache if isinstance(cache, dict) else {}
+    return EngineFacts(
+        block_size=_within(said.get("tokensPerBlock"), BLOCK_SIZE_MAX),
+        total_kv_blocks=_within(said.get("maxNumBlocks"), _BLOCKS_MAX),
+        max_num_seqs=_within(row.get("maxBatchSizeStatic"), _SEQS_MAX),
+        max_num_batched_tokens=_within(row.get("maxNumTokensStatic"), _TOKENS_MAX),
+    )
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes, path: str) -> T:
+    try:
+        return decoder.decode(body)
+    except UNDECODABLE as error:
+        raise MalformedMessage(0, f"{path}: {error}") from error
+
+
+def _within(value: object, greatest: int) -> int:
+    """Return a count; 0 for what is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= greatest else 0

@@ -1,0 +1,94 @@
+"""A foreign engine's place in the fleet: registered while its HTTP `/health` answers.
+
+The table is in `attachment.py`. Before it is registered, the engine is asked anew what it is: it may have begun
+anew with another cache. Source of the path: vLLM, SGLang and `trtllm-serve` all answer GET /health.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from kv_protocol.fleet import WorkerRegistered
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import until
+from worker_agent.engines.attached.attachment import PROBE_PERIOD_S, Attachment
+from worker_agent.engines.attached.client import EngineClient, EngineUnanswered
+from worker_agent.fleet.membership import Membership
+
+_log = structlog.get_logger("attached")
+
+Describe = Callable[[], Awaitable[WorkerRegistered | None]]
+
+
+class HealthWatch:
+    """Probes the engine and tells the fleet. `log_found` is set whenever the log was found again.
+
+    `describe` returns what the fleet is to be told now; None: nothing, the engine cannot join as it is.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        membership: Membership,
+        clock: Clock,
+        log_found: asyncio.Event,
+        *,
+        describe: Describe | None = None,
+    ) -> None:
+        self._client, self._membership, self._describe = client, membership, describe
+        self._clock, self._log_found = clock, log_found
+        self._attachment = Attachment()
+        self._is_told_of = False
+
+    @property
+    def is_in(self) -> bool:
+        """Whether the fleet was told that the engine serves."""
+        return self._attachment.is_in
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the fleet informed until `stop` is set; then say that the engine takes no new work."""
+        while not stop.is_set():
+            await self._probe()
+            await until(stop, self._clock.sleep(PROBE_PERIOD_S))
+        if self._attachment.is_in:
+            await self._membership.drain()
+
+    async def leave(self, reason: str) -> None:
+        """The fleet was told that the engine is gone, if it was in and can be told."""
+        if self._attachment.is_in:
+            await self._membership.leave(reason)
+
+    async def _probe(self) -> None:
+        is_log_new = self._log_found.is_set()
+        self._log_found.clear()
+        problem = await self._problem()
+        step = self._attachment.on_probe(is_healthy=not problem, is_log_new=is_log_new)
+        self._tell(problem)
+        if step == "register" and await self._registered():
+            self._attachment.entered()
+        elif step == "leave" and await self._membership.leave("its /health does not answer"):
+            self._attachment.left()
+
+    async def _registered(self) -> bool:
+        if self._describe is not None:
+            registration = await self._describe()
+            if registration is None:
+                return False
+            self._membership.renew(registration)
+        return await self._membership.register()
+
+    def _tell(self, problem: str) -> None:
+        """Log once why the engine is not in, or is about to leave, until it answers again."""
+        is_out = bool(problem) and self._attachment.is_out
+        if is_out and not self._is_told_of:
+            _log.warning("engine_unreachable", url=f"{self._client.base_url}/health", reason=problem)
+        self._is_told_of = is_out
+
+    async def _problem(self) -> str:
+        """Return why the engine is not healthy; empty when it is."""
+        try:
+            await self._client.get("health", "/health")
+        except EngineUnanswered as error:
+            return str(error)
+        return ""

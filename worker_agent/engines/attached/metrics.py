@@ -1,0 +1,74 @@
+"""The figures of `worker-agent attach` as metrics, beside those of the streams; made when they are scraped."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from kv_runtime.telemetry import Family, counter, gauge
+from worker_agent.api.forwarder import Forwarder
+from worker_agent.api.in_flight import Outcome
+from worker_agent.engines.attached.client import EngineClient
+from worker_agent.engines.attached.health import HealthWatch
+from worker_agent.events.attached_streams import EventStreams
+from worker_agent.load.attached import EngineLoads
+from worker_agent.metrics import (
+    drain_families,
+    engine_event_families,
+    event_threads,
+    load_families,
+    skipped_families,
+    thread_family,
+)
+
+_FORWARDED: tuple[Outcome, ...] = ("ok", "refused", "failed", "cut", "cancelled")
+
+
+class AttachMetrics:
+    """Reads the parts that there are; holds nothing."""
+
+    def __init__(
+        self,
+        worker: str,
+        streams: EventStreams,
+        client: EngineClient | None,
+        watch: HealthWatch | None,
+        loads: EngineLoads | None,
+        forwarder: Forwarder | None,
+    ) -> None:
+        self._worker, self._streams, self._client = worker, streams, client
+        self._watch, self._loads, self._forwarder = watch, loads, forwarder
+
+    def families(self) -> Iterator[Family]:
+        """Yield all families but those of the streams' consolidator."""
+        yield from self._asked_families()
+        if self._watch is not None:
+            meaning = "1 while the fleet counts on the engine"
+            yield gauge("engine_attached", meaning, ("worker",), [((self._worker,), float(self._watch.is_in))])
+        if self._loads is not None:
+            yield from load_families(self._worker, self._loads.newest)
+            yield from skipped_families(self._worker, self._loads.rows)
+        if self._forwarder is not None:
+            yield from self._forwarder_families(self._forwarder)
+        if self._streams.path is not None and self._streams.rules is not None:
+            yield from engine_event_families(self._worker, self._streams.rules)
+            yield from drain_families(self._worker, self._streams.path)
+            yield thread_family(self._worker, event_threads(self._streams.path))
+
+    def _asked_families(self) -> Iterator[Family]:
+        asked: Counter[tuple[str, str]] = Counter()
+        if self._client is not None:
+            asked.update(self._client.asked_total)
+        if self._streams.polled is not None:
+            asked.update({("events", outcome): count for outcome, count in self._streams.polled.asked_total.items()})
+        samples = [((self._worker, what, outcome), float(count)) for (what, outcome), count in asked.items()]
+        meaning = "Questions to the engine's HTTP endpoint, by what became of them"
+        yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
+
+    def _forwarder_families(self, forwarder: Forwarder) -> Iterator[Family]:
+        samples = [((self._worker, each), float(forwarder.requests_total[each])) for each in _FORWARDED]
+        yield counter("forwarded_requests", "Requests to the engine by outcome", ("worker", "outcome"), samples)
+        yield gauge(
+            "forwarded_inflight_requests",
+            "Requests that are being forwarded",
+            ("worker",),
+            [((self._worker,), float(forwarder.running))],
+        )

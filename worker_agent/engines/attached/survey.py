@@ -1,0 +1,75 @@
+"""An engine asked what it is: all it tells over HTTP, put together. What it does not answer it does not say."""
+
+import structlog
+
+from kv_protocol.errors import MalformedMessage
+from worker_agent.engines.attached.client import WAITED_ANSWER_S, EngineClient, EngineUnanswered, What
+from worker_agent.engines.attached.facts import (
+    EngineFacts,
+    cache_config_said,
+    iteration_rows,
+    iteration_stats_said,
+    models_said,
+    openapi_said,
+    server_info_said,
+    version_said,
+)
+from worker_agent.load.engine_metrics import NAMES, EngineKind, read_cache_config
+from worker_agent.load.metrics_text import samples_in
+
+_log = structlog.get_logger("engine_survey")
+
+
+def metrics_answer_s(kind: EngineKind) -> float:
+    """Return how long this kind of engine may take to tell its metrics; 0: as long as for anything else."""
+    return WAITED_ANSWER_S if kind == "trtllm-serve" else 0.0
+
+
+class EngineSurvey:
+    """Asks one engine of a kind."""
+
+    def __init__(self, kind: EngineKind, client: EngineClient, *, metrics_path: str) -> None:
+        self._kind, self._client, self._metrics_path = kind, client, metrics_path
+
+    async def ask(self) -> EngineFacts | None:
+        """Return what the engine says of itself now; None while it is not healthy."""
+        try:
+            await self._client.get("health", "/health")
+        except EngineUnanswered:
+            return None
+        facts = await self._said("models", "/v1/models")
+        facts = facts.with_more(await self._said("info", "/openapi.json"))
+        return facts.with_more(await self._own())
+
+    async def _own(self) -> EngineFacts:
+        """Return what this kind of engine tells beyond its models."""
+        if self._kind == "sglang":
+            facts = await self._said("info", "/server_info")
+            return facts if facts != EngineFacts() else await self._said("info", "/get_server_info")
+        cache = await self._said("metrics", self._metrics_path)
+        return cache.with_more(await self._said("info", "/version"))
+
+    async def _said(self, what: What, path: str) -> EngineFacts:
+        try:
+            answer_s = metrics_answer_s(self._kind) if what == "metrics" else 0.0
+            return self._read(what, path, await self._client.get(what, path, answer_s=answer_s))
+        except EngineUnanswered as error:
+            _log.info("engine_does_not_say", path=path, reason=str(error))
+        except MalformedMessage as error:
+            self._client.unreadable(what)
+            _log.warning("engine_answer_unreadable", path=path, reason=str(error))
+        return EngineFacts()
+
+    def _read(self, what: What, path: str, body: bytes) -> EngineFacts:
+        if what == "models":
+            return models_said(body)
+        if path == "/openapi.json":
+            return openapi_said(body)
+        if path == "/version":
+            return version_said(body)
+        if what == "info":
+            return server_info_said(body)
+        if self._kind == "vllm":
+            return cache_config_said(read_cache_config(samples_in(body, [NAMES["vllm"].cache_config])))
+        rows = iteration_rows(body) if body.lstrip()[:1] == b"[" else []
+        return iteration_stats_said(rows[-1]) if rows else EngineFacts()

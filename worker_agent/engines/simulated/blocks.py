@@ -1,0 +1,234 @@
+"""The paged block pool of one rank, with prefix reuse.
+
+    used     = blocks that a running sequence has: its own, which nobody else knows, and those of the tree on its path
+    cached   = blocks of the tree on the GPU that no sequence has
+    free     = the rest;  used + cached + free = total
+    reserved = blocks that running sequences may yet ask for;  reserved <= cached + free
+
+The reuse tree is a dictionary (parent block, tokens, LoRA, salt) -> block; its full blocks are what can be reused. With
+a host tier some of them lie there, and are brought back when they are reused.
+
+A sequence gets the blocks of its prompt when admitted, and one at a time later; at the end of its context the full
+blocks of all prompt tokens but the last enter the tree, at its release all computed tokens do, the last block perhaps
+partial. Where an equal block stands in the tree already, the sequence takes that one and gives its own back: no event,
+and what was promised to others stays true, because one block becomes used and one free. (Where the equal block lies on
+the host, the sequence's own takes its place in the tree.)
+
+A block has the highest priority of all requests that had it. Eviction takes the cached block of the lowest priority, of
+these the one that was released longest ago. A sequence has the whole path of each of its blocks and releases it from
+the end to the root, so a parent has at least its children's priority and is always released after them: the block that
+gives way is a leaf, no eviction orphans a child, and every cached block can be had. No scan, no count of children.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from kv_protocol.events import Tier
+from worker_agent.engines.simulated.events import WindowLog
+from worker_agent.engines.simulated.eviction import EvictionQueue
+from worker_agent.engines.simulated.host import HOST_PRIORITY_MIN, HostTier, told_block
+from worker_agent.engines.simulated.identity import Block, BlockHash, BlockKey, Namespace, trtllm_hash
+from worker_agent.engines.types import PRIORITY_DEFAULT
+
+
+class BlockTable:
+    """What one running sequence has of the pool: `path` in the tree, then `own_blocks` more, then a reservation."""
+
+    __slots__ = ("namespace", "own_blocks", "path", "priority", "reserved_blocks", "reused_blocks")
+
+    def __init__(self, namespace: Namespace, priority: int, path: list[Block], reserved_blocks: int) -> None:
+        self.namespace = namespace
+        self.priority = priority
+        self.path = path
+        self.reused_blocks = len(path)
+        self.own_blocks = 0
+        self.reserved_blocks = reserved_blocks
+
+
+class PoolStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks now, by state, and since the start: given to sequences, of these new, reused, and missed by prompts."""
+
+    used_blocks: int
+    cached_blocks: int
+    free_blocks: int
+    reserved_blocks: int
+    host_blocks: int
+    alloc_total_blocks: int
+    alloc_new_blocks: int
+    reused_blocks: int
+    missed_blocks: int
+
+
+class BlockPool:
+    """The blocks of one rank; what enters and leaves the tree is told to `events`, moves to the host by `host`."""
+
+    def __init__(
+        self,
+        total_blocks: int,
+        block_size: int,
+        events: WindowLog,
+        block_hash: BlockHash = trtllm_hash,
+        host: HostTier | None = None,
+    ) -> None:
+        self._block_size = block_size
+        self._block_hash = block_hash
+        self._events = events
+        self._host = host
+        self._tree: dict[BlockKey, Block] = {}
+        self._cached: EvictionQueue[Block] = EvictionQueue()
+        self._free = total_blocks
+        self._used = 0
+        self._reserved = 0
+        self._alloc_new = 0
+        self._reused = 0
+        self._missed = 0
+
+    @property
+    def moved_blocks(self) -> int:
+        """How many blocks were copied between GPU and host since the start."""
+        return self._host.moved_blocks if self._host else 0
+
+    def blocks_of(self, tokens: int) -> int:
+        """Return how many blocks hold that many tokens."""
+        return -(-tokens // self._block_size)
+
+    def match(self, prompt: Sequence[int], namespace: Namespace) -> list[Block]:
+        """Return the blocks that a sequence with this prompt would reuse: of all tokens but the last, full blocks."""
+        path: list[Block] = []
+        for at in range(0, len(prompt) - self._block_size, self._block_size):
+            block = self._tree.get(self._key(path, prompt, at, namespace))
+            if block is None:
+                break
+            path.append(block)
+        return path
+
+    def admit(
+        self, prompt: Sequence[int], tokens_max: int, namespace: Namespace, priority: int = PRIORITY_DEFAULT
+    ) -> BlockTable | None:
+        """Return a table with the prompt's blocks and the rest of `tokens_max` reserved, or None where they lack."""
+        path = self.match(prompt, namespace)
+        own_blocks = self.blocks_of(len(prompt)) - len(path)
+        reserved_blocks = self.blocks_of(tokens_max) - len(path)
+        revived_blocks = sum(not block.sequences for block in path)
+        if reserved_blocks + revived_blocks > self._free + len(self._cached) - self._reserved:
+            return None
+        onboarded_blocks = sum([self._have(block, priority) for block in path])
+        for _ in range(onboarded_blocks):  # after all are the sequence's: an eviction may drop what lies on the host
+            self._claim()
+        table = BlockTable(namespace, priority, path, reserved_blocks)
+        self._reserved += reserved_blocks
+        self._reused += len(path)
+        self._missed += own_blocks
+        for _ in range(own_blocks):
+            self._allocate(table)
+        return table
+
+    def extend(self, table: BlockTable, tokens: int) -> None:
+        """Make room in `table` for its first `tokens` tokens, within its reservation."""
+        if len(table.path) + table.own_blocks < self.blocks_of(tokens):
+            self._allocate(table)
+
+    def store_context(self, table: BlockTable, prompt: Sequence[int]) -> None:
+        """Make the full blocks of all prompt tokens but the last reusable; the sequence goes on."""
+        self._store(table, prompt[: (len(prompt) - 1) // self._block_size * self._block_size])
+
+    def release(self, table: BlockTable, computed: Sequence[int]) -> None:
+        """Cache the computed tokens, give back everything else; `table` is void afterwards."""
+        self._store(table, computed)
+        self._free += table.own_blocks
+        self._used -= table.own_blocks
+        self._reserved -= table.reserved_blocks
+        for block in reversed(table.path):
+            block.sequences -= 1
+            if not block.sequences:
+                self._cached.add(block)
+                self._used -= 1
+
+    def held_hashes(self, tier: Tier = Tier.GPU) -> frozenset[int]:
+        """Return the engine hashes of all full blocks of the tree that lie on `tier`, GPU or host."""
+        full = [block for block in self._tree.values() if len(block.key.tokens) == self._block_size]
+        if tier is Tier.GPU:
+            return frozenset(block.engine_hash for block in full if block.on_gpu)
+        return frozenset(block.engine_hash for block in full if self._host and self._host.holds(block))
+
+    def statistics(self) -> PoolStatistics:
+        """Return the counts of blocks."""
+        return PoolStatistics(
+            used_blocks=self._used,
+            cached_blocks=len(self._cached),
+            free_blocks=self._free,
+            reserved_blocks=self._reserved,
+            host_blocks=self._host.used_blocks if self._host else 0,
+            alloc_total_blocks=self._alloc_new + self._reused,
+            alloc_new_blocks=self._alloc_new,
+            reused_blocks=self._reused,
+            missed_blocks=self._missed,
+        )
+
+    def _key(self, path: list[Block], tokens: Sequence[int], at: int, namespace: Namespace) -> BlockKey:
+        block_tokens = tuple(tokens[at : at + self._block_size])
+        return BlockKey(path[-1] if path else None, block_tokens, namespace.lora_name, namespace.cache_salt)
+
+    def _have(self, block: Block, priority: int) -> bool:
+        """Let one more sequence have the block; return whether it comes from the host and wants a place on the GPU."""
+        is_onboarded = not block.on_gpu
+        if not block.sequences:
+            self._used += 1
+            if self._host and is_onboarded:
+                self._host.onboard(block)
+            else:
+                self._cached.remove(block)
+        block.sequences += 1
+        if block.priority < priority:
+            self._events.updated(block.engine_hash, "priority", block.priority, priority)
+            block.priority = priority
+        return is_onboarded
+
+    def _allocate(self, table: BlockTable) -> None:
+        assert table.reserved_blocks, "a sequence outgrew its reservation"
+        self._claim()
+        self._used += 1
+        self._alloc_new += 1
+        self._reserved -= 1
+        table.reserved_blocks -= 1
+        table.own_blocks += 1
+
+    def _claim(self) -> None:
+        """Take a block of the GPU away from those that are free, or else cached."""
+        if self._free:
+            self._free -= 1
+        else:
+            self._evict(self._cached.pop())
+
+    def _evict(self, block: Block) -> None:
+        if self._host and block.priority >= HOST_PRIORITY_MIN and len(block.key.tokens) == self._block_size:
+            gone = self._host.offload(block)
+        else:
+            self._events.removed(block.engine_hash)
+            gone = [block]
+        for each in gone:
+            del self._tree[each.key]
+
+    def _store(self, table: BlockTable, tokens: Sequence[int]) -> None:
+        new: list[Block] = []
+        for at in range(len(table.path) * self._block_size, len(tokens), self._block_size):
+            key = self._key(table.path, tokens, at, table.namespace)
+            block = self._tree.get(key)
+            if block is None:
+                block = self._insert(key, table)
+                new.append(block)
+            else:
+                self._used -= 1
+                if not self._have(block, table.priority):
+                    self._free += 1
+            table.path.append(block)
+            table.own_blocks -= 1
+        if new:
+            self._events.stored(new[0].parent_hash, [told_block(block) for block in new])
+
+    def _insert(self, key: BlockKey, table: BlockTable) -> Block:
+        engine_hash = self._block_hash(key.tokens, key.parent.engine_hash if key.parent else 0, table.namespace)
+        block = self._tree[key] = Block(key, engine_hash, table.priority)
+        block.sequences = 1
+        return block

@@ -1,0 +1,299 @@
+"""The simulated engine, live: the pure simulator stepped in wall time, `speed` engine seconds per wall second.
+
+An iteration's outputs, events and statistics become visible when its time has passed. Each deadline is the one before
+plus the iteration, so a late wake-up shortens the next wait; only a delay of more than an iteration is given up.
+
+    aggregated   all of a generation
+    prefill      one token and a handoff; a stop waits for the transfers, which their timeout bounds
+    decode       fetches what a handoff names, then goes on; or all of a generation, for `serves_alone`
+    encode       `encode` alone
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kv_protocol.events import Tier
+from kv_runtime.supervise import TaskSet, until
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.role_rules import takes_transfer
+from worker_agent.engines.simulated.events import render as render_event
+from worker_agent.engines.simulated.live_transfer import Carrier, Clock, TransferFailed, Transfers
+from worker_agent.engines.simulated.media import IMAGE_S, embedding_files, encoded
+from worker_agent.engines.simulated.scheduler import Simulator, Step
+from worker_agent.engines.simulated.statistics import IterationStats
+from worker_agent.engines.simulated.statistics import render as render_statistics
+from worker_agent.engines.simulated.transfer import TransferBuffer, TransferStatistics
+from worker_agent.engines.types import (
+    EngineDescription,
+    EngineOutput,
+    EngineRequest,
+    EngineStopped,
+    RequestRefused,
+)
+from worker_agent.events.engine_events import RankEvent
+from worker_agent.media.parts import Media
+
+STATISTICS_MAX = 10_000
+
+
+class _Stream(NamedTuple):
+    """Where the outputs of one choice of a generation go."""
+
+    outputs: "asyncio.Queue[EngineOutput | None]"
+    choice: int
+
+
+class SimulatedEngine:
+    """An `Engine` made of a simulator and a clock. The simulator belongs to the event loop from now on.
+
+    The event buffer is the simulator's; of statistics the newest `statistics_max` rows are kept. A stream's queue holds
+    at most its request's `max_tokens` for each choice. A prefill and a decode engine need a `carrier`, which is the
+    engine's from now on.
+    """
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        clock: Clock,
+        *,
+        speed: float = 1.0,
+        statistics_max: int = STATISTICS_MAX,
+        carrier: Carrier | None = None,
+    ) -> None:
+        self._simulator = simulator
+        self._clock = clock
+        self._speed = speed
+        self._carrier = carrier
+        self._transfers: Transfers | None = None
+        self._streams: dict[str, _Stream] = {}
+        self._accepting = False
+        self._running = False
+        self._work = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._stop_at_s: float | None = None
+        self._deadline_s = 0.0
+        self._changed = threading.Condition()  # guards the simulator's visible events and `_statistics`
+        self._statistics: deque[IterationStats] = deque(maxlen=statistics_max)
+        self._statistics_dropped = 0
+
+    def describe(self) -> EngineDescription:
+        """Return the simulator's description."""
+        return self._simulator.description
+
+    async def start(self) -> None:
+        """Accept requests; they are computed while `run` runs, and others' asked for KV answered."""
+        if self._carrier is not None:
+            await self._carrier.start()
+            self._transfers = Transfers(self._simulator, self._carrier, self._clock, self._speed, self._work.set)
+            self._carrier.serve(self._transfers.send)
+            self._simulator.offer_at(self._carrier.endpoint)
+        self._accepting = True
+
+    async def run(self) -> None:
+        """Step the simulator until `stop`, waiting without polling while there is nothing to do."""
+        self._running = True
+        described = self.describe()
+        fetches_max = 2 * len(described.dp_ranks) * described.max_num_seqs  # those that are over may not have ended yet
+        try:
+            async with TaskSet(1 + fetches_max) as tasks:
+                if self._carrier is not None:
+                    tasks.spawn(self._carrier.run(self._ended), name="kv carrier")
+                try:
+                    while not self._is_over():
+                        await self._go_on(tasks)
+                finally:
+                    self._end()
+        finally:
+            self._running = False
+            await self._hang_up()
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new requests and return when none runs; after `grace_s`, at the iteration's end, cut what does."""
+        self._accepting = False
+        self._stop_at_s = self._clock.now() + grace_s
+        self._work.set()
+        if self._running:
+            await self._ended.wait()
+        else:
+            await self._hang_up()
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        """Yield one token of a choice at a time; see `Engine`."""
+        self._check(request)
+        names = [request.request_id, *(f"{request.request_id}#{n}" for n in range(1, request.sampling.choices))]
+        outputs: asyncio.Queue[EngineOutput | None] = asyncio.Queue()
+        begun: list[str] = []
+        try:
+            for choice, name in enumerate(names):
+                named = msgspec.structs.replace(request, request_id=name)
+                self._simulator.submit(named, self._clock.now() * self._speed, choice)
+                self._streams[name] = _Stream(outputs, choice)
+                begun.append(name)
+            self._work.set()
+            running = len(names)
+            while running:
+                output = await outputs.get()
+                if output is None:
+                    raise EngineStopped(f"{request.request_id}: the engine stopped first")
+                if output.finish_reason == "error":
+                    raise TransferFailed(f"{request.request_id}: the prompt's KV did not come from the prefill worker")
+                running -= output.finish_reason is not None
+                yield output
+        finally:
+            for name in begun:
+                del self._streams[name]
+                self._simulator.cancel(name)
+            self._work.set()
+
+    async def encode(self, text: str, media: Sequence[Media]) -> Handoff:
+        """Return handles and hashes of a prompt's images, which nothing can be read through.
+
+        Raises:
+            RequestRefused: the engine is no encoder, or these are no images.
+            EngineStopped: the engine takes no requests.
+        """
+        del text
+        handoff = self._encoded(media)
+        await self._clock.sleep(len(media) * IMAGE_S / self._speed)
+        return handoff
+
+    async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
+        """Return a `.safetensors` file for each image; otherwise as `encode`."""
+        await self.encode(text, media)
+        return embedding_files(media)
+
+    def _encoded(self, media: Sequence[Media]) -> Handoff:
+        if self._simulator.role != "encode":
+            raise RequestRefused("role", self._simulator.role, "encode")
+        if not self._accepting:
+            raise EngineStopped("encode: the engine takes no requests")
+        return encoded(media)
+
+    def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Return all visible events since the last call; see `Engine`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._simulator.has_events, timeout_s)
+            events = self._simulator.drain_events()
+        return [render_event(event) for event in events]
+
+    def host_events(self, timeout_s: float) -> list[RankEvent]:
+        """Return all visible events since the last call of a host tier that is a source of its own.
+
+        Like `kv_events` it blocks its calling thread, and belongs to one.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._simulator.has_host_events, timeout_s)
+            return self._simulator.drain_host_events()
+
+    def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Return the rows of all iterations since the last call; see `Engine`."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._statistics), timeout_s)
+            statistics = list(self._statistics)
+            self._statistics.clear()
+        return [render_statistics(row) for row in statistics]
+
+    def held_hashes(self, dp_rank: int = 0, tier: Tier = Tier.GPU) -> frozenset[int]:
+        """Return the engine hashes of the widest window's full blocks on `tier` at the end of the current iteration."""
+        return self._simulator.held_hashes(dp_rank, tier)
+
+    def transfer_statistics(self) -> TransferStatistics:
+        """Return how transfers of KV stand, and what became of them."""
+        return self._simulator.transfer_statistics()
+
+    @property
+    def transfer_buffer(self) -> TransferBuffer:
+        """The engine's buffer, to be looked at; after `start`, where it has a carrier."""
+        assert self._transfers is not None
+        return self._transfers.buffer
+
+    def _check(self, request: EngineRequest) -> None:
+        if not self._accepting:
+            raise EngineStopped(f"{request.request_id}: the engine takes no requests")
+        if request.request_id in self._streams:
+            raise RequestRefused("request_id", request.request_id, "an id that is not in use")
+        if self._simulator.role in ("prefill", "decode") and not request.serves_alone and self._carrier is None:
+            raise RequestRefused("role", self._simulator.role, "requests of its own: it has nothing to carry KV")
+        endpoint = None if request.handoff is None else request.handoff.ctx_info_endpoint
+        if self._carrier is not None and endpoint is not None and takes_transfer(request, self._simulator.role):
+            self._carrier.check(endpoint)
+
+    @property
+    def _is_overdue(self) -> bool:
+        return self._stop_at_s is not None and self._clock.now() >= self._stop_at_s
+
+    def _is_over(self) -> bool:
+        if self._stop_at_s is None:
+            return False
+        if self._is_overdue:
+            self._cut()
+        elif self._simulator.has_requests or self._simulator.has_work:
+            return False
+        return self._simulator.next_expiry_s is None
+
+    async def _go_on(self, tasks: TaskSet) -> None:
+        """Compute an iteration, or wait until there is something to do."""
+        self._simulator.expire(self._clock.now() * self._speed)
+        if self._simulator.has_work and not self._is_overdue:
+            await self._iterate(tasks)
+            return
+        self._work.clear()
+        if (wake_s := self._next_wake_s()) is not None:
+            await until(self._work, self._clock.sleep(wake_s - self._clock.now()))
+        elif not self._is_overdue:
+            await self._work.wait()
+        self._deadline_s = self._clock.now()
+
+    def _next_wake_s(self) -> float | None:
+        expiry_s = self._simulator.next_expiry_s
+        times_s = [] if expiry_s is None else [expiry_s / self._speed]
+        if self._stop_at_s is not None and not self._is_overdue:
+            times_s.append(self._stop_at_s)
+        return min(times_s, default=None)
+
+    async def _iterate(self, tasks: TaskSet) -> None:
+        now_s = self._clock.now()
+        step = self._simulator.step(now_s * self._speed)
+        for fetch in step.fetches:
+            assert self._transfers is not None
+            tasks.spawn(self._until_end(self._transfers.fetch(fetch)), name="kv fetch")
+        streams = [self._streams[request_id] for request_id, _ in step.outputs]  # an id may mean another one later
+        duration_s = step.duration_s / self._speed
+        began_s = self._deadline_s if now_s - self._deadline_s <= duration_s else now_s
+        self._deadline_s = began_s + duration_s
+        await self._clock.sleep(max(0.0, self._deadline_s - self._clock.now()))
+        self._publish(step)
+        for stream, (_, output) in zip(streams, step.outputs, strict=True):
+            said = msgspec.structs.replace(output, choice=stream.choice) if stream.choice else output
+            stream.outputs.put_nowait(said)
+
+    async def _until_end(self, fetch: Coroutine[Any, Any, None]) -> None:
+        await until(self._ended, fetch)
+
+    def _publish(self, step: Step) -> None:
+        with self._changed:
+            self._simulator.flush_events()
+            for row in step.statistics:
+                self._statistics_dropped += len(self._statistics) == self._statistics.maxlen
+                self._statistics.append(msgspec.structs.replace(row, stats_dropped_frames=self._statistics_dropped))
+            self._changed.notify_all()
+
+    def _cut(self) -> None:
+        for stream in self._streams.values():
+            stream.outputs.put_nowait(None)
+
+    async def _hang_up(self) -> None:
+        """End everything, also a carrier whose task had no turn."""
+        self._end()
+        if self._carrier is not None and self._transfers is not None:
+            await self._carrier.run(self._ended)
+
+    def _end(self) -> None:
+        self._accepting = False
+        self._cut()
+        self._ended.set()

@@ -1,0 +1,157 @@
+"""KV events of one rank, in TensorRT-LLM's words and numbering.
+
+    event_id    from 0, one more for each event of the rank, no holes; a hole that a reader sees is an event lost later
+    created     the first event of each window's pool: how many blocks it has on GPU and on host
+    stored      new blocks in chain order; `parent_hash` is the block before the first of them
+    removed     removals in a row, up to another event of their window or the end of the iteration, are one event
+    updated     a block that stays in the tree has moved between GPU (0) and host (1), or has another priority
+
+Sequences are lists here, because the engine's JSON has lists and `msgspec.to_builtins` leaves a tuple a tuple.
+Source: `event_plane.md` sections 1.3 to 1.5.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from worker_agent.engines.types import PRIORITY_DEFAULT
+
+
+class UniqueToken(msgspec.Struct, frozen=True, gc=False, tag_field="type", tag="unique_token"):
+    """One token of a block."""
+
+    token_id: int
+    token_extra_id: int = 0
+
+
+class StoredBlock(msgspec.Struct, frozen=True, tag_field="type", tag="stored_block"):
+    """One block, full or partial."""
+
+    block_hash: int
+    tokens: list[UniqueToken]
+    cache_level: int = 0
+    priority: int = PRIORITY_DEFAULT
+    mm_keys: list[str] = []
+    cache_salt: str | None = None
+
+
+class PoolCreated(msgspec.Struct, frozen=True, tag_field="type", tag="created"):
+    """The pool exists, empty."""
+
+    num_blocks_per_cache_level: list[int]
+
+
+class BlocksStored(msgspec.Struct, frozen=True, tag_field="type", tag="stored"):
+    """The blocks can be reused from now on, but for a partial last one."""
+
+    parent_hash: int | None
+    blocks: list[StoredBlock]
+
+
+class BlocksRemoved(msgspec.Struct, frozen=True, tag_field="type", tag="removed"):
+    """The blocks are no longer held."""
+
+    block_hashes: list[int]
+
+
+class EventDiff(msgspec.Struct, frozen=True, tag_field="type", tag="event_diff"):
+    """A number became another."""
+
+    new_value: int
+    old_value: int
+
+
+class BlockUpdated(msgspec.Struct, frozen=True, tag_field="type", tag="updated"):
+    """The block, still held, has changed in what is not None."""
+
+    block_hash: int
+    cache_level: EventDiff | None = None
+    priority: EventDiff | None = None
+
+
+EventData = PoolCreated | BlocksStored | BlocksRemoved | BlockUpdated
+
+
+class EngineEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event. `attention_dp_rank` is left out by an engine of one rank."""
+
+    event_id: int
+    data: EventData
+    window_size: int
+    attention_dp_rank: int | msgspec.UnsetType = msgspec.UNSET
+
+
+def render(event: EngineEvent) -> dict[str, Any]:
+    """Return the event as the engine's JSON shape."""
+    rendered: dict[str, Any] = msgspec.to_builtins(event)
+    return rendered
+
+
+def stored_block(block_hash: int, tokens: Iterable[int], cache_salt: str | None, priority: int) -> StoredBlock:
+    """Return a block on the GPU."""
+    return StoredBlock(block_hash, list(map(UniqueToken, tokens)), priority=priority, cache_salt=cache_salt)
+
+
+class EventLog:
+    """Numbers the events of one rank, of all its windows, and keeps them until they are taken, once per iteration."""
+
+    def __init__(self, attention_dp_rank: int | msgspec.UnsetType = msgspec.UNSET) -> None:
+        self._attention_dp_rank = attention_dp_rank
+        self._next_id = 0
+        self._events: list[EngineEvent] = []
+        self._windows: list[WindowLog] = []
+
+    def window(self, window_size: int, gpu_blocks: int, host_blocks: int = 0) -> "WindowLog":
+        """Tell of a new pool and return where its events are told."""
+        window = WindowLog(self, window_size)
+        self._windows.append(window)
+        self.append(window_size, PoolCreated([gpu_blocks, host_blocks]))
+        return window
+
+    def append(self, window_size: int, data: EventData) -> None:
+        """Tell of one event."""
+        event = EngineEvent(
+            event_id=self._next_id,
+            data=data,
+            window_size=window_size,
+            attention_dp_rank=self._attention_dp_rank,
+        )
+        self._next_id += 1
+        self._events.append(event)
+
+    def take(self) -> list[EngineEvent]:
+        """Return what was told since the last call."""
+        for window in self._windows:
+            window.close_removal()
+        taken, self._events = self._events, []
+        return taken
+
+
+class WindowLog:
+    """Tells what happens to the blocks of one window's pool."""
+
+    def __init__(self, log: EventLog, window_size: int) -> None:
+        self._log = log
+        self._window_size = window_size
+        self._removed: list[int] = []
+
+    def stored(self, parent_hash: int | None, blocks: list[StoredBlock]) -> None:
+        """Tell of new blocks."""
+        self.close_removal()
+        self._log.append(self._window_size, BlocksStored(parent_hash, blocks))
+
+    def removed(self, block_hash: int) -> None:
+        """Tell of a removal, together with those in a row with it."""
+        self._removed.append(block_hash)
+
+    def updated(self, block_hash: int, what: Literal["cache_level", "priority"], old: int, new: int) -> None:
+        """Tell of a change of a block that stays."""
+        self.close_removal()
+        self._log.append(self._window_size, BlockUpdated(block_hash, **{what: EventDiff(new, old)}))
+
+    def close_removal(self) -> None:
+        """Let the next removal be another event."""
+        if self._removed:
+            self._log.append(self._window_size, BlocksRemoved(self._removed))
+            self._removed = []

@@ -1,0 +1,135 @@
+"""KV between simulators of one process, in virtual time: what sockets do between agents.
+
+    exchange.join("prefill-0", simulator)           # its handoffs say so from now on
+    step = decode.step(now_s)
+    exchange.begin("decode-0", step.fetches, now_s)
+    ...
+    for name in exchange.advance(now_s):            # when `next_s` has come, and before any step at `now_s`
+        ...                                         # this engine may have work again
+
+A transfer waits for its places in the receiver's buffer, then in the sender's, then takes its time; `transfer.py` has
+the rules. All that happens at one time happens in the order in which it was begun.
+"""
+
+import heapq
+from collections.abc import Hashable, Iterable
+from itertools import count
+
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.transfer import Fetch, TransferBuffer, TransferOutcome
+
+
+class _Engine:
+    """Who takes part: its simulator and its buffer."""
+
+    def __init__(self, name: str, simulator: Simulator) -> None:
+        self.name, self.simulator = name, simulator
+        self.buffer = TransferBuffer(simulator.transfers.buffer_tokens)
+
+
+class _Transfer:
+    """One fetch on its way. It stands first in the receiver's line, then in the sender's."""
+
+    def __init__(self, fetch: Fetch, receiver: _Engine, began_s: float) -> None:
+        self.fetch, self.receiver, self.began_s = fetch, receiver, began_s
+        self.sender: _Engine | None = None
+        self.is_over = False
+
+
+class Exchange:
+    """Engines by name, which is the endpoint that their handoffs name, and the transfers between them."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, _Engine] = {}
+        self._transfers: set[_Transfer] = set()
+        self._due: list[tuple[float, int, _Transfer, TransferOutcome]] = []
+        self._turn = count()
+        self._touched: set[str] = set()
+
+    def join(self, name: str, simulator: Simulator) -> None:
+        """Let an engine take part, under a name that nobody has."""
+        assert name not in self._engines
+        self._engines[name] = _Engine(name, simulator)
+        simulator.offer_at(name)
+
+    def leave(self, name: str, now_s: float) -> None:
+        """The engine is gone: what it sent is lost to its receivers, and what it received is sent to nobody."""
+        engine = self._engines.pop(name)
+        for transfer in [each for each in self._transfers if engine in (each.receiver, each.sender)]:
+            self._end(transfer, "lost", now_s)
+
+    def begin(self, name: str, fetches: Iterable[Fetch], now_s: float) -> None:
+        """Begin what an engine's step asked for when it began, at `now_s`."""
+        receiver = self._engines[name]
+        for fetch in fetches:
+            transfer = _Transfer(fetch, receiver, now_s)
+            self._transfers.add(transfer)
+            rules = receiver.simulator.transfers
+            self._at(now_s + rules.timeout_s, transfer, rules.too_late(fetch.tokens))
+            self._go_on(receiver.buffer.ask(transfer, fetch.tokens), now_s)
+
+    @property
+    def next_s(self) -> float | None:
+        """When something happens next; None while nothing is on its way and nothing is held."""
+        while self._due and self._due[0][2].is_over:
+            heapq.heappop(self._due)
+        expiries_s = (engine.simulator.next_expiry_s for engine in self._engines.values())
+        times_s = [self._due[0][0]] if self._due else []
+        return min((*times_s, *(each for each in expiries_s if each is not None)), default=None)
+
+    def buffer_of(self, name: str) -> TransferBuffer:
+        """Return an engine's buffer, to be looked at."""
+        return self._engines[name].buffer
+
+    def advance(self, now_s: float) -> frozenset[str]:
+        """Let happen all that is due until `now_s`; return who was touched by it since the last call."""
+        while self._due and self._due[0][0] <= now_s:
+            at_s, _, transfer, outcome = heapq.heappop(self._due)
+            self._end(transfer, outcome, at_s)
+        for engine in self._engines.values():
+            if (expiry_s := engine.simulator.next_expiry_s) is not None and expiry_s <= now_s:
+                engine.simulator.expire(now_s)
+                self._touched.add(engine.name)
+        touched, self._touched = frozenset(self._touched), set()
+        return touched
+
+    def _at(self, at_s: float, transfer: _Transfer, outcome: TransferOutcome) -> None:
+        heapq.heappush(self._due, (at_s, next(self._turn), transfer, outcome))
+
+    def _go_on(self, granted: list[Hashable], now_s: float) -> None:
+        """Let transfers that have got their places in a buffer ask for those in the next one, or be sent."""
+        for transfer in granted:
+            assert isinstance(transfer, _Transfer)
+            fetch = transfer.fetch
+            if transfer.sender is not None:
+                self._at(now_s + self._duration_s(transfer), transfer, "done")
+            elif (sender := self._engines.get(fetch.endpoint)) is None:
+                self._end(transfer, "lost", now_s)
+            elif not sender.simulator.holds(fetch.transfer_id, fetch.state, fetch.tokens):
+                self._end(transfer, "gone", now_s)
+            else:
+                transfer.sender = sender
+                self._go_on(sender.buffer.ask(transfer, fetch.tokens), now_s)
+
+    def _duration_s(self, transfer: _Transfer) -> float:
+        assert transfer.sender is not None
+        return transfer.sender.simulator.transfers.duration_s(transfer.fetch.tokens)
+
+    def _end(self, transfer: _Transfer, outcome: TransferOutcome, now_s: float) -> None:
+        if transfer.is_over:
+            return
+        transfer.is_over = True
+        self._transfers.remove(transfer)
+        fetch, receiver, sender = transfer.fetch, transfer.receiver, transfer.sender
+        if outcome == "done":
+            assert sender is not None
+            self._touched.add(sender.name)
+            outcome = "done" if sender.simulator.hand_over(fetch.transfer_id) else "gone"
+        if receiver.name in self._engines:
+            self._touched.add(receiver.name)
+            if outcome == "done":
+                receiver.simulator.fetched(fetch, now_s - transfer.began_s)
+            else:
+                receiver.simulator.fetch_failed(fetch, outcome)
+        for engine in filter(None, (sender, receiver)):
+            self._go_on(engine.buffer.let_go(transfer), now_s)

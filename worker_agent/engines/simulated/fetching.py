@@ -1,0 +1,66 @@
+"""The requests of a decode rank whose KV another engine has: on its way, come, or not to be had.
+
+begin    an admitted request waits, with its blocks
+end      its KV has come, or does not come; whoever was given up meanwhile is nobody's any more
+take     what came and what failed since the last iteration: the next one begins with them
+"""
+
+from worker_agent.engines.simulated.handovers import fetch_of
+from worker_agent.engines.simulated.sequences import Running
+from worker_agent.engines.simulated.transfer import Fetch
+
+
+class Fetching:
+    """Requests by id."""
+
+    def __init__(self) -> None:
+        self._begun: list[Running] = []
+        self._waiting: dict[str, Running] = {}
+        self._come: dict[str, Running] = {}
+        self._failed: dict[str, Running] = {}
+
+    def __len__(self) -> int:
+        """How many have blocks and are not decoded."""
+        return len(self._waiting) + len(self._come) + len(self._failed)
+
+    @property
+    def waiting_count(self) -> int:
+        """How many wait for their KV."""
+        return len(self._waiting)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next iteration has nothing to begin with."""
+        return not (self._come or self._failed)
+
+    def begin(self, running: Running) -> None:
+        """Let an admitted request wait for its KV."""
+        self._waiting[running.request.request_id] = running
+        self._begun.append(running)
+
+    def waiting(self, request_id: str) -> Running | None:
+        """Return a request that waits for its KV."""
+        return self._waiting.get(request_id)
+
+    def end(self, request_id: str, *, has_come: bool) -> Running:
+        """Return a request that waits no more. One that was given up is forgotten here."""
+        running = self._waiting.pop(request_id)
+        if not running.is_cancelled:
+            (self._come if has_come else self._failed)[request_id] = running
+        return running
+
+    def forget(self, request_id: str) -> Running | None:
+        """Return a request that waits no more, and forget it."""
+        return self._come.pop(request_id, None) or self._failed.pop(request_id, None)
+
+    def take(self) -> tuple[list[Running], list[Running]]:
+        """Return what came and what failed since the last call."""
+        come, failed = [*self._come.values()], [*self._failed.values()]
+        self._come.clear()
+        self._failed.clear()
+        return come, failed
+
+    def take_begun(self) -> list[tuple[Running, Fetch]]:
+        """Return what began to wait since the last call, and for what."""
+        begun, self._begun = self._begun, []
+        return [(running, fetch_of(running)) for running in begun]

@@ -1,0 +1,66 @@
+"""What passes between engines in words: the handoff of a computed prompt, and what the next engine makes of it."""
+
+from itertools import chain, repeat
+
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.engines.simulated.sequences import Running
+from worker_agent.engines.simulated.transfer import Fetch
+from worker_agent.engines.types import EngineOutput
+
+
+def context_handoff(running: Running, logprobs: tuple[TokenLogprobs | None, ...], name: int, state: bytes) -> Handoff:
+    """Return what a prefill engine says of a prompt, computed and held as `name`, and of the token after it."""
+    told = [each.top or (each.chosen,) for each in logprobs if each is not None]
+    return Handoff(
+        request_type="context_only",
+        first_gen_tokens=running.untold,
+        first_gen_log_probs=tuple(told) or None,
+        ctx_request_id=name,
+        disagg_request_id=running.request.transfer_id,
+        opaque_state=state,
+    )
+
+
+def fetch_of(running: Running) -> Fetch:
+    """Return which KV an admitted request waits for: of all tokens that the engine does not have cached."""
+    request, handoff = running.request, running.request.handoff
+    assert handoff is not None
+    return Fetch(
+        request_id=request.request_id,
+        transfer_id=handoff.ctx_request_id or 0,
+        state=handoff.opaque_state or b"",
+        tokens=len(request.prompt) - running.cached_tokens,
+        endpoint=handoff.ctx_info_endpoint or "",
+    )
+
+
+def first_tokens_said(running: Running) -> None:
+    """Let a request go on from the tokens that the prefill engine said, which nobody was told yet."""
+    handoff = running.request.handoff
+    running.untold = (handoff and handoff.first_gen_tokens) or ()
+    running.tokens += running.untold
+    running.prefix_state = running.source.fold(running.untold, running.prefix_state)
+
+
+def failed_output(running: Running) -> EngineOutput:
+    """Return the one output of a request whose KV did not come."""
+    return EngineOutput(token_ids=(), cached_tokens=running.cached_tokens, finish_reason="error")
+
+
+def first_logprobs(running: Running) -> tuple[TokenLogprobs | None, ...]:
+    """Return what is to be told of tokens that another engine said and nobody was told yet."""
+    wanted, handoff = running.request.sampling.logprobs, running.request.handoff
+    if wanted is None or handoff is None or not running.untold:
+        return ()
+    places = handoff.first_gen_log_probs or ()
+    return tuple(
+        _told(token, place, wanted) for token, place in zip(running.untold, chain(places, repeat(None)), strict=False)
+    )
+
+
+def _told(token: int, place: tuple[TokenLogprob, ...] | float | None, wanted: int) -> TokenLogprobs | None:
+    if isinstance(place, float):
+        return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=place))
+    chosen = next((each for each in place or () if each.token_id == token), None)
+    return None if chosen is None else TokenLogprobs(chosen=chosen, top=(place or ())[:wanted])

@@ -1,0 +1,190 @@
+"""The host tier: where full blocks go that leave the GPU.
+
+                        told by the engine (`EngineHost`)           told by another source (`SourceHost`)
+    a block lies        on the GPU or here                          on the GPU, here, or both
+    offload             it comes here                               copies of it and of all before it come here
+    where there is no   the block that came longest ago is          the block is dropped that has had no other after it
+    room                dropped for good                            here for longest
+    reuse               it goes back to the GPU                     a copy goes to the GPU
+    the engine says     `updated`: another cache level;             `removed` when it leaves the GPU, `stored` when it
+                        `removed` when it is dropped                is back
+    the source says     -                                           stored and removed, on the host
+
+No block outlives its parent. On the GPU a parent gives way after all its children (see `blocks`); so to an engine's
+host it comes after those that are here, and is dropped after them. A source's host holds whole prefixes by itself, so
+that its events can be understood without the engine's, which another connection brings sooner or later. Either way the
+blocks of a prefix that lie on the GPU come first, those that lie here alone follow, and all can be had.
+
+Source: `event_plane.md` sections 1.1, 1.3, 3.3.
+"""
+
+from collections import OrderedDict
+from typing import Protocol
+
+from kv_protocol.events import Tier
+from worker_agent.engines.simulated.events import StoredBlock, WindowLog, stored_block
+from worker_agent.engines.simulated.identity import Block
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+
+HOST_PRIORITY_MIN = 35
+"""Blocks of a lower priority are not worth the copy. Source: section 1.1, `secondary_offload_min_priority`."""
+
+
+def told_block(block: Block) -> StoredBlock:
+    """Return how the engine tells of a block that is stored on the GPU."""
+    return stored_block(block.engine_hash, block.key.tokens, block.key.cache_salt, block.priority)
+
+
+class HostTier(Protocol):
+    """The blocks on the host. `moved_blocks` counts copies between GPU and host, since the start."""
+
+    moved_blocks: int
+
+    @property
+    def used_blocks(self) -> int:
+        """How many blocks lie here."""
+
+    def holds(self, block: Block) -> bool:
+        """Return whether a block lies here."""
+
+    def offload(self, block: Block) -> list[Block]:
+        """Take in a block that leaves the GPU; return those that now lie nowhere, which the tree must lose."""
+
+    def onboard(self, block: Block) -> None:
+        """Let a block that lies here alone lie on the GPU."""
+
+
+class EngineHost:
+    """The engine's own tier of `total_blocks`, 1 or more, which it tells of in its own stream."""
+
+    def __init__(self, total_blocks: int, events: WindowLog) -> None:
+        self._total_blocks = total_blocks
+        self._events = events
+        self._blocks: OrderedDict[Block, None] = OrderedDict()
+        self.moved_blocks = 0
+
+    @property
+    def used_blocks(self) -> int:
+        """See `HostTier`."""
+        return len(self._blocks)
+
+    def holds(self, block: Block) -> bool:
+        """See `HostTier`."""
+        return block in self._blocks
+
+    def offload(self, block: Block) -> list[Block]:
+        """See `HostTier`."""
+        gone: list[Block] = []
+        if len(self._blocks) == self._total_blocks:
+            oldest, _ = self._blocks.popitem(last=False)
+            self._events.removed(oldest.engine_hash)
+            gone.append(oldest)
+        self._blocks[block] = None
+        block.on_gpu = False
+        self._moved(block, Tier.GPU, Tier.HOST)
+        return gone
+
+    def onboard(self, block: Block) -> None:
+        """See `HostTier`."""
+        del self._blocks[block]
+        block.on_gpu = True
+        self._moved(block, Tier.HOST, Tier.GPU)
+
+    def _moved(self, block: Block, old: Tier, new: Tier) -> None:
+        self.moved_blocks += 1
+        self._events.updated(block.engine_hash, "cache_level", old.value, new.value)
+
+
+class SourceHost:
+    """A tier of `total_blocks`, 1 or more, beside the engine; `take` gives what its own source has to tell."""
+
+    def __init__(self, total_blocks: int, block_size: int, events: WindowLog) -> None:
+        self._total_blocks = total_blocks
+        self._block_size = block_size
+        self._events = events
+        self._children: dict[Block, int] = {}
+        self._leaves: OrderedDict[Block, None] = OrderedDict()
+        self._told: list[EngineEvent] = []
+        self.moved_blocks = 0
+
+    @property
+    def used_blocks(self) -> int:
+        """See `HostTier`."""
+        return len(self._children)
+
+    def holds(self, block: Block) -> bool:
+        """See `HostTier`."""
+        return block in self._children
+
+    def offload(self, block: Block) -> list[Block]:
+        """See `HostTier`. A prefix for which there is no room at all comes as far as there is."""
+        self._events.removed(block.engine_hash)
+        block.on_gpu = False
+        missing: list[Block] = []
+        each: Block | None = block
+        while each is not None and each not in self._children:
+            missing.append(each)
+            each = each.key.parent
+        gone: list[Block] = []
+        while missing and self._copy(missing[-1], gone):
+            missing.pop()
+        return [*gone, block] if missing else gone
+
+    def onboard(self, block: Block) -> None:
+        """See `HostTier`."""
+        self.moved_blocks += 1
+        block.on_gpu = True
+        self._events.stored(block.parent_hash, [told_block(block)])
+
+    def take(self) -> list[EngineEvent]:
+        """Return what was told of the host tier since the last call."""
+        taken, self._told = self._told, []
+        return taken
+
+    def account(self) -> list[EngineEvent]:
+        """Return the events that tell all that the host holds, parents first, whatever was told before."""
+        return [EngineCleared(), *map(self._stored, self._children)]
+
+    def _copy(self, block: Block, gone: list[Block]) -> bool:
+        """Take a block in, whose parent is here; return False where only blocks of its own prefix could make room."""
+        parent = block.key.parent
+        if parent is not None:
+            self._children[parent] += 1
+            self._leaves.pop(parent, None)
+        if len(self._children) == self._total_blocks and not self._drop(gone):
+            self._leave(parent)
+            return False
+        self._children[block] = 0
+        self._leaves[block] = None
+        self.moved_blocks += 1
+        self._told.append(self._stored(block))
+        return True
+
+    def _drop(self, gone: list[Block]) -> bool:
+        if not self._leaves:
+            return False
+        block, _ = self._leaves.popitem(last=False)
+        del self._children[block]
+        self._leave(block.key.parent)
+        self._told.append(EngineRemoved(block_hashes=(block.engine_hash,), tier=Tier.HOST))
+        if not block.on_gpu:
+            gone.append(block)
+        return True
+
+    def _leave(self, parent: Block | None) -> None:
+        """Count one block less after `parent`."""
+        if parent is not None:
+            self._children[parent] -= 1
+            if not self._children[parent]:
+                self._leaves[parent] = None
+
+    def _stored(self, block: Block) -> EngineStored:
+        return EngineStored(
+            block_hashes=(block.engine_hash,),
+            parent_block_hash=block.parent_hash,
+            token_ids=block.key.tokens,
+            block_size=self._block_size,
+            tier=Tier.HOST,
+            lora_name=block.key.lora_name,
+            cache_salt=block.key.cache_salt,
+        )

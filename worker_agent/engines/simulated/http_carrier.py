@@ -1,0 +1,136 @@
+"""Words of simulated KV transfers over plain HTTP; the KV itself is imagined, and its time passes at the sender.
+
+    POST /v1/kv_transfers {"transfer_id", "state", "tokens"}    200 {"transfer_id", "size_bytes"}, when all is sent
+                                                                404: not held, or somebody else gets it
+                                                                503: too many ask
+
+Whoever goes while he is waited for gets nothing, and the context stays held. `state` is base64. There is no secret but
+that state, and no TLS: the network between workers must be closed. Asked are only addresses, never names, of
+`transfer.networks`, loopback by default: a handoff that somebody made up leads nowhere else.
+"""
+
+import asyncio
+from http import HTTPStatus
+from ipaddress import ip_address
+from typing import Annotated
+
+import aiohttp
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+from yarl import URL
+
+from kv_protocol.errors import UNDECODABLE
+from kv_runtime.http import HttpServer, error_response, json_response, openai_errors, require_token
+from worker_agent.engines.simulated.config import KvTransferSection
+from worker_agent.engines.simulated.live_transfer import FetchRefused, Send
+from worker_agent.engines.simulated.transfer import Fetch
+from worker_agent.engines.types import RequestRefused
+from worker_agent.media.addresses import parsed_networks
+
+PATH = "/v1/kv_transfers"
+ASKING_MAX = 10_000
+"""Transfers that are asked for here at a time; more than ranks have requests."""
+_BODY_BYTES_MAX = 4096
+_DRAIN_S = 0.5
+"""The engine has ended before: nobody is sent anything any more."""
+_FIELD = "disaggregated_params.ctx_info_endpoint"
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which context is wanted, and how many of its tokens."""
+
+    transfer_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    state: Annotated[bytes, Meta(max_length=1024)]
+    tokens: Annotated[int, Meta(ge=1, le=1 << 24)]
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of it was sent, so many bytes."""
+
+    transfer_id: int
+    size_bytes: int
+
+
+class HttpCarrier:
+    """A `Carrier`. Contexts here can be asked for while it runs; fetching needs only the other's."""
+
+    def __init__(self, section: KvTransferSection) -> None:
+        self._section = section
+        self._networks = parsed_networks(section.networks)
+        self._send: Send | None = None
+        self._asking = 0
+        app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_BODY_BYTES_MAX)
+        app.add_routes([web.post(PATH, self._answer)])
+        self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
+
+    async def start(self) -> None:
+        """The address is bound; raise `PortUsed` where somebody else has it."""
+        await self._server.start()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Answer those who ask until `stop` is set; the address is free afterwards."""
+        await self._server.run(stop)
+
+    @property
+    def endpoint(self) -> str:
+        """Where other engines ask for what this one holds."""
+        return str(URL.build(scheme="http", host=self._section.host, port=self._server.port))
+
+    def serve(self, send: Send) -> None:
+        """Let those who ask here be answered by `send`."""
+        self._send = send
+
+    def check(self, endpoint: str) -> None:
+        """Return where `endpoint` is http://address:port of an allowed network; raise `RequestRefused`."""
+        try:
+            url = URL(endpoint)
+            address, port = ip_address(url.host or ""), url.explicit_port
+        except ValueError as error:
+            raise RequestRefused(_FIELD, endpoint, "http://address:port") from error
+        if url != URL.build(scheme="http", host=str(address), port=port):
+            raise RequestRefused(_FIELD, endpoint, "http://address:port")
+        if not any(address in network for network in self._networks):
+            raise RequestRefused(_FIELD, endpoint, f"addresses of transfer.networks: {self._section.networks}")
+
+    async def fetch(self, fetch: Fetch) -> None:
+        """Return when all has come; raise `FetchRefused`."""
+        asked = Asked(transfer_id=fetch.transfer_id, state=fetch.state, tokens=fetch.tokens)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
+                session.post(
+                    URL(fetch.endpoint).with_path(PATH),
+                    data=msgspec.json.encode(asked),
+                    headers={"Content-Type": "application/json"},
+                    allow_redirects=False,
+                ) as response,
+            ):
+                said_bytes = response.content_length
+                data = b"" if said_bytes is None or said_bytes > _BODY_BYTES_MAX else await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            raise FetchRefused("lost", f"{fetch.endpoint}: {type(error).__name__}") from error
+        if response.status == HTTPStatus.NOT_FOUND:
+            raise FetchRefused("gone", f"{fetch.endpoint}: transfer {fetch.transfer_id} is not held")
+        try:
+            sent = msgspec.json.decode(data, type=Sent)
+        except UNDECODABLE as error:
+            raise FetchRefused("lost", f"{fetch.endpoint}: {response.status}, and no account") from error
+        if sent.transfer_id != fetch.transfer_id:
+            raise FetchRefused("lost", f"{fetch.endpoint}: {sent.transfer_id} sent, not {fetch.transfer_id}")
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        try:
+            asked = msgspec.json.decode(await request.read(), type=Asked)
+        except UNDECODABLE as error:
+            return error_response(400, f"body: {error}", "invalid_request_error")
+        if self._send is None or self._asking >= ASKING_MAX:
+            return error_response(503, f"{self._asking} transfers are asked for, allowed {ASKING_MAX}", "server_error")
+        self._asking += 1
+        try:
+            size_bytes = await self._send(asked.transfer_id, asked.state, asked.tokens)
+        except FetchRefused as refused:
+            return error_response(404, str(refused), "invalid_request_error", code=refused.outcome)
+        finally:
+            self._asking -= 1
+        return json_response(Sent(transfer_id=asked.transfer_id, size_bytes=size_bytes))

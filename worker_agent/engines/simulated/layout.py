@@ -1,0 +1,86 @@
+"""What a rank's KV cache consists of, and the building of it.
+
+    pool            blocks                              window                  host tier
+    widest          `total_kv_blocks`                   `max_seq_len`           `host_blocks`
+    each narrow     `narrow_blocks`, 0: as the widest   of `narrow_windows`     none
+
+The layers are shared out equally among the windows.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from worker_agent.engines.simulated.blocks import BlockPool
+from worker_agent.engines.simulated.events import EventLog, WindowLog
+from worker_agent.engines.simulated.host import EngineHost, HostTier, SourceHost
+from worker_agent.engines.simulated.identity import BlockHash
+from worker_agent.engines.simulated.statistics import Memory
+from worker_agent.engines.simulated.windows import NarrowPool, WindowedPool
+from worker_agent.engines.types import EngineDescription
+from worker_agent.events.engine_events import EngineEvent as SourceEvent
+
+KV_TOKEN_BYTES = 144 * 1024
+"""K/V of one token in all layers: 36 layers, 8 heads of 128, keys and values, bf16. The model of `timing.H200_8B`."""
+
+HostEvents = Literal["updated", "source"]
+
+
+class CacheLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """Beyond the widest window: the host tier (0 blocks: none), who tells of it, and narrower windows, in tokens."""
+
+    host_blocks: int = 0
+    host_events: HostEvents = "updated"
+    narrow_windows: tuple[int, ...] = ()
+    narrow_blocks: int = 0
+
+    def memory(self, engine: EngineDescription) -> Memory:
+        """Return what the pools of one rank take."""
+        block_bytes = engine.block_size * KV_TOKEN_BYTES // (1 + len(self.narrow_windows))
+        narrow_blocks = (self.narrow_blocks or engine.total_kv_blocks) * len(self.narrow_windows)
+        return Memory((engine.total_kv_blocks + narrow_blocks) * block_bytes, self.host_blocks * block_bytes)
+
+
+GPU_ONLY = CacheLayout()
+
+
+class RankCache:
+    """One rank's pools, and what is to be told of them."""
+
+    def __init__(
+        self,
+        engine: EngineDescription,
+        layout: CacheLayout,
+        attention_dp_rank: int | msgspec.UnsetType,
+        block_hash: BlockHash,
+    ) -> None:
+        self.events = EventLog(attention_dp_rank)
+        self._source: SourceHost | None = None
+        host_level_blocks = layout.host_blocks if layout.host_events == "updated" else 0
+        widest = self.events.window(engine.max_seq_len, engine.total_kv_blocks, host_level_blocks)
+        host = self._host(layout, engine.block_size, widest) if layout.host_blocks else None
+        sizes = (engine.total_kv_blocks, engine.block_size)
+        narrow_blocks = layout.narrow_blocks or engine.total_kv_blocks
+        narrow = [
+            NarrowPool(window, narrow_blocks, engine.block_size, self.events.window(window, narrow_blocks))
+            for window in layout.narrow_windows
+        ]
+        self.pool = (
+            WindowedPool(*sizes, widest, block_hash, host, narrow=narrow)
+            if narrow
+            else BlockPool(*sizes, widest, block_hash, host)
+        )
+
+    def take_host_events(self) -> list[SourceEvent]:
+        """Return what the host tier's own source has to tell since the last call."""
+        return self._source.take() if self._source else []
+
+    def host_account(self) -> list[SourceEvent]:
+        """Return the events that tell all that the host holds, whatever was told before."""
+        return self._source.account() if self._source else []
+
+    def _host(self, layout: CacheLayout, block_size: int, widest: WindowLog) -> HostTier:
+        if layout.host_events == "updated":
+            return EngineHost(layout.host_blocks, widest)
+        self._source = SourceHost(layout.host_blocks, block_size, widest)
+        return self._source

@@ -1,0 +1,345 @@
+"""One rank of the simulated engine: who computes what in an iteration.
+
+    1. every decoding sequence computes one token, oldest first
+    2. sequences in their context phase take what is left of the token budget, oldest first, in chunks
+    3. waiting requests are admitted in the order of arrival while budget, sequences and blocks last; the first that
+       does not fit keeps all others waiting
+
+A request is admitted only when the blocks of all tokens that it may ever compute can be had, so none is evicted or
+paused later (GUARANTEED_NO_EVICT). The iteration that completes a prompt emits the first token. The last token is only
+emitted, never computed; a stop token is the last one.
+
+    prefill    one token, which is the last; unless it is a stop token, the blocks stay the request's until its KV was
+               fetched, or given up
+    decode     what is admitted waits, with its blocks, until its KV was fetched; then it is a decoding sequence whose
+               first token the prefill engine said. Cancelled before that, it is fetched all the same, then forgotten:
+               else the prefill engine would keep its blocks
+
+Source of the last: `dynamo_reference.md` section 4.1 (5).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import chain, islice
+
+import msgspec
+
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.request_limits import computed_tokens_max
+from worker_agent.api.role_rules import takes_transfer
+from worker_agent.api.sampling import TokenLogprobs
+from worker_agent.engine_args.rules import Role
+from worker_agent.engines.simulated.blocks import BlockTable
+from worker_agent.engines.simulated.fetching import Fetching
+from worker_agent.engines.simulated.handovers import context_handoff, failed_output, first_logprobs, first_tokens_said
+from worker_agent.engines.simulated.held_contexts import HeldContexts
+from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
+from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout, RankCache
+from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
+from worker_agent.engines.simulated.sequences import Chunk, Running, Waiting, ending, work_of
+from worker_agent.engines.simulated.statistics import RankIteration
+from worker_agent.engines.simulated.timing import IterationWork
+from worker_agent.engines.simulated.tokens import TokenSource
+from worker_agent.engines.simulated.transfer import Fetch
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+
+
+class RankStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank does in one iteration, and which KV it waits for from now on."""
+
+    work: IterationWork
+    outputs: tuple[tuple[str, EngineOutput], ...]
+    fetches: tuple[Fetch, ...]
+    did: RankIteration
+
+
+class Rank:
+    """The queue, the running sequences and the block pool of one rank of an engine of a role."""
+
+    def __init__(
+        self,
+        engine: EngineDescription,
+        token_source: TokenSource,
+        attention_dp_rank: int | msgspec.UnsetType,
+        block_hash: BlockHash = trtllm_hash,
+        scheduling: Scheduling = TRTLLM,
+        layout: CacheLayout = GPU_ONLY,
+        *,
+        role: Role,
+        contexts: HeldContexts,
+    ) -> None:
+        self.attention_dp_rank = attention_dp_rank
+        self._dp_rank = 0 if attention_dp_rank is msgspec.UNSET else attention_dp_rank
+        self._scheduling, self._role, self._contexts = scheduling, role, contexts
+        self._began_s = self._planned_s = 0.0
+        self._engine = engine
+        self._token_source = token_source
+        self.cache = RankCache(engine, layout, attention_dp_rank, block_hash)
+        self.pool = self.cache.pool
+        self._moved_blocks = 0
+        self._waiting: OrderedDict[str, Waiting] = OrderedDict()
+        self._waiting_tokens = 0
+        self._context: dict[str, Running] = {}
+        self._decoding: dict[str, Running] = {}
+        self._fetching = Fetching()
+        self._is_blocked = False
+
+    @property
+    def request_count(self) -> int:
+        """How many requests wait or run."""
+        return len(self._waiting) + self._running_count
+
+    @property
+    def fetching_count(self) -> int:
+        """How many requests wait for their KV."""
+        return self._fetching.waiting_count
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether an iteration would do nothing, until somebody says something: all that is here waits for KV."""
+        if self._context or self._decoding or not self._fetching.is_settled:
+            return False
+        return not self._waiting or self._is_blocked
+
+    @property
+    def _running_count(self) -> int:
+        return len(self._context) + len(self._decoding) + len(self._fetching)
+
+    def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
+        """Queue a request, which the rank can serve and whose id is not in use."""
+        self._waiting[request.request_id] = Waiting(request, now_s, self._token_source.of_choice(choice))
+        self._waiting_tokens += len(request.prompt)
+        self._is_blocked = False
+
+    def cancel(self, request_id: str) -> bool:
+        """Return whether a request that waits or runs is forgotten, and its blocks free; what it computed stays cached.
+
+        One that takes a transfer which is not over stays until it is, and is told no more.
+        """
+        self._is_blocked = False
+        if waiting := self._waiting.get(request_id) or self._fetching.waiting(request_id):
+            waiting.is_cancelled = True
+            if takes_transfer(waiting.request, self._role):
+                return False
+            del self._waiting[request_id]
+            self._waiting_tokens -= len(waiting.request.prompt)
+            return True
+        running = self._context.pop(request_id, None) or self._decoding.pop(request_id, None)
+        if running := running or self._fetching.forget(request_id):
+            self._release(running)
+        return True
+
+    def fetched(self, request_id: str) -> bool:
+        """Let a request whose KV has come be decoded; return whether anybody still wants it. Else it is forgotten."""
+        running = self._fetching.end(request_id, has_come=True)
+        prompt = running.request.prompt
+        running.computed_tokens = len(prompt)
+        self.pool.store_context(running.table, prompt)
+        return self._is_wanted(running)
+
+    def fetch_failed(self, request_id: str) -> bool:
+        """Let a request whose KV does not come fail; return whether anybody still wants it. Else it is forgotten."""
+        return self._is_wanted(self._fetching.end(request_id, has_come=False))
+
+    def _is_wanted(self, running: Running) -> bool:
+        self._is_blocked = False
+        if running.is_cancelled:
+            self._release(running)
+        return not running.is_cancelled
+
+    def give_back(self, table: BlockTable, prompt: tuple[int, ...]) -> None:
+        """Free the blocks of a context that was held for others; it stays cached."""
+        self._is_blocked = False
+        self.pool.release(table, prompt)
+
+    def step(self, now_s: float) -> RankStep:
+        """Compute one iteration that begins at `now_s`; the state afterwards is that at its end."""
+        self._plan(now_s)
+        ended = self._begin_fetched()
+        budget = self._engine.max_num_batched_tokens
+        decoding = list(islice(self._decoding.values(), budget))
+        chunks = self._chunks(budget - len(decoding))
+        work = work_of(decoding, chunks)
+        outputs = (*ended, *map(self._decode, decoding), *filter(None, map(self._compute, chunks)))
+        if moved_blocks := self.pool.moved_blocks - self._moved_blocks:
+            self._moved_blocks += moved_blocks
+            work = msgspec.structs.replace(work, host_tokens=moved_blocks * self._engine.block_size)
+        begun = self._fetching.take_begun()
+        new = [*(running for running, _ in begun), *(chunk.running for chunk in chunks if chunk.is_first)]
+        did = self._did(work, chunks, outputs, new)
+        return RankStep(work=work, outputs=outputs, fetches=tuple(fetch for _, fetch in begun), did=did)
+
+    def quiet_iterations(self, iterations_max: int) -> int:
+        """Return for how many iterations nothing can happen but decoding: nobody begins, ends or takes a block."""
+        if self._waiting or self._context or not self._fetching.is_settled:
+            return 0
+        if len(self._decoding) > self._engine.max_num_batched_tokens:
+            return 0
+        return min((self._quiet_iterations(each) for each in self._decoding.values()), default=iterations_max)
+
+    def _quiet_iterations(self, running: Running) -> int:
+        if running.request.stop_token_ids:
+            return 0
+        until_end = computed_tokens_max(running.request) - len(running.tokens)
+        blocks = len(running.table.path) + running.table.own_blocks
+        return min(until_end, blocks * self._engine.block_size - running.computed_tokens)
+
+    def quiet_work(self, iterations: int) -> Iterator[IterationWork]:
+        """Yield what so many quiet iterations will compute."""
+        sequences = len(self._decoding)
+        kv_tokens = sum(running.computed_tokens for running in self._decoding.values())
+        for iteration in range(iterations):
+            yield IterationWork(decode_sequences=sequences, kv_tokens=kv_tokens + iteration * sequences)
+
+    def skip(self, iterations: int, began_s: float) -> None:
+        """Compute quiet iterations, the last of which began at `began_s`, and tell nobody."""
+        self._began_s = began_s
+        for running in self._decoding.values():
+            running.computed_tokens += iterations
+            for _ in range(iterations):
+                self._say(running)
+
+    def _plan(self, now_s: float) -> None:
+        """Note when this iteration's batch was fixed: with the one before, where that runs on into this one."""
+        planned_before = self._scheduling.plans_ahead and (self._context or self._decoding)
+        self._planned_s = self._began_s if planned_before else now_s
+        self._began_s = now_s
+
+    def _chunks(self, budget: int) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        candidates = chain(tuple(self._context.values()), iter(self._admit, None))
+        while budget and (running := next(candidates, None)):
+            new_tokens = min(budget, len(running.request.prompt) - running.computed_tokens)
+            chunks.append(Chunk(running, running.computed_tokens, new_tokens))
+            budget -= new_tokens
+            if self._scheduling.shares_at_once:
+                self.pool.store_context(running.table, running.request.prompt[: chunks[-1].end_tokens])
+        return chunks
+
+    def _begin_fetched(self) -> list[tuple[str, EngineOutput]]:
+        """Let what was fetched be decoded; return the outputs of those that end with the first token, or failed."""
+        come, failed = self._fetching.take()
+        for running in failed:
+            self._release(running)
+        ended = [(each.request.request_id, failed_output(each)) for each in failed]
+        for running in come:
+            first_tokens_said(running)
+            self._decoding[running.request.request_id] = running
+            if ending(running):
+                ended.append(self._tell(running, first_logprobs(running)))
+        return ended
+
+    def _admit(self) -> Running | None:
+        """Return the next request whose prompt is to be computed; those on the way to it wait for their KV."""
+        while (running := self._admit_next()) is not None:
+            request = running.request
+            if not takes_transfer(request, self._role):
+                self._context[request.request_id] = running
+                return running
+            self._fetching.begin(running)
+        return None
+
+    def _admit_next(self) -> Running | None:
+        if not self._waiting or self._running_count >= self._engine.max_num_seqs:
+            self._is_blocked = True
+            return None
+        waiting = next(iter(self._waiting.values()))
+        if waiting.arrived_s > self._planned_s:
+            return None
+        request = waiting.request
+        table = self.pool.admit(request.prompt, computed_tokens_max(request), waiting.namespace, request.priority)
+        if table is None:
+            self._is_blocked = True
+            return None
+        del self._waiting[request.request_id]
+        self._waiting_tokens -= len(request.prompt)
+        cached_tokens = table.reused_blocks * self._engine.block_size
+        return Running(waiting, table, cached_tokens, waiting.source.fold(request.prompt))
+
+    def _decode(self, running: Running) -> tuple[str, EngineOutput]:
+        running.computed_tokens += 1
+        self.pool.extend(running.table, running.computed_tokens)
+        return self._emit(running)
+
+    def _compute(self, chunk: Chunk) -> tuple[str, EngineOutput] | None:
+        running, prompt = chunk.running, chunk.running.request.prompt
+        running.computed_tokens += chunk.new_tokens
+        if running.computed_tokens < len(prompt):
+            return None
+        self.pool.store_context(running.table, prompt)
+        request_id = running.request.request_id
+        self._decoding[request_id] = self._context.pop(request_id)
+        return self._emit(running)
+
+    def _emit(self, running: Running) -> tuple[str, EngineOutput]:
+        wanted = running.request.sampling.logprobs
+        if wanted is None:
+            logprobs: tuple[TokenLogprobs | None, ...] = ()
+        else:
+            logprobs = (*first_logprobs(running), running.source.logprobs(running.prefix_state, wanted))
+        running.untold += (self._say(running),)
+        return self._tell(running, logprobs)
+
+    def _tell(self, running: Running, logprobs: tuple[TokenLogprobs | None, ...]) -> tuple[str, EngineOutput]:
+        request_id, finish_reason = running.request.request_id, ending(running)
+        tokens, cached_tokens = running.untold, running.cached_tokens
+        if finish_reason is None:
+            running.untold = ()
+            return request_id, EngineOutput(token_ids=tokens, cached_tokens=cached_tokens, logprobs=logprobs)
+        del self._decoding[request_id]
+        handoff = None
+        if self._role == "prefill" and finish_reason == "length":
+            handoff = self._hold(running, logprobs)
+        else:
+            self._release(running)
+        return request_id, EngineOutput(
+            token_ids=tokens,
+            cached_tokens=cached_tokens,
+            finish_reason=finish_reason,
+            logprobs=logprobs,
+            stop_token_id=tokens[-1] if finish_reason == "stop" else None,
+            handoff=handoff,
+        )
+
+    def _hold(self, running: Running, logprobs: tuple[TokenLogprobs | None, ...]) -> Handoff:
+        """Keep the blocks of a computed prompt for whoever gets what is returned."""
+        request = running.request
+        name, state = self._contexts.hold(
+            self._dp_rank, running.table, request.prompt, self._began_s, request.transfer_id
+        )
+        handoff = context_handoff(running, logprobs, name, state)
+        dp_rank = None if self.attention_dp_rank is msgspec.UNSET else self.attention_dp_rank
+        return msgspec.structs.replace(handoff, ctx_dp_rank=dp_rank, ctx_info_endpoint=self._contexts.endpoint)
+
+    def _release(self, running: Running) -> None:
+        """Free a request's blocks; what it computed stays cached, and who waited for blocks may get them."""
+        self._is_blocked = False
+        self.pool.release(running.table, running.tokens[: running.computed_tokens])
+
+    def _say(self, running: Running) -> int:
+        token = running.source.next_token(running.prefix_state)
+        running.prefix_state = running.source.fold((token,), running.prefix_state)
+        running.tokens.append(token)
+        return token
+
+    def _did(
+        self,
+        work: IterationWork,
+        chunks: list[Chunk],
+        outputs: tuple[tuple[str, EngineOutput], ...],
+        new: list[Running],
+    ) -> RankIteration:
+        return RankIteration(
+            context_requests=len(chunks),
+            context_tokens=work.context_tokens,
+            context_kv_tokens=sum(chunk.past_tokens + chunk.new_tokens for chunk in chunks),
+            decode_requests=work.decode_sequences,
+            decode_kv_tokens=work.kv_tokens,
+            new_requests=len(new),
+            queue_latency_s=sum(self._began_s - running.arrived_s for running in new),
+            completed_requests=sum(output.finish_reason is not None for _, output in outputs),
+            active_requests=self._running_count + self._contexts.count_at(self._dp_rank),
+            waiting_requests=len(self._waiting),
+            waiting_tokens=self._waiting_tokens,
+            pool=self.pool.statistics(),
+        )

@@ -1,0 +1,289 @@
+"""The simulated engine in virtual time: requests in, iterations out, nothing waits and nothing runs by itself.
+
+    while simulator.has_work:
+        step = simulator.step(now_s)        # the state is now that at the end of the iteration
+        now_s += step.duration_s
+        simulator.flush_events()            # and only now may anybody see it
+
+Ranks go in step, as with attention data parallelism: an iteration lasts as long as its slowest rank's.
+
+A decode engine's step may name KV that it waits for, from the step's beginning on; `fetched` or `fetch_failed` answers
+for each. A prefill engine holds contexts for others until `hand_over`, or `expire` after the transfers' timeout.
+`exchange.py` carries it all between simulators in virtual time.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import accumulate
+
+import msgspec
+
+from kv_protocol.events import Tier
+from worker_agent.engine_args.rules import Role
+from worker_agent.engines.simulated.events import EngineEvent
+from worker_agent.engines.simulated.held_contexts import HeldContexts
+from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
+from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout
+from worker_agent.engines.simulated.limits import check_request
+from worker_agent.engines.simulated.rank import Rank
+from worker_agent.engines.simulated.scheduling import TRTLLM, Scheduling
+from worker_agent.engines.simulated.statistics import IterationStats, iteration_stats
+from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
+from worker_agent.engines.simulated.tokens import TokenSource
+from worker_agent.engines.simulated.transfer import (
+    UNBOUNDED,
+    Fetch,
+    TransferCounts,
+    TransferOutcome,
+    TransferRules,
+    TransferStatistics,
+)
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+from worker_agent.events.engine_events import EngineEvent as SourceEvent
+from worker_agent.events.engine_events import RankEvent
+
+EVENT_BUFFER_MAX_SIZE = 100_000
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One iteration: its length in engine seconds, (request id, output) pairs at its end, one row for each rank.
+
+    `fetches` begin when it begins.
+    """
+
+    duration_s: float
+    outputs: tuple[tuple[str, EngineOutput], ...]
+    fetches: tuple[Fetch, ...]
+    statistics: tuple[IterationStats, ...]
+
+
+class Simulator:
+    """An engine of one or more ranks. Same calls, same order: same outputs, events and durations.
+
+    The event buffer holds `event_buffer_max_size` events per rank, one buffer for all ranks; the oldest give way, and
+    their ids are missed. Source: `event_plane.md` section 1.5. A host tier that is a source of its own keeps as many
+    and one for each of its blocks; what nobody took gives way to an account of all that it holds.
+    """
+
+    def __init__(
+        self,
+        description: EngineDescription,
+        *,
+        timing: EngineTiming = H200_8B,
+        scheduling: Scheduling = TRTLLM,
+        token_source: TokenSource | None = None,
+        block_hash: BlockHash = trtllm_hash,
+        layout: CacheLayout = GPU_ONLY,
+        event_buffer_max_size: int = EVENT_BUFFER_MAX_SIZE,
+        role: Role = "aggregated",
+        transfers: TransferRules = UNBOUNDED,
+    ) -> None:
+        self.description, self.role, self.transfers = description, role, transfers
+        self._contexts = HeldContexts(transfers.timeout_s)
+        self._timing = timing
+        self._layout = layout
+        self._memory = layout.memory(description)
+        several = len(description.dp_ranks) > 1
+        source = token_source or TokenSource()
+        self._ranks = {
+            dp_rank: Rank(
+                description,
+                source,
+                dp_rank if several else msgspec.UNSET,
+                block_hash,
+                scheduling,
+                layout,
+                role=role,
+                contexts=self._contexts,
+            )
+            for dp_rank in description.dp_ranks
+        }
+        self._rank_of: dict[str, int] = {}
+        self._iteration = 0
+        self._untold = False
+        self._foreseen_s: list[float] = []
+        self._durations_s: list[float] = []
+        self._before_s = 0.0
+        self._counts = TransferCounts()
+        self._visible: deque[EngineEvent] = deque(maxlen=event_buffer_max_size * len(self._ranks))
+        self._visible_host: dict[int, list[SourceEvent]] = {dp_rank: [] for dp_rank in self._ranks}
+        self._host_events_max = event_buffer_max_size + layout.host_blocks
+        self.flush_events()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to step for: a request that can go on, or effects that wait to be told."""
+        return self._untold or not all(rank.is_idle for rank in self._ranks.values())
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is here that has not ended; those that wait for their KV want no step."""
+        return bool(self._rank_of)
+
+    @property
+    def has_events(self) -> bool:
+        """Whether `drain_events` would return any."""
+        return bool(self._visible)
+
+    @property
+    def has_host_events(self) -> bool:
+        """Whether `drain_host_events` would return any."""
+        return any(self._visible_host.values())
+
+    def submit(self, request: EngineRequest, now_s: float, choice: int = 0) -> None:
+        """Queue a request that arrives at `now_s`, on its rank or on that with the fewest requests.
+
+        `choice` is its number among several generations of a prompt, each of which is a request of its own here.
+
+        Raises:
+            RequestRefused: it can never be served, or its id is in use; nothing has changed.
+        """
+        id_in_use = request.request_id in self._rank_of
+        check_request(request, self.description, self._layout, self.role, id_in_use=id_in_use)
+        if self.role == "prefill":
+            request = msgspec.structs.replace(request, max_tokens=1)
+        dp_rank = request.dp_rank
+        if dp_rank is None:
+            dp_rank = min(self._ranks, key=lambda each: self._ranks[each].request_count)
+        self._ranks[dp_rank].submit(request, now_s, choice)
+        self._rank_of[request.request_id] = dp_rank
+
+    def cancel(self, request_id: str) -> None:
+        """Free a request's blocks at once, what it computed stays cached; without effect where it has ended.
+
+        One more iteration tells what changed, if need be with nothing to compute. A request that takes a transfer goes
+        on until that is over, unseen; its id stays in use so long.
+        """
+        dp_rank = self._rank_of.get(request_id)
+        if dp_rank is not None and self._ranks[dp_rank].cancel(request_id):
+            del self._rank_of[request_id]
+            self._untold = True
+
+    def fetched(self, fetch: Fetch, after_s: float) -> None:
+        """Let a request go on whose KV has come, `after_s` after it was asked for."""
+        self._counts.fetches["done"] += 1
+        self._counts.fetched_tokens += fetch.tokens
+        self._counts.fetch_s += after_s
+        self._after_fetch(fetch.request_id, Rank.fetched)
+
+    def fetch_failed(self, fetch: Fetch, outcome: TransferOutcome) -> None:
+        """Let a request fail whose KV does not come."""
+        self._counts.fetches[outcome] += 1
+        self._after_fetch(fetch.request_id, Rank.fetch_failed)
+
+    def _after_fetch(self, request_id: str, tell: Callable[[Rank, str], bool]) -> None:
+        self._untold = True
+        if not tell(self._ranks[self._rank_of[request_id]], request_id):
+            del self._rank_of[request_id]
+
+    def offer_at(self, endpoint: str) -> None:
+        """Say in handoffs from now on that contexts are fetched at `endpoint`."""
+        self._contexts.endpoint = endpoint
+
+    def holds(self, transfer_id: int, state: bytes, tokens: int) -> bool:
+        """Return whether so many tokens of a context can be had here, by its name and what was said with it."""
+        return self._contexts.holds(transfer_id, state, tokens)
+
+    def hand_over(self, transfer_id: int) -> bool:
+        """Free the blocks of a context that somebody has fetched; return whether it was still here."""
+        held = self._contexts.give_up(transfer_id)
+        if held is None:
+            return False
+        self._counts.handed_over += 1
+        self._ranks[held.dp_rank].give_back(held.table, held.prompt)
+        self._untold = True
+        return True
+
+    def expire(self, now_s: float) -> None:
+        """Free the blocks of contexts that nobody fetched in time."""
+        for held in self._contexts.expired(now_s):
+            self._counts.expired += 1
+            self._ranks[held.dp_rank].give_back(held.table, held.prompt)
+            self._untold = True
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """When `expire` has something to do next, in engine seconds; None while nothing is held."""
+        return self._contexts.next_expiry_s
+
+    def transfer_statistics(self) -> TransferStatistics:
+        """Return how transfers stand, and what became of them."""
+        fetching = sum(rank.fetching_count for rank in self._ranks.values())
+        return self._counts.statistics(self.transfers, len(self._contexts), self._contexts.tokens, fetching)
+
+    def step(self, now_s: float) -> Step:
+        """Compute the iteration that begins at `now_s`, in engine seconds."""
+        self._untold = False
+        steps = {dp_rank: rank.step(now_s) for dp_rank, rank in self._ranks.items()}
+        duration_s = max(self._timing.iteration_s(step.work) for step in steps.values())
+        outputs = tuple(output for step in steps.values() for output in step.outputs)
+        for request_id, output in outputs:
+            if output.finish_reason:
+                del self._rank_of[request_id]
+        statistics = tuple(
+            iteration_stats(
+                step.did,
+                self.description,
+                self._memory,
+                now_s=now_s,
+                iteration=self._iteration,
+                duration_s=duration_s,
+                before_s=self._before_s,
+                attention_dp_rank=self._ranks[dp_rank].attention_dp_rank,
+            )
+            for dp_rank, step in steps.items()
+        )
+        self._iteration += 1
+        self._before_s = duration_s
+        fetches = tuple(fetch for step in steps.values() for fetch in step.fetches)
+        return Step(duration_s=duration_s, outputs=outputs, fetches=fetches, statistics=statistics)
+
+    def foresee(self, now_s: float, iterations_max: int) -> list[float]:
+        """Return when each of the coming quiet iterations ends, the first of which begins at `now_s`.
+
+        In a quiet iteration every running sequence computes a token and nothing else happens: no event, no end. What is
+        foreseen holds until something is submitted, cancelled, fetched or handed over.
+        """
+        ranks, quiet = self._ranks.values(), iterations_max if self.has_work and not self._untold else 0
+        quiet = min(quiet, *(rank.quiet_iterations(iterations_max) for rank in ranks))
+        durations_s = (map(self._timing.iteration_s, rank.quiet_work(quiet)) for rank in ranks)
+        self._durations_s = [max(of_ranks_s) for of_ranks_s in zip(*durations_s, strict=True)]
+        self._foreseen_s = list(accumulate(self._durations_s, initial=now_s))
+        return self._foreseen_s[1:]
+
+    def skip(self, iterations: int) -> None:
+        """Compute so many (1 or more) of the iterations just foreseen, without outputs and statistics."""
+        for rank in self._ranks.values():
+            rank.skip(iterations, self._foreseen_s[iterations - 1])
+        self._iteration += iterations
+        self._before_s = self._durations_s[iterations - 1]
+
+    def flush_events(self) -> None:
+        """Make visible what happened since the last call; the end of an iteration."""
+        for dp_rank, rank in self._ranks.items():
+            self._visible.extend(rank.cache.events.take())
+            if told := rank.cache.take_host_events():
+                host = self._visible_host[dp_rank]
+                host += told
+                if len(host) > self._host_events_max:
+                    host[:] = rank.cache.host_account()
+
+    def drain_events(self) -> list[EngineEvent]:
+        """Return all visible events since the last call, in order per rank."""
+        drained = list(self._visible)
+        self._visible.clear()
+        return drained
+
+    def drain_host_events(self) -> list[RankEvent]:
+        """Return all visible events of the host tier since the last call, where it is a source of its own."""
+        drained = [RankEvent(dp_rank, event) for dp_rank, host in self._visible_host.items() for event in host]
+        for host in self._visible_host.values():
+            host.clear()
+        return drained
+
+    def held_hashes(self, dp_rank: int, tier: Tier = Tier.GPU) -> frozenset[int]:
+        """Return the engine hashes of the full blocks that a rank holds on `tier`, in the widest window's pool.
+
+        The rank would reuse them, on GPU and host together; with narrow windows, as far as these hold their part.
+        """
+        return self._ranks[dp_rank].pool.held_hashes(tier)

@@ -1,0 +1,81 @@
+"""The requests of a rank, waiting and running, and what of them an iteration computes."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from worker_agent.api.request_limits import computed_tokens_max
+from worker_agent.engines.simulated.blocks import BlockTable
+from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.timing import IterationWork
+from worker_agent.engines.simulated.tokens import TokenSource
+from worker_agent.engines.types import EngineRequest, FinishReason
+
+
+class Waiting:
+    """A request that is not admitted yet."""
+
+    __slots__ = ("arrived_s", "is_cancelled", "namespace", "request", "source")
+
+    def __init__(self, request: EngineRequest, arrived_s: float, source: TokenSource) -> None:
+        self.request = request
+        self.namespace = Namespace.of(request.lora_name, request.cache_salt)
+        self.arrived_s = arrived_s
+        self.source = source
+        self.is_cancelled = False
+
+
+class Running:
+    """An admitted request: its tokens so far, how many of them are computed, and the last ones that nobody was told."""
+
+    __slots__ = (
+        "arrived_s", "cached_tokens", "computed_tokens", "is_cancelled", "prefix_state", "request", "source", "table",
+        "tokens", "untold",
+    )  # fmt: skip
+
+    def __init__(self, waiting: Waiting, table: BlockTable, cached_tokens: int, prefix_state: int) -> None:
+        self.request = waiting.request
+        self.arrived_s = waiting.arrived_s
+        self.source = waiting.source
+        self.is_cancelled = waiting.is_cancelled
+        self.untold: tuple[int, ...] = ()
+        self.table = table
+        self.tokens = list(waiting.request.prompt)
+        self.prefix_state = prefix_state
+        self.cached_tokens = cached_tokens
+        self.computed_tokens = cached_tokens
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """Part of a prompt, computed in one iteration after `past_tokens` others."""
+
+    running: Running
+    past_tokens: int
+    new_tokens: int
+
+    @property
+    def end_tokens(self) -> int:
+        """How many tokens of the prompt are computed after it."""
+        return self.past_tokens + self.new_tokens
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the request is admitted in this iteration."""
+        return self.past_tokens == self.running.cached_tokens
+
+
+def work_of(decoding: Sequence[Running], chunks: Sequence[Chunk]) -> IterationWork:
+    """Return what an iteration computes: a token of each decoding sequence, and the chunks."""
+    return IterationWork(
+        context_tokens=sum(chunk.new_tokens for chunk in chunks),
+        attention_pairs=sum(chunk.new_tokens * (chunk.past_tokens + chunk.new_tokens / 2) for chunk in chunks),
+        decode_sequences=len(decoding),
+        kv_tokens=sum(running.computed_tokens for running in decoding),
+    )
+
+
+def ending(running: Running) -> FinishReason | None:
+    """Return why the last token is the last; None where it is not."""
+    if running.tokens[-1] in running.request.stop_token_ids:
+        return "stop"
+    return "length" if len(running.tokens) > computed_tokens_max(running.request) else None

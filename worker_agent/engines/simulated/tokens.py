@@ -1,0 +1,56 @@
+"""The next token is a pure, seeded function of all tokens before it.
+
+    state = mixed seed;  state' = state * M + token + 1 mod 2^64;  next token = vocabulary[mixed state * its length]
+
+So a stream cut anywhere and sent again as prompt + tokens so far goes on as if it had never been cut.
+
+Of several choices each but the first has a seed of its own. Log probabilities are made up, for those who ask:
+
+    p(next token) = 1 - (1 + u(state)) / 4, in (1/2, 3/4];  p(runner-up k) = (1 - p) / 2^k, other tokens in turn
+"""
+
+from collections.abc import Iterable
+from math import log
+
+import msgspec
+
+from kv_protocol.splitmix import U64_MASK, choice_index, splitmix64, unit_interval
+from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
+
+_MULTIPLIER = 0x5851_F42D_4C95_7F2D  # Source: Knuth's MMIX generator, TAOCP volume 2, 3.3.4
+LETTERS_AND_SPACES = tuple(b"abcdefghijklmnopqrstuvwxyz     ")
+"""Ids of the byte tokenizer: words of about five letters."""
+
+
+class TokenSource(msgspec.Struct, frozen=True):
+    """The simulated model. A token that `vocabulary` names more than once is drawn as much more often."""
+
+    seed: int = 0
+    vocabulary: tuple[int, ...] = LETTERS_AND_SPACES
+
+    def fold(self, tokens: Iterable[int], state: int | None = None) -> int:
+        """Return the state after `tokens`, which follow those of `state` (None: begin); O(1) per token."""
+        state = splitmix64(self.seed) if state is None else state
+        for token in tokens:
+            state = state * _MULTIPLIER + token + 1 & U64_MASK
+        return state
+
+    def next_token(self, state: int) -> int:
+        """Return the token that follows the prefix of `state`."""
+        return self.vocabulary[choice_index(state, len(self.vocabulary))]
+
+    def of_choice(self, choice: int) -> "TokenSource":
+        """Return the model of one of several choices, counted from 0."""
+        return msgspec.structs.replace(self, seed=splitmix64(self.seed + choice & U64_MASK)) if choice else self
+
+    def logprobs(self, state: int, top: int) -> TokenLogprobs:
+        """Return what is told of the token after the prefix of `state`, and of the `top` likeliest there."""
+        token, left = self.next_token(state), (1 + unit_interval(splitmix64(state))) / 4
+        others = [each for each in dict.fromkeys(self.vocabulary) if each != token]
+        first = choice_index(splitmix64(state), len(others)) if others else 0
+        ranked = [TokenLogprob(token_id=token, logprob=log(1 - left), rank=1)]
+        for place in range(min(top - 1, len(others))):
+            left /= 2
+            other = others[(first + place) % len(others)]
+            ranked.append(TokenLogprob(token_id=other, logprob=log(left), rank=place + 2))
+        return TokenLogprobs(chosen=ranked[0], top=tuple(ranked[:top]))

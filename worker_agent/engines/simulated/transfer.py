@@ -1,0 +1,160 @@
+"""KV on its way from a prefill to a decode engine: how long it takes, and where it has to wait.
+
+    duration   latency + tokens * bytes of a token / bandwidth
+    buffer     each engine has one, of `buffer_tokens` places; a transfer has a place for each of its tokens, first in
+               the receiver's, then in the sender's, all at once and in the order of asking, until it is over
+    too long   a transfer of more tokens than the buffer has places waits for more, which never come; nobody behind it
+               gets any before its timeout
+
+So a buffer below the longest input stops both engines under load: the sender's blocks are held by transfers that wait
+for the buffer, the receiver's by requests that wait for these transfers. Only the timeout ends it.
+
+    outcome    done      all tokens are there
+               stalled   the buffer is too small for it
+               timeout   its turn came too late, or it took too long
+               gone      the sender does not hold it: fetched, given up, or never handed over
+               lost      the sender does not answer
+
+That the line does not move on is assumed. Source: `dynamo_reference.md` section 4.2; NVIDIA Dynamo's documentation,
+TensorRT-LLM, "Known Issues and Mitigations" (KV cache exhaustion); NVIDIA/TensorRT-LLM, `cacheFormatter.cpp` (with an
+agent the buffer has to cover a whole transfer); 60 s: `kv_transfer_timeout_ms` (`docs/TENSORRT_LLM.md`).
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Literal
+
+import msgspec
+from blake3 import blake3
+
+from worker_agent.engines.simulated.layout import KV_TOKEN_BYTES
+
+TransferOutcome = Literal["done", "stalled", "timeout", "gone", "lost"]
+OUTCOMES: tuple[TransferOutcome, ...] = ("done", "stalled", "timeout", "gone", "lost")
+_STATE = b"simulated-kv:"
+
+
+class TransferRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants of the rules above. `buffer_tokens` None: a buffer that is never too small.
+
+    400 Gbit/s is one InfiniBand NDR port, a GPU's share in a DGX H100; 1 ms for setting a transfer up is assumed.
+    """
+
+    token_bytes: int = KV_TOKEN_BYTES
+    bandwidth_bytes_s: float = 50e9
+    latency_s: float = 1e-3
+    buffer_tokens: int | None = None
+    timeout_s: float = 60.0
+
+    def duration_s(self, tokens: int) -> float:
+        """Return how long so many tokens are on their way, in engine seconds."""
+        return self.latency_s + tokens * self.token_bytes / self.bandwidth_bytes_s
+
+    def too_late(self, tokens: int) -> TransferOutcome:
+        """Return what has become of a transfer whose time is up."""
+        is_stalled = self.buffer_tokens is not None and tokens > self.buffer_tokens
+        return "stalled" if is_stalled else "timeout"
+
+
+UNBOUNDED = TransferRules()
+"""A network that is fast enough, and a buffer for everything."""
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decode engine wants: `tokens` of the context that `endpoint` holds as `transfer_id`, for a request.
+
+    `state` is what the prefill engine said with it; without it nothing is handed out.
+    """
+
+    request_id: str
+    transfer_id: int
+    state: bytes
+    tokens: int
+    endpoint: str
+
+
+class TransferStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine's transfers: contexts held for others, requests that wait for theirs; what became of both since start.
+
+    `expired_total`: contexts that nobody fetched in time. `fetches_total`: by outcome. Seconds are the engine's.
+    """
+
+    held: int
+    held_tokens: int
+    fetching: int
+    handed_over_total: int
+    expired_total: int
+    fetches_total: dict[TransferOutcome, int]
+    fetched_bytes_total: int
+    fetch_seconds_total: float
+
+
+class TransferCounts:
+    """What became of an engine's transfers so far."""
+
+    def __init__(self) -> None:
+        self.handed_over = self.expired = self.fetched_tokens = 0
+        self.fetch_s = 0.0
+        self.fetches = dict.fromkeys(OUTCOMES, 0)
+
+    def statistics(self, rules: TransferRules, held: int, held_tokens: int, fetching: int) -> TransferStatistics:
+        """Return them, beside what there is now."""
+        return TransferStatistics(
+            held=held,
+            held_tokens=held_tokens,
+            fetching=fetching,
+            handed_over_total=self.handed_over,
+            expired_total=self.expired,
+            fetches_total=dict(self.fetches),
+            fetched_bytes_total=self.fetched_tokens * rules.token_bytes,
+            fetch_seconds_total=self.fetch_s,
+        )
+
+
+def state_of(prompt: Sequence[int], transfer_id: int) -> bytes:
+    """Return what a prefill engine says of a context: it belongs to this prompt and this transfer alone."""
+    said = msgspec.msgpack.encode((transfer_id, tuple(prompt)))
+    return _STATE + blake3(said).digest()
+
+
+class TransferBuffer:
+    """The places of one engine's buffer, and who waits for some. A key is one transfer's."""
+
+    def __init__(self, tokens: int | None) -> None:
+        self._tokens = tokens
+        self._waiting: OrderedDict[Hashable, int] = OrderedDict()
+        self._taken: dict[Hashable, int] = {}
+        self._used_tokens = 0
+
+    @property
+    def used_tokens(self) -> int:
+        """How many places are taken."""
+        return self._used_tokens
+
+    @property
+    def waiting(self) -> int:
+        """How many transfers wait, one that is too long for the buffer among them."""
+        return len(self._waiting)
+
+    def ask(self, key: Hashable, tokens: int) -> list[Hashable]:
+        """Queue a transfer; return those that have their places now."""
+        self._waiting[key] = tokens
+        return self._granted()
+
+    def let_go(self, key: Hashable) -> list[Hashable]:
+        """Forget a transfer, wherever it stands; return those that have their places now."""
+        self._waiting.pop(key, None)
+        self._used_tokens -= self._taken.pop(key, 0)
+        return self._granted()
+
+    def _granted(self) -> list[Hashable]:
+        granted: list[Hashable] = []
+        while self._waiting:
+            key, tokens = next(iter(self._waiting.items()))
+            if self._tokens is not None and self._used_tokens + tokens > self._tokens:
+                break
+            del self._waiting[key]
+            self._taken[key] = tokens
+            self._used_tokens += tokens
+            granted.append(key)
+        return granted

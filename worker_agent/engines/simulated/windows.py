@@ -1,0 +1,239 @@
+"""Sliding-window attention: some layers see only the last tokens, and their blocks are a pool of their own.
+
+    window before a token   the `window_size` tokens that end with it; a block that lies wholly before it has no use
+    reuse of L blocks       the widest pool holds all of them, every narrow pool those of the window before token L + 1
+    promised                the most blocks that the running sequences may have at once; promised <= total
+
+The widest pool is `BlockPool`; what it says of a prefix (hashes, chain, priorities) the narrow pools repeat for their
+copies of the blocks. A narrow pool gives a sequence the whole prompt's blocks when it is admitted, as the widest does;
+they enter the narrow tree with those of the widest; those that fall out of the window are then released: cached where
+they are in the tree, free otherwise. No prefix here is any good by itself, so blocks may be cached without the ones
+before them, partial blocks are not kept, and nothing goes to the host. Source: `event_plane.md` sections 1.3, 7 (11).
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from worker_agent.engines.simulated.blocks import BlockPool, BlockTable
+from worker_agent.engines.simulated.events import WindowLog, stored_block
+from worker_agent.engines.simulated.eviction import EvictionQueue
+from worker_agent.engines.simulated.host import HostTier
+from worker_agent.engines.simulated.identity import Block, BlockHash, Namespace, trtllm_hash
+from worker_agent.engines.types import PRIORITY_DEFAULT
+
+
+def narrow_blocks_max(prompt_tokens: int, tokens_max: int, window_size: int, block_size: int) -> int:
+    """Return the most blocks of a narrow pool that a request may have at once: all of its prompt's, then a window's."""
+    context_blocks, blocks, window_blocks = (-(-n // block_size) for n in (prompt_tokens, tokens_max, window_size))
+    return max(context_blocks, min(blocks, window_blocks + 1))
+
+
+class NarrowBlock:
+    """A block of a narrow tree, by its engine hash."""
+
+    __slots__ = ("engine_hash", "priority", "sequences")
+
+    def __init__(self, engine_hash: int, priority: int) -> None:
+        self.engine_hash = engine_hash
+        self.priority = priority
+        self.sequences = 0
+
+
+class NarrowTable:
+    """What one running sequence has of a narrow pool: its blocks from `first` on; None is one without a name."""
+
+    __slots__ = ("blocks", "first", "priority", "promised_blocks")
+
+    def __init__(self, first: int, blocks: Iterable[NarrowBlock], priority: int, promised_blocks: int) -> None:
+        self.first = first
+        self.blocks: deque[NarrowBlock | None] = deque(blocks)
+        self.priority = priority
+        self.promised_blocks = promised_blocks
+
+    @property
+    def end(self) -> int:
+        """The number of the block after the last."""
+        return self.first + len(self.blocks)
+
+
+class NarrowPool:
+    """The blocks of one window that is not the widest; full blocks that enter and leave its tree are told."""
+
+    def __init__(self, window_size: int, total_blocks: int, block_size: int, events: WindowLog) -> None:
+        self._window_size = window_size
+        self._total_blocks = total_blocks
+        self._block_size = block_size
+        self._events = events
+        self._tree: dict[int, NarrowBlock] = {}
+        self._cached: EvictionQueue[NarrowBlock] = EvictionQueue()
+        self._promised = 0
+        self.free_blocks = total_blocks
+        self.used_blocks = 0
+
+    @property
+    def cached_blocks(self) -> int:
+        """How many blocks of the tree no sequence has."""
+        return len(self._cached)
+
+    def reusable_blocks(self, path: Sequence[Block], blocks_max: int) -> int:
+        """Return after how many blocks of `path`, `blocks_max` at most, a sequence can go on: the most."""
+        at = blocks_max
+        while at > self._first(blocks_max * self._block_size + 1):
+            at -= 1
+            if path[at].engine_hash not in self._tree:
+                blocks_max = at
+        return blocks_max
+
+    def can_admit(self, prompt_tokens: int, tokens_max: int) -> bool:
+        """Return whether the blocks that such a request may need can be promised."""
+        return self._promised + self._blocks_max(prompt_tokens, tokens_max) <= self._total_blocks
+
+    def admit(self, path: Sequence[Block], prompt_tokens: int, tokens_max: int, priority: int) -> NarrowTable:
+        """Return a table with the prompt's blocks: of `path` those in the window before the next token; new ones."""
+        promised_blocks = self._blocks_max(prompt_tokens, tokens_max)
+        self._promised += promised_blocks
+        first = self._first(len(path) * self._block_size + 1)
+        reused = [self._tree[block.engine_hash] for block in path[first:]]
+        for block in reused:
+            self._have(block, priority)
+        table = NarrowTable(first, reused, priority, promised_blocks)
+        self._grow(table, prompt_tokens)
+        return table
+
+    def extend(self, table: NarrowTable, tokens: int) -> None:
+        """Where the last of `tokens` tokens wants a new block, take it, after what falls out of the window."""
+        if table.end * self._block_size < tokens:
+            self._slide(table, tokens)
+            self._grow(table, tokens)
+
+    def store(self, table: NarrowTable, path: Sequence[Block], tokens: int) -> None:
+        """Make the full blocks of `path` that `table` has reusable; keep the window before the token after `tokens`."""
+        for at in range(table.first, min(len(path), table.end)):
+            if table.blocks[at - table.first] is None and len(path[at].key.tokens) == self._block_size:
+                table.blocks[at - table.first] = self._named(path[at], table.priority)
+        self._slide(table, tokens + 1)
+
+    def release(self, table: NarrowTable) -> None:
+        """Give everything back; `table` is void afterwards."""
+        self._promised -= table.promised_blocks
+        while table.blocks:
+            self._leave(table.blocks.pop())
+
+    def held_hashes(self) -> frozenset[int]:
+        """Return the engine hashes of the blocks of the tree."""
+        return frozenset(self._tree)
+
+    def _first(self, tokens: int) -> int:
+        """Return the first block of the window that ends with the last of so many tokens."""
+        return max(0, tokens - self._window_size) // self._block_size
+
+    def _blocks_max(self, prompt_tokens: int, tokens_max: int) -> int:
+        return narrow_blocks_max(prompt_tokens, tokens_max, self._window_size, self._block_size)
+
+    def _have(self, block: NarrowBlock, priority: int) -> None:
+        if not block.sequences:
+            self._cached.remove(block)
+            self.used_blocks += 1
+        block.sequences += 1
+        if block.priority < priority:
+            self._events.updated(block.engine_hash, "priority", block.priority, priority)
+            block.priority = priority
+
+    def _leave(self, block: NarrowBlock | None) -> None:
+        if block is None:
+            self.used_blocks -= 1
+            self.free_blocks += 1
+            return
+        block.sequences -= 1
+        if not block.sequences:
+            self.used_blocks -= 1
+            self._cached.add(block)
+
+    def _slide(self, table: NarrowTable, tokens: int) -> None:
+        while table.blocks and table.first < self._first(tokens):
+            self._leave(table.blocks.popleft())
+            table.first += 1
+
+    def _grow(self, table: NarrowTable, tokens: int) -> None:
+        while table.end * self._block_size < tokens:
+            if self.free_blocks:
+                self.free_blocks -= 1
+            else:
+                evicted = self._cached.pop()
+                del self._tree[evicted.engine_hash]
+                self._events.removed(evicted.engine_hash)
+            self.used_blocks += 1
+            table.blocks.append(None)
+
+    def _named(self, block: Block, priority: int) -> NarrowBlock:
+        """Return the tree's copy of a block, in place of one that has no name yet."""
+        held = self._tree.get(block.engine_hash)
+        if held:
+            self._leave(None)
+            self._have(held, priority)
+            return held
+        named = self._tree[block.engine_hash] = NarrowBlock(block.engine_hash, priority)
+        named.sequences = 1
+        told = stored_block(block.engine_hash, block.key.tokens, block.key.cache_salt, priority)
+        self._events.stored(block.parent_hash, [told])
+        return named
+
+
+class WindowedPool(BlockPool):
+    """A widest pool with narrow ones beside it: what is admitted, stored and released here, is there too."""
+
+    def __init__(
+        self,
+        total_blocks: int,
+        block_size: int,
+        events: WindowLog,
+        block_hash: BlockHash = trtllm_hash,
+        host: HostTier | None = None,
+        *,
+        narrow: Sequence[NarrowPool],
+    ) -> None:
+        super().__init__(total_blocks, block_size, events, block_hash, host)
+        self._narrow = narrow
+        self._narrow_tables: dict[BlockTable, list[NarrowTable]] = {}
+
+    def match(self, prompt: Sequence[int], namespace: Namespace) -> list[Block]:
+        """Return the blocks that a sequence with this prompt would reuse, which no window forbids."""
+        path = super().match(prompt, namespace)
+        blocks, before = len(path), -1
+        while blocks != before:
+            before = blocks
+            for pool in self._narrow:
+                blocks = pool.reusable_blocks(path, blocks)
+        return path[:blocks]
+
+    def admit(
+        self, prompt: Sequence[int], tokens_max: int, namespace: Namespace, priority: int = PRIORITY_DEFAULT
+    ) -> BlockTable | None:
+        """Return a table with the prompt's blocks in all pools, or None where they lack in one."""
+        if not all(pool.can_admit(len(prompt), tokens_max) for pool in self._narrow):
+            return None
+        table = super().admit(prompt, tokens_max, namespace, priority)
+        if table:
+            self._narrow_tables[table] = [
+                pool.admit(table.path, len(prompt), tokens_max, priority) for pool in self._narrow
+            ]
+        return table
+
+    def extend(self, table: BlockTable, tokens: int) -> None:
+        """Make room in all pools for the last of `tokens` tokens."""
+        super().extend(table, tokens)
+        for pool, narrow in zip(self._narrow, self._narrow_tables[table], strict=True):
+            pool.extend(narrow, tokens)
+
+    def store_context(self, table: BlockTable, prompt: Sequence[int]) -> None:
+        """Make the prompt's blocks reusable in all pools, as far as their windows reach."""
+        super().store_context(table, prompt)
+        for pool, narrow in zip(self._narrow, self._narrow_tables[table], strict=True):
+            pool.store(narrow, table.path, len(prompt))
+
+    def release(self, table: BlockTable, computed: Sequence[int]) -> None:
+        """Cache the computed tokens in all pools, give back everything else."""
+        super().release(table, computed)
+        for pool, narrow in zip(self._narrow, self._narrow_tables.pop(table), strict=True):
+            pool.store(narrow, table.path, len(computed))
+            pool.release(narrow)

@@ -1,0 +1,77 @@
+"""The configuration section of what only a TensorRT-LLM engine has, beyond its own arguments.
+
+Its arguments come from flags and files of their own (`worker_agent/engine_args/sources.py`), so that they read
+as the engine's.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from kv_protocol.fleet import Role
+from kv_runtime.config import Section
+from kv_runtime.text import Text
+from worker_agent.api.disaggregated import NODES_MAX, PROCESSES_MAX
+from worker_agent.engines.trtllm.settings import LoraAdapter, TrtllmSettings
+
+_NAME = Annotated[str, Field(min_length=1, max_length=256)]
+_TEXT = Annotated[str, Field(min_length=1)]
+
+
+class TrtllmSection(Section):
+    """How the engine is watched, what is loaded beside the model, and how long its end may take."""
+
+    loras: dict[_NAME, _TEXT] = Field(
+        {}, max_length=1024, description="LoRA adapters by the name that requests use: the directories of their weights"
+    )
+    logits_processors: dict[_NAME, _TEXT] = Field(
+        {}, max_length=64, description="by the name that requests use: package.module:factory, which is imported"
+    )
+    event_hosts: tuple[_TEXT, ...] = Field(
+        (), max_length=4096, description="nodes of an engine that streams its KV events; empty: SLURM_STEP_NODELIST"
+    )
+    max_seq_len: int = Field(
+        0, ge=0, le=1 << 22, description="prompt and answer together, in tokens, where neither arguments nor model say"
+    )
+    conversation_affinity: bool = Field(
+        default=False, description="the engine chooses the rank of a request that names its conversation"
+    )
+    watch_s: float = Field(0.5, gt=0, le=60, description="pause between two questions whether the engine lives")
+    answer_s: float = Field(30.0, gt=0, le=600, description="how long the engine may take to say so; then it is dead")
+    transfer_s: float = Field(
+        30.0, ge=0, le=3600, description="how long a prefill worker's stop waits for blocks to be fetched"
+    )
+    shutdown_s: float = Field(30.0, gt=0, le=3600, description="how long the engine may take to end; then it is left")
+    transfer_node: int | None = Field(
+        None, ge=0, lt=NODES_MAX, description="of a prefill worker: with transfer_process, the fleet's only such pair"
+    )
+    transfer_process: int = Field(0, ge=0, lt=PROCESSES_MAX, description="of a prefill worker: its place on the node")
+
+    @model_validator(mode="after")
+    def _process_of_a_node(self) -> "TrtllmSection":
+        if self.transfer_process and self.transfer_node is None:
+            raise ValueError(f"transfer_process: found {self.transfer_process}, allowed with transfer_node alone")
+        return self
+
+    def settings(
+        self, text: Text, role: Role, log_level: Literal["debug", "info", "warning", "error"]
+    ) -> TrtllmSettings:
+        """Return what the engine is given; adapters are numbered from 1, in their order here.
+
+        An encoder, which generates nothing, is as long as no request is.
+        """
+        node, longest = self.transfer_node, self.max_seq_len or (1 if role == "encode" else None)
+        return TrtllmSettings(
+            end_ids=tuple(sorted(text.eos_ids)),
+            max_seq_len=longest,
+            log_level=log_level,
+            loras={name: LoraAdapter(number=at, path=path) for at, (name, path) in enumerate(self.loras.items(), 1)},
+            logits_processors=self.logits_processors,
+            watch_s=self.watch_s,
+            answer_s=self.answer_s,
+            transfer_s=self.transfer_s,
+            shutdown_s=self.shutdown_s,
+            transfer_place=None if node is None else (node, self.transfer_process),
+            vocab_size=text.vocab_size,
+            conversation_affinity=self.conversation_affinity,
+        )

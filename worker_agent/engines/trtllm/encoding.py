@@ -1,0 +1,43 @@
+"""What TensorRT-LLM's encoder makes of a prompt's images: handles, or files of what stands behind them."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from worker_agent.api.disaggregated import Handoff, handoff_of
+from worker_agent.engines.trtllm.library import Library
+from worker_agent.engines.types import RequestRefused
+from worker_agent.media.inputs import with_digests
+from worker_agent.media.parts import Media
+
+
+class Encoder(NamedTuple):
+    """The loaded encoder. `placing` is held by the one that places media in a prompt: tokenizers are not shared."""
+
+    library: Library
+    llm: Any
+    placing: asyncio.Lock
+
+
+async def handles_of(encoder: Encoder, text: str, media: Sequence[Media]) -> Handoff:
+    """Return the handles, and the images' digests as their hashes.
+
+    Raises:
+        RequestRefused: an image cannot be decoded, or there is not a handle for each.
+        Exception: whatever the library raises.
+    """
+    library, llm = encoder.library, encoder.llm
+    async with encoder.placing:
+        prepared = await asyncio.to_thread(library.to_encode, llm, text, media)
+    handoff = handoff_of((await library.encode(llm, prepared)).disaggregated_params)
+    handles = len(handoff.multimodal_embedding_handles or ())
+    if handles != len(media):
+        raise RequestRefused("media", f"{handles} embeddings of {len(media)} images", "as many")
+    return with_digests(handoff, [each.digest for each in media])
+
+
+async def files_of(encoder: Encoder, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
+    """Return a `.safetensors` file for each image, in their order; otherwise as `handles_of`."""
+    handoff = await handles_of(encoder, text, media)
+    handles = handoff.multimodal_embedding_handles or ()
+    return tuple([await asyncio.to_thread(encoder.library.embeddings, handle) for handle in handles])

@@ -1,0 +1,432 @@
+"""TensorRT-LLM as an `Engine`: loaded in this process, asked on the event loop, polled from threads, watched.
+
+    loading            by `call`: on the main thread of `worker-agent serve`, for MPI is finalized there and belongs to
+                       the thread that initialized it; else on a thread. `load_s` says how long it took. Whoever cancels
+                       it gets no engine, and none is left
+    a request's error  before its first output: `RequestRefused`; after it: a last output that says `error`
+    the engine's death found by a request, or by `run`, which asks the engine how it is: streams end with
+                       `EngineStopped`, then `run` raises it
+    closing a stream   aborts the engine's request. A decode worker's that fetches another worker's KV is aborted after
+                       its first token: aborted before it, the other worker would keep its blocks
+    media              decoded and placed in the prompt on a thread, while streams of others go on; one request at a
+                       time, for tokenizers may not be shared by threads
+    stop               grace for what runs; then it is cut. A prefill worker waits for its transfers. Then the engine is
+                       shut down. Each of these waits is bounded
+
+A prefill worker's transfers are over when the engine's statistics count no request any more; without statistics, when
+`transfer_s` have passed since the last one began. Nothing else tells of them.
+
+Source: `dynamo_reference.md` section 6.6.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import msgspec
+import structlog
+
+from kv_runtime.clock import Clock
+from kv_runtime.main_thread import ThreadCall
+from kv_runtime.supervise import TaskSet, TaskSetFull, until
+from worker_agent.api.disaggregated import Handoff, TransferIds
+from worker_agent.api.role_rules import takes_transfer
+from worker_agent.engine_args.arguments import EngineArgs
+from worker_agent.engines.trtllm.encoding import Encoder, files_of, handles_of
+from worker_agent.engines.trtllm.library import Call, Library
+from worker_agent.engines.trtllm.loading import Loading, described
+from worker_agent.engines.trtllm.logits import LogitsProcessors
+from worker_agent.engines.trtllm.outputs import Outputs
+from worker_agent.engines.trtllm.polling import EVENT_PAUSES, STATISTICS_PAUSES, Polling
+from worker_agent.engines.trtllm.requests import Abilities, TrtllmRequest, check_request, trtllm_request
+from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.engines.trtllm.stream import Stream
+from worker_agent.engines.types import (
+    EngineDescription,
+    EngineError,
+    EngineOutput,
+    EngineRequest,
+    EngineStopped,
+    RequestRefused,
+)
+from worker_agent.media.inputs import has_media
+from worker_agent.media.parts import Media
+
+_ABORTS_MAX = 10_000
+_FAREWELL_S = 1.0
+_REST_S = 0.2
+"""An engine whose statistics say nothing for so long computes nothing."""
+_log = structlog.get_logger("trtllm")
+
+
+class TensorRTLLMEngine:
+    """An `Engine`. `model` is its name in requests. Belongs to one event loop, from `start` on."""
+
+    def __init__(
+        self,
+        args: EngineArgs,
+        clock: Clock,
+        *,
+        model: str,
+        settings: TrtllmSettings | None = None,
+        call: ThreadCall = asyncio.to_thread,
+    ) -> None:
+        self._args, self._clock, self._model, self._on_its_thread = args, clock, model, call
+        self._settings = settings or TrtllmSettings()
+        place = self._settings.transfer_place if args.role == "prefill" else None
+        self._transfer_ids = None if place is None else TransferIds(*place)
+        self._processors = LogitsProcessors(self._settings.logits_processors)
+        self._abilities = Abilities(
+            role=args.role,
+            end_ids=self._settings.end_ids,
+            loras=self._settings.loras.keys(),
+            logits_processors=self._processors.names,
+            guides=args.value("guided_decoding_backend") is not None,
+            attention_dp=args.attention_dp_size > 1,
+            vocab_size=self._settings.vocab_size or 0,
+            conversations=self._settings.conversation_affinity,
+        )
+        self._library: Library | None = None
+        self._llm: Any = None
+        self._description: EngineDescription | None = None
+        self._streams: dict[str, Stream] = {}
+        self._aborting: set[Stream] = set()
+        self._aborts: TaskSet | None = None
+        self._encoding = 0
+        self._preparing: set[str] = set()
+        self._placing = asyncio.Lock()
+        self._idle, self._ended, self._over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._idle.set()
+        self._closing = asyncio.Lock()
+        self._stopped_because = "the engine takes no requests"
+        self._is_accepting = False
+        self._fault: BaseException | None = None
+        self._event_polling, self._statistics_polling = Polling(EVENT_PAUSES), Polling(STATISTICS_PAUSES)
+        self._has_submitted = False
+        self._busy: dict[int, int] = {}  # by rank, requests in the engine's newest statistics; threads write it
+        self._last_handoff_s: float | None = None
+        self.load_s: float | None = None
+        self.failed_requests_total = 0
+
+    @property
+    def logits_errors_total(self) -> Mapping[str, int]:
+        """How often each configured logits processor failed, in this process."""
+        return self._processors.errors_total
+
+    @property
+    def fault(self) -> str | None:
+        """Why the engine is dead, as far as is known; None while it lives."""
+        return None if self._fault is None else f"{type(self._fault).__name__}: {self._fault}"
+
+    def describe(self) -> EngineDescription:
+        """Return what the loaded engine is; raise `EngineError` before `start`, when nobody knows."""
+        if self._description is None:
+            raise EngineError("the engine has not been started: the size of its KV cache is not known")
+        return self._description
+
+    async def start(self) -> None:
+        """Load the engine and accept requests; see `Engine`.
+
+        Raises:
+            EngineError: the library is not there, refuses the arguments, or cannot load the model.
+        """
+        began_s, loading = self._clock.now(), Loading(self._args, self._settings)
+        try:
+            loaded = await self._on_its_thread(loading.run)
+        except asyncio.CancelledError:
+            loading.abandon()
+            raise
+        self._llm = loaded.llm
+        try:
+            self._description = described(self._args, loaded, self._model)
+        except EngineError:
+            await self._shut_down()
+            raise
+        self._library, self.load_s = loaded.library, self._clock.now() - began_s
+        self._is_accepting = True
+        _log.info("engine_loaded", model=self._model, role=self._args.role, load_s=round(self.load_s, 3))
+
+    async def run(self) -> None:
+        """Ask the engine how it is until `stop`.
+
+        Raises:
+            EngineStopped: it is dead; its streams have heard.
+        """
+        try:
+            async with TaskSet(_ABORTS_MAX) as self._aborts:
+                while not self._ended.is_set():
+                    await until(self._ended, self._clock.sleep(self._settings.watch_s))
+                    await self._ask_health()
+                await until(self._idle, self._clock.sleep(_FAREWELL_S))
+                self._cut(self._stopped_because)
+        finally:
+            self._aborts = None
+            self._is_accepting = False
+            self._cut("the engine stopped first")
+            await self._shut_down()
+        if self._fault is not None:
+            raise EngineStopped(f"the engine is dead: {self.fault}") from self._fault
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new requests; return when the engine is shut down, or did not end within `shutdown_s`."""
+        self._is_accepting = False
+        await until(self._idle, self._clock.sleep(grace_s))
+        self._cut("the engine stopped first")
+        if self._last_handoff_s is not None and self._fault is None:
+            await self._await_transfers(self._last_handoff_s)
+        self._ended.set()
+        await self._shut_down()
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        """Yield each choice's new tokens as they come; see `Engine`."""
+        stream = await self._submitted(request)
+        self._streams[request.request_id] = stream
+        self._idle.clear()
+        try:
+            while not stream.outputs.is_over:
+                for output in await self._next(stream):
+                    yield output
+        finally:
+            del self._streams[request.request_id]
+            self._let_go(stream)
+            self._note_idle()
+
+    async def encode(self, text: str, media: Sequence[Media]) -> Handoff:
+        """Return the handles of a prompt's images, one placeholder each in `text`, and their digests as hashes.
+
+        Raises:
+            RequestRefused: the engine is no encoder, or refuses this prompt or its images.
+            EngineStopped: the engine is not there.
+        """
+        async with self._encoder() as encoder:
+            return await handles_of(encoder, text, media)
+
+    async def embeddings(self, text: str, media: Sequence[Media]) -> tuple[bytes, ...]:
+        """Return the images' embeddings, each a `.safetensors` file of one tensor; otherwise as `encode`."""
+        async with self._encoder() as encoder:
+            return await files_of(encoder, text, media)
+
+    @asynccontextmanager
+    async def _encoder(self) -> AsyncIterator[Encoder]:
+        """Be where the encoder has work; what the library raises meanwhile is said in our words."""
+        if self._args.role != "encode":
+            raise RequestRefused("role", self._args.role, "encode")
+        library, llm = self._loaded("encode")
+        self._encoding += 1
+        self._idle.clear()
+        try:
+            yield Encoder(library, llm, self._placing)
+        except EngineError:
+            raise
+        except Exception as error:
+            raise self._meaning(library, error, "encode") from error
+        finally:
+            self._encoding -= 1
+            self._note_idle()
+
+    def kv_events(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Return all KV events since the last call; see `Engine`."""
+        return self._event_polling.rows(self._fetch_events, timeout_s)
+
+    def iteration_stats(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Return the rows of all iterations since the last call; see `Engine`."""
+        rows = self._statistics_polling.rows(lambda: self._fetched("get_stats"), timeout_s)
+        for row in rows:
+            told = cast("object", row)  # whatever the engine says: others judge it
+            if isinstance(told, dict) and isinstance(rank := told.get("attentionDpRank") or 0, int):
+                counts = (told.get("numActiveRequests"), told.get("numQueuedRequests"))
+                self._busy[rank] = sum(each for each in counts if isinstance(each, int))
+        return rows
+
+    # --------------------------------------------------------------------------------------------- requests
+    async def _submitted(self, request: EngineRequest) -> Stream:
+        library, llm = self._loaded(request.request_id)
+        in_use = request.request_id in self._streams or request.request_id in self._preparing
+        check_request(request, self.describe(), self._abilities, id_in_use=in_use)
+        asked = trtllm_request(self._with_transfer_id(request), self._abilities)
+        try:
+            call = await self._call(library, llm, request, asked)
+            result = library.generate(llm, asked, call, self._settings.loras)
+            self._has_submitted = True
+        except EngineError:
+            raise
+        except Exception as error:
+            raise self._meaning(library, error, request.request_id) from error
+        fetches, expands = takes_transfer(request, self._args.role), has_media(request)
+        outputs = Outputs(
+            tuple(result.prompt_token_ids) if expands else request.prompt,
+            max_tokens=asked.sampling["max_tokens"],
+            choices=request.sampling.choices,
+            logprobs=request.sampling.logprobs,
+            handed_over=fetches,
+            hands_over=self._args.role == "prefill",
+            tells_prompt=expands,
+        )
+        _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
+        return Stream(request.request_id, result, outputs, takes_transfer=fetches)
+
+    async def _call(self, library: Library, llm: Any, request: EngineRequest, asked: TrtllmRequest) -> Call:  # noqa: ANN401
+        """Return what is submitted: at once, but for media, which are decoded and placed on a thread."""
+        adapters = self._processors.adapters(asked.logits_processors)
+        if not has_media(request):
+            return library.call(llm, asked, adapters)
+        self._preparing.add(request.request_id)
+        self._idle.clear()
+        try:
+            async with self._placing:
+                call = await asyncio.to_thread(library.call, llm, asked, adapters)
+        finally:
+            self._preparing.remove(request.request_id)
+            self._note_idle()
+        self._loaded(request.request_id)  # the engine may have stopped meanwhile
+        return call
+
+    def _with_transfer_id(self, request: EngineRequest) -> EngineRequest:
+        if self._transfer_ids is None or request.transfer_id is not None:
+            return request
+        transfer_id = self._transfer_ids.next(self._clock.wall_ns() // 1_000_000)
+        return msgspec.structs.replace(request, transfer_id=transfer_id)
+
+    async def _next(self, stream: Stream) -> list[EngineOutput]:
+        if self._over.is_set():
+            raise EngineStopped(f"{stream.request_id}: {self._stopped_because}")
+        try:
+            new = await stream.step()
+        except StopAsyncIteration:
+            return stream.outputs.failed()
+        except Exception as error:  # noqa: BLE001  what it means is said below
+            return self._failed(stream, error)
+        if stream.outputs.is_cancelled:
+            raise EngineStopped(f"{stream.request_id}: the engine cancelled it")
+        if any(output.handoff is not None for output in new):
+            self._last_handoff_s = self._clock.now()
+        return new
+
+    def _failed(self, stream: Stream, error: Exception) -> list[EngineOutput]:
+        assert self._library is not None
+        meaning = self._meaning(self._library, error, stream.request_id, is_new=False)
+        if isinstance(meaning, EngineStopped) or not stream.outputs.has_begun:
+            raise meaning from error
+        _log.warning("request_failed", request_id=stream.request_id, reason=str(error))
+        return stream.outputs.failed()
+
+    def _meaning(self, library: Library, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
+        """Return what an error of the library means for a request; note the engine's death."""
+        fault = self._fault or (library.fault(self._llm) if self._llm is not None else None)
+        if self._over.is_set() or self._llm is None:
+            return EngineStopped(f"{request_id}: {self._stopped_because}")
+        meaning = library.errors.meaning(error, is_new=is_new) if fault is None else None
+        if meaning is not None:
+            self.failed_requests_total += 1
+            return meaning
+        self._die(fault or error)
+        return EngineStopped(f"{request_id}: {self._stopped_because}")
+
+    def _let_go(self, stream: Stream) -> None:
+        if stream.result.finished or stream.outputs.is_over:
+            return
+        if stream.takes_transfer and not stream.outputs.has_begun and self._aborts is not None:
+            work = self._abort_after_first(stream)
+            try:
+                self._aborts.spawn(work, name="abort after transfer")
+            except (TaskSetFull, RuntimeError) as error:  # too many, or `run` is ending
+                work.close()
+                _log.warning("aborted_before_transfer", request_id=stream.request_id, reason=str(error))
+            else:
+                self._aborting.add(stream)
+                return
+        stream.abort()
+
+    async def _abort_after_first(self, stream: Stream) -> None:
+        try:
+            while not stream.outputs.has_begun and not stream.result.finished and not self._over.is_set():
+                await stream.step()
+        except Exception as error:  # noqa: BLE001  nobody waits for this request any more
+            _log.debug("aborted_request_failed", request_id=stream.request_id, reason=str(error))
+        finally:
+            self._aborting.discard(stream)
+            stream.abort()
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        if not (self._streams or self._aborting or self._encoding or self._preparing):
+            self._idle.set()
+
+    def _loaded(self, request_id: str) -> tuple[Library, Any]:
+        if self._library is None or self._llm is None or not self._is_accepting:
+            raise EngineStopped(f"{request_id}: {self._stopped_because}")
+        return self._library, self._llm
+
+    # -------------------------------------------------------------------------------------------------- life
+    async def _ask_health(self) -> None:
+        if self._ended.is_set() or self._library is None or self._llm is None:
+            return
+        try:
+            async with asyncio.timeout(self._settings.answer_s):
+                fault = await asyncio.to_thread(self._library.fault, self._llm)
+        except TimeoutError as error:
+            error.add_note("the engine's health check did not return")
+            fault = error
+        if fault is not None and self._llm is not None:  # one that is being shut down is not well, either
+            self._die(fault)
+
+    def _die(self, fault: BaseException) -> None:
+        if self._fault is None:
+            self._fault = fault
+            _log.error("engine_died", reason=self.fault)
+        self._is_accepting = False
+        self._cut(f"the engine is dead: {self.fault}")
+        self._ended.set()
+
+    def _cut(self, because: str) -> None:
+        """End every stream, for the first reason that is given."""
+        if not self._over.is_set():
+            self._stopped_because = because
+            self._over.set()
+        for stream in (*self._streams.values(), *self._aborting):
+            stream.cut()
+
+    async def _await_transfers(self, last_handoff_s: float) -> None:
+        """Return when no request is left and the engine has come to rest, or at the bound."""
+        if not self._args.value("enable_iter_perf_stats"):
+            await self._clock.sleep(last_handoff_s + self._settings.transfer_s - self._clock.now())
+            return
+        deadline_s = self._clock.now() + self._settings.transfer_s
+        try:
+            while await asyncio.to_thread(self.iteration_stats, _REST_S) or any(self._busy.values()):
+                if self._clock.now() >= deadline_s:
+                    _log.warning("transfers_not_over", requests=dict(self._busy), waited_s=self._settings.transfer_s)
+                    return
+        except EngineError as error:
+            _log.warning("transfers_not_awaited", reason=str(error))
+
+    async def _shut_down(self) -> None:
+        async with self._closing:
+            llm, self._llm = self._llm, None
+            if llm is None:
+                return
+            try:
+                async with asyncio.timeout(self._settings.shutdown_s):
+                    await self._on_its_thread(llm.shutdown)
+            except TimeoutError:
+                _log.warning("engine_not_ended", waited_s=self._settings.shutdown_s)
+            except Exception as error:  # noqa: BLE001  it is given up, however it ends
+                _log.warning("engine_shutdown_failed", reason=f"{type(error).__name__}: {error}")
+
+    def _fetch_events(self) -> list[dict[str, Any]]:
+        try:
+            return self._fetched("get_kv_cache_events")
+        except EngineError as error:
+            if self._has_submitted or not isinstance(error.__cause__, AssertionError):
+                raise
+            return []  # over IPC the library has no queue of events before the first request
+
+    def _fetched(self, poll: str) -> list[dict[str, Any]]:
+        llm = self._llm
+        if llm is None:
+            raise EngineError("the engine does not run")
+        try:
+            return list(getattr(llm, poll)(timeout=0))
+        except Exception as error:
+            raise EngineError(f"{poll}: {type(error).__name__}: {error}") from error

@@ -1,0 +1,289 @@
+"""TensorRT-LLM, imported. This module makes what the library takes.
+
+    ours                                 the library's
+    engine arguments, role encode        `MultimodalEncoder`
+    backend pytorch, _autodeploy         `tensorrt_llm.LLM`, `tensorrt_llm._torch.auto_deploy.LLM`
+    sections of the arguments            the classes of `llmapi.llm_args` that `config_classes` names
+    error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
+    a prompt with media                  `preprocess`, which takes long, then `generate_async` of what it gives
+
+What its errors mean: `errors.py`; that the engine is dead says `fault`, before any of them.
+
+Everything is imported when it is used, for it takes seconds and wants a GPU. Names, and where they come from:
+`docs/TENSORRT_LLM.md`.
+"""
+
+# ruff: noqa: PLC0415  see above
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import structlog
+
+from kv_runtime.extras import DISTRIBUTION, install_command
+from worker_agent.api.sampling import TokenLogprob
+from worker_agent.engine_args.arguments import EngineArgs, config_classes
+from worker_agent.engines.trtllm.errors import LibraryErrors
+from worker_agent.engines.trtllm.logits import LogitsAdapter
+from worker_agent.engines.trtllm.requests import TrtllmRequest
+from worker_agent.engines.trtllm.settings import LoraAdapter
+from worker_agent.engines.trtllm.tensors import bias_of, file_of, image_of, tensor_of
+from worker_agent.engines.types import EngineError
+from worker_agent.media.parts import Media
+
+EXTRA = "trtllm"
+_DROPPED_MAX = 64
+"""Names of dropped handoff keys that are logged, each once."""
+_log = structlog.get_logger("trtllm")
+
+
+class Call(NamedTuple):
+    """A request in the library's own words: a prompt, `SamplingParams`, `DisaggregatedParams` or None."""
+
+    inputs: Any
+    sampling: Any
+    disaggregated: Any
+
+
+class Library:
+    """The imported library.
+
+    Raises:
+        EngineError: it is not installed, or cannot be imported.
+    """
+
+    def __init__(self, log_level: str) -> None:
+        try:
+            import tensorrt_llm
+            from tensorrt_llm.executor.utils import RequestError
+            from tensorrt_llm.logger import logger
+        except ModuleNotFoundError as error:
+            if error.name != "tensorrt_llm":
+                raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
+            raise EngineError(f"the engine trtllm needs {DISTRIBUTION}[{EXTRA}]: {install_command(EXTRA)}") from error
+        except (ImportError, OSError, RuntimeError) as error:  # a CUDA library that is not there, or does not fit
+            raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
+        self.version = str(tensorrt_llm.__version__)
+        self.errors = LibraryErrors(self.version, RequestError)
+        self._dropped: set[str] = set()
+        logger.set_level(log_level)
+
+    def load(self, args: EngineArgs) -> Any:  # noqa: ANN401 - the library has no types here
+        """Return the loaded engine; block this thread, for minutes.
+
+        Raises:
+            EngineError: the library refuses the arguments, or cannot load the model.
+        """
+        try:
+            return self._class(args)(**self.arguments(args))
+        except Exception as error:
+            raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {error}") from error
+
+    def arguments(self, args: EngineArgs) -> dict[str, Any]:
+        """Return the keywords of the engine's class; nobody else holds any part of them."""
+        from tensorrt_llm.llmapi import llm_args
+
+        made = args.as_dict()  # anew: a deep copy
+        for path, name in config_classes(args):
+            section, kind = _at(made, path[:-1]), getattr(llm_args, name, None)
+            if kind is not None:
+                section[path[-1]] = kind(**section[path[-1]])
+        return made
+
+    def call(
+        self,
+        llm: Any,  # noqa: ANN401 - as above
+        asked: TrtllmRequest,
+        adapters: list[LogitsAdapter],
+    ) -> Call:
+        """Return what `generate` submits. With media it decodes and places them: that belongs on a thread.
+
+        Raises:
+            RequestRefused: an image cannot be decoded.
+            Exception: whatever the library raises.
+        """
+        sampling = self._sampling(asked, adapters)
+        disaggregated = _made(self._disaggregated, asked.disaggregated)
+        inputs: Any = list(asked.prompt)
+        if asked.text is not None or asked.images or asked.embeddings:
+            inputs = llm.preprocess(_with_media(llm, asked), sampling, disaggregated)
+        return Call(inputs, sampling, disaggregated)
+
+    def generate(
+        self,
+        llm: Any,  # noqa: ANN401 - as above
+        asked: TrtllmRequest,
+        call: Call,
+        loras: Mapping[str, LoraAdapter],
+    ) -> Any:  # noqa: ANN401 - as above
+        """Return the result of one request, at once; raise what the library raises."""
+        wishes = {
+            "lora_request": _made(self._lora(loras), asked.lora_name),
+            "disaggregated_params": call.disaggregated,
+            "scheduling_params": _made(self._scheduling, asked.dp_rank),
+            "conversation_params": _made(self._conversation, asked.conversation_id),
+            "kv_cache_retention_config": _made(self._retention, asked.retention_priority),
+            "trace_headers": asked.trace_headers or None,
+            "cache_salt": asked.cache_salt,
+            "priority": asked.queue_priority,
+        }
+        return llm.generate_async(
+            call.inputs,
+            call.sampling,
+            streaming=asked.streaming,
+            **{name: wish for name, wish in wishes.items() if wish is not None},
+        )
+
+    @staticmethod
+    def to_encode(llm: Any, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - as above
+        """Return what `encode` submits: images decoded and placed in the prompt. That belongs on a thread.
+
+        Raises:
+            RequestRefused: an image cannot be decoded.
+            Exception: whatever the library raises.
+        """
+        images = [image_of(each) for each in media]
+        return llm.preprocess({"prompt": text, "multi_modal_data": {"image": images}, "mm_processor_kwargs": {}})
+
+    @staticmethod
+    def encode(llm: Any, prepared: Any) -> Any:  # noqa: ANN401 - as above
+        """Return the encoder's result, at once."""
+        return llm.generate_async(prepared)
+
+    @staticmethod
+    def embeddings(handle: Mapping[str, Any]) -> bytes:
+        """Return the file of what an encoder's handle stands for; the handle is spent. It may copy from a GPU."""
+        from tensorrt_llm._torch.shared_tensor import SharedTensorContainer
+
+        return file_of(SharedTensorContainer.from_dict(dict(handle)).get_local_view())
+
+    def fault(self, llm: Any) -> BaseException | None:  # noqa: ANN401 - as above
+        """Return why the engine is dead; None while it lives."""
+        fatal: BaseException | None = getattr(getattr(llm, "_executor", None), "_fatal_error", None)
+        if fatal is not None:
+            return fatal
+        check = getattr(llm, "_check_health", None)
+        return None if check is None or check() else EngineError("the engine's own health check fails")
+
+    def capacity(self, llm: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
+        """Return the size of a rank's KV cache; empty where this version, or this engine, does not say it."""
+        try:
+            return dict(llm.get_kv_cache_capacity())
+        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+            _log.warning("kv_cache_capacity_unknown", version=self.version, reason=str(error))
+            return {}
+
+    @staticmethod
+    def _class(args: EngineArgs) -> Any:  # noqa: ANN401 - as above
+        if args.role == "encode":
+            from tensorrt_llm.llmapi import MultimodalEncoder
+
+            return MultimodalEncoder
+        if args.value("backend") == "_autodeploy":
+            from tensorrt_llm._torch import auto_deploy
+
+            return auto_deploy.LLM
+        from tensorrt_llm import LLM
+
+        return LLM
+
+    @staticmethod
+    def _sampling(asked: TrtllmRequest, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.sampling_params import GuidedDecodingParams, LogitsProcessor, SamplingParams
+
+        sampling = dict(asked.sampling)
+        if asked.guide is not None:
+            sampling["guided_decoding"] = GuidedDecodingParams(**asked.guide)
+        if asked.logit_bias:
+            sampling["embedding_bias"] = bias_of(asked.logit_bias, asked.vocab_size)
+        if adapters:
+            LogitsProcessor.register(LogitsAdapter)
+            sampling["logits_processor"] = adapters
+        return SamplingParams(**sampling)
+
+    @staticmethod
+    def _conversation(conversation_id: str) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.conversation_params import ConversationParams
+
+        return ConversationParams(conversation_id=conversation_id)
+
+    def _disaggregated(self, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
+        """Return the handoff as the library's class; keys of another version that the class has not are dropped."""
+        from tensorrt_llm.disaggregated_params import DisaggregatedParams, DisaggScheduleStyle
+
+        known = DisaggregatedParams.__dataclass_fields__.keys()
+        told = {name: value for name, value in fields.items() if name in known}
+        unknown = fields.keys() - known - self._dropped
+        if unknown and len(self._dropped) < _DROPPED_MAX:
+            self._dropped |= unknown
+            _log.warning("handoff_keys_dropped", version=self.version, keys=sorted(unknown))
+        if "schedule_style" in told:
+            told["schedule_style"] = DisaggScheduleStyle(told["schedule_style"])
+        if "first_gen_log_probs" in told:
+            told["first_gen_log_probs"] = [
+                place if isinstance(place, float) else {token: _logprob(each) for token, each in place.items()}
+                for place in told["first_gen_log_probs"]
+            ]
+        return DisaggregatedParams(**told)
+
+    @staticmethod
+    def _scheduling(dp_rank: int) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.scheduling_params import SchedulingParams
+
+        return SchedulingParams(attention_dp_rank=dp_rank, attention_dp_relax=False)
+
+    @staticmethod
+    def _retention(priority: int) -> Any:  # noqa: ANN401 - as above
+        from tensorrt_llm.llmapi import KvCacheRetentionConfig
+
+        whole = KvCacheRetentionConfig.TokenRangeRetentionConfig(0, None, priority)
+        return KvCacheRetentionConfig([whole], priority)
+
+    @staticmethod
+    def _lora(loras: Mapping[str, LoraAdapter]) -> Callable[[str], Any]:
+        def request(name: str) -> Any:  # noqa: ANN401 - as above
+            from tensorrt_llm.llmapi import LoRARequest
+
+            return LoRARequest(name, loras[name].number, loras[name].path)
+
+        return request
+
+
+def _with_media(llm: Any, asked: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
+    """Return the prompt as `TextPrompt`; as `TokensPrompt` where its text is not known and the model takes tokens.
+
+    Other models' prompts become text again. The library does that itself, but in some versions without embeddings and
+    UUIDs, and with None for `mm_processor_kwargs`.
+    Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm.py` @ 4c05a748, `generate_async`.
+    """
+    text, tokenizer = asked.text, getattr(llm, "tokenizer", None)
+    if text is None and tokenizer is not None and not _takes_tokens(llm):
+        text = tokenizer.decode(list(asked.prompt))
+    inputs: dict[str, Any] = {"prompt_token_ids": list(asked.prompt)} if text is None else {"prompt": text}
+    inputs["mm_processor_kwargs"] = {}
+    if asked.images:
+        inputs["multi_modal_data"] = {"image": [image_of(each) for each in asked.images]}
+        inputs["multi_modal_uuids"] = {"image": [each.digest for each in asked.images]}
+    if asked.embeddings:
+        inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in asked.embeddings]}
+    return inputs
+
+
+def _takes_tokens(llm: Any) -> bool:  # noqa: ANN401 - as above
+    return bool(getattr(getattr(llm, "input_processor", None), "supports_token_id_mm_expansion", False))
+
+
+def _logprob(told: TokenLogprob) -> Any:  # noqa: ANN401 - the library's `Logprob`
+    from tensorrt_llm.executor.result import Logprob
+
+    return Logprob(logprob=told.logprob, rank=told.rank)
+
+
+def _made(make: Callable[[Any], Any], told: object) -> Any:  # noqa: ANN401 - whatever the library makes of it
+    return None if told is None else make(told)
+
+
+def _at(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    for name in path:
+        values = values[name]
+    return values

@@ -1,0 +1,144 @@
+"""Loading TensorRT-LLM's engine on a thread, and what the loaded one is."""
+
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kv_runtime.chat_messages import TextError
+from worker_agent.engine_args.arguments import EngineArgs
+from worker_agent.engines.trtllm.library import Library
+from worker_agent.engines.trtllm.sequence_length import SequenceLengthUnknown, engine_seq_len
+from worker_agent.engines.trtllm.settings import TrtllmSettings
+from worker_agent.engines.types import EngineDescription, EngineError
+from worker_agent.media.image_models import NO_STANDALONE_ENCODER, model_type
+from worker_agent.media.models import model_config
+
+_BLOCK_SIZE = 32
+"""An encoder has no blocks, and registers this."""
+_ALLOW_LONGER = "TLLM_ALLOW_LONG_MAX_MODEL_LEN"
+_YES = ("1", "true", "yes", "y")
+"""The engine's own variable and what it takes for yes. Source: `_torch/pyexecutor/model_engine.py`."""
+
+
+class Loaded(NamedTuple):
+    """The library, the engine, its cache's size, and the longest sequence in tokens (None: only the engine knows)."""
+
+    library: Library
+    llm: Any
+    capacity: Mapping[str, Any]
+    max_seq_len: int | None
+
+
+class Loading:
+    """An engine that a thread loads, and that nobody may want any more when it is there."""
+
+    def __init__(self, args: EngineArgs, settings: TrtllmSettings) -> None:
+        self._args, self._settings = args, settings
+        self._lock, self._is_wanted = threading.Lock(), True
+
+    def run(self) -> Loaded:
+        """Return what was loaded; block this thread. What can be known before is checked before.
+
+        Raises:
+            EngineError: the model does not go with the engine, or cannot be loaded.
+        """
+        if self._args.role == "encode":
+            check_encoder(str(self._args.value("model")))
+        longest = seq_len_before(self._args, self._settings)
+        library = Library(self._settings.log_level)
+        llm = library.load(self._args)
+        capacity = library.capacity(llm) if self._args.role != "encode" else {}
+        with self._lock:
+            if not self._is_wanted:
+                llm.shutdown()
+                raise EngineError("the start was cancelled: the loaded engine is not wanted any more")
+        return Loaded(library, llm, capacity, longest)
+
+    def abandon(self) -> None:
+        """Shut the engine down as soon as it is there."""
+        with self._lock:
+            self._is_wanted = False
+
+
+def check_encoder(model_path: str) -> None:
+    """Return where the model of a directory has an encoder of its own; of any other model nothing is known.
+
+    Raises:
+        EngineError: it has none, or its configuration cannot be read.
+    """
+    try:
+        found = model_type(model_config(model_path))
+    except TextError as error:
+        raise EngineError(str(error)) from error
+    if found in NO_STANDALONE_ENCODER:
+        allowed = f"a model_type with an encoder of its own, which {', '.join(sorted(NO_STANDALONE_ENCODER))} has not"
+        raise EngineError(f"role encode: found {found!r}, allowed {allowed}")
+
+
+def seq_len_before(args: EngineArgs, settings: TrtllmSettings) -> int | None:
+    """Return the longest sequence, as far as it is known before loading; an encoder's is the setting.
+
+    Raises:
+        EngineError: the engine will not report it either.
+    """
+    if args.role == "encode":
+        return settings.max_seq_len
+    asked, model = args.value("max_seq_len"), str(args.value("model"))
+    if args.value("backend") == "_autodeploy":
+        return asked or settings.max_seq_len
+    try:
+        config = {**model_config(model), **(args.value("model_kwargs") or {})}
+        longer = os.environ.get(_ALLOW_LONGER, "0").lower() in _YES
+        return engine_seq_len(asked, config, settings.max_seq_len, model=model, allows_longer=longer)
+    except (TextError, SequenceLengthUnknown) as error:
+        raise EngineError(str(error)) from error
+
+
+def described(args: EngineArgs, loaded: Loaded, model: str) -> EngineDescription:
+    """Return what the loaded engine is; `model` is its name in requests.
+
+    Raises:
+        EngineError: neither engine nor arguments state how long a sequence may be, or how large a block is.
+    """
+    own, capacity = getattr(loaded.llm, "args", None), loaded.capacity
+    longest = loaded.max_seq_len or getattr(own, "max_seq_len", None)
+    if longest is None:
+        raise EngineError("max_seq_len: found none, allowed an engine argument, or the setting of the agent")
+    return EngineDescription(
+        model=model,
+        version=loaded.library.version,
+        event_source="trtllm",
+        block_size=_block_size(args, capacity),
+        total_kv_blocks=capacity.get("maxNumBlocks") or 0,
+        max_num_seqs=args.value("max_batch_size") or getattr(own, "max_batch_size", None) or 0,
+        max_num_batched_tokens=args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0,
+        max_seq_len=longest,
+        max_prompt_tokens=_max_prompt_tokens(args, own, longest),
+        dp_ranks=tuple(range(args.attention_dp_size)),
+    )
+
+
+def _block_size(args: EngineArgs, capacity: Mapping[str, Any]) -> int:
+    """Return the tokens in a block; no default stands in for it: a model's defaults may have another one."""
+    stated: int | None = capacity.get("tokensPerBlock") or args.value("kv_cache_config", "tokens_per_block")
+    if stated is None and args.role == "encode":
+        return _BLOCK_SIZE
+    if stated is None:
+        raise EngineError(
+            "kv_cache_config.tokens_per_block: found none, and the engine does not state it; allowed an engine argument"
+        )
+    return stated
+
+
+def _max_prompt_tokens(args: EngineArgs, own: Any, max_seq_len: int) -> int:  # noqa: ANN401 - the library's
+    """Return the longest prompt that the library accepts, 0 where that follows from `max_seq_len`.
+
+    Without chunked prefill it is what one iteration may compute. Source: NVIDIA/TensorRT-LLM,
+    `tensorrt_llm/llmapi/llm.py`, `_check_arguments` (backend pytorch; each context-parallel rank has its part).
+    """
+    if args.role == "encode" or args.value("backend") == "_autodeploy" or args.value("enable_chunked_prefill"):
+        return 0
+    tokens = args.value("max_num_tokens") or getattr(own, "max_num_tokens", None) or 0
+    tokens *= args.value("context_parallel_size") or 1
+    return tokens if tokens < max_seq_len - 1 else 0

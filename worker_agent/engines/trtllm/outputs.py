@@ -1,0 +1,186 @@
+"""What TensorRT-LLM says of a request, which is always all so far, becomes what is new since the last time.
+
+    its finish reason     ours       because
+    stop, length          the same
+    not_finished          length     a context-only request made its one token; which of both it says is not certain
+    timeout               error
+    cancelled             none       we asked for it, or the engine ends: `is_cancelled`, never an output
+    none, at the end      length     the choice has `max_tokens` tokens
+                          stop       it has fewer. The engine names a reason for the choice that ends last, only
+                          error      it has no token at all
+    any other             error      no known word
+
+    tokens of choice i    token_ids[sent:]; the list may shrink, when the engine cuts a stop word off that was sent
+    cached tokens         what the engine says, at most the prompt's; after a transfer, where the engine measures it
+                          (`return_perf_metrics`), prompt * reused / (reused + missed) blocks
+    log probabilities     by the token's place; a place of which nothing is known has None
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequence`: the reason, once `_done`);
+`dynamo_reference.md` section 6.5.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from worker_agent.api.disaggregated import Handoff, handoff_of
+from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
+from worker_agent.engines.types import EngineOutput, FinishReason
+
+_FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "not_finished": "length"}
+CANCELLED = "cancelled"
+
+
+class Choice(Protocol):
+    """One sequence of a result: the library's `CompletionOutput`, as far as it is read."""
+
+    index: int
+    token_ids: list[int] | None
+    logprobs: Any
+    prompt_logprobs: Any
+    finish_reason: str | None
+    stop_reason: int | str | None
+    disaggregated_params: Any
+    request_perf_metrics: Any
+
+
+class Result(Protocol):
+    """A request's result: the library's `RequestOutput`, as far as it is read."""
+
+    cached_tokens: int
+
+    @property
+    def outputs(self) -> Sequence[Choice]:
+        """All sequences, in turn."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more comes."""
+
+
+class Outputs:
+    """One request's outputs. `handed_over`: another worker computed the prompt; `hands_over`: another one goes on.
+
+    `prompt` is the one that the engine computes; with `tells_prompt` it is told, for nobody else knows it. `max_tokens`
+    is the request's, of each choice.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        choices: int = 1,
+        logprobs: int | None = None,
+        handed_over: bool = False,
+        hands_over: bool = False,
+        tells_prompt: bool = False,
+    ) -> None:
+        self._prompt, self._max_tokens = prompt, max_tokens
+        self._logprobs = logprobs
+        self._handed_over, self._hands_over = handed_over, hands_over
+        self._told_prompt = tuple(prompt) if tells_prompt else ()
+        self._sent: dict[int, int] = {}
+        self._open = set(range(choices))
+        self._cached_tokens = 0
+        self.is_cancelled = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there was any output."""
+        return bool(self._sent)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every choice has ended."""
+        return not self._open
+
+    def new(self, result: Result) -> list[EngineOutput]:
+        """Return what of `result` was not returned before; nothing of choices that have ended."""
+        self.is_cancelled = any(each.finish_reason == CANCELLED for each in result.outputs)
+        if self.is_cancelled:
+            return []
+        new = [self._of(each, result) for each in result.outputs if each.index in self._open]
+        return [each for each in new if each is not None]
+
+    def failed(self) -> list[EngineOutput]:
+        """Return the last output of each choice that has not ended: an error."""
+        ended, self._open = sorted(self._open), set()
+        return [
+            EngineOutput(token_ids=(), cached_tokens=self._cached_tokens, finish_reason="error", choice=choice)
+            for choice in ended
+        ]
+
+    def _of(self, choice: Choice, result: Result) -> EngineOutput | None:
+        tokens, sent = choice.token_ids or [], self._sent.get(choice.index, 0)
+        reason = finish_reason(choice.finish_reason)
+        if reason is None and result.finished:
+            reason = counted_reason(len(tokens), self._max_tokens)
+        if len(tokens) <= sent and reason is None:
+            return None
+        is_first = choice.index not in self._sent
+        self._sent[choice.index] = max(sent, len(tokens))
+        self._cached_tokens = self._reused(choice, result)
+        if reason is not None:
+            self._open.remove(choice.index)
+        return EngineOutput(
+            token_ids=tuple(tokens[sent:]),
+            cached_tokens=self._cached_tokens,
+            finish_reason=reason,
+            choice=choice.index,
+            logprobs=self._new_logprobs(choice, sent, len(tokens)),
+            prompt_logprobs=_places(self._prompt, choice.prompt_logprobs) if is_first else (),
+            stop_token_id=choice.stop_reason if isinstance(choice.stop_reason, int) else None,
+            handoff=self._handoff(choice),
+            prompt=self._told_prompt if is_first else (),
+        )
+
+    def _new_logprobs(self, choice: Choice, sent: int, end: int) -> tuple[TokenLogprobs | None, ...]:
+        if self._logprobs is None:
+            return ()
+        told = (choice.logprobs or [])[sent:end]
+        places = _places((choice.token_ids or [])[sent:end], told, self._logprobs)
+        return places + (None,) * (max(0, end - sent) - len(places))
+
+    def _handoff(self, choice: Choice) -> Handoff | None:
+        params = choice.disaggregated_params
+        return handoff_of(params) if self._hands_over and params is not None else None
+
+    def _reused(self, choice: Choice, result: Result) -> int:
+        measured = getattr(choice.request_perf_metrics, "kv_cache_metrics", None)
+        if self._handed_over and measured is not None:
+            blocks = measured.num_reused_blocks + measured.num_missed_blocks
+            return len(self._prompt) * measured.num_reused_blocks // blocks if blocks else 0
+        return min(result.cached_tokens or 0, len(self._prompt))
+
+
+def finish_reason(said: str | None) -> FinishReason | None:
+    """Return why a sequence ended, as the engine names it, by the table above; None where it names no reason."""
+    return None if said is None else _FINISH_REASONS.get(said, "error")
+
+
+def counted_reason(tokens: int, max_tokens: int) -> FinishReason:
+    """Return why a sequence of so many tokens ended, where the request is over and the engine names no reason."""
+    if not tokens:
+        return "error"
+    return "length" if tokens >= max_tokens else "stop"
+
+
+def _places(
+    tokens: Sequence[int], told: Sequence[Any] | None, top: int | None = None
+) -> tuple[TokenLogprobs | None, ...]:
+    return tuple(_place(token, each, top) for token, each in zip(tokens, told or (), strict=False))
+
+
+def _place(token: int, told: Any, top: int | None) -> TokenLogprobs | None:  # noqa: ANN401 - as the engine says it
+    if isinstance(told, int | float):
+        return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=float(told)))
+    if not isinstance(told, Mapping) or token not in told:
+        return None
+    ranked = sorted(told.items(), key=lambda item: -item[1].logprob)
+    return TokenLogprobs(
+        chosen=_logprob(token, told[token]), top=tuple(_logprob(each, said) for each, said in ranked[:top])
+    )
+
+
+def _logprob(token: int, said: Any) -> TokenLogprob:  # noqa: ANN401 - the engine's `Logprob`
+    return TokenLogprob(token_id=token, logprob=float(said.logprob), rank=said.rank)

@@ -1,0 +1,253 @@
+"""An engine's request as TensorRT-LLM wants it: keywords of its classes, as data.
+
+    role                                    request_type               max_tokens    streamed
+    aggregated                              -                          as asked      yes
+    prefill                                 context_only               1             no: there is one answer
+    decode                                  generation_only            as asked      yes
+    decode, `serves_alone`                  context_and_generation     as asked      yes
+    any other, with an encoder's handles    context_and_generation     as asked      yes
+
+What a role takes at all: `worker_agent/api/role_rules.py`.
+
+    ours                                  `SamplingParams`
+    stop tokens                           the model's end token among them: `end_id`, -1 where none stops (never None:
+                                          the engine would need a tokenizer); the others: `stop_token_ids`
+    ignore_eos                            the model's end tokens are no stop tokens. The engine's own switch where the
+                                          client has no stop tokens, for it takes those away, too; else `end_id` -1
+    the token that stopped it             stays: `include_stop_str_in_output`
+    stop strings                          none: the text is the agent's, `stop` beside an `end_id` fails
+    top_k -1                              0, all tokens
+    choices n                             `n`, and `best_of` n: what is streamed cannot be ranked afterwards
+    logprobs k                            max(1, k)
+    rank                                  asked for where the engine has several; another one is not good enough;
+                                          not where the engine keeps conversations together, and the request names one
+    logit_bias                            `embedding_bias`, one number for each token of the vocabulary
+    bad_token_ids                         the same; `bad` is text, which fails beside an `end_id` as `stop` does
+    media                                 `worker_agent/media/inputs.py`
+    prefill                               `max_tokens` 1, whatever was asked; all else as asked
+
+Source: `dynamo_reference.md` sections 4.2 and 6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` and
+`tensorrt_llm/executor/base_worker.py` (`end_id` and stop words under `ignore_eos`); `docs/TENSORRT_LLM.md`.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from kv_protocol.openai_option_table import LOGPROBS_MAX
+from worker_agent.api.disaggregated import params_of
+from worker_agent.api.request_limits import Rule, limits
+from worker_agent.api.role_rules import role_rules, takes_transfer
+from worker_agent.api.sampling import Guide, Sampling
+from worker_agent.engine_args.rules import Role
+from worker_agent.engines.types import PRIORITY_DEFAULT, EngineDescription, EngineRequest, RequestRefused
+from worker_agent.media.inputs import cache_salt_of, has_media, media_rules, of_kind
+from worker_agent.media.parts import Media
+
+NO_END_TOKEN = -1
+LOGIT_BIAS_MAX = 1024
+LOGIT_BIAS_BOUND = 100
+"""Of either sign. Source: OpenAI API reference, "Create chat completion", `logit_bias`."""
+BAD_TOKENS_MAX = 1024
+_PAD_TOKEN = 0
+_COPIED = (
+    "temperature", "top_p", "min_p", "seed", "min_tokens", "frequency_penalty", "presence_penalty",
+    "repetition_penalty",
+)  # fmt: skip
+
+
+class TrtllmRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of `generate_async`. Mappings are keywords: of `SamplingParams`, `DisaggregatedParams`.
+
+    `text` is the prompt where media belong to it and it is known as text. `logit_bias` has tokens below `vocab_size`.
+    """
+
+    prompt: tuple[int, ...]
+    sampling: dict[str, Any]
+    guide: dict[str, Any] | None
+    disaggregated: dict[str, Any] | None
+    streaming: bool
+    dp_rank: int | None
+    lora_name: str | None
+    cache_salt: str | None
+    retention_priority: int | None
+    queue_priority: float | None
+    logits_processors: tuple[str, ...]
+    text: str | None
+    images: tuple[Media, ...]
+    embeddings: tuple[Media, ...]
+    logit_bias: tuple[tuple[int, float], ...]
+    vocab_size: int
+    trace_headers: dict[str, str]
+    conversation_id: str | None
+
+
+class Abilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine was loaded with, as far as requests ask for it. A vocabulary of size 0 is one nobody knows."""
+
+    role: Role
+    end_ids: tuple[int, ...] = ()
+    loras: Collection[str] = ()
+    logits_processors: Collection[str] = ()
+    guides: bool = False
+    attention_dp: bool = False
+    vocab_size: int = 0
+    conversations: bool = False
+
+
+def check_request(
+    request: EngineRequest, engine: EngineDescription, abilities: Abilities, *, id_in_use: bool = False
+) -> None:
+    """Return where the engine can serve the request some day.
+
+    Raises:
+        RequestRefused: it cannot, in this role, with what it was loaded with, however empty it is.
+    """
+    for rules in (
+        role_rules(request, abilities.role),
+        media_rules(request, takes_transfer=takes_transfer(request, abilities.role)),
+        limits(request, engine, id_in_use=id_in_use),
+        _prompt_rules(request, engine, abilities.role),
+        _sampling_rules(request.sampling, abilities),
+        _named_rules(request, abilities),
+        _token_rules(request, abilities.vocab_size),
+    ):
+        for field, found, allowed, is_allowed in rules:
+            if not is_allowed:
+                raise RequestRefused(field, found, allowed)
+
+
+def trtllm_request(request: EngineRequest, abilities: Abilities) -> TrtllmRequest:
+    """Return what the engine is asked. `request` has passed `check_request`."""
+    role, with_media = abilities.role, has_media(request)
+    conversation_id = request.conversation_id if abilities.conversations else None
+    asks_rank = abilities.attention_dp and conversation_id is None
+    return TrtllmRequest(
+        prompt=request.prompt,
+        sampling=sampling_fields(request, role, abilities.end_ids),
+        guide=None if request.sampling.guide is None else guide_fields(request.sampling.guide),
+        disaggregated=_disaggregated(request, role),
+        streaming=role != "prefill",
+        dp_rank=request.dp_rank if asks_rank else None,
+        lora_name=request.lora_name or None,
+        cache_salt=cache_salt_of(request),
+        retention_priority=None if request.priority == PRIORITY_DEFAULT else request.priority,
+        queue_priority=request.queue_priority,
+        logits_processors=request.logits_processors,
+        text=request.text if with_media else None,
+        images=of_kind(request.media, "image"),
+        embeddings=of_kind(request.media, "embeddings"),
+        logit_bias=request.logit_bias,
+        vocab_size=abilities.vocab_size,
+        trace_headers=dict(request.trace_headers),
+        conversation_id=conversation_id,
+    )
+
+
+def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) -> dict[str, Any]:
+    """Return the keywords of `SamplingParams`; of wishes that were not expressed there are none."""
+    asked = request.sampling
+    fields: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(asked, name)) is not None}
+    fields |= {"max_tokens": 1 if role == "prefill" else request.max_tokens, "detokenize": False}
+    fields |= _stop_fields(request.stop_token_ids, end_ids, ignore_eos=asked.ignore_eos)
+    if asked.top_k is not None:
+        fields["top_k"] = max(0, asked.top_k)
+    if asked.choices > 1:
+        fields |= {"n": asked.choices, "best_of": asked.choices}
+    if asked.logprobs is not None:
+        fields["logprobs"] = max(1, asked.logprobs)
+    if asked.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = max(1, asked.prompt_logprobs)
+    if request.bad_token_ids:
+        fields["bad_token_ids"] = list(request.bad_token_ids)
+    if has_media(request):
+        fields["add_special_tokens"] = False
+    return fields
+
+
+def guide_fields(guide: Guide) -> dict[str, Any]:
+    """Return the one keyword of `GuidedDecodingParams`. A schema may be a mapping or its JSON; a tag is JSON."""
+    if guide.kind == "json_object":
+        return {"json_object": True}
+    if guide.kind == "structural_tag" and not isinstance(guide.value, str):
+        return {"structural_tag": msgspec.json.encode(guide.value).decode()}
+    return {guide.kind: guide.value}
+
+
+def _stop_fields(stop_ids: Sequence[int], end_ids: Sequence[int], *, ignore_eos: bool) -> dict[str, Any]:
+    ends = [each for each in end_ids if each in stop_ids]
+    if ignore_eos:
+        others = [each for each in stop_ids if each not in end_ids]
+        if ends and not others:
+            return {"end_id": ends[0], "pad_id": ends[0], "ignore_eos": True}
+        ends = []
+    else:
+        others = [each for each in stop_ids if each not in ends[:1]]
+    fields: dict[str, Any] = {"end_id": NO_END_TOKEN, "pad_id": _PAD_TOKEN}
+    if ends:
+        fields = {"end_id": ends[0], "pad_id": ends[0]}
+    return fields | ({"stop_token_ids": others, "include_stop_str_in_output": True} if others else {})
+
+
+def _disaggregated(request: EngineRequest, role: Role) -> dict[str, Any] | None:
+    if role == "prefill":
+        said = {"request_type": "context_only"}
+        if request.handoff is not None:
+            said = params_of(request.handoff, "context_only", with_media=True)
+        return said if request.transfer_id is None else {**said, "disagg_request_id": request.transfer_id}
+    if not takes_transfer(request, role):
+        if request.handoff is None:
+            return None
+        return params_of(request.handoff, "context_and_generation", with_media=True)
+    assert request.handoff is not None
+    return params_of(request.handoff, "generation_only", with_media=False)
+
+
+def _prompt_rules(request: EngineRequest, engine: EngineDescription, role: Role) -> Iterator[Rule]:
+    tokens, most = len(request.prompt), engine.max_prompt_tokens
+    is_allowed = not most or tokens <= most or takes_transfer(request, role)
+    yield "prompt", f"{tokens} tokens", f"at most {most}: max_num_tokens, without chunked prefill", is_allowed
+
+
+def _sampling_rules(asked: Sampling, abilities: Abilities) -> Iterator[Rule]:
+    n, best_of = asked.choices, asked.best_of
+    yield "n", n, "1 or more", n >= 1
+    yield "best_of", best_of, f"n, {n}, or none: a stream cannot be ranked", best_of in (None, n)
+    yield "top_k", asked.top_k, "-1 (all) or more", asked.top_k is None or asked.top_k >= -1
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(asked, name)
+        yield name, value, f"0..{LOGPROBS_MAX}", value is None or 0 <= value <= LOGPROBS_MAX
+    allowed = "none: the engine was loaded without guided_decoding_backend"
+    yield "guided_decoding", "a guide", allowed, asked.guide is None or abilities.guides
+
+
+def _named_rules(request: EngineRequest, abilities: Abilities) -> Iterator[Rule]:
+    lora, priority = request.lora_name or None, request.queue_priority
+    yield "lora_name", lora, _one_of(abilities.loras), lora is None or lora in abilities.loras
+    for name in request.logits_processors:
+        allowed = _one_of(abilities.logits_processors)
+        yield "logits_processors", name, allowed, name in abilities.logits_processors
+    n = request.sampling.choices
+    yield "n", n, "1 with logits processors: they see one sequence", n == 1 or not request.logits_processors
+    yield "queue_priority", priority, "0..1", priority is None or 0 <= priority <= 1
+
+
+def _token_rules(request: EngineRequest, vocab_size: int) -> Iterator[Rule]:
+    for name, tokens, maximum in (
+        ("logit_bias", [token for token, _ in request.logit_bias], LOGIT_BIAS_MAX),
+        ("bad_token_ids", request.bad_token_ids, BAD_TOKENS_MAX),
+    ):
+        yield name, f"{len(tokens)} tokens", f"at most {maximum}", len(tokens) <= maximum
+        unknown = [token for token in tokens if token < 0 or (vocab_size and token >= vocab_size)]
+        allowed = f"token ids below {vocab_size or 'the vocabulary size'}"
+        yield name, f"{len(unknown)} others, {unknown[:1]}", allowed, not unknown
+    biases = [bias for _, bias in request.logit_bias]
+    allowed = f"-{LOGIT_BIAS_BOUND}..{LOGIT_BIAS_BOUND}"
+    yield "logit_bias", biases, allowed, all(-LOGIT_BIAS_BOUND <= bias <= LOGIT_BIAS_BOUND for bias in biases)
+    allowed = "none: the size of the model's vocabulary is not known to the agent"
+    yield "logit_bias", "some", allowed, bool(vocab_size) or not biases
+
+
+def _one_of(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "none: the engine was loaded without any"

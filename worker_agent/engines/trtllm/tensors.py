@@ -1,0 +1,63 @@
+"""Images and embeddings as the libraries beside TensorRT-LLM have them: the one module that imports Pillow, and torch.
+
+    image          Pillow's, decoded, RGB: what the library's own server hands to its processors
+    embeddings     a torch tensor of the file's one tensor; and back: a file of a tensor on whichever device
+    logit_bias     a torch tensor, f32, one number for each token of the vocabulary
+
+Both come with TensorRT-LLM (the extra `trtllm`), and are imported when they are used. Everything here takes long, or
+may copy from a GPU: it belongs on a thread. Bytes were checked before (`media/parts.py`): an image has no more
+pixels than is allowed, and a file is nothing but tensors.
+
+Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/inputs/utils.py` (images), `tensorrt_llm/serve/openai_protocol.py` (bias).
+"""
+
+import io
+from collections.abc import Sequence
+from importlib import import_module
+from math import prod
+from typing import Any
+
+from worker_agent.engines.types import RequestRefused
+from worker_agent.media.parts import Media
+from worker_agent.media.safetensors import DTYPE_BYTES, written_tensor
+
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+EMBEDDINGS = "embeddings"
+"""The tensor's name in files that are written here."""
+
+
+def image_of(media: Media) -> Any:  # noqa: ANN401 - Pillow's
+    """Return the image; raise `RequestRefused` where its bytes, though they begin as one, are none."""
+    try:
+        with import_module("PIL.Image").open(io.BytesIO(media.data)) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, EOFError) as error:  # Pillow raises each of them for broken files
+        allowed = "an image that can be decoded"
+        raise RequestRefused(media.field, f"{media.media_type} ({type(error).__name__})", allowed) from error
+
+
+def tensor_of(media: Media) -> Any:  # noqa: ANN401 - torch's
+    """Return the embeddings' one tensor, on the CPU, of memory that nobody else holds."""
+    torch, (tensor,) = import_module("torch"), media.tensors
+    data = bytearray(memoryview(media.data)[tensor.begin : tensor.end])
+    flat = torch.frombuffer(data, dtype=getattr(torch, _TORCH_NAMES[tensor.dtype]), count=prod(tensor.shape))
+    return flat.reshape(tensor.shape)
+
+
+def file_of(tensor: Any) -> bytes:  # noqa: ANN401 - torch's
+    """Return the `.safetensors` file of a tensor; raise `RequestRefused` for a type that no file has."""
+    torch = import_module("torch")
+    dtype = next((name for name, theirs in _TORCH_NAMES.items() if tensor.dtype == getattr(torch, theirs)), None)
+    if dtype is None:
+        raise RequestRefused("embeddings", str(tensor.dtype), ", ".join(DTYPE_BYTES))
+    plain = tensor.detach().cpu().contiguous()
+    return written_tensor(EMBEDDINGS, dtype, tuple(plain.shape), plain.view(torch.uint8).numpy().tobytes())
+
+
+def bias_of(logit_bias: Sequence[tuple[int, float]], vocab_size: int) -> Any:  # noqa: ANN401 - torch's
+    """Return what is added to the logits."""
+    torch = import_module("torch")
+    bias = torch.zeros(vocab_size, dtype=torch.float32)
+    for token, value in logit_bias:
+        bias[token] = value
+    return bias

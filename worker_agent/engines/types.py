@@ -1,0 +1,123 @@
+"""What an engine is asked and what it answers, whichever engine it is, and how it says no."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from kv_protocol.openai_errors import as_json
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.sampling import Sampling, TokenLogprobs
+from worker_agent.media.parts import Media
+
+FinishReason = Literal["length", "stop", "error"]
+PRIORITY_DEFAULT = 35
+PRIORITY_MAX = 100
+"""Retention priorities of blocks. Source: `event_plane.md` section 1.3."""
+
+
+class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine is; sizes in tokens, blocks of `block_size` tokens per rank, or requests per rank.
+
+    `max_prompt_tokens` bounds prompts that the engine computes, where it is less than `max_seq_len` - 1; else 0.
+    """
+
+    model: str
+    version: str
+    event_source: Literal["trtllm", "simulated"]
+    block_size: int
+    total_kv_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_seq_len: int
+    max_prompt_tokens: int = 0
+    dp_ranks: tuple[int, ...] = (0,)
+
+
+class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation. `prompt` is not empty; prompt and `max_tokens` together fit in `max_seq_len`.
+
+    Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one. `priority`, 0..100, says
+    how long its blocks are to be kept: the lowest give way first.
+
+    What follows `priority` not every engine knows; one that does not, ignores it. `queue_priority`, 0..1: of the
+    requests that wait, the highest goes first. `handoff` is what the worker before this one said; `transfer_id`, unique
+    in the fleet, names the transfer that a prefill worker begins. On a decode worker `serves_alone` asks for the whole
+    generation, without anybody's handoff. `logits_processors` are names of the engine's configuration.
+
+    `media` are the prompt's, in their order there; the prompt has one token for each, of which the engine makes as many
+    as it needs. `text` is that prompt before it was tokenized: an engine whose own processor places media reads it in
+    place of the tokens. Where an encode worker has the media already, they are in `handoff`, and `media` is empty.
+
+    `logit_bias` are pairs of a token and what is added to its logit; `bad_token_ids` are never generated.
+    `trace_headers` name the trace (W3C) that the engine's spans belong to. `conversation_id` names the conversation: an
+    engine may keep its requests on one rank.
+    """
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    dp_rank: int | None = None
+    lora_name: str | None = None
+    cache_salt: str | None = None
+    priority: int = PRIORITY_DEFAULT
+    sampling: Sampling = Sampling()
+    queue_priority: float | None = None
+    handoff: Handoff | None = None
+    transfer_id: int | None = None
+    serves_alone: bool = False
+    logits_processors: tuple[str, ...] = ()
+    media: tuple[Media, ...] = ()
+    text: str | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_token_ids: tuple[int, ...] = ()
+    trace_headers: Mapping[str, str] = {}
+    conversation_id: str | None = None
+
+
+class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """New tokens of a generation. `cached_tokens` says how many of the prompt were not computed again.
+
+    `choice` counts from 0; each has a finish reason of its own. The token that stopped it is among its tokens.
+    `logprobs`, where asked for, has one entry for each new token, None where nothing is known of it; `prompt_logprobs`
+    stands on the first output alone. `stop_token_id` is the one that stopped it, where the engine says so. `handoff` is
+    what the next worker needs.
+
+    `prompt`, on the first output of each choice, is the prompt as the engine computed it, where that is another one
+    than was asked: media have as many tokens as they take. A worker that takes the handoff is asked with this one.
+    """
+
+    token_ids: tuple[int, ...]
+    cached_tokens: int
+    finish_reason: FinishReason | None = None
+    choice: int = 0
+    logprobs: tuple[TokenLogprobs | None, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    stop_token_id: int | None = None
+    handoff: Handoff | None = None
+    prompt: tuple[int, ...] = ()
+
+
+class EngineError(Exception):
+    """The engine did not do as asked."""
+
+
+class RequestRefused(EngineError):
+    """The request's own fault: the message names the field, what was found and what is allowed."""
+
+    def __init__(self, field: str, found: object, allowed: str) -> None:
+        super().__init__(f"{field}: found {as_json(found)}, allowed {allowed}")
+        self.field = field
+
+
+class EngineStopped(EngineError):
+    """The engine stopped before the generation ended."""
+
+
+class EncoderUnavailable(EngineStopped):
+    """The encode worker that the engine needs gives nothing now; `retry_s` says when to ask again, if it does."""
+
+    def __init__(self, message: str, retry_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s

@@ -1,0 +1,98 @@
+"""Where an attached engine's KV events come from, and the head of its streams: frames of its own, or polled.
+
+frames   the engine publishes (vLLM, SGLang, TensorRT-LLM when it streams): `engines/attached/consolidators.py`
+polled   it is asked for its events, and they take the way of an agent's own engine: a thread polls and publishes to
+         hop A inside this process, so that one set of rules reads TensorRT-LLM's events (`event_path.py`)
+"""
+
+import zmq.asyncio
+
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import Part
+from worker_agent.config import EventsSection
+from worker_agent.engines.attached.config import PublisherSection, WorkerHeadSection, WorkerStreamsSection
+from worker_agent.engines.attached.consolidators import foreign_consolidator, new_epoch
+from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.engine_event_subscriber import PublisherAt
+from worker_agent.events.event_path import EventPath
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.polled_events import PolledEvents
+from worker_agent.events.publisher import Source
+from worker_agent.events.publisher_addresses import checked_endpoint
+
+
+def published_at(publisher: PublisherSection) -> PublisherAt:
+    """Return where a configured publisher is, for an `EventPath`; its addresses were checked when it was read."""
+    replay = publisher.replay_endpoint
+    return PublisherAt(
+        Origin(publisher.source, publisher.dp_rank),
+        checked_endpoint("endpoint", publisher.endpoint, allow_remote=publisher.allow_remote),
+        replay and checked_endpoint("replay_endpoint", replay, allow_remote=publisher.allow_remote),
+        publisher.topic,
+    )
+
+
+class EventStreams:
+    """One worker's streams. `polled`, `rules` and `path` are there where the engine is polled, and else None."""
+
+    def __init__(
+        self,
+        worker: WorkerHeadSection,
+        events: EventsSection,
+        log: EventLog,
+        context: zmq.asyncio.Context,
+        clock: Clock,
+        *,
+        polled: PolledEvents | None = None,
+    ) -> None:
+        self.polled = polled
+        self.rules: TrtllmRules | None = None
+        self.path: EventPath | None = None
+        if polled is None:
+            assert isinstance(worker, WorkerStreamsSection)
+            self.consolidator = foreign_consolidator(worker, events, log, context, clock)
+            return
+        self.rules = TrtllmRules(worker.block_size, attention_window=events.attention_window or None)
+        self.path = _polled_path(worker, events, log, context, clock, polled, self.rules)
+        self.consolidator = self.path.consolidator
+
+    def parts(self, first_stage: int) -> list[Part]:
+        """Return what is to run, in at most five stages."""
+        return self.consolidator.parts(first_stage) if self.path is None else self.path.parts(first_stage)
+
+
+def _polled_path(
+    worker: WorkerHeadSection,
+    events: EventsSection,
+    log: EventLog,
+    context: zmq.asyncio.Context,
+    clock: Clock,
+    polled: PolledEvents,
+    rules: TrtllmRules,
+) -> EventPath:
+    core = Consolidation(
+        worker.dp_ranks,
+        worker.block_size,
+        worker.instance,
+        new_epoch,
+        origins=[Origin(ENGINE)],
+        is_eagle=worker.is_eagle,
+        outbox_bytes_max=events.outbox_bytes_max,
+        ring_bytes_max=events.batch_ring_bytes_max,
+    )
+    source = Source(
+        polled.take, rules.translate, stale=rules.stale, events_lost=rules.events_lost, quarantine=rules.quarantine
+    )
+    return EventPath(
+        {ENGINE: source},
+        core,
+        log,
+        context,
+        clock,
+        model=worker.model,
+        worker_id=worker.id,
+        ring_bytes_max=events.ring_bytes_max,
+        poll_s=events.poll_s,
+    )

@@ -1,0 +1,258 @@
+"""All ranks of one worker: payloads of its publishers in, numbered canonical streams out, with proof and recovery.
+
+A publisher speaks for one source (the engine, a host tier's owner, ...) and for one rank, or for all of them.
+
+    readable event                     to its rank's mirror, as its source's; what that changed, to the rank's outbox
+    event of a wrong kind of block     counted and dropped; the source is stale at that rank
+    event that cannot be read          counted; the source is stale at that rank; its batch stands
+    batch that cannot be read          counted; the source is stale at every rank of its publisher
+    batch of a rank that is not its    counted and dropped; a source whose publisher is of one rank is stale there
+      publisher's, or not the worker's
+    payloads lost for good             the source holds nothing at the publisher's ranks, until it says so again
+    clear                              the source holds nothing at that rank
+
+A loss or clear leaves what other sources hold. What is no more held because of it goes out as events of the same epoch:
+readers need nothing but the stream, and an epoch is the life of this object. Undercounting is safe: what is not counted
+on is not missed. A source is stale no more at a rank when it is known to hold nothing there, but for a clear in a batch
+that had something unreadable too. Readers that lost their place, or their faith, are answered: `recoveries.py`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.events import Event
+from kv_protocol.fleet import Heartbeat
+from kv_protocol.recovery import Answer, DumpChunk, RecoverRequest
+from worker_agent.events import recoveries
+from worker_agent.events.dialects.batches import BatchDecoder, DecoderCounts
+from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineStored
+from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
+from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, Outbox
+from worker_agent.events.quarantine import KEPT_MAX, PROBLEM_CHARACTERS_MAX
+
+_STALE_CHARACTERS_MAX = 1000
+"""Of a heartbeat's reason, which may name values that an engine sent."""
+
+
+class Origin(NamedTuple):
+    """A publisher's place: what it speaks for, and at which rank; None: its batches say at which."""
+
+    source: str = ENGINE
+    dp_rank: int | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.dp_rank is None else f"{self.source}-{self.dp_rank}"
+
+
+SOLE = Origin()
+"""Where a worker has one publisher: the engine's, for all ranks."""
+
+
+class RankStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's stream and mirror; counts by source."""
+
+    epoch: int
+    last_seq: int
+    published_seq: int
+    waiting_bytes: int
+    ring_bytes: int
+    dropped_batches_total: int
+    held_blocks: int
+    counts: dict[str, MirrorCounts]
+
+
+class OriginStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one publisher's payloads."""
+
+    refused_batches_total: int = 0
+    foreign_rank_batches_total: int = 0
+    losses_total: int = 0
+    refused: tuple[str, ...] = ()
+    """Why the newest batches and events that could not be read could not, the oldest of them first."""
+    decoded: DecoderCounts
+
+
+class ConsolidationStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """All ranks and all publishers."""
+
+    ranks: dict[int, RankStatistics]
+    origins: dict[Origin, OriginStatistics]
+
+
+class _Reader:
+    """What is kept of one publisher."""
+
+    def __init__(self) -> None:
+        self.decoder = BatchDecoder()
+        self.refused_batches = self.foreign_rank_batches = self.losses = 0
+        self.refused: tuple[str, ...] = ()
+
+    def refuse(self, *reasons: str) -> None:
+        """These could not be read; the newest reasons are kept for people, cut short."""
+        cut = [reason[:PROBLEM_CHARACTERS_MAX] for reason in reasons[-KEPT_MAX:]]
+        self.refused = (*self.refused, *cut)[-KEPT_MAX:]
+
+    def forget(self) -> None:
+        """What the publisher said of itself is forgotten; counts stay."""
+        counts = self.decoder.counts
+        self.decoder = BatchDecoder()
+        self.decoder.counts = counts
+
+
+class Consolidation:
+    """The ranks' mirrors and outboxes. `draw_epoch` gives a random u64, not 0, for each stream."""
+
+    def __init__(
+        self,
+        dp_ranks: tuple[int, ...],
+        block_size: int,
+        instance: str,
+        draw_epoch: Callable[[], int],
+        *,
+        origins: Sequence[Origin] = (SOLE,),
+        is_eagle: bool = False,
+        outbox_bytes_max: int = OUTBOX_BYTES_MAX,
+        ring_bytes_max: int = RING_BYTES_MAX,
+        chunk_blocks: int = recoveries.CHUNK_BLOCKS,
+    ) -> None:
+        self._instance = instance
+        self._mirrors = {dp_rank: RankMirror(block_size, is_eagle=is_eagle) for dp_rank in dp_ranks}
+        self._outboxes = {
+            dp_rank: Outbox(draw_epoch(), bytes_max=outbox_bytes_max, ring_bytes_max=ring_bytes_max)
+            for dp_rank in dp_ranks
+        }
+        self._chunk_blocks = chunk_blocks
+        self._readers = {origin: _Reader() for origin in origins}
+        self._stale: dict[tuple[int, str], str] = {}
+
+    @property
+    def dp_ranks(self) -> tuple[int, ...]:
+        """The ranks that have a stream."""
+        return tuple(self._mirrors)
+
+    def ranks_of(self, origin: Origin) -> tuple[int, ...]:
+        """Return the ranks that a publisher speaks for."""
+        return self.dp_ranks if origin.dp_rank is None else (origin.dp_rank,)
+
+    def outbox(self, dp_rank: int) -> Outbox:
+        """Return the rank's stream."""
+        return self._outboxes[dp_rank]
+
+    def on_payload(self, sequence: int, payload: bytes, origin: Origin = SOLE) -> set[int]:
+        """Fold one hop A payload in; return the ranks whose outbox has something new."""
+        reader = self._readers[origin]
+        try:
+            batch = reader.decoder.decode(sequence, payload)
+        except MalformedMessage as error:
+            reader.refused_batches += 1
+            reader.refuse(str(error))
+            self._doubt(origin, f"unreadable batch: {error}")
+            return set()
+        dp_rank = (origin.dp_rank or 0) if batch.dp_rank is None else batch.dp_rank
+        if dp_rank not in self.ranks_of(origin):
+            reader.foreign_rank_batches += 1
+            if origin.dp_rank is not None:
+                self._doubt(origin, f"dp_rank: found {dp_rank}, allowed {origin.dp_rank}")
+            return set()
+        changed = self._apply(dp_rank, origin.source, batch)
+        if batch.refused:
+            reader.refuse(*batch.refused)
+            self._stale[dp_rank, origin.source] = f"unreadable event: {batch.refused[0]}"
+        return changed
+
+    def _apply(self, dp_rank: int, source: str, batch: EngineBatch) -> set[int]:
+        mirror, changed = self._mirrors[dp_rank], set[int]()
+        for engine_event in batch.events:
+            if isinstance(engine_event, EngineCleared):
+                self._stale.pop((dp_rank, source), None)
+            elif isinstance(engine_event, EngineStored) and (reason := mirror.unfit(engine_event)):
+                self._stale[dp_rank, source] = reason
+            events = mirror.apply(engine_event, source)
+            changed |= self._tell(dp_rank, events, batch.sequence, round(batch.time_s * 1e9))
+        return changed
+
+    def on_loss(self, origin: Origin = SOLE, *, began_anew: bool = False) -> set[int]:
+        """A publisher's payloads are lost for good; return the ranks whose outbox has something new.
+
+        Everything that its source held at its ranks is forgotten. With `began_anew` it is another publisher now.
+        """
+        reader, changed = self._readers[origin], set[int]()
+        reader.losses += 1
+        if began_anew:
+            reader.forget()
+        for dp_rank in self.ranks_of(origin):
+            self._stale.pop((dp_rank, origin.source), None)
+            changed |= self._tell(dp_rank, self._mirrors[dp_rank].clear(origin.source), 0, 0)
+        return changed
+
+    def _tell(self, dp_rank: int, events: Iterable[Event], source_seq: int, engine_time_ns: int) -> set[int]:
+        outbox = self._outboxes[dp_rank]
+        before = outbox.last_seq
+        for event in events:
+            outbox.add(event, source_seq=source_seq, engine_time_ns=engine_time_ns)
+        return {dp_rank} if outbox.last_seq > before else set()
+
+    def _doubt(self, origin: Origin, reason: str) -> None:
+        for dp_rank in self.ranks_of(origin):
+            self._stale[dp_rank, origin.source] = reason
+
+    def stale(self, dp_rank: int) -> str:
+        """Return why the rank's set may be wrong, source by source; empty when nothing speaks against it."""
+        return "; ".join(
+            f"{source}: {reason}" for (rank, source), reason in sorted(self._stale.items()) if rank == dp_rank
+        )
+
+    def heartbeat(self, dp_rank: int, source_stale: str = "") -> Heartbeat:
+        """Return the rank's pulse, to be told: its place, the proof of its set there, why its sources may be wrong."""
+        outbox = self._outboxes[dp_rank]
+        outbox.tell_place()
+        return Heartbeat(
+            instance=self._instance,
+            epoch=outbox.epoch,
+            last_seq=outbox.last_seq,
+            tiers=self._mirrors[dp_rank].digests(),
+            stale=(self.stale(dp_rank) or source_stale)[:_STALE_CHARACTERS_MAX],
+        )
+
+    def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
+        """Return the parts of the answer to a question about the rank, at least one, all as of its last seq now."""
+        outbox, mirror = self._outboxes[dp_rank], self._mirrors[dp_rank]
+        answer = recoveries.less_than_all(request, outbox, mirror, self._chunk_blocks)
+        return self.dump(dp_rank, request.request_id) if answer is None else answer
+
+    def dump(self, dp_rank: int, request_id: int) -> Iterator[DumpChunk]:
+        """Return the rank's whole state, as of its last seq now."""
+        return recoveries.dump(request_id, self._outboxes[dp_rank], self._mirrors[dp_rank].dump(), self._chunk_blocks)
+
+    def statistics(self) -> ConsolidationStatistics:
+        """Return the figures that metrics and people read."""
+        return ConsolidationStatistics(
+            ranks={dp_rank: self._rank_statistics(dp_rank) for dp_rank in self._mirrors},
+            origins={
+                origin: OriginStatistics(
+                    refused_batches_total=reader.refused_batches,
+                    foreign_rank_batches_total=reader.foreign_rank_batches,
+                    losses_total=reader.losses,
+                    refused=reader.refused,
+                    decoded=msgspec.structs.replace(reader.decoder.counts),
+                )
+                for origin, reader in self._readers.items()
+            },
+        )
+
+    def _rank_statistics(self, dp_rank: int) -> RankStatistics:
+        mirror, outbox = self._mirrors[dp_rank], self._outboxes[dp_rank]
+        sources = dict.fromkeys(origin.source for origin in self._readers)
+        return RankStatistics(
+            epoch=outbox.epoch,
+            last_seq=outbox.last_seq,
+            published_seq=outbox.published_seq,
+            waiting_bytes=outbox.waiting_bytes,
+            ring_bytes=outbox.ring_bytes,
+            dropped_batches_total=outbox.dropped_batches_total,
+            held_blocks=sum(digest.block_count for digest in mirror.digests()),
+            counts={source: msgspec.structs.replace(mirror.counts[source]) for source in sources},
+        )

@@ -1,0 +1,137 @@
+"""Hop A to hop B: one worker's publishers folded into its ranks' mirrors, and the ranks' streams put into the log.
+
+Parts of a process (see `kv_runtime.supervise`): the publishers' readers; each rank's stream; its answers to those who
+lack something of it; and the pulse, which proves every second what the ranks hold.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from kv_protocol import fleet, subjects
+from kv_protocol.fleet import HEARTBEAT_PERIOD_S
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.supervise import Part, until
+from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.engine_event_subscriber import HopAReader
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.rank_answers import RankAnswers
+from worker_agent.events.rank_stream import RankStream
+from worker_agent.events.source_cursor import Delivery
+
+_log = structlog.get_logger("consolidator")
+
+
+class Consolidator:
+    """One worker's ranks on their way into the log. `source_stale` says why a source itself doubts what it tells."""
+
+    def __init__(
+        self,
+        core: Consolidation,
+        readers: Sequence[HopAReader],
+        log: EventLog,
+        clock: Clock,
+        *,
+        model: str,
+        worker_id: str,
+        source_stale: Callable[[int], str] | None = None,
+    ) -> None:
+        self._core, self._readers, self._event_log, self._clock = core, tuple(readers), log, clock
+        self._model, self._worker_id = model, worker_id
+        self._source_stale = source_stale
+        self._told_stale: dict[int, str] = {}
+        ranks = {dp_rank: WorkerRank(worker_id, dp_rank) for dp_rank in core.dp_ranks}
+        self.streams = {at: RankStream(model, rank, core.outbox(at), log, clock) for at, rank in ranks.items()}
+        self.answers = {at: RankAnswers(model, rank, core, log, clock) for at, rank in ranks.items()}
+
+    @property
+    def worker_id(self) -> str:
+        """The worker whose ranks these are."""
+        return self._worker_id
+
+    @property
+    def core(self) -> Consolidation:
+        """The state, for its statistics."""
+        return self._core
+
+    @property
+    def readers(self) -> tuple[HopAReader, ...]:
+        """The publishers, for their counts."""
+        return self._readers
+
+    @property
+    def is_log_away(self) -> bool:
+        """Whether nothing can be published now, as far as is known."""
+        return not self._event_log.is_connected
+
+    def stale(self, dp_rank: int) -> str:
+        """Return why the rank's set may be wrong; empty when nothing speaks against it."""
+        return self._core.stale(dp_rank) or self._unread(dp_rank)
+
+    def parts(self, first_stage: int) -> list[Part]:
+        """Return what is to run, in four stages: live intake stops before the replays it asks for, the pulse last."""
+        prefix, streams, answers = f"{self._worker_id}-", self.streams.items(), self.answers.items()
+        return [
+            *(part for reader in self._readers for part in reader.parts(self._fold, first_stage, prefix=prefix)),
+            *(Part(f"{prefix}publish-{rank}", stream.run, first_stage + 2) for rank, stream in streams),
+            *(Part(f"{prefix}answer-{rank}", answer.run, first_stage + 3) for rank, answer in answers),
+            Part(f"{prefix}pulse", self._pulse, first_stage + 3),
+        ]
+
+    async def start(self) -> None:
+        """Questions are heard, and readers know of the new epochs."""
+        for answers in self.answers.values():
+            await answers.listen()
+        await self._beat()
+
+    async def position(self, sequence: int, source: str = ENGINE) -> dict[int, tuple[int, int]]:
+        """Return each rank's (epoch, last seq), once the source's only publisher was read up to before `sequence`."""
+        (reader,) = [reader for reader in self._readers if reader.origin.source == source]
+        await reader.until_read(sequence)
+        return self.places()
+
+    def places(self) -> dict[int, tuple[int, int]]:
+        """Return each rank's (epoch, last seq) now."""
+        return {rank: (self._core.outbox(rank).epoch, self._core.outbox(rank).last_seq) for rank in self._core.dp_ranks}
+
+    async def _fold(self, origin: Origin, delivery: Delivery) -> None:
+        changed = self._core.on_loss(origin, began_anew=delivery.began_anew) if delivery.lost else set[int]()
+        for sequence, payload in delivery.payloads:
+            changed |= self._core.on_payload(sequence, payload, origin)
+        for dp_rank in changed:
+            self.streams[dp_rank].wake()
+
+    async def _pulse(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            await self._beat()
+            await until(stop, self._clock.sleep(HEARTBEAT_PERIOD_S))
+
+    async def _beat(self) -> None:
+        for dp_rank in self._core.dp_ranks:
+            heartbeat = self._core.heartbeat(dp_rank, self._unread(dp_rank))
+            rank = WorkerRank(self._worker_id, dp_rank)
+            self._tell_stale(rank, heartbeat.stale)
+            pulse = fleet.encode(heartbeat)
+            try:
+                await self._event_log.announce(subjects.heartbeat(self._model, rank), pulse)
+            except BrokerUnavailable as error:
+                _log.debug("heartbeat_lost", reason=str(error))
+
+    def _unread(self, dp_rank: int) -> str:
+        """Return why something may not have come to the core at all."""
+        reasons = [reader.stale() for reader in self._readers if dp_rank in self._core.ranks_of(reader.origin)]
+        if self._source_stale is not None:
+            reasons.append(self._source_stale(dp_rank))
+        return "; ".join(filter(None, reasons))
+
+    def _tell_stale(self, rank: WorkerRank, reason: str) -> None:
+        """Log when the rank becomes stale and when it is current again; reasons may change with every pulse."""
+        told = self._told_stale.get(rank.dp_rank, "")
+        self._told_stale[rank.dp_rank] = reason
+        if reason and not told:
+            _log.warning("rank_stale", rank=str(rank), reason=reason)
+        elif told and not reason:
+            _log.info("rank_current", rank=str(rank))

@@ -1,0 +1,210 @@
+"""The payloads of one publisher, in whatever dialect, become batches of engine events.
+
+For every event, the first line that applies:
+
+    cleared                        stands, whoever says it: nothing is held any more
+    "Ignored"                      ignored
+    locality not LOCAL             ignored: the copy is not this engine's (absent is local)
+    an owner is named              ignored: a storage tier of somebody else tells of its own
+    medium beyond our tiers        ignored (`media.py`)
+    attention group not a main one ignored (`attention_groups.py`)
+    medium unknown                 refused
+    no tokens                      stands: names of blocks that were described before, and where they are now; a name
+                                   that stands twice is two copies (vLLM's offload of several groups names none)
+    a hash twice, or the parent    refused: it says nothing
+      among its own blocks
+    more tokens than blocks hold   refused
+    fewer                          the blocks that fit stand, the others are cut; none fits: ignored (a partial block)
+    otherwise                      stands
+
+What cannot be read at all is refused too. Ignored events mean nothing to a prefix, refused ones might have; neither
+costs the rest of its batch. Hashes are u64: an integer mod 2^64; of bytes the last 8, big-endian, which is the
+integer that their engine would send. Source: `event_plane.md` sections 3.2, 3.3, 4.2 (ingress filter).
+"""
+
+import msgspec
+
+from kv_protocol.errors import UNDECODABLE, LimitExceeded, MalformedMessage
+from kv_protocol.splitmix import U64_MASK
+from worker_agent.events.dialects.attention_groups import AttentionGroups
+from worker_agent.events.dialects.block_keys import block_keys
+from worker_agent.events.dialects.media import MEDIA_BEYOND, tier_of_medium
+from worker_agent.events.dialects.wire_events import (
+    EngineHash,
+    WireCleared,
+    WireIgnored,
+    WireRemoved,
+    WireStored,
+    read_event,
+)
+from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineEvent, EngineRemoved, EngineStored
+
+TIME_S_MAX = 9e9
+"""The year 2255; about the last that an i64 of nanoseconds can say."""
+HASH_BYTES_MIN = 8
+
+
+class DecoderCounts(msgspec.Struct, kw_only=True):
+    """What became of one publisher's events so far, in events unless named otherwise."""
+
+    stored: int = 0
+    removed: int = 0
+    cleared: int = 0
+    refused: int = 0
+    ignored_on_request: int = 0
+    ignored_not_local: int = 0
+    ignored_other_owner: int = 0
+    ignored_medium: int = 0
+    ignored_attention_group: int = 0
+    ignored_partial: int = 0
+    names_only: int = 0
+    eagle: int = 0
+    multimodal: int = 0
+    byte_hashes: int = 0
+    cut_blocks: int = 0
+    unexplained_keys: int = 0
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    time_s: float
+    events: list[msgspec.Raw]
+    dp_rank: int | None = None
+
+
+_decode_batch = msgspec.msgpack.Decoder(_Batch).decode
+
+
+class BatchDecoder:
+    """Reads the payloads of one publisher, in their order; remembers what its attention groups are.
+
+    A publisher that starts anew gets a new decoder. `counts` is the decoder's own and grows.
+    """
+
+    def __init__(self) -> None:
+        self._groups = AttentionGroups()
+        self.counts = DecoderCounts()
+
+    def decode(self, sequence: int, payload: bytes) -> EngineBatch:
+        """Return what a payload says; an unreadable event is named in `refused` and costs nothing else.
+
+        Raises:
+            MalformedMessage: the batch itself is not one.
+        """
+        batch = _batch(sequence, payload)
+        events: list[EngineEvent] = []
+        refused = []
+        for raw in batch.events:
+            try:
+                event = self._event(raw)
+            except UNDECODABLE as error:
+                refused.append(str(error))
+                continue
+            if event is not None:
+                events.append(event)
+        self.counts.refused += len(refused)
+        return EngineBatch(
+            sequence=sequence,
+            time_s=batch.time_s,
+            dp_rank=batch.dp_rank,
+            events=tuple(events),
+            refused=tuple(refused),
+            ignored=len(batch.events) - len(events) - len(refused),
+        )
+
+    def _event(self, raw: msgspec.Raw) -> EngineEvent | None:
+        wire, is_eagle = read_event(raw)
+        match wire:
+            case WireStored():
+                return self._stored(wire, is_eagle=is_eagle) if self._counts(wire) else None
+            case WireRemoved():
+                return self._removed(wire) if self._counts(wire) else None
+            case WireCleared():
+                self.counts.cleared += 1
+                return EngineCleared()
+            case WireIgnored():
+                self.counts.ignored_on_request += 1
+                return None
+
+    def _counts(self, wire: WireStored | WireRemoved) -> bool:
+        if wire.locality not in (None, "LOCAL"):
+            self.counts.ignored_not_local += 1
+            return False
+        if wire.ownership is not None:
+            self.counts.ignored_other_owner += 1
+            return False
+        if wire.medium in MEDIA_BEYOND:
+            self.counts.ignored_medium += 1
+            return False
+        ask = self._groups.on_stored if isinstance(wire, WireStored) else self._groups.counts
+        is_main = ask(wire.group_idx, wire.kv_cache_spec_kind)
+        self.counts.ignored_attention_group += not is_main
+        return is_main
+
+    def _stored(self, wire: WireStored, *, is_eagle: bool) -> EngineStored | None:
+        tier = tier_of_medium(wire.medium)
+        hashes = self._hashes(wire.block_hashes)
+        parent = None if wire.parent_block_hash is None else self._hashes((wire.parent_block_hash,))[0]
+        if wire.token_ids and (len(set(hashes)) < len(hashes) or parent in hashes):
+            raise LimitExceeded("block_hashes", "a hash twice, or the parent", "each block once, below its parent")
+        blocks = _blocks_that_fit(wire, len(hashes), is_eagle=is_eagle)
+        self.counts.cut_blocks += len(hashes) - blocks
+        if hashes and not blocks:
+            self.counts.ignored_partial += 1
+            return None
+        keys = block_keys(wire, blocks if wire.token_ids else 0)
+        stored = EngineStored(
+            block_hashes=hashes[:blocks],
+            parent_block_hash=parent,
+            token_ids=wire.token_ids[: blocks * wire.block_size + is_eagle],
+            block_size=wire.block_size,
+            tier=tier,
+            lora_name=wire.lora_name,
+            cache_salt=keys.cache_salt,
+            mm_hashes=keys.mm_hashes,
+            is_eagle=is_eagle,
+            group_idx=wire.group_idx or 0,
+        )
+        self._count(stored, keys.unexplained)
+        return stored
+
+    def _count(self, stored: EngineStored, unexplained_keys: int) -> None:
+        self.counts.stored += 1
+        self.counts.names_only += stored.names_only
+        self.counts.eagle += stored.is_eagle
+        self.counts.multimodal += bool(stored.mm_hashes)
+        self.counts.unexplained_keys += unexplained_keys
+
+    def _removed(self, wire: WireRemoved) -> EngineRemoved:
+        tier = tier_of_medium(wire.medium)
+        hashes = self._hashes(wire.block_hashes)
+        self.counts.removed += 1
+        return EngineRemoved(block_hashes=hashes, tier=tier, group_idx=wire.group_idx or 0)
+
+    def _hashes(self, hashes: tuple[EngineHash, ...]) -> tuple[int, ...]:
+        self.counts.byte_hashes += bytes in map(type, hashes)
+        return tuple([h & U64_MASK if isinstance(h, int) else _of_bytes(h) for h in hashes])
+
+
+def _batch(sequence: int, payload: bytes) -> _Batch:
+    try:
+        batch = _decode_batch(payload)
+    except UNDECODABLE as error:
+        raise MalformedMessage(0, f"batch {sequence}: {error}") from error
+    if not 0 <= batch.time_s <= TIME_S_MAX:
+        raise MalformedMessage(0, f"batch {sequence}: ts {batch.time_s}, allowed 0..{TIME_S_MAX:.0f} s since 1970")
+    return batch
+
+
+def _of_bytes(block_hash: bytes) -> int:
+    if len(block_hash) < HASH_BYTES_MIN:
+        raise LimitExceeded("block hash", f"{len(block_hash)} bytes", f"{HASH_BYTES_MIN} or more")
+    return int.from_bytes(block_hash[-HASH_BYTES_MIN:], "big")
+
+
+def _blocks_that_fit(wire: WireStored, named: int, *, is_eagle: bool) -> int:
+    if not wire.token_ids:
+        return named
+    own_tokens = len(wire.token_ids) - is_eagle
+    if wire.block_size < 1 or own_tokens > named * wire.block_size:
+        raise LimitExceeded("token_ids", own_tokens, f"at most {wire.block_size} a block x {named} blocks")
+    return own_tokens // wire.block_size

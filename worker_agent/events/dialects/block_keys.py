@@ -1,0 +1,89 @@
+"""What publishers say of a block's content beside its tokens: multimodal items and the cache salt.
+
+    block_mm_infos   {"mm_objects": [{"mm_hash": n}]}               the number n of an item
+    mm_keys          {"hash": name}                                 the name of an item
+    both this and    [name, offset]                                 the name of an item, of any spelling
+    extra_keys       64 hex digits                                  the name of an item
+                     "dynamo-cache-salt:" + salt, first block       the salt, unless `cache_salt` says one
+                     the event's `lora_name`                        nothing new
+                     anything else                                  unexplained: counted and ignored
+
+All are lists aligned with the blocks, nil for text; too short means text, too long is cut. The first of them that names
+an item is the one that counts: they are spellings of the same thing. An untagged string is no salt, although some
+engines put their salt there so: it cannot be told from other keys. Source: `event_plane.md` sections 1.3, 3.2, 3.3.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kv_protocol.hashing import to_u64
+from worker_agent.events.dialects.multimodal import is_digest, mm_hash
+from worker_agent.events.dialects.wire_events import WireMmInfo, WireStored
+
+SALT_TAG = "dynamo-cache-salt:"
+
+MmHashes = tuple[tuple[int, ...], ...]
+
+
+class BlockKeys(NamedTuple):
+    """The keys of a store's blocks: `mm_hashes` are one tuple a block, or () where all are text."""
+
+    mm_hashes: MmHashes
+    cache_salt: str | None
+    unexplained: int
+
+
+def block_keys(wire: WireStored, blocks: int) -> BlockKeys:
+    """Return the keys of the first `blocks` blocks."""
+    salt = wire.cache_salt or None
+    mm_hashes = _of_infos(wire.block_mm_infos or (), blocks)
+    unexplained = 0
+    for keys_of_blocks in (wire.mm_keys, wire.extra_keys):
+        if keys_of_blocks and any(keys_of_blocks):
+            named, unknown = _of_keys(keys_of_blocks[:blocks], wire.lora_name)
+            mm_hashes = mm_hashes or _aligned(named, blocks)
+            unexplained += unknown
+    return BlockKeys(mm_hashes, salt or _tagged_salt(wire.extra_keys), unexplained)
+
+
+def _aligned(of_blocks: Sequence[tuple[int, ...]], blocks: int) -> MmHashes:
+    return (*of_blocks[:blocks], *[()] * (blocks - len(of_blocks))) if any(of_blocks[:blocks]) else ()
+
+
+def _of_infos(infos: Sequence[WireMmInfo | None], blocks: int) -> MmHashes:
+    return _aligned([tuple(to_u64(item.mm_hash) for item in info.mm_objects) if info else () for info in infos], blocks)
+
+
+def _of_keys(keys_of_blocks: list[Any], lora_name: str | None) -> tuple[list[tuple[int, ...]], int]:
+    named, unexplained = [], 0
+    for keys in keys_of_blocks:
+        names = []
+        for key in (keys if isinstance(keys, list) else [keys]) if keys else ():
+            name = _item(key)
+            if name is not None:
+                names.append(mm_hash(name))
+            elif key != lora_name and not _is_tagged(key):
+                unexplained += 1
+        named.append(tuple(names))
+    return named, unexplained
+
+
+def _item(key: object) -> str | None:
+    """Return the name of the item that a key names, if it names one."""
+    match key:
+        case [str(name), int(), *_] if name:
+            return name
+        case {"hash": str(name)} if name:
+            return name
+        case str(name) if is_digest(name):
+            return name
+    return None
+
+
+def _is_tagged(key: object) -> bool:
+    return isinstance(key, str) and key.startswith(SALT_TAG)
+
+
+def _tagged_salt(extra_keys: list[list[Any] | None] | None) -> str | None:
+    first = extra_keys[0] if extra_keys else None
+    return next((key.removeprefix(SALT_TAG) for key in first or () if _is_tagged(key)), None) or None

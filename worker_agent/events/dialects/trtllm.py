@@ -1,0 +1,162 @@
+"""The publisher's rules: TensorRT-LLM's polled KV events (JSON maps) become hop A events. All state is per rank.
+
+    reading     what an event says, and when it is refused: `trtllm_wire.py`. One that is refused or cannot be read is
+                counted, kept for people (`events/quarantine.py`), and costs nothing else; what its rank holds is in
+                doubt, until it is known to be empty: cleared.
+                Where not even the rank can be read, all ranks are in doubt, each until its next event: one that
+                continues shows that nothing of the rank was lost, one that does not clears it
+    event_id    continues the rank's. After a jump nobody knows what the rank holds, and the engine cannot say: the rank
+                is published as cleared, all memory of it is forgotten, and it is learned anew from there. Ids that go
+                back are another life of the engine: its windows are learned anew, too. Lives begin with id 0; what
+                was missed is counted
+    window      events of narrower windows than the widest are dropped; until it is known they are held back; where it
+                turns out to be another, the rank is cleared: `trtllm_window.py`
+    blocks      partial blocks, tiers, attention groups: `trtllm_blocks.py`
+
+Source: `event_plane.md` sections 1.3 to 1.5, 2.2.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from kv_protocol.errors import UNDECODABLE, LimitExceeded
+from kv_protocol.ids import checked_block_size
+from worker_agent.events.dialects.trtllm_blocks import WITHHELD_MAX, PublisherCounts, RankBlocks
+from worker_agent.events.dialects.trtllm_window import HELD_BACK_MAX, WidestWindow
+from worker_agent.events.dialects.trtllm_wire import BlockChange, Event, Head, read_event, read_head
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, RankEvent
+from worker_agent.events.quarantine import Quarantine
+
+
+class _HeldBack(NamedTuple):
+    window: int
+    group_idx: int
+    change: BlockChange
+
+
+class _Rank:
+    def __init__(self, window: WidestWindow, blocks: RankBlocks) -> None:
+        self.window = window
+        self.blocks = blocks
+        self.next_id: int | None = None
+        self.held_back: list[_HeldBack] = []
+        self.has_passed = False
+        self.unplaced_seen = 0
+
+
+class TrtllmRules:
+    """The rules, and what they remember of each rank. `attention_window`, in tokens, is for lost `created` events.
+
+    `translate` belongs to one thread; `stale`, `counts`, `quarantine` and `events_lost` may be read from others.
+    """
+
+    def __init__(
+        self, block_size: int, *, attention_window: int | None = None, withheld_max: int = WITHHELD_MAX
+    ) -> None:
+        self._block_size = checked_block_size(block_size)
+        self._attention_window = attention_window
+        self._withheld_max = withheld_max
+        self._ranks: dict[int, _Rank] = {}
+        self._unplaced = 0
+        self._unplaced_reason = ""
+        self.counts = PublisherCounts()
+        self.quarantine = Quarantine()
+        self.events_lost: dict[int, int] = {}
+        """Of each rank, how many events the engine made and nobody got, by its ids; never less than before."""
+
+    def translate(self, engine_events: object) -> list[RankEvent]:
+        """Return what is to be published for these events, in their order; whatever they are, nothing is raised."""
+        published: list[RankEvent] = []
+        for engine_event in engine_events if isinstance(engine_events, Iterable) else (engine_events,):
+            try:
+                head = read_head(engine_event)
+            except UNDECODABLE as error:
+                self.counts.unreadable += 1
+                self._unplaced_reason = self.quarantine.add(engine_event, error)
+                self._unplaced += 1
+                continue
+            published += (RankEvent(head.dp_rank, event) for event in self._translate(head, engine_event))
+        return published
+
+    def stale(self, dp_rank: int) -> str:
+        """Return why what is published of the rank may not be what the engine holds; empty when it is."""
+        rank = self._ranks.get(dp_rank)
+        if rank is not None and rank.blocks.doubt:
+            return f"engine event not read: {rank.blocks.doubt}"
+        if self._unplaced > (rank.unplaced_seen if rank else 0):
+            return f"engine event of an unknown rank not read: {self._unplaced_reason}"
+        if rank is not None and rank.held_back:
+            return f"{len(rank.held_back)} engine events wait for the widest attention window: no `created` was seen"
+        return ""
+
+    def _translate(self, head: Head, engine_event: object) -> list[EngineEvent]:
+        published: list[EngineEvent] = [] if self._continues(head) else [EngineCleared()]
+        rank = self._ranks[head.dp_rank]
+        rank.unplaced_seen = self._unplaced
+        try:
+            event = read_event(engine_event)
+        except LimitExceeded as error:
+            self.counts.refused += 1
+            rank.blocks.doubt = self.quarantine.add(engine_event, error, head.dp_rank)
+        except UNDECODABLE as error:
+            self.counts.unreadable += 1
+            rank.blocks.doubt = self.quarantine.add(engine_event, error, head.dp_rank)
+        else:
+            published += self._judged(rank, event)
+        return published
+
+    def _continues(self, head: Head) -> bool:
+        rank = self._ranks.get(head.dp_rank) or self._new_rank(head.dp_rank)
+        expected, rank.next_id = rank.next_id, head.event_id + 1
+        if head.event_id == expected:
+            return True
+        is_new_life = expected is None or head.event_id < expected
+        missed = head.event_id if expected is None or is_new_life else head.event_id - expected
+        self.events_lost[head.dp_rank] = self.events_lost.get(head.dp_rank, 0) + max(0, missed)
+        if expected is None:
+            return True
+        self.counts.event_id_gaps += 1
+        self.counts.event_ids_back += is_new_life
+        if is_new_life:
+            rank.window = WidestWindow(self._attention_window)
+        self._forget(rank)
+        return False
+
+    def _new_rank(self, dp_rank: int) -> _Rank:
+        blocks = RankBlocks(self._block_size, self.counts, self._withheld_max)
+        rank = self._ranks[dp_rank] = _Rank(WidestWindow(self._attention_window), blocks)
+        return rank
+
+    def _forget(self, rank: _Rank) -> None:
+        self.counts.held_back_dropped += len(rank.held_back)
+        rank.held_back.clear()
+        rank.blocks.forget()
+        rank.has_passed = False
+
+    def _judged(self, rank: _Rank, event: Event) -> Iterator[EngineEvent]:
+        before = rank.window.widest
+        if event.change is None:
+            self.counts.created += 1
+            rank.window.on_created(event.window)
+        else:
+            rank.window.on_event(event.window)
+        if rank.has_passed and rank.window.widest != before:
+            self.counts.window_changes += 1
+            self._forget(rank)
+            yield EngineCleared()
+        if event.change is not None:
+            rank.held_back.append(_HeldBack(event.window, event.group_idx, event.change))
+        if rank.window.widest is None and len(rank.held_back) == HELD_BACK_MAX:
+            self.counts.windows_assumed += 1
+            rank.window.assume(held.window for held in rank.held_back)
+        if rank.window.widest is not None:
+            yield from self._released(rank)
+
+    def _released(self, rank: _Rank) -> Iterator[EngineEvent]:
+        held_back, rank.held_back = rank.held_back, []
+        for window, group_idx, change in held_back:
+            if window == rank.window.widest:
+                rank.has_passed = True
+                yield from rank.blocks.apply(change, group_idx)
+            else:
+                self.counts.window_filtered += 1

@@ -1,0 +1,50 @@
+"""Which attention window of a rank counts: the widest. Blocks of narrower ones (sliding windows) are no prefix.
+
+    known by                    the widest window is
+    nothing yet                 not known: events are held back, their order kept
+    configuration               the configured one; the first `created` takes its place, unless an event confirmed it
+    `created`                   the widest of those created
+    an event without a window   unbounded: the engine is older than windows, or this pool has none
+    `HELD_BACK_MAX` events      the widest among them: `created` was lost before anybody read, and every window stores
+                                what a request computed
+    an event of a wider window  that one: what was known before was wrong
+
+Where the window that counts becomes another after events of the first were published, these were no prefixes: their
+rank is to be cleared. So a wrong guess lasts until the next event of the widest window, and the first event is judged
+like any other. Source: `event_plane.md` sections 1.3, 2.2, 8 item 9.
+"""
+
+from collections.abc import Iterable
+
+from worker_agent.events.dialects.trtllm_wire import UNBOUNDED
+
+HELD_BACK_MAX = 64
+
+
+class WidestWindow:
+    """The widest window of one rank, in tokens, as far as it is known."""
+
+    def __init__(self, configured: int | None) -> None:
+        self._widest = configured
+        self._is_seen = False
+
+    @property
+    def widest(self) -> int | None:
+        """The window that counts; None where nobody can know."""
+        return self._widest
+
+    def on_created(self, window: int) -> None:
+        """A pool of this window exists."""
+        self._widest = max(window, self._widest or 0) if self._is_seen else window
+        self._is_seen = True
+
+    def on_event(self, window: int) -> None:
+        """A block of this window was spoken of."""
+        if window == UNBOUNDED or (self._widest is not None and window >= self._widest):
+            self._widest = window
+            self._is_seen = True
+
+    def assume(self, windows: Iterable[int]) -> None:
+        """Nobody will tell: the widest of these is the one."""
+        self._widest = max(windows)
+        self._is_seen = True

@@ -1,0 +1,254 @@
+"""TensorRT-LLM's polled KV events: every version's JSON, read into checked values.
+
+    event_id            counts one rank's events
+    attention_dp_rank   absent or null without attention DP: rank 0
+    window_size         of the pool, in tokens; absent or null where the engine knows no windows: `UNBOUNDED`
+    layer_group_id      KV cache manager V2: the attention group; absent or null: 0
+    hash_algo           V2; hashes must be numbers: `v1_block_key` or `v2_sha256_64`
+    hash                u64, spelled as u64 or i64; null: a block that cannot be named
+    token_id            u32; V2 has a 64-hex digest for the first token of a multimodal item: its pad value is taken
+                        (`event_plane.md` section 6, rule 6), the identity itself is in the block's `mm_keys`
+    mm_keys             `hash` names the item, a digest or the caller's UUID; `uuid` where `hash` is empty
+    cache_salt          of blocks and of `data`; empty and null are none; one distinct value an event
+    cache_level         0 GPU, 1 host; in `updated` only the new value is read, a null diff is no change
+    all else            skipped
+
+An event that says more than `EVENT_NUMBERS_MAX` and `TEXT_BYTES_MAX` allow would not fit one message of hop A.
+
+Source: `event_plane.md` section 1.3.
+"""
+
+from typing import Annotated, cast
+
+import msgspec
+from msgspec import Meta
+
+from kv_protocol.errors import LimitExceeded
+from kv_protocol.events import Tier
+from kv_protocol.hashing import image_pad, to_u64
+from kv_protocol.ids import DP_RANK_MAX, TokenId
+from worker_agent.events.dialects.multimodal import is_digest, mm_hash
+from worker_agent.events.quarantine import EventTooLarge
+
+UNBOUNDED = 1 << 63
+"""The window of a pool that has none: wider than any."""
+EVENT_ID_MAX = (1 << 63) - 1
+EVENT_NUMBERS_MAX = 1 << 22
+"""Tokens and hashes of one event, a multimodal item for eight: 38 MB of hop A, of the 64 MiB that it takes."""
+TEXT_BYTES_MAX = 1 << 16
+"""Of an adapter's name, or a salt."""
+_ITEM_NUMBERS = 8
+_GROUP_IDX_MAX = 1023
+_HASH_ALGOS = (None, "v1_block_key", "v2_sha256_64")
+_HASH_ADVICE = "set kv_cache_config.kv_cache_event_hash_algo to v1_block_key or v2_sha256_64"
+_TIER_OF_LEVEL = {0: Tier.GPU, 1: Tier.HOST}
+_MM_KEY = "mm_key"
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What places an event in its rank's stream, whatever else is in it."""
+
+    event_id: Annotated[int, Meta(ge=-EVENT_ID_MAX, le=EVENT_ID_MAX)]
+    attention_dp_rank: Annotated[int, Meta(ge=0, le=DP_RANK_MAX)] | None = None
+
+    @property
+    def dp_rank(self) -> int:
+        """The rank, 0 where none is named."""
+        return self.attention_dp_rank or 0
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One stored block, full or partial; without a name where its hash is null."""
+
+    block_hash: int | None
+    token_ids: tuple[int, ...]
+    tier: Tier
+    mm_hashes: tuple[int, ...]
+    named_items: int = 0
+    """How many of its multimodal items are named by their callers, and not by a digest."""
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks in chain order; `parent_hash` is the block before the first."""
+
+    parent_hash: int | None
+    blocks: tuple[Block, ...]
+    lora_name: str | None
+    cache_salt: str | None
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """Blocks that left; nulls stand for blocks without a name."""
+
+    block_hashes: tuple[int | None, ...]
+
+
+class Updated(msgspec.Struct, frozen=True):
+    """A block moved to `tier` (None: it did not), or its priority changed."""
+
+    block_hash: int | None
+    tier: Tier | None
+    priority_changed: bool
+
+
+BlockChange = Stored | Removed | Updated
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One event, read. `change` is None where it only tells that the pool of this window was created."""
+
+    window: int
+    group_idx: int
+    change: BlockChange | None
+
+
+class _UniqueToken(msgspec.Struct, gc=False):
+    token_id: TokenId | str
+
+
+class _MmKey(msgspec.Struct):
+    type: str = _MM_KEY
+    hash: str | None = None
+    uuid: str | None = None
+
+
+class _StoredBlock(msgspec.Struct):
+    block_hash: int | str | None
+    tokens: list[_UniqueToken]
+    cache_level: int = 0
+    mm_keys: list[_MmKey] | None = None
+    cache_salt: str | None = None
+
+
+class _EventDiff(msgspec.Struct):
+    new_value: int
+
+
+class _CreatedData(msgspec.Struct, tag="created"):
+    pass
+
+
+class _StoredData(msgspec.Struct, tag="stored"):
+    parent_hash: int | str | None
+    blocks: list[_StoredBlock]
+    lora_name: str | None = None
+    cache_salt: str | None = None
+
+
+class _RemovedData(msgspec.Struct, tag="removed"):
+    block_hashes: list[int | str | None]
+
+
+class _UpdatedData(msgspec.Struct, tag="updated"):
+    block_hash: int | str | None
+    cache_level: _EventDiff | None = None
+    priority: _EventDiff | None = None
+
+
+class _Body(msgspec.Struct):
+    data: _CreatedData | _StoredData | _RemovedData | _UpdatedData
+    window_size: Annotated[int, Meta(ge=0, le=UNBOUNDED - 1)] | None = None
+    layer_group_id: Annotated[int, Meta(ge=0, le=_GROUP_IDX_MAX)] | None = None
+    hash_algo: str | None = None
+
+
+def read_head(engine_event: object) -> Head:
+    """Return the event's place; raise one of `UNDECODABLE` where it has none."""
+    return msgspec.convert(engine_event, Head)
+
+
+def read_event(engine_event: object) -> Event:
+    """Return what the event says.
+
+    Raises:
+        LimitExceeded: it is well-formed, and says what cannot be published; the message tells what to change.
+        EventTooLarge: likewise, for there is too much of it.
+        msgspec.ValidationError, ValueError: it is not well-formed.
+    """
+    body = msgspec.convert(engine_event, _Body)
+    if body.hash_algo not in _HASH_ALGOS:
+        raise LimitExceeded("hash_algo", body.hash_algo, f"v1_block_key, v2_sha256_64: {_HASH_ADVICE}")
+    window = UNBOUNDED if body.window_size is None else body.window_size
+    return Event(window, body.layer_group_id or 0, _change(body.data))
+
+
+def _change(data: _CreatedData | _StoredData | _RemovedData | _UpdatedData) -> BlockChange | None:
+    match data:
+        case _StoredData():
+            return _stored(data)
+        case _RemovedData():
+            _check_size("block_hashes", len(data.block_hashes))
+            return Removed(tuple(_hash(found) for found in data.block_hashes))
+        case _UpdatedData():
+            tier = None if data.cache_level is None else _tier(data.cache_level.new_value)
+            return Updated(_hash(data.block_hash), tier, data.priority is not None)
+        case _CreatedData():
+            return None
+
+
+def _check_size(field: str, numbers: int) -> None:
+    if numbers > EVENT_NUMBERS_MAX:
+        raise EventTooLarge(field, f"{numbers} numbers", f"at most {EVENT_NUMBERS_MAX} an event")
+
+
+def _stored(data: _StoredData) -> Stored:
+    items = sum(len(block.mm_keys) for block in data.blocks if block.mm_keys)
+    _check_size("blocks", sum(1 + len(block.tokens) for block in data.blocks) + _ITEM_NUMBERS * items)
+    return Stored(
+        parent_hash=_hash(data.parent_hash),
+        blocks=tuple(map(_block, data.blocks)),
+        lora_name=_text("lora_name", data.lora_name),
+        cache_salt=_salt(data),
+    )
+
+
+def _block(block: _StoredBlock) -> Block:
+    found = [key.hash or key.uuid for key in block.mm_keys or () if key.type == _MM_KEY]
+    identities = [identity for identity in found if identity]
+    return Block(
+        _hash(block.block_hash),
+        _token_ids([token.token_id for token in block.tokens]),
+        _tier(block.cache_level),
+        tuple(map(mm_hash, identities)),
+        sum(not is_digest(identity) for identity in identities),
+    )
+
+
+def _hash(found: int | str | None) -> int | None:
+    if found is None:
+        return None
+    if isinstance(found, str) or not -UNBOUNDED <= found < 2 * UNBOUNDED:
+        raise LimitExceeded("block_hash", found, f"u64: {_HASH_ADVICE}")
+    return to_u64(found)
+
+
+def _token_ids(found: list[int | str]) -> tuple[int, ...]:
+    if str in map(type, found):
+        return tuple(token_id if isinstance(token_id, int) else _pad(token_id) for token_id in found)
+    return cast("tuple[int, ...]", tuple(found))  # nearly always: no loop over tokens
+
+
+def _pad(digest: str) -> int:
+    if not is_digest(digest):
+        raise LimitExceeded("token_id", digest, "u32, or the 64 hex digits of a multimodal item")
+    return image_pad(mm_hash(digest))
+
+
+def _tier(level: int) -> Tier:
+    if level not in _TIER_OF_LEVEL:
+        raise LimitExceeded("cache_level", level, "0 (GPU), 1 (host)")
+    return _TIER_OF_LEVEL[level]
+
+
+def _salt(data: _StoredData) -> str | None:
+    salts = {salt for salt in (data.cache_salt, *(block.cache_salt for block in data.blocks)) if salt}
+    if len(salts) > 1:
+        raise LimitExceeded("cache_salt", sorted(salts), "one salt an event")
+    return _text("cache_salt", next(iter(salts), None))
+
+
+def _text(field: str, found: str | None) -> str | None:
+    size = 0 if found is None else len(found.encode())  # text that no wire can carry ends here
+    if size > TEXT_BYTES_MAX:
+        raise EventTooLarge(field, f"{size} bytes", f"at most {TEXT_BYTES_MAX}")
+    return found

@@ -1,0 +1,264 @@
+"""One publisher of hop A: its sockets, and the cursor that says what came in order, what to ask for and what is lost.
+
+Two parts of a process (see `kv_runtime.supervise`): live messages; replays, one question at a time. A question whose
+answer pauses for `answer_s` is given up together with its socket, so that nothing of the answer is heard later.
+
+What a publisher can do at every message is logged at most once in `_TELL_S`; metrics count all of it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from kv_protocol.errors import MalformedMessage
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import Part
+from worker_agent.events.consolidation import Origin
+from worker_agent.events.dialects.engine_wire import (
+    PAYLOAD_BYTES_MAX,
+    REPLAY_END,
+    encode_sequence,
+    split_frames,
+    split_replay,
+)
+from worker_agent.events.source_cursor import Delivery, SourceCursor
+
+_HWM_MESSAGES = 100_000
+_TAKEN_AT_ONCE = 64
+_POLL_S = 0.1
+_DRAIN_S = 1.0
+_APART_S = 1.0
+"""How long a publisher may be without a connection before that is a reason to doubt what is known of it."""
+_TELL_S = 10.0
+_LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+Deliver = Callable[[Origin, Delivery], Awaitable[None]]
+
+_log = structlog.get_logger("hop_a")
+
+
+class PublisherAt(NamedTuple):
+    """Where a publisher is, as addresses to connect to; one without replays loses what a hole had."""
+
+    origin: Origin
+    endpoint: str
+    replay_endpoint: str = ""
+    topic: str = ""
+
+
+class HopAReader:
+    """Reads one publisher. Without `replay_endpoint` every hole is a loss; `topic` is the prefix of those wanted."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        cursor: SourceCursor,
+        context: zmq.asyncio.Context,
+        clock: Clock,
+        *,
+        publish_endpoint: str,
+        replay_endpoint: str = "",
+        topic: str = "",
+        answer_s: float = 2.0,
+    ) -> None:
+        self._origin, self._cursor, self._context, self._clock = origin, cursor, context, clock
+        self._publish_endpoint, self._replay_endpoint, self._answer_s = publish_endpoint, replay_endpoint, answer_s
+        self._apart_since_s: float | None = clock.now()
+        self._told_at_s: dict[str, float] = {}
+        self._live = _socket(context, zmq.SUB)
+        self._live.subscribe(topic.encode())
+        self._line = self._live.get_monitor_socket(_LINE_EVENTS)
+        self._live.connect(publish_endpoint)
+        self._replay: zmq.asyncio.Socket | None = None
+        self._wanted = asyncio.Event()
+        self._moved = asyncio.Condition()
+        self.refused_messages_total = 0
+
+    @property
+    def origin(self) -> Origin:
+        """What the publisher speaks for."""
+        return self._origin
+
+    @property
+    def cursor(self) -> SourceCursor:
+        """The place, for its counts."""
+        return self._cursor
+
+    def stale(self) -> str:
+        """Return why what was read may not be all; empty when nothing says so."""
+        if self._cursor.is_unanswered:
+            return f"{self._origin}: replay_endpoint {self._replay_endpoint} does not answer"
+        if self._apart_since_s is not None and self._clock.now() - self._apart_since_s >= _APART_S:
+            return f"{self._origin}: publisher {self._publish_endpoint} is not connected"
+        return ""
+
+    def parts(self, deliver: Deliver, first_stage: int, *, prefix: str = "") -> list[Part]:
+        """Return what is to run, in two stages: live intake stops before the replays that it wants."""
+        name = f"{prefix}hop-a-{self._origin}"
+        parts = [Part(f"{name}-live", partial(self._read_live, deliver), first_stage)]
+        if self._replay_endpoint:
+            parts.append(Part(f"{name}-replay", partial(self._read_replays, deliver), first_stage + 1))
+        return parts
+
+    async def until_read(self, sequence: int) -> None:
+        """Return once everything before `sequence` was delivered or given up."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self._cursor.expected >= sequence)
+
+    # -------------------------------------------------------------- live
+    async def _read_live(self, deliver: Deliver, stop: asyncio.Event) -> None:
+        sockets = zmq.asyncio.Poller()
+        sockets.register(self._line, zmq.POLLIN)
+        sockets.register(self._live, zmq.POLLIN)
+        try:
+            while not stop.is_set():
+                ready = dict(await sockets.poll(_POLL_S * 1000))
+                if self._line in ready:
+                    await self._on_line_event(deliver)
+                if self._live in ready:
+                    await self._take_live(deliver)
+            await self._drain_live(deliver)
+        finally:
+            self._live.disable_monitor()
+            self._live.close()
+
+    async def _on_line_event(self, deliver: Deliver) -> None:
+        event = parse_monitor_message(await self._line.recv_multipart())["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._apart_since_s = None
+            await self._deliver(self._cursor.on_connect(), deliver)
+            return
+        _log.info("publisher_disconnected", publisher=str(self._origin))
+        self._apart_since_s = self._clock.now()
+        self._cursor.on_disconnect()
+        self._wanted.set()
+
+    async def _drain_live(self, deliver: Deliver) -> None:
+        """Read until hop A is quiet: what was published last may still be on its way. A busy source is left behind."""
+        end_s = self._clock.now() + _DRAIN_S
+        while self._clock.now() < end_s and await self._live.poll(timeout=_POLL_S * 1000):
+            await self._take_live(deliver)
+
+    async def _take_live(self, deliver: Deliver) -> None:
+        """Take what is there, as far as others can wait for it: one by one, awaiting costs more than reading."""
+        live: zmq.Socket[bytes] = zmq.Socket.shadow(self._live)
+        with suppress(zmq.Again):
+            for _ in range(_TAKEN_AT_ONCE):
+                await self._on_live(live.recv_multipart(zmq.NOBLOCK), deliver)
+                if int(self._line.get(zmq.EVENTS)) & zmq.POLLIN:
+                    return  # what follows may be another life's
+
+    async def _on_live(self, frames: list[bytes], deliver: Deliver) -> None:
+        try:
+            sequence, payload = split_frames(frames)
+        except MalformedMessage as error:
+            self._refuse(error)
+            return
+        await self._deliver(self._cursor.on_live(sequence, payload, self._clock.now()), deliver)
+        if not self._cursor.is_settled:
+            self._wanted.set()
+
+    # -------------------------------------------------------------- replays
+    async def _read_replays(self, deliver: Deliver, stop: asyncio.Event) -> None:
+        try:
+            while not stop.is_set():
+                await self._replayed(deliver, stop)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_POLL_S):
+                        await self._wanted.wait()
+                self._wanted.clear()
+            end_s = self._clock.now() + _DRAIN_S
+            while not self._cursor.is_settled and self._clock.now() < end_s:
+                await self._replayed(deliver, stop)
+        finally:
+            if self._replay is not None:
+                self._replay.close()
+
+    async def _replayed(self, deliver: Deliver, stop: asyncio.Event) -> None:
+        """Ask for a replay, if one is due, and take the answer."""
+        start = self._cursor.ask_from(self._clock.now())
+        if start is None:
+            return
+        if self._replay is None:
+            self._replay = _socket(self._context, zmq.DEALER)
+            self._replay.connect(self._replay_endpoint)
+        await self._replay.send_multipart([b"", encode_sequence(start)])
+        if not await self._took_answer(self._replay, deliver, stop):
+            self._replay.close()
+            self._replay = None
+            await self._deliver(self._cursor.on_no_answer(), deliver)
+        if not self._cursor.is_settled:
+            self._wanted.set()
+
+    async def _took_answer(self, socket: zmq.asyncio.Socket, deliver: Deliver, stop: asyncio.Event) -> bool:
+        heard_s = self._clock.now()
+        while self._clock.now() - heard_s < self._answer_s and not (stop.is_set() and self._cursor.is_settled):
+            if await socket.poll(timeout=_POLL_S * 1000):
+                heard_s = self._clock.now()
+                if await self._is_answer_over(await socket.recv_multipart(), deliver):
+                    return True
+        return False
+
+    async def _is_answer_over(self, frames: list[bytes], deliver: Deliver) -> bool:
+        try:
+            sequence, payload = split_replay(frames)
+        except MalformedMessage as error:
+            self._refuse(error)
+            return False
+        is_over = sequence == REPLAY_END
+        delivery = (
+            self._cursor.on_replay_end(self._clock.now()) if is_over else self._cursor.on_replayed(sequence, payload)
+        )
+        await self._deliver(delivery, deliver)
+        return is_over
+
+    async def _deliver(self, delivery: Delivery, deliver: Deliver) -> None:
+        if delivery.lost:
+            what = "publisher_began_anew" if delivery.began_anew else "engine_events_lost"
+            if self._may_tell(what):
+                _log.error(what, publisher=str(self._origin), next_sequence=self._cursor.expected)
+        if delivery != Delivery():
+            await deliver(self._origin, delivery)
+            async with self._moved:
+                self._moved.notify_all()
+
+    def _refuse(self, error: MalformedMessage) -> None:
+        self.refused_messages_total += 1
+        if self._may_tell("hop_a_message_refused"):
+            total = self.refused_messages_total
+            _log.warning("hop_a_message_refused", publisher=str(self._origin), reason=str(error), total=total)
+
+    def _may_tell(self, what: str) -> bool:
+        now_s = self._clock.now()
+        if now_s - self._told_at_s.get(what, float("-inf")) < _TELL_S:
+            return False
+        self._told_at_s[what] = now_s
+        return True
+
+
+def _socket(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
+    socket = context.socket(kind)
+    socket.set(zmq.LINGER, 0)
+    socket.set(zmq.MAXMSGSIZE, PAYLOAD_BYTES_MAX)
+    socket.set(zmq.RCVHWM, _HWM_MESSAGES)
+    return socket
+
+
+def reader_at(publisher: PublisherAt, context: zmq.asyncio.Context, clock: Clock) -> HopAReader:
+    """Return a reader of the publisher, at its beginning."""
+    return HopAReader(
+        publisher.origin,
+        SourceCursor(has_replay=bool(publisher.replay_endpoint)),
+        context,
+        clock,
+        publish_endpoint=publisher.endpoint,
+        replay_endpoint=publisher.replay_endpoint,
+        topic=publisher.topic,
+    )

@@ -1,0 +1,259 @@
+"""The mirror of one rank's KV cache: engine hashes end here, canonical events come out.
+
+    block  = our sequence hash -> parent, position, and per tier how many names it can be used by (`mirror_blocks.py`)
+    name   = engine hash of one source -> block, copies (see `block_names.py`)
+
+Rules
+* A block's sequence hash is chained from its parent's, found by the parent's engine hash: among the names of its own
+  source, then among the others'. An unknown parent means that something was lost: the event is dropped and counted,
+  and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; a rank has a mirror of its own.
+  A store that names no LoRA or salt has its parent's: some engines say it of a chain's first block only.
+* A block is held on a tier while it can be used by at least one name there, of whatever source: `Stored` goes out for
+  the first, `Removed` for the last.
+* A store without tokens says where a block is that was described before, by the same source or another; one that
+  nobody described is dropped and counted. Such names come in any order; a name said twice is two copies.
+* An engine hash names one block: stored again as another, it leaves the first on all tiers; described twice in one
+  event (or as its own parent), it says nothing, and the event is dropped.
+* The set, its digests and the events given out agree at any time: folding the events gives the set.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from kv_protocol.digest import SetDigest, TierDigest, bucket_table
+from kv_protocol.events import TIERS, Cleared, Event, Removed, Stored, Tier
+from kv_protocol.hashing import chain, hash_seed, local_block_hashes
+from worker_agent.events.block_names import EngineName, SourceNames
+from worker_agent.events.engine_events import EngineCleared, EngineEvent, EngineRemoved, EngineStored
+from worker_agent.events.held_blocks import HeldBlocks
+from worker_agent.events.mirror_blocks import MirrorBlock, MirrorBlocks, Namespace
+
+ENGINE = "engine"
+"""The source of a worker's events where it has only one."""
+
+
+class MirrorCounts(msgspec.Struct, kw_only=True):
+    """What the mirror made of one source's events so far, in blocks unless named otherwise.
+
+    `stored`, `removed`: came to be held on a tier, ceased to be. `deduplicated`: changed nothing, another name or group
+    is there. `duplicate`: stored while the same engine block was there already.
+    """
+
+    stored: int = 0
+    removed: int = 0
+    cleared_events: int = 0
+    deduplicated: int = 0
+    duplicate: int = 0
+    ambiguous: int = 0
+    unknown_parent: int = 0
+    unknown_name: int = 0
+    unknown_removal: int = 0
+    unfit: int = 0
+
+
+class RankMirror:
+    """What one rank holds, by our hashes. `apply` returns the canonical events that tell of the change.
+
+    With `is_eagle` a block's content is its own tokens and the next one, as a drafting engine keys its cache.
+    """
+
+    def __init__(self, block_size: int, *, is_eagle: bool = False) -> None:
+        self._block_size = block_size
+        self._is_eagle = is_eagle
+        self._blocks = MirrorBlocks()
+        self._names: defaultdict[str, SourceNames] = defaultdict(SourceNames)
+        self._tier_bits: dict[int, int] = {}
+        self._digests = {tier: SetDigest() for tier in TIERS}
+        self.counts: defaultdict[str, MirrorCounts] = defaultdict(MirrorCounts)
+
+    def apply(self, event: EngineEvent, source: str = ENGINE) -> list[Event]:
+        """Fold one event of a source in; return what it changed, in order."""
+        match event:
+            case EngineStored():
+                return self._store(event, source)
+            case EngineRemoved():
+                return self._remove(event, source)
+            case EngineCleared():
+                self.counts[source].cleared_events += 1
+                return self.clear(source)
+
+    def unfit(self, event: EngineStored) -> str:
+        """Return which field of a store is of another kind than this rank's blocks; empty when none is."""
+        if event.names_only:
+            return ""
+        if event.block_size != self._block_size:
+            return f"block_size: found {event.block_size}, allowed {self._block_size}"
+        if event.is_eagle != self._is_eagle:
+            found, allowed = ("bigrams", "tokens") if event.is_eagle else ("tokens", "bigrams")
+            return f"token_ids: found {found}, allowed {allowed}"
+        return ""
+
+    def clear(self, source: str | None = None) -> list[Event]:
+        """`source` holds nothing any more (None: nobody does); return what ceased to be held because of it."""
+        gone: dict[Tier, list[int]] = {tier: [] for tier in TIERS}
+        for names in list(self._names.values()) if source is None else [self._names[source]]:
+            for name in names.clear():
+                for tier in self._release(name):
+                    gone[tier].append(name.sequence_hash)
+        return [
+            Removed(tuple(hashes), tier) if self._digests[tier].block_count else Cleared(tier)
+            for tier, hashes in gone.items()
+            if hashes
+        ]
+
+    def _store(self, event: EngineStored, source: str) -> list[Event]:
+        counts, blocks = self.counts[source], len(event.block_hashes)
+        if self.unfit(event):
+            counts.unfit += blocks
+            return []
+        if event.names_only:
+            return self._store_by_name(event, source)
+        if len({*event.block_hashes, event.parent_block_hash}) <= blocks:
+            counts.ambiguous += blocks
+            return []
+        parent, position, above = None, 0, Namespace()
+        if event.parent_block_hash is not None:
+            parent = self._known(event.parent_block_hash, source)
+            if parent is None:
+                counts.unknown_parent += blocks
+                return []
+            position, above = self._blocks[parent].position + 1, self._blocks[parent].namespace
+        namespace = Namespace(event.lora_name or above.lora_name, event.cache_salt or above.cache_salt)
+        hashes = self._hashes(event, parent, namespace)
+        left = self._leave_others(zip(event.block_hashes, hashes, strict=True), source)
+        new = []
+        for at, (engine_hash, sequence_hash) in enumerate(zip(event.block_hashes, hashes, strict=True)):
+            if sequence_hash not in self._blocks:
+                self._blocks[sequence_hash] = MirrorBlock(hashes[at - 1] if at else parent, position + at, namespace)
+            if self._hold(engine_hash, sequence_hash, event, source):
+                new.append(at)
+        return [*left, *_runs(new, hashes, parent, position, event.tier)]
+
+    def _hashes(self, event: EngineStored, parent: int | None, namespace: Namespace) -> list[int]:
+        seed = hash_seed(*namespace)
+        return chain(
+            local_block_hashes(
+                event.token_ids, self._block_size, seed=seed, mm_hashes=event.mm_hashes, is_eagle=self._is_eagle
+            ),
+            parent,
+        )
+
+    def _known(self, engine_hash: int, source: str) -> int | None:
+        for names in (self._names[source], *self._names.values()):
+            if (name := names.get(engine_hash)) is not None:
+                return name.sequence_hash
+        return None
+
+    def _store_by_name(self, event: EngineStored, source: str) -> list[Event]:
+        new: list[Event] = []
+        for engine_hash in sorted(event.block_hashes, key=lambda each: self._depth(each, source)):
+            sequence_hash = self._described(engine_hash, source)
+            if sequence_hash is None:
+                self.counts[source].unknown_name += 1
+            elif self._hold(engine_hash, sequence_hash, event, source):
+                block = self._blocks[sequence_hash]
+                new.append(Stored((sequence_hash,), block.parent, block.position, event.tier))
+        return new
+
+    def _depth(self, engine_hash: int, source: str) -> int:
+        meanings = self._meanings(engine_hash, source)
+        return next((self._blocks.position(sequence_hash) for sequence_hash in meanings), 0)
+
+    def _described(self, engine_hash: int, source: str) -> int | None:
+        """Return the block that a bare name means, which is known again if it was given up lately."""
+        return next(filter(self._blocks.live_again, self._meanings(engine_hash, source)), None)
+
+    def _meanings(self, engine_hash: int, source: str) -> Iterator[int]:
+        for names in (self._names[source], *self._names.values()):
+            if (sequence_hash := names.meaning(engine_hash)) is not None:
+                yield sequence_hash
+
+    def _leave_others(self, named: Iterable[tuple[int, int]], source: str) -> list[Event]:
+        names = self._names[source]
+        left: list[Event] = []
+        for engine_hash, sequence_hash in named:
+            former = names.get(engine_hash)
+            if former is not None and former.sequence_hash != sequence_hash:
+                gone = self._release(names.take(engine_hash))
+                left += [Removed((former.sequence_hash,), tier) for tier in gone]
+        return left
+
+    def _hold(self, engine_hash: int, sequence_hash: int, event: EngineStored, source: str) -> bool:
+        names, block, counts = self._names[source], self._blocks[sequence_hash], self.counts[source]
+        block.names += names.get(engine_hash) is None
+        is_usable, is_duplicate = names.store(engine_hash, sequence_hash, event.tier, event.group_idx)
+        block.usable[event.tier] += is_usable
+        if is_usable and block.usable[event.tier] == 1:
+            self._digests[event.tier].add(sequence_hash)
+            self._tier_bits[sequence_hash] = self._tier_bits.get(sequence_hash, 0) | 1 << event.tier
+            counts.stored += 1
+            return True
+        counts.duplicate += is_duplicate
+        counts.deduplicated += not is_duplicate
+        return False
+
+    def _remove(self, event: EngineRemoved, source: str) -> list[Event]:
+        names, counts = self._names[source], self.counts[source]
+        gone = []
+        for engine_hash in event.block_hashes:
+            name = names.get(engine_hash)
+            ceased = names.remove(engine_hash, event.tier, event.group_idx)
+            if name is None or ceased is None:
+                counts.unknown_removal += 1
+                continue
+            if ceased and self._let_go(name.sequence_hash, event.tier):
+                gone.append(name.sequence_hash)
+                counts.removed += 1
+            else:
+                counts.deduplicated += 1
+            if not name.copies:
+                self._blocks.unname(name.sequence_hash)
+        return [Removed(tuple(gone), event.tier)] if gone else []
+
+    def _release(self, name: EngineName) -> list[Tier]:
+        """Take all of a name away, which its source has given up; return the tiers where its block is held no more."""
+        gone = [tier for tier in name.usable_tiers if self._let_go(name.sequence_hash, tier)]
+        self._blocks.unname(name.sequence_hash)
+        return gone
+
+    def _let_go(self, sequence_hash: int, tier: Tier) -> bool:
+        block = self._blocks[sequence_hash]
+        block.usable[tier] -= 1
+        if block.usable[tier]:
+            return False
+        self._digests[tier].discard(sequence_hash)
+        bits = self._tier_bits.get(sequence_hash, 0)
+        assert bits >> tier & 1, "held no more, and let go"
+        self._tier_bits[sequence_hash] = bits & ~(1 << tier)
+        if bits == 1 << tier:
+            del self._tier_bits[sequence_hash]
+        return True
+
+    def digests(self) -> tuple[TierDigest, ...]:
+        """Return the digest of each tier that holds something."""
+        return tuple(digest.of_tier(tier) for tier, digest in self._digests.items() if digest.block_count)
+
+    def bucket_table(self) -> bytes:
+        """Return the digests of all buckets of all tiers."""
+        return bucket_table(digest.buckets for digest in self._digests.values())
+
+    @property
+    def held_blocks(self) -> int:
+        """How many blocks are held, on whatever tiers."""
+        return len(self._tier_bits)
+
+    def dump(self, buckets: bytes = b"") -> HeldBlocks:
+        """Return what is held now of a set of buckets (empty: of all); what changes later does not change it."""
+        return HeldBlocks(self._tier_bits, self._blocks, buckets)
+
+
+def _runs(new: list[int], hashes: list[int], parent: int | None, position: int, tier: Tier) -> Iterator[Stored]:
+    start = 0
+    for index, at in enumerate(new):
+        if index + 1 == len(new) or new[index + 1] != at + 1:
+            first = new[start]
+            above = hashes[first - 1] if first else parent
+            yield Stored(tuple(hashes[first : at + 1]), above, position + first, tier)
+            start = index + 1

@@ -1,0 +1,108 @@
+"""KV events of an engine that tells them when it is asked: `POST /kv_cache_events` of `trtllm-serve`.
+
+The answer is a JSON list of events, those since the last question, in the shape of TensorRT-LLM's polled events. An
+answer takes events out of the engine for good: who asks must be alone, and what a lost answer had is found missing by
+the ids of those that follow (`dialects/trtllm.py`), after which the rank is learnt anew. Older versions answer an
+empty list after 2 s, newer ones at once; so there is a pause after an empty one.
+
+`take` belongs to the one thread that publishes (`publisher.py`), and blocks it: for twice `answer_s` at most, and the
+pause.
+
+Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in `docs/ATTACH.md`.
+"""
+
+import http.client
+import time
+from collections import Counter
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from kv_protocol.errors import UNDECODABLE
+from worker_agent.engines.attached.client import WAITED_ANSWER_S, Outcome
+from worker_agent.engines.types import EngineError
+
+PATH = "/kv_cache_events"
+ANSWER_BYTES_MAX = 64 << 20
+_CHUNK_BYTES = 64 << 10
+_OK = 200
+
+_decoder = msgspec.json.Decoder(list[Any])
+
+
+class PolledEvents:
+    """Asks one engine. What became of the questions is counted as an `EngineClient` does."""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "",
+        answer_s: float = WAITED_ANSWER_S,
+        bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> None:
+        url = urlsplit(base_url)
+        assert url.hostname is not None
+        self._is_tls, self._host, self._port = url.scheme == "https", url.hostname, url.port
+        self._path = url.path.rstrip("/") + PATH
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._answer_s, self._bytes_max = answer_s, bytes_max
+        self.asked_total: Counter[Outcome] = Counter()
+
+    def take(self, timeout_s: float) -> list[Any]:
+        """Return the events since the last call; after a pause of `timeout_s` where there are none.
+
+        Raises:
+            EngineError: the engine did not answer as it should.
+        """
+        try:
+            events = self._events(time.monotonic() + self._answer_s)
+        except _Failed as error:
+            self.asked_total[error.outcome] += 1
+            raise EngineError(f"POST {self._path}: {error}") from error
+        self.asked_total["ok"] += 1
+        if not events and timeout_s:
+            time.sleep(timeout_s)
+        return events
+
+    def _events(self, end_s: float) -> list[Any]:
+        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=self._answer_s)
+        try:
+            connection.request("POST", self._path, body=b"", headers=self._headers)
+            return _decoded(self._body(connection.getresponse(), end_s))
+        except TimeoutError as error:
+            raise _Failed("slow", f"no answer within {self._answer_s} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise _Failed("unreachable", str(error) or type(error).__name__) from error
+        finally:
+            connection.close()
+
+    def _body(self, response: http.client.HTTPResponse, end_s: float) -> bytes:
+        if response.status != _OK:
+            raise _Failed("status", f"status {response.status}")
+        parts, size = [], 0
+        while part := response.read1(_CHUNK_BYTES):
+            parts.append(part)
+            size += len(part)
+            if size > self._bytes_max:
+                raise _Failed("oversize", f"more than {self._bytes_max} bytes")
+            if time.monotonic() > end_s:
+                raise _Failed("slow", f"no whole answer within {self._answer_s} s")
+        if response.length:
+            raise _Failed("unreachable", f"the answer was cut {response.length} bytes before its end")
+        return b"".join(parts)
+
+
+class _Failed(Exception):
+    def __init__(self, outcome: Outcome, message: str) -> None:
+        super().__init__(message)
+        self.outcome: Outcome = outcome
+
+
+def _decoded(body: bytes) -> list[Any]:
+    try:
+        return _decoder.decode(body)
+    except UNDECODABLE as error:
+        raise _Failed("unreadable", str(error)) from error

@@ -1,0 +1,264 @@
+"""A source of events to hop A: a thread of its own polls the source and publishes; a replay server stands by.
+
+Neither the source nor a request ever waits for it: the poll blocks this thread only, and a full socket drops, which the
+reader's cursor finds and the ring of recent payloads heals. How urgently it polls: `poll_urgency.py`.
+
+    the source                      the publisher
+    -----------------------------   ------------------------------------------------------------------------------------
+    cannot be polled                polls again, for as long as it takes; what was lost meanwhile the source's ids tell
+      (`EngineError`)
+    raises anything else, or what   cannot say what of the turn was published. It leaves sequences out, which no replay
+      it said cannot be published     brings: the reader clears what the source holds. Then the turns begin again, until
+                                      they fail too often (`Restarts`): the process drains and ends
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from kv_protocol.errors import MalformedMessage
+from kv_runtime.supervise import RESTARTS, Restarts, SupervisedThread
+from worker_agent.engines.types import EngineError
+from worker_agent.events.dialects.engine_wire import (
+    REPLAY_END,
+    decode_sequence,
+    encode_payload,
+    encode_sequence,
+    parts_of,
+)
+from worker_agent.events.engine_events import EngineEvent, RankEvent
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.poll_urgency import Drain
+from worker_agent.events.quarantine import Quarantine
+from worker_agent.events.relearning import Drained
+
+_HWM_MESSAGES = 100_000
+_REPLAY_HWM_MESSAGES = 1000
+"""Of a replay, in the server's queue; the rest waits in the ring, where it costs no second copy."""
+_LINGER_MS = 1000
+_SENT_AT_ONCE = 32
+_READER_S = 1.0
+_FAILED_S = 0.1
+"""Between a poll that failed and the next."""
+_TOPIC = b""
+
+_log = structlog.get_logger("publisher")
+
+
+class ReplayRing:
+    """The newest payloads, bounded in bytes; written by one thread, read by others."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._payloads: deque[tuple[int, bytes]] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, sequence: int, payload: bytes) -> None:
+        """Keep a payload; the oldest give way."""
+        with self._lock:
+            self._payloads.append((sequence, payload))
+            self._bytes += len(payload)
+            while self._bytes > self._bytes_max and len(self._payloads) > 1:
+                self._bytes -= len(self._payloads.popleft()[1])
+
+    def since(self, sequence: int) -> list[tuple[int, bytes]]:
+        """Return what is still there from `sequence` on."""
+        with self._lock:
+            return [entry for entry in self._payloads if entry[0] >= sequence]
+
+
+class Source(NamedTuple):
+    """One source of events, polled by one thread.
+
+    `take` waits at most so many seconds for something, and returns all that there is, unread. `translate` makes sense
+    of it or leaves it out, and raises nothing. `buffer_events` is how many events the source keeps until it is polled;
+    0: not known. From any thread, `stale` says why what was translated of a rank may not be what the source holds, and
+    `events_lost` how many events of a rank nobody got. `quarantine` has the events that `translate` left out for what
+    they are; None: it leaves none out.
+    """
+
+    take: Callable[[float], list[Any]]
+    translate: Callable[[list[Any]], list[RankEvent]] = list
+    buffer_events: int = 0
+    stale: Callable[[int], str] = lambda _: ""
+    events_lost: Mapping[int, int] = MappingProxyType({})
+    quarantine: Quarantine | None = None
+
+
+class EventPublisher:
+    """Publishes one source, its ranks in one stream. `run` belongs to a thread; the rest to the event loop."""
+
+    def __init__(
+        self,
+        source: Source,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        ring_bytes_max: int,
+        poll_s: float,
+        wall_ns: Callable[[], int],
+        name: str = ENGINE,
+        restarts: Restarts = RESTARTS,
+    ) -> None:
+        self._source = source
+        self.thread = SupervisedThread(f"{name}-events", self._turns, restarts=restarts)
+        """What runs the turns, for its failures."""
+        self._poll_s = poll_s
+        self._wall_ns = wall_ns
+        self._sequence = 0
+        self._turns_begun = self._turns_done = 0
+        self._loop = asyncio.get_running_loop()
+        self._turned = asyncio.Event()
+        self._socket = context.socket(zmq.PUB)
+        self._socket.set(zmq.SNDHWM, _HWM_MESSAGES)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.bind("tcp://127.0.0.1:*")
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.ring = ReplayRing(ring_bytes_max)
+        self.drain = Drain(source.buffer_events)
+        self.drained = Drained(0, {})
+        """When the source last had nothing more to say."""
+        self.poll_failures_total = 0
+        self.failure = ""
+        """Why the source could not be polled; empty while it can."""
+        self.left_out = -1
+        """The last sequence that was left out: a reader that is not past it holds what may be wrong."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Publish until `stop` is set, and then what the source still had to say.
+
+        Raises:
+            PartGaveUp: turns failed too often.
+        """
+        try:
+            self.thread.run(stop)
+        finally:
+            self._socket.close(linger=_LINGER_MS)
+
+    def _turns(self, stop: threading.Event) -> None:
+        try:
+            while not stop.is_set():
+                self._turn(0 if self.drain.is_pressed else self._poll_s)
+                if self.failure:
+                    stop.wait(_FAILED_S)
+            self._turn(0)
+        except Exception:
+            self._leave_out()
+            raise
+
+    def _leave_out(self) -> None:
+        """Of the turn that failed nobody knows what was published: a hole says so, and a message shows the hole."""
+        self.drain.on_failure()
+        self.drain.on_turn(is_lossy=True)
+        self.left_out = self._sequence + 1  # the one before may be in the ring already
+        self._sequence += 2
+        self._send([], 0)
+
+    def _turn(self, timeout_s: float) -> None:
+        self._turns_begun += 1
+        lost = sum(self._source.events_lost.values())
+        self._publish(self._source.translate(self._take(timeout_s)))
+        is_lossy = sum(self._source.events_lost.values()) > lost
+        if self.drain.on_turn(is_lossy=is_lossy):
+            self.drained = Drained(self._sequence, dict(self._source.events_lost))
+        if not self.failure:
+            self._turns_done = self._turns_begun
+        self._loop.call_soon_threadsafe(self._turned.set)
+
+    def _take(self, timeout_s: float) -> list[Any]:
+        taken: list[Any] = []
+        try:
+            polled = self._source.take(timeout_s)
+            while self.drain.on_poll(len(polled)):
+                taken += polled
+                polled = self._source.take(0)
+            taken += polled
+            self.failure = ""
+        except EngineError as error:
+            self.drain.on_failure()
+            self.poll_failures_total += 1
+            if not self.failure:
+                _log.warning("source_not_polled", reason=str(error))
+            self.failure = f"cannot be polled: {error}"
+        return taken
+
+    def _publish(self, events: list[RankEvent]) -> None:
+        for dp_rank, of_rank in _by_rank(events).items():
+            for part in parts_of(of_rank):
+                self._send(part, dp_rank)
+
+    def _send(self, events: list[EngineEvent], dp_rank: int) -> None:
+        payload = encode_payload(self._wall_ns() / 1e9, events, dp_rank)
+        self.ring.add(self._sequence, payload)
+        self._socket.send_multipart([_TOPIC, encode_sequence(self._sequence), payload])
+        self._sequence += 1
+
+    async def barrier(self) -> int:
+        """Return the number of messages published, once all that the source had flushed before the call is in them."""
+        begun = self._turns_begun
+        while self._turns_done <= begun:
+            self._turned.clear()
+            await self._turned.wait()
+        return self._sequence
+
+
+def _by_rank(events: list[RankEvent]) -> dict[int, list[EngineEvent]]:
+    grouped: dict[int, list[EngineEvent]] = {}
+    for dp_rank, event in events:
+        grouped.setdefault(dp_rank, []).append(event)
+    return grouped
+
+
+class ReplayServer:
+    """Answers replay requests from the ring, one after another; a reader that reads nothing for `_READER_S` is left.
+
+    Source of the exchange: `event_plane.md` section 3.6.
+    """
+
+    def __init__(self, ring: ReplayRing, context: zmq.asyncio.Context) -> None:
+        self._ring = ring
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.SNDHWM, _REPLAY_HWM_MESSAGES)
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # a full queue is waited for; without it, what has no room is lost
+        self._socket.bind("tcp://127.0.0.1:*")
+        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.refused_total = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Answer until `stop` is set."""
+        try:
+            while not stop.is_set():
+                if await self._socket.poll(timeout=100):
+                    await self._answer(await self._socket.recv_multipart())
+        finally:
+            self._socket.close()
+
+    async def _answer(self, frames: list[bytes]) -> None:
+        try:
+            identity, _, start = frames
+            wanted = decode_sequence(start)
+        except (ValueError, MalformedMessage) as error:
+            self.refused_total += 1
+            _log.warning("replay_request_refused", frames=len(frames), reason=str(error))
+            return
+        try:
+            for sent, (sequence, payload) in enumerate(self._ring.since(wanted)):
+                if sent % _SENT_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # as long as there is room, sending does not wait: others have their turn
+                await self._send(identity, sequence, payload)
+            await self._send(identity, REPLAY_END, b"")
+        except (TimeoutError, zmq.ZMQError) as error:
+            self.refused_total += 1
+            _log.warning("replay_cut_short", wanted=wanted, reason=str(error) or "the reader does not read")
+
+    async def _send(self, identity: bytes, sequence: int, payload: bytes) -> None:
+        async with asyncio.timeout(_READER_S):
+            await self._socket.send_multipart([identity, b"", _TOPIC, encode_sequence(sequence), payload])

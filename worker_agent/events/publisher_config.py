@@ -1,0 +1,30 @@
+"""The configuration of one publisher of hop A, whoever's caches it tells of."""
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from kv_protocol.ids import DP_RANK_MAX
+from kv_runtime.config import Section
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.publisher_addresses import checked_endpoint
+
+RANK = Annotated[int, Field(ge=0, le=DP_RANK_MAX)]
+
+
+class PublisherSection(Section):
+    """One publisher of hop A."""
+
+    source: str = Field(ENGINE, pattern="^[a-z0-9_-]{1,32}$", description="whose events these are: engine, host, ...")
+    endpoint: str = Field(description="its PUB socket: tcp://host:port or ipc://path")
+    replay_endpoint: str = Field("", description="its ROUTER socket; empty: it has none, and every gap is a loss")
+    dp_rank: RANK | None = Field(None, description="the one rank it speaks for; null: its batches say which")
+    topic: str = Field("", max_length=256, description="prefix of the topics that are read; empty: all")
+    allow_remote: bool = Field(default=False, description="other machines' addresses too; what they say is believed")
+
+    @model_validator(mode="after")
+    def _endpoints(self) -> "PublisherSection":
+        checked_endpoint("endpoint", self.endpoint, allow_remote=self.allow_remote)
+        if self.replay_endpoint:
+            checked_endpoint("replay_endpoint", self.replay_endpoint, allow_remote=self.allow_remote)
+        return self

@@ -1,0 +1,89 @@
+"""Answers of one rank's consolidator to those who follow its stream and lack something: one asker at a time.
+
+An answer is of the moment when it is begun; between its parts others have their turn. Who waits, and whose answer is
+not wanted any more: `questions.py`.
+"""
+
+import asyncio
+from collections import Counter
+from typing import Literal
+
+import structlog
+
+from kv_protocol import recovery, subjects
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
+from kv_runtime.supervise import until
+from kv_runtime.telemetry import RateLimitedLog
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.questions import Question, Questions
+from worker_agent.events.recoveries import Kind, kind_of
+
+RefusalCause = Literal["unreadable", "no_reply", "full"]
+
+_log = structlog.get_logger("rank_answers")
+
+
+class RankAnswers:
+    """A part of a process, `run`, once `listen` has returned."""
+
+    def __init__(self, model: str, rank: WorkerRank, core: Consolidation, log: EventLog, clock: Clock) -> None:
+        self._rank, self._core, self._event_log, self._clock = rank, core, log, clock
+        self._refusals = RateLimitedLog(_log, clock)
+        self._subject = subjects.recover(model, rank)
+        self._questions = Questions()
+        self._asked = asyncio.Event()
+        self.answered_total: Counter[Kind] = Counter()
+        self.bytes_total: Counter[Kind] = Counter()
+        self.refused_total = 0
+        """Questions that could not be read, had nowhere to be answered, or found too many waiting."""
+        self.dropped_total = 0
+        """Questions that were repeated, or replaced or overtaken by a later one of their asker."""
+
+    async def listen(self) -> None:
+        """Questions are heard; those that come before `run` wait for it."""
+        await self._event_log.listen(self._subject, self._on_question)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Answer until `stop` is set."""
+        while not stop.is_set():
+            self._asked.clear()
+            while not stop.is_set() and (question := self._questions.next()) is not None:
+                await self._answer(question)
+            await until(stop, self._asked.wait())
+
+    async def _on_question(self, message: LogMessage) -> None:
+        try:
+            question = Question(message.reply, recovery.decode_recover_request(message.data))
+        except MalformedMessage as error:
+            self._refuse("unreadable", str(error))
+            return
+        if not message.reply:
+            self._refuse("no_reply", "it says nowhere to answer")
+            return
+        fate = self._questions.ask(question)
+        if fate == "turned_away":
+            self._refuse("full", "too many wait")
+        self.dropped_total += fate in ("repeated", "replaced", "overtaken")
+        self._asked.set()
+
+    def _refuse(self, cause: RefusalCause, reason: str) -> None:
+        self.refused_total += 1
+        self._refusals.warning("recover_request_refused", key=cause, rank=str(self._rank), reason=reason)
+
+    async def _answer(self, question: Question) -> None:
+        try:
+            for part in self._core.recover(self._rank.dp_rank, question.request):
+                kind, data = kind_of(part), recovery.encode(part)
+                await self._event_log.announce(question.asker, data)
+                self.bytes_total[kind] += len(data)
+                await self._clock.sleep(0)
+                if not self._questions.is_wanted(question):
+                    return
+        except BrokerUnavailable as error:
+            _log.warning("answer_cut_short", rank=str(self._rank), reason=str(error))
+            return
+        self.answered_total[kind] += 1
+        _log.info("recovery_answered", rank=str(self._rank), kind=kind, epoch=part.epoch, last_seq=part.last_seq)

@@ -1,0 +1,110 @@
+"""One rank's outbox on its way into the log: in order, several messages unacknowledged, each until the log has it.
+
+    the log took it        acknowledged; there is room for the next
+    it did not, or could   everything unacknowledged is published again after a while (0.1 s, doubled up to 2 s), with
+      not be reached         the same ids: the log drops what it has. One message goes ahead; once the log took it, the
+                             others follow
+
+A server that is away, slow, full, or without the stream costs time, and what the outbox has to drop. It is told once.
+"""
+
+import asyncio
+from functools import partial
+
+import structlog
+
+from kv_protocol import subjects
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.supervise import until
+from worker_agent.events.outbox import Outbox, OutMessage
+
+_RETRY_S = 0.1
+_RETRY_MAX_S = 2.0
+
+_log = structlog.get_logger("rank_stream")
+
+
+class RankStream:
+    """A part of a process, `run`, which `wake` tells that the outbox has something new."""
+
+    def __init__(self, model: str, rank: WorkerRank, outbox: Outbox, log: EventLog, clock: Clock) -> None:
+        self._rank, self._outbox, self._event_log, self._clock = rank, outbox, log, clock
+        self._subject = subjects.events(model, rank)
+        self._moved = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._attempt = 0
+        self._retry_s = _RETRY_S
+        self._is_refused = self._is_ahead = False
+        self.failures_total = 0
+        """Publications that the log did not confirm."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the log took nothing since the last publication that it did not confirm."""
+        return self._is_refused
+
+    def wake(self) -> None:
+        """The outbox has something new."""
+        self._moved.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Publish until `stop` is set, and then what is left, unless the log does not take it."""
+        while True:
+            self._moved.clear()
+            await self._publish()
+            if self._failure is not None:
+                if stop.is_set():
+                    return
+                await self._go_back(self._failure, stop)
+            elif not stop.is_set():
+                await until(stop, self._moved.wait())
+            elif self._outbox.waiting_bytes:
+                await self._moved.wait()
+            else:
+                return
+
+    async def _publish(self) -> None:
+        while self._failure is None and not self._is_ahead and (message := self._outbox.next_message()) is not None:
+            self._is_ahead = self._is_refused
+            message_id = subjects.message_id(self._rank, self._outbox.epoch, message.first_seq)
+            try:
+                confirmed = await self._event_log.send(self._subject, message.payload, message_id)
+            except BrokerUnavailable as error:
+                self._fail(message, error)
+            else:
+                confirmed.add_done_callback(partial(self._ended, message, self._attempt))
+
+    def _ended(self, message: OutMessage, attempt: int, confirmed: "asyncio.Future[int]") -> None:
+        error = confirmed.exception()
+        if error is None:
+            self._outbox.acknowledge(message)
+            self._succeed()
+        elif attempt == self._attempt:
+            self._fail(message, error)
+        self._moved.set()
+
+    def _succeed(self) -> None:
+        if self._failure is not None:  # of another message: everything is published again all the same
+            return
+        self._retry_s = _RETRY_S
+        if self._is_refused:
+            self._is_refused = self._is_ahead = False
+            _log.info("published_again", rank=str(self._rank), seq=self._outbox.published_seq)
+
+    def _fail(self, message: OutMessage, error: BaseException) -> None:
+        self._failure = error
+        self.failures_total += 1
+        tell = _log.debug if self._is_refused else _log.warning
+        self._is_refused = True
+        tell("publish_failed", rank=str(self._rank), seq=message.first_seq, reason=str(error))
+
+    async def _go_back(self, failure: BaseException, stop: asyncio.Event) -> None:
+        if not isinstance(failure, BrokerUnavailable):
+            raise failure
+        await until(stop, self._clock.sleep(self._retry_s))
+        self._retry_s = min(2 * self._retry_s, _RETRY_MAX_S)
+        self._attempt += 1
+        self._failure, self._is_ahead = None, False
+        self._outbox.go_back()

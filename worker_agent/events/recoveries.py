@@ -1,0 +1,84 @@
+"""What a reader of a rank's stream is answered that asks for what it lacks.
+
+    asked with                              and                                    answered with
+    -------------------------------------   ------------------------------------   -------------------------------------
+    the epoch of now, digests of buckets                                           repair: the buckets that differ
+    the epoch of now                        all batches since are kept, and are    replay: these batches
+                                              no larger than a dump
+    anything else                                                                  dump: all blocks
+
+An answer is of the moment when it was asked for, however long it takes to be sent: what it needs is taken then, and
+put into chunks while it is read. Source: `kv_protocol/recovery.py`.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from kv_protocol.digest import differing_buckets
+from kv_protocol.recovery import Answer, BlockColumns, DumpChunk, RecoverRequest, ReplayChunk, block_columns
+from worker_agent.events.held_blocks import HeldBlocks
+from worker_agent.events.mirror import RankMirror
+from worker_agent.events.outbox import Outbox
+
+CHUNK_BLOCKS = 8192
+"""Some 10 ms of work, and 136 KiB."""
+_BLOCK_BYTES = 17
+_ENVELOPE_BYTES = 256
+_NO_BLOCKS = BlockColumns(b"", b"", b"")
+
+Kind = Literal["replay", "repair", "dump"]
+KINDS: tuple[Kind, ...] = ("replay", "repair", "dump")
+
+
+def kind_of(part: Answer) -> Kind:
+    """Return what kind of answer this is a part of."""
+    if isinstance(part, ReplayChunk):
+        return "replay"
+    return "repair" if part.buckets else "dump"
+
+
+def less_than_all(
+    request: RecoverRequest, outbox: Outbox, mirror: RankMirror, chunk_blocks: int
+) -> Iterator[Answer] | None:
+    """Return the parts of a repair or a replay, each made when it is asked for; None where only a dump will do."""
+    if request.epoch != outbox.epoch:
+        return None
+    if request.buckets:
+        buckets = differing_buckets(request.buckets, mirror.bucket_table())
+        return dump(request.request_id, outbox, mirror.dump(buckets), chunk_blocks, buckets)
+    tail = outbox.tail(request.after_seq, _BLOCK_BYTES * mirror.held_blocks + _ENVELOPE_BYTES)
+    return None if tail is None else _replay(request.request_id, outbox, tail)
+
+
+def dump(
+    request_id: int, outbox: Outbox, held: HeldBlocks, chunk_blocks: int, buckets: bytes = b""
+) -> Iterator[DumpChunk]:
+    """Return the chunks, at least one, of what is held at the outbox's last seq: of all, or of these buckets."""
+    return _chunks(request_id, outbox.epoch, outbox.last_seq, held, chunk_blocks, buckets)
+
+
+def _chunks(
+    request_id: int, epoch: int, last_seq: int, held: HeldBlocks, chunk_blocks: int, buckets: bytes
+) -> Iterator[DumpChunk]:
+    parts = block_columns(held, chunk_blocks)
+    of = max(1, -(-len(held) // chunk_blocks))
+    for index in range(of):
+        part = next(parts, _NO_BLOCKS)
+        yield DumpChunk(
+            request_id=request_id,
+            epoch=epoch,
+            last_seq=last_seq,
+            chunk=index,
+            of=of,
+            parents=part.parents,
+            hashes=part.hashes,
+            tiers=part.tiers,
+            buckets=buckets,
+        )
+
+
+def _replay(request_id: int, outbox: Outbox, tail: list[bytes]) -> Iterator[ReplayChunk]:
+    epoch, last_seq = outbox.epoch, outbox.last_seq
+    return (
+        ReplayChunk(request_id=request_id, epoch=epoch, last_seq=last_seq, message=message) for message in tail or [b""]
+    )

@@ -1,0 +1,92 @@
+"""The KV events of an engine in this process, on their way into the log; and its ranks' heartbeats, which never stop.
+
+simulated                                    polled; a host tier that is a source of its own, too
+trtllm, KV events are wanted                 polled
+likewise, and its arguments say that it      read where it publishes, each rank at a port of its own
+  streams them
+trtllm, they are not; an encoder, always     no source: the ranks' streams stay empty, and only show that it lives
+`events.sources`, of any engine              read where they publish, too: a KV block manager's tiers
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import zmq.asyncio
+
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import EventLog
+from worker_agent.api.status import streams_status
+from worker_agent.commands.engine_choice import Chosen, Made
+from worker_agent.config import HOST, AgentSettings
+from worker_agent.engines.attached.consolidators import new_epoch
+from worker_agent.events.attached_streams import published_at
+from worker_agent.events.consolidation import Consolidation
+from worker_agent.events.dialects.trtllm import TrtllmRules
+from worker_agent.events.event_path import EventPath, origins_of
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.publisher import Source
+
+
+class ServedEvents:
+    """The rules by which events are read, and their path; the engine has been started."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        chosen: Chosen,
+        made: Made,
+        model: str,
+        instance: str,
+        log: EventLog,
+        context: zmq.asyncio.Context,
+        clock: Clock,
+    ) -> None:
+        self._description, events = made.engine.describe(), settings.events
+        block_size = self._description.block_size
+        self.rules = TrtllmRules(block_size, attention_window=events.attention_window or None)
+        sources = dict(self._sources(settings, chosen, made))
+        published = [*chosen.publishers, *map(published_at, events.sources)]
+        self.has_sources = bool(sources or published)
+        """Whether anybody tells what the worker's caches hold."""
+        core = Consolidation(
+            self._description.dp_ranks,
+            block_size,
+            instance,
+            new_epoch,
+            origins=origins_of(sources, published),
+            outbox_bytes_max=events.outbox_bytes_max,
+            ring_bytes_max=events.batch_ring_bytes_max,
+        )
+        self.path = EventPath(
+            sources,
+            core,
+            log,
+            context,
+            clock,
+            model=model,
+            worker_id=settings.worker.id,
+            ring_bytes_max=events.ring_bytes_max,
+            poll_s=events.poll_s,
+            published=published,
+        )
+
+    def status(self) -> dict[str, Any]:
+        """Return where the streams are, and how each source is that is polled, for people."""
+        return {**streams_status([self.path.consolidator]), "sources": self.path.status()}
+
+    def _sources(self, settings: AgentSettings, chosen: Chosen, made: Made) -> Iterator[tuple[str, Source]]:
+        if not chosen.polls_events:
+            return
+        yield (
+            ENGINE,
+            Source(
+                made.engine.kv_events,
+                self.rules.translate,
+                buffer_events=chosen.event_buffer * len(self._description.dp_ranks),
+                stale=self.rules.stale,
+                events_lost=self.rules.events_lost,
+                quarantine=self.rules.quarantine,
+            ),
+        )
+        if made.simulated is not None and settings.engine.host_events == "source":
+            yield HOST, Source(made.simulated.host_events)

@@ -1,0 +1,98 @@
+"""An idle engine asked for one token now and then; one that does not answer is no worker of the fleet until it does.
+
+What is asked, and when, stands in `canary_rules.py`.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import structlog
+
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import until
+from worker_agent.engines.port import Engine
+from worker_agent.engines.types import EngineError, EngineOutput, EngineRequest
+from worker_agent.fleet.canary_rules import OUTCOMES, Canary, Outcome, canary_request
+from worker_agent.fleet.membership import Membership
+
+BEGIN_ID = 1
+"""What a model's prompt begins with whose tokenizer has no begin token. Source: `dynamo_reference.md` section 6.6."""
+
+_log = structlog.get_logger("canary")
+
+
+class HeardEngine:
+    """An engine whose outputs are signs of life: what serves requests goes through here."""
+
+    def __init__(self, engine: Engine, canary: Canary, clock: Clock) -> None:
+        self._engine, self._canary, self._clock = engine, canary, clock
+        self.describe, self.start, self.run, self.stop = engine.describe, engine.start, engine.run, engine.stop
+        self.kv_events, self.iteration_stats = engine.kv_events, engine.iteration_stats
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
+        """Yield what the engine does; see `Engine`."""
+        async with aclosing(self._engine.generate(request)) as outputs:
+            async for output in outputs:
+                self._canary.on_output(self._clock.now())
+                yield output
+
+
+class CanaryWatch:
+    """Asks the engine, and takes its worker out of the fleet and back."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        canary: Canary,
+        membership: Membership,
+        clock: Clock,
+        *,
+        timeout_s: float,
+        begin_id: int | None,
+        is_decode: bool,
+    ) -> None:
+        self._engine, self._canary, self._membership, self._clock = engine, canary, membership, clock
+        self._timeout_s, self._is_decode = timeout_s, is_decode
+        self._begin_id = BEGIN_ID if begin_id is None else begin_id
+        self.asked_total: Counter[Outcome] = Counter(dict.fromkeys(OUTCOMES, 0))
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Ask whenever it is time, until `stop` is set."""
+        while not stop.is_set():
+            due_s = self._canary.due_s(self._clock.now())
+            if due_s > 0:
+                await until(stop, self._clock.sleep(due_s))
+            elif (answered := await until(stop, self._asked())) is not None:
+                self._judge(*answered)
+
+    async def _asked(self) -> tuple[Outcome, str]:
+        """Return how the question ended, and why not well."""
+        number = self.asked_total.total()
+        asked = canary_request(f"canary-{number}", self._begin_id, self._canary.dp_rank, is_decode=self._is_decode)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._answered(asked)
+        except TimeoutError:
+            return "late", f"no token within {self._timeout_s} s"
+        except EngineError as error:
+            return "failed", str(error)
+        return "ok", ""
+
+    async def _answered(self, asked: EngineRequest) -> None:
+        async with aclosing(self._engine.generate(asked)) as outputs:
+            last = [output async for output in outputs][-1]
+        if last.finish_reason == "error":
+            raise EngineError("the generation failed")
+
+    def _judge(self, outcome: Outcome, reason: str) -> None:
+        rank, was_fit = self._canary.dp_rank, self._canary.is_fit
+        self.asked_total[outcome] += 1
+        self._canary.on_answer(outcome, self._clock.now())
+        if was_fit and not self._canary.is_fit:
+            _log.error("canary_failed", dp_rank=rank, outcome=outcome, reason=reason)
+            self._membership.withdraw(f"canary at rank {rank}: {reason}")
+        elif self._canary.is_fit and not was_fit:
+            _log.info("canary_answered", dp_rank=rank)
+            self._membership.restore()

@@ -1,0 +1,66 @@
+"""When an idle engine is asked for one token, to know that it still can: a table over its life and the answers.
+
+    fit,   some generation had an output within `wait_s`    nothing
+    fit,   none had, `wait_s` long                          asked; the next time, another rank
+    unfit                                                   asked every `wait_s`, the same rank
+    an answer within its time                               fit
+    no answer, a late one, an error                         unfit
+
+Only an answer to such a question makes an unfit engine fit again. Source: `dynamo_reference.md` section 6.6 (the begin
+token, one token, temperature 0, top_k 1, a salt of its own, the highest priority).
+"""
+
+from typing import Literal
+
+from worker_agent.api.sampling import Sampling
+from worker_agent.engines.types import EngineRequest
+
+Outcome = Literal["ok", "failed", "late"]
+OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "late")
+SALT = "kvrouter-canary"
+_HIGHEST = 1.0
+
+
+class Canary:
+    """One engine's fitness. Times are seconds of one clock; `now_s` at the start counts as a sign of life."""
+
+    def __init__(self, dp_ranks: tuple[int, ...], wait_s: float, now_s: float) -> None:
+        self._dp_ranks, self._wait_s = dp_ranks, wait_s
+        self._next_rank = 0
+        self._last_s = now_s
+        self.is_fit = True
+
+    @property
+    def dp_rank(self) -> int:
+        """The rank that is asked next."""
+        return self._dp_ranks[self._next_rank % len(self._dp_ranks)]
+
+    def on_output(self, now_s: float) -> None:
+        """A generation, of whomever, had an output."""
+        if self.is_fit:
+            self._last_s = now_s
+
+    def due_s(self, now_s: float) -> float:
+        """Return how long it is until the engine is to be asked; 0: now."""
+        return max(0.0, self._last_s + self._wait_s - now_s)
+
+    def on_answer(self, outcome: Outcome, now_s: float) -> None:
+        """The question to `dp_rank` ended so."""
+        self._last_s = now_s
+        self.is_fit = outcome == "ok"
+        if self.is_fit:
+            self._next_rank += 1
+
+
+def canary_request(request_id: str, begin_id: int, dp_rank: int, *, is_decode: bool) -> EngineRequest:
+    """Return the question; a decode worker computes the prompt itself, for nobody hands anything over."""
+    return EngineRequest(
+        request_id=request_id,
+        prompt=(begin_id,),
+        max_tokens=1,
+        dp_rank=dp_rank,
+        cache_salt=SALT,
+        sampling=Sampling(temperature=0.0, top_k=1),
+        queue_priority=_HIGHEST,
+        serves_alone=is_decode,
+    )

@@ -1,0 +1,150 @@
+"""The worker's place in the fleet: registered while it is fit and serves, draining when asked to stop, then gone.
+
+fit                       registered; again whenever the log was lost and found: it may be a new one
+its registration is gone  registered again: it was overwritten, forged or purged (`worker_id_rules.py`)
+withdrawn                 left, with the reason; the other way round once it is restored
+asked to stop             draining, where it is in
+at the end                left
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import structlog
+
+from kv_protocol.fleet import FleetEvent, WorkerDraining, WorkerLeft, WorkerRegistered
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable
+from kv_runtime.supervise import until
+from kv_runtime.telemetry import Family, counter
+from worker_agent.fleet.worker_id import WorkerId
+
+LOOK_S = 5.0
+"""Between two looks at the registration if no fleet event of the id is heard: a purge is not announced."""
+REPAIR_PAUSE_S = 1.0
+"""At least so long between two looks: the most that an intruder can make an agent publish."""
+_RETRY_S = 0.25
+_RETRY_MAX_S = 5.0
+
+_log = structlog.get_logger("membership")
+
+
+class Membership:
+    """One worker's fleet events. `news` is set by whoever finds the log again, and here."""
+
+    def __init__(self, registration: WorkerRegistered, worker_id: WorkerId, clock: Clock, news: asyncio.Event) -> None:
+        self._registration = registration
+        self._worker_id = worker_id
+        self._clock = clock
+        self._news = news
+        self._turn = asyncio.Lock()
+        self._unfit = ""
+        self._is_in = self._is_known = False
+        self.repairs_total = 0
+        """Times that the registration was not the newest fleet event of the id, and was published again."""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the fleet informed until `stop` is set; then say that the worker takes no new work.
+
+        Raises:
+            WorkerIdTaken: another living instance has the id.
+        """
+        while not stop.is_set():
+            self._news.clear()
+            await self._tell_soon(stop)
+            await until(stop, self._news.wait())
+        await (self.leave(self._unfit) if self._unfit else self.drain())
+
+    async def watch(self, stop: asyncio.Event) -> None:
+        """Publish the registration again whenever the log has another fleet event of the id, until `stop` is set.
+
+        Raises:
+            WorkerIdTaken: another living instance has the id, and claimed it earlier.
+        """
+        while not stop.is_set():
+            await until(stop, self._look())
+
+    async def _look(self) -> None:
+        await until(self._worker_id.changed, self._clock.sleep(LOOK_S))
+        await self._repair()
+        await self._clock.sleep(REPAIR_PAUSE_S)
+
+    async def _repair(self) -> None:
+        async with self._turn:
+            if not self._is_in:
+                self._worker_id.changed.clear()
+                return
+            try:
+                if not await self._worker_id.is_kept(self._registration):
+                    await self._worker_id.register(self._registration)
+                    self.repairs_total += 1
+                    _log.warning("worker_registered_again", worker=self._registration.worker_id)
+            except BrokerUnavailable as error:
+                _log.warning("registration_not_checked", reason=str(error))
+
+    def families(self) -> Iterator[Family]:
+        """Yield the metrics."""
+        meaning = "Registrations published again because they were overwritten, forged or purged"
+        yield counter("registration_repairs", meaning, (), [((), float(self.repairs_total))])
+
+    def renew(self, registration: WorkerRegistered) -> None:
+        """The worker, under the same name, life and model, is from now on what `registration` says."""
+        self._registration = registration
+
+    def withdraw(self, reason: str) -> None:
+        """The fleet is soon told that the worker is gone; of several reasons the first counts."""
+        self._unfit = self._unfit or reason
+        self._news.set()
+
+    def restore(self) -> None:
+        """The worker is fit: the fleet is soon told that it serves."""
+        self._unfit = ""
+        self._news.set()
+
+    async def register(self) -> bool:
+        """Return whether the fleet was told that the worker serves; raise `WorkerIdTaken` where another has its id."""
+        async with self._turn:
+            self._is_known = True
+            try:
+                await self._worker_id.register(self._registration)
+            except BrokerUnavailable as error:
+                _log.warning("fleet_event_not_published", kind="WorkerRegistered", reason=str(error))
+                return False
+            self._is_in = True
+        _log.info("worker_registered", worker=self._registration.worker_id, at=self._registration.base_url)
+        return True
+
+    async def drain(self) -> bool:
+        """Return whether the fleet was told that the worker takes no new work, if it was in."""
+        if not self._is_known:
+            return True
+        worker_id, instance = self._registration.worker_id, self._registration.instance
+        return await self._say(WorkerDraining(worker_id=worker_id, instance=instance))
+
+    async def leave(self, reason: str) -> bool:
+        """Return whether the fleet was told that the worker is gone; once, until it registers again."""
+        if not self._is_known:
+            return True
+        worker_id, instance = self._registration.worker_id, self._registration.instance
+        self._is_known = not await self._say(
+            WorkerLeft(worker_id=worker_id, instance=instance, reason=self._unfit or reason)
+        )
+        return not self._is_known
+
+    async def _tell_soon(self, stop: asyncio.Event) -> None:
+        retry_s = _RETRY_S
+        while not stop.is_set():
+            if await (self.leave(self._unfit) if self._unfit else self.register()):
+                return
+            await until(stop, self._clock.sleep(retry_s))
+            retry_s = min(2 * retry_s, _RETRY_MAX_S)
+
+    async def _say(self, event: FleetEvent) -> bool:
+        async with self._turn:
+            self._is_in = False
+            try:
+                await self._worker_id.say(self._registration.model, event)
+            except BrokerUnavailable as error:
+                _log.warning("fleet_event_not_published", kind=type(event).__name__, reason=str(error))
+                return False
+        return True

@@ -1,0 +1,304 @@
+"""One worker id in the log, as one instance claims, watches and leaves it. The rules are in `worker_id_rules.py`.
+
+Each publication names the place that the subject's newest message must have (`Nats-Expected-Last-Subject-Sequence`), so
+that an instance never writes over an event that it has not read: of two agents that start together one is refused, and
+the end of one never removes the other.
+
+The id's subjects, one for each model, are read message by message (`STREAM.MSG.GET`). No consumer is needed.
+"""
+
+import asyncio
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import structlog
+from msgspec.structs import replace
+
+from kv_protocol import fleet, subjects
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered
+from kv_protocol.fleet_gate import FleetEventRefused, FleetGate, claim_in
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog, LastSequenceDiffers, LogMessage
+from kv_runtime.supervise import PartGaveUp
+from worker_agent.fleet.worker_id_rules import (
+    NO_CLAIM,
+    SILENT_S,
+    Action,
+    Life,
+    Newest,
+    action,
+    action_on_another,
+    drained_by_hand,
+    life,
+)
+
+SUBJECTS_MAX = 16
+"""Subjects of one id that are read."""
+INSTANCES_MAX = 64
+"""Instances whose heartbeats are remembered; beyond it the one heard longest ago is forgotten."""
+_ATTEMPTS = 8
+_WAIT_S = 0.05
+_CONNECT_S = 0.5
+
+_log = structlog.get_logger("membership")
+
+
+class WorkerIdTaken(PartGaveUp):
+    """Another instance has the id: it is alive, and claimed it earlier."""
+
+
+class _Seen(NamedTuple):
+    """The newest message of one subject of the id; `refused` says why it does not count, if it does not."""
+
+    subject: str
+    seq: int
+    newest: Newest
+    refused: str = ""
+
+
+class WorkerId:
+    """The id of one instance. `changed` is set whenever a fleet event of the id is heard."""
+
+    def __init__(self, log: EventLog, clock: Clock, gate: FleetGate, *, worker_id: str, instance: str) -> None:
+        self._event_log, self._clock, self._gate = log, clock, gate
+        self._worker_id, self._instance = worker_id, instance
+        self._claim, self._own_seq = NO_CLAIM, 0
+        self._heartbeats = _Heartbeats(log, clock)
+        self._is_listening = self._is_drained = False
+        self.changed = asyncio.Event()
+
+    async def check(self) -> None:
+        """Return once it is known that no other living instance has the id: for a start, before an engine is loaded.
+
+        Without an answer of the log nothing is known, and `register` checks again.
+
+        Raises:
+            WorkerIdTaken: one has it.
+        """
+        try:
+            await self._listen()
+            while "wait" in [await self._action(seen, None) for seen in await self._look()]:
+                await self._clock.sleep(_WAIT_S)
+        except BrokerUnavailable as error:
+            _log.info("worker_id_not_checked", worker=self._worker_id, reason=str(error))
+
+    async def is_kept(self, registration: WorkerRegistered) -> bool:
+        """Return whether the newest fleet event of the id is as the instance that registered so has left it.
+
+        Raises: as `register`.
+        """
+        self.changed.clear()
+        seen, actions = await self._settled(registration)
+        for each, what in zip(seen, actions, strict=True):
+            if what != "keep":
+                _log.warning("registration_replaced", worker=self._worker_id, **_described(each))
+        return set(actions) <= {"keep"}
+
+    async def register(self, registration: WorkerRegistered) -> None:
+        """The registration is the newest fleet event of the id.
+
+        Raises:
+            WorkerIdTaken: another living instance has the id.
+            BrokerUnavailable: the log cannot be read, or did not take the registration.
+        """
+        await self._listen()
+        subject = subjects.fleet(registration.model, self._worker_id)
+        for _ in range(_ATTEMPTS):
+            seen, actions = await self._settled(registration)
+            after_seq = next((each.seq for each in seen if each.subject == subject), 0)
+            try:
+                if "replace" in actions:  # a reader that accepted the forged address keeps it until the instance left
+                    after_seq = await self._publish(subject, self._left("registration forged"), after_seq)
+                told = replace(registration, drained=self._is_drained)
+                self._own_seq = await self._publish(subject, told, after_seq)
+            except LastSequenceDiffers:
+                continue
+            self._claim = min(self._claim, self._own_seq)
+            return
+        raise BrokerUnavailable(f"{subject} changes faster than it can be read")
+
+    async def say(self, model: str, event: FleetEvent) -> None:
+        """The event is in the log, unless another instance has the id there: then it is not needed.
+
+        Raises:
+            BrokerUnavailable: the log cannot be read, or did not take the event.
+        """
+        subject = subjects.fleet(model, self._worker_id)
+        for _ in range(_ATTEMPTS):
+            seen = next((each for each in await self._look() if each.subject == subject), None)
+            if seen is not None and seen.newest.event is not None and seen.newest.event.instance != self._instance:
+                _log.warning("fleet_event_not_needed", kind=type(event).__name__, **_described(seen))
+            else:
+                try:
+                    await self._publish(subject, event, 0 if seen is None else seen.seq)
+                except LastSequenceDiffers:
+                    continue
+            if isinstance(event, WorkerLeft):
+                self._claim = NO_CLAIM
+            return
+        raise BrokerUnavailable(f"{subject} changes faster than it can be read")
+
+    def _left(self, reason: str) -> WorkerLeft:
+        return WorkerLeft(worker_id=self._worker_id, instance=self._instance, reason=reason)
+
+    async def _publish(self, subject: str, event: FleetEvent, after_seq: int) -> int:
+        data, claim = fleet.encode(event), 0 if self._claim == NO_CLAIM else self._claim
+        headers = self._gate.headers(subject, self._worker_id, data, self._clock.wall_ns(), claim)
+        return await self._event_log.publish(subject, data, headers=headers, after_seq=after_seq)
+
+    async def _listen(self) -> None:
+        if not self._is_listening:
+            await self._heartbeats.listen(self._worker_id)
+            await self._event_log.listen(subjects.pattern("fleet", worker_id=self._worker_id), self._on_fleet_event)
+            self._is_listening = True
+
+    async def _on_fleet_event(self, _: LogMessage) -> None:
+        self.changed.set()
+
+    async def _look(self) -> list[_Seen]:
+        """Return the newest message of each subject of the id."""
+        pattern, found, seq = subjects.pattern("fleet", worker_id=self._worker_id), list[_Seen](), 1
+        while len(found) < SUBJECTS_MAX:
+            message = await self._event_log.message_from(subjects.FLEET_STREAM, seq, pattern)
+            if message is None:
+                break
+            found.append(self._seen(message))
+            seq = message.stream_seq + 1
+        return found
+
+    def _seen(self, message: LogMessage) -> _Seen:
+        claim = claim_in(message.headers) or message.stream_seq
+        event: FleetEvent | None = None
+        refused = ""
+        try:
+            event = self._gate.admit(message.subject, message.data, message.headers)
+        except FleetEventRefused as error:
+            refused = str(error)
+            if error.reason == "base_url":  # readers that began later may have accepted it
+                event = fleet.decode_fleet_event(message.data)
+        return _Seen(message.subject, message.stream_seq, Newest(event, claim), refused)
+
+    async def _settled(self, registration: WorkerRegistered) -> tuple[list[_Seen], list[Action]]:
+        """Return what the log has of the id and what is to be done about it, once it is known of all instances.
+
+        The last row is about the registration's own subject if the log has nothing there.
+        """
+        subject = subjects.fleet(registration.model, self._worker_id)
+        while True:
+            seen = await self._look()
+            if all(each.subject != subject for each in seen):
+                seen.append(_Seen(subject, 0, Newest(None), "no event"))
+            actions = [await self._action(each, registration) for each in seen]
+            if "wait" not in actions:
+                self._note_drain(seen, actions)
+                return seen, actions
+            await self._clock.sleep(_WAIT_S)
+
+    def _note_drain(self, seen: list[_Seen], actions: list[Action]) -> None:
+        """An operator's drain of this instance is known from its newest event, and kept in later registrations."""
+        for each, what in zip(seen, actions, strict=True):
+            if what == "keep":
+                self._is_drained = drained_by_hand(each.newest.event, before=self._is_drained)
+
+    async def _action(self, seen: _Seen, own: WorkerRegistered | None) -> Action:
+        """Return what is to be done about one subject; raise `WorkerIdTaken` where that is to stop."""
+        event, claim = seen.newest
+        is_own = event is not None and event.instance == self._instance
+        if own is not None and seen.subject == subjects.fleet(own.model, self._worker_id) and (is_own or event is None):
+            return action(seen.newest, own, self._claim, "unknown")
+        if is_own or event is None:
+            return "keep"
+        what = action_on_another(event, claim, self._instance, self._claim, await self._heartbeats.life(event))
+        if what == "stop":
+            raise WorkerIdTaken(_refusal(event))
+        is_elsewhere = own is None or seen.subject != subjects.fleet(own.model, self._worker_id)
+        return "keep" if what == "register" and is_elsewhere and seen.seq <= self._own_seq else what
+
+
+class _Heartbeats:
+    """The heartbeats of an id's instances."""
+
+    def __init__(self, log: EventLog, clock: Clock) -> None:
+        self._event_log, self._clock = log, clock
+        self._heard_at_s: dict[str, float] = {}
+        self._ended: dict[str, bool] = {}
+        self._since_s, self._reconnects = 0.0, 0
+
+    async def listen(self, worker_id: str) -> None:
+        """Heartbeats are heard from now on."""
+        await self._event_log.listen(subjects.pattern("heartbeat", worker_id=worker_id), self._on_heartbeat)
+        self._since_s = self._clock.now()
+
+    async def _on_heartbeat(self, message: LogMessage) -> None:
+        try:
+            instance = fleet.decode_heartbeat(message.data).instance
+        except MalformedMessage:
+            return
+        self._heard_at_s.pop(instance, None)
+        if len(self._heard_at_s) >= INSTANCES_MAX:
+            del self._heard_at_s[next(iter(self._heard_at_s))]
+        self._heard_at_s[instance] = self._clock.now()
+
+    async def life(self, event: FleetEvent) -> Life:
+        """Return the state of the instance of an event; a loss of the connection begins the wait for it anew."""
+        now_s, reconnects = self._clock.now(), self._event_log.statistics().reconnects_total
+        if reconnects != self._reconnects:
+            self._since_s, self._reconnects = now_s, reconnects
+        heard_at_s = self._heard_at_s.get(event.instance)
+        silence_s = None if heard_at_s is None else now_s - heard_at_s
+        is_alive = silence_s is not None and silence_s < SILENT_S
+        has_ended = not is_alive and await self._has_ended(event)
+        return life(silence_s, now_s - self._since_s, has_ended=has_ended)
+
+    async def _has_ended(self, event: FleetEvent) -> bool:
+        """Return whether the instance's address refuses connections, which is found out once.
+
+        Only an agent's own address says so: an address that takes no token ids is an engine's, which may be down while
+        its agent lives.
+        """
+        if not isinstance(event, WorkerRegistered) or not event.accepts_token_ids:
+            return False
+        if event.instance not in self._ended:
+            if len(self._ended) >= INSTANCES_MAX:
+                self._ended.clear()
+            self._ended[event.instance] = not await _accepts_connections(event.base_url)
+        return self._ended[event.instance]
+
+
+async def _accepts_connections(base_url: str) -> bool:
+    """Return False if the address refuses a connection; True also where nothing answers in time."""
+    url = urlsplit(base_url)
+    port = url.port or (443 if url.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(url.hostname, port)
+    except ConnectionRefusedError:
+        return False
+    except OSError:  # a timeout is one
+        return True
+    writer.close()
+    return True
+
+
+def _refusal(event: FleetEvent) -> str:
+    where = f" at {event.base_url}" if isinstance(event, WorkerRegistered) else ", which is draining"
+    return (
+        f"worker id {event.worker_id} belongs to the living instance {event.instance}{where}: "
+        "stop that worker, or choose another id with --worker-id"
+    )
+
+
+def _described(seen: _Seen) -> dict[str, object]:
+    """Return the fields of a log line about an event."""
+    event = seen.newest.event
+    fields: dict[str, object] = {"subject": seen.subject, "seq": seen.seq}
+    if seen.refused:
+        fields["refused"] = seen.refused
+    if event is not None:
+        fields |= {"by": type(event).__name__, "by_instance": event.instance}
+    if isinstance(event, WorkerRegistered):
+        fields["by_address"] = event.base_url
+    if isinstance(event, WorkerLeft):
+        fields["cause"] = event.reason
+    return fields

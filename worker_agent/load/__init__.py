@@ -1,0 +1,1 @@
+"""Load reports: statistics and metrics of engines, published over core NATS."""

@@ -1,0 +1,107 @@
+"""A foreign engine's metrics to load reports: read every `poll_s`, the newest of each rank is announced.
+
+    text    the engine's names (`engine_metrics.py`)
+    JSON    TensorRT-LLM's iteration statistics (`reports.py`): what `GET /metrics` of `trtllm-serve` answers, every
+            row once. Whoever else asks takes rows away; of an idle engine there are none, and the older of its answers
+            take 2 s for that. Whether one that says nothing rests is not known here: it has requests of others, too
+
+What cannot be had is counted by the client and told once, until it can be had again. Then nothing is announced, and
+routers go by what they promised, as of any engine that does not report.
+"""
+
+import asyncio
+
+import structlog
+
+from kv_protocol.errors import MalformedMessage
+from kv_protocol.load import LoadReport
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import EventLog
+from kv_runtime.supervise import until
+from worker_agent.engines.attached.client import EngineClient, EngineUnanswered
+from worker_agent.engines.attached.facts import iteration_rows
+from worker_agent.engines.attached.survey import metrics_answer_s
+from worker_agent.load.engine_metrics import NAMES, EngineKind, read_loads
+from worker_agent.load.metrics_text import samples_in
+from worker_agent.load.publisher import announce_load
+from worker_agent.load.reports import LoadRows
+
+_log = structlog.get_logger("engine_loads")
+
+
+class EngineLoads:
+    """A part of a process, `run`. `total_blocks` of a rank is for an engine whose metrics do not say it."""
+
+    def __init__(
+        self,
+        kind: EngineKind,
+        client: EngineClient,
+        log: EventLog,
+        clock: Clock,
+        *,
+        model: str,
+        worker_id: str,
+        instance: str,
+        dp_ranks: tuple[int, ...],
+        block_size: int,
+        total_blocks: int,
+        metrics_path: str,
+        poll_s: float,
+    ) -> None:
+        self._kind, self._client, self._event_log, self._clock = kind, client, log, clock
+        self._model, self._worker_id, self._instance = model, worker_id, instance
+        self._dp_ranks, self._block_size, self._total_blocks = dp_ranks, block_size, total_blocks
+        self._metrics_path, self._poll_s = metrics_path, poll_s
+        self.rows = LoadRows(instance, dp_ranks)
+        """What reads iteration statistics, for the rows that it skipped."""
+        self._newest: dict[int, LoadReport] = {}
+        self._reads = 0
+        self._problem = ""
+
+    @property
+    def newest(self) -> dict[int, LoadReport]:
+        """The newest report of each rank; none of them while the engine's metrics cannot be had."""
+        return {} if self._problem else dict(self._newest)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Read and announce until `stop` is set."""
+        while not stop.is_set():
+            await until(stop, self._turn())
+            await until(stop, self._clock.sleep(self._poll_s))
+
+    async def _turn(self) -> None:
+        try:
+            body = await self._client.get("metrics", self._metrics_path, answer_s=metrics_answer_s(self._kind))
+            reports = self._read(body)
+        except EngineUnanswered as error:
+            self._tell(str(error))
+            return
+        except MalformedMessage as error:
+            self._client.unreadable("metrics")
+            self._tell(str(error))
+            return
+        self._tell("")
+        self._newest |= reports
+        for dp_rank, report in reports.items():
+            await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
+
+    def _read(self, body: bytes) -> dict[int, LoadReport]:
+        self._reads += 1
+        if self._kind == "trtllm-serve" and body.lstrip()[:1] == b"[":
+            return dict(self.rows.read(iteration_rows(body)))
+        return read_loads(
+            self._kind,
+            samples_in(body, NAMES[self._kind].all),
+            dp_ranks=self._dp_ranks,
+            block_size=self._block_size,
+            total_blocks=self._total_blocks,
+            instance=self._instance,
+            iteration=self._reads,
+        )
+
+    def _tell(self, problem: str) -> None:
+        if problem and not self._problem:
+            _log.warning("engine_load_unknown", path=self._metrics_path, reason=problem)
+        elif self._problem and not problem:
+            _log.info("engine_load_known_again", path=self._metrics_path)
+        self._problem = problem

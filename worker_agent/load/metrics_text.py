@@ -1,0 +1,24 @@
+"""Prometheus text to samples: the lines whose names are read, and no others.
+
+An engine shows thousands of lines. What is not read costs a look at its first characters, and cannot make the rest
+unreadable.
+"""
+
+from collections.abc import Iterable
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kv_protocol.errors import MalformedMessage
+from worker_agent.load.engine_metrics import Sample
+
+
+def samples_in(body: bytes, names: Iterable[str]) -> list[Sample]:
+    """Return the samples of `names` in Prometheus text; raise `MalformedMessage` where one cannot be read."""
+    openings = tuple(f"{name}{after}" for name in names for after in "{ \t")
+    text = body.decode("utf-8", errors="replace")
+    wanted = [line for line in text.splitlines() if line.startswith(openings)]
+    try:
+        families = list(text_string_to_metric_families("\n".join([*wanted, ""])))
+    except (ValueError, LookupError) as error:
+        raise MalformedMessage(0, f"metrics: {error}") from error
+    return [Sample(each.name, each.labels, float(each.value)) for family in families for each in family.samples]

@@ -1,0 +1,148 @@
+"""Iteration statistics to core NATS: a thread of its own polls the engine, the newest report of each rank is announced.
+
+    the engine                                            announced
+    ---------------------------------------------------   ----------------------------------------------------------
+    says something new of a rank                          the newest, at most every `REPORT_PERIOD_S`
+    rests: it has none of our requests and says nothing   every `REST_PERIOD_S`: no requests, its blocks of last time,
+      for `REST_PERIOD_S`                                   so that a router finds the requests it was wrong to count
+    is busy with requests of ours, and says nothing       nothing: an iteration may take long
+    cannot be polled, or the thread failed                nothing: nobody knows
+
+Reports are snapshots: when iterations come faster than they are announced, only the newest of a rank counts. A router
+withdraws what it was told when it hears nothing for 5 s (`router/fleet/reported_load.py`); so one at
+rest is told of sooner.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from kv_protocol import subjects
+from kv_protocol.ids import WorkerRank
+from kv_protocol.load import LoadReport, encode_load
+from kv_runtime.clock import Clock
+from kv_runtime.event_log import BrokerUnavailable, EventLog
+from kv_runtime.supervise import RESTARTS, Part, Restarts, SupervisedThread, until
+from worker_agent.engines.port import Engine
+from worker_agent.engines.types import EngineError
+from worker_agent.load.reports import LoadRows, at_rest
+
+REPORT_PERIOD_S = 0.1
+REST_PERIOD_S = 1.0
+_FAILED_S = 0.1
+"""Between a poll that failed and the next."""
+
+_log = structlog.get_logger("load_reports")
+
+
+class LoadReports:
+    """`poll` belongs to a thread, `run` to the event loop.
+
+    `in_flight` says how many requests of ours the engine has; None: nobody knows, and it never is taken to rest.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        log: EventLog,
+        clock: Clock,
+        *,
+        model: str,
+        worker_id: str,
+        instance: str,
+        poll_s: float,
+        dp_ranks: Iterable[int] | None = None,
+        in_flight: Callable[[], int] | None = None,
+        restarts: Restarts = RESTARTS,
+    ) -> None:
+        self._engine, self._event_log, self._clock = engine, log, clock
+        self._model, self._worker_id = model, worker_id
+        self._poll_s, self._in_flight = poll_s, in_flight
+        self.rows = LoadRows(instance, dp_ranks)
+        """What reads the statistics, for the rows that it skipped."""
+        self.thread = SupervisedThread("iteration-stats", self._polls, restarts=restarts)
+        """What polls, for its failures."""
+        self.poll_failures_total = 0
+        self.failure = ""
+        """Why the statistics could not be polled; empty while they can."""
+        self._polled: dict[int, LoadReport] = {}
+        self._told: dict[int, LoadReport] = {}
+        self._resting: dict[int, tuple[LoadReport, LoadReport]] = {}
+        self._moved_s = clock.now()
+        self._fresh = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def newest(self) -> dict[int, LoadReport]:
+        """The newest report of each rank."""
+        return {dp_rank: self._resting_of(dp_rank, report) or report for dp_rank, report in self._polled.copy().items()}
+
+    def parts(self, stage: int) -> list[Part]:
+        """Return what is to run: the thread that polls, and what announces."""
+        return [self.thread.part(stage=stage), Part("load-reports", self.run, stage)]
+
+    def poll(self, stop: threading.Event) -> None:
+        """Keep the newest reports until `stop` is set; raise `PartGaveUp` when that failed too often."""
+        self.thread.run(stop)
+
+    def _polls(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            for dp_rank, report in self.rows.read(self._rows(stop)):
+                self._polled[dp_rank] = report
+                self._loop.call_soon_threadsafe(self._fresh.set)
+
+    def _rows(self, stop: threading.Event) -> object:
+        try:
+            rows = self._engine.iteration_stats(self._poll_s)
+        except EngineError as error:
+            self.poll_failures_total += 1
+            if not self.failure:
+                _log.warning("engine_stats_not_polled", reason=str(error))
+            self.failure = f"cannot be polled: {error}"
+            stop.wait(_FAILED_S)
+            return []
+        self.failure = ""
+        return rows
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Announce, each rank at most every `REPORT_PERIOD_S`, until `stop` is set."""
+        while not stop.is_set():
+            await until(stop, until(self._fresh, self._clock.sleep(REST_PERIOD_S)))
+            self._fresh.clear()
+            for dp_rank, report in self._polled.copy().items():
+                if self._told.get(dp_rank) is not report:
+                    self._told[dp_rank] = report
+                    self._moved_s = self._clock.now()
+                    await self._announce(dp_rank, report)
+            if self._is_at_rest():
+                await self._announce_rest()
+            await until(stop, self._clock.sleep(REPORT_PERIOD_S))
+
+    def _is_at_rest(self) -> bool:
+        if self._in_flight is None or self._in_flight() or self.failure or self.thread.failure:
+            self._moved_s = self._clock.now()
+        return self._clock.now() - self._moved_s >= REST_PERIOD_S
+
+    async def _announce_rest(self) -> None:
+        for dp_rank, last in self._told.items():
+            report = self._resting_of(dp_rank, last) or at_rest(last)
+            self._resting[dp_rank] = (last, report)
+            await self._announce(dp_rank, report)
+
+    def _resting_of(self, dp_rank: int, last: LoadReport) -> LoadReport | None:
+        """Return what was told of the rank at rest since its last report, if it was."""
+        since, report = self._resting.get(dp_rank, (None, None))
+        return report if since is last else None
+
+    async def _announce(self, dp_rank: int, report: LoadReport) -> None:
+        await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
+
+
+async def announce_load(log: EventLog, model: str, worker_id: str, dp_rank: int, report: LoadReport) -> None:
+    """The report is on core NATS; where that is away, it is lost: a newer one follows."""
+    try:
+        await log.announce(subjects.load(model, WorkerRank(worker_id, dp_rank)), encode_load(report))
+    except BrokerUnavailable as error:
+        _log.debug("load_report_lost", reason=str(error))

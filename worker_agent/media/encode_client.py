@@ -1,0 +1,162 @@
+"""Asking the encode worker: a `MediaEncoder` of chats (`media/chats.py`).
+
+    its answer                    becomes
+    200, handles                  a handoff, whose hashes are the media's digests
+    200, embeddings               media, fetched and checked like embeddings that a client brings
+    400 with a reason             `MediaRefused` of that reason: the client's media, as the encode worker judges them
+    503, none, or in no time      `EncoderUnavailable`, with its `Retry-After`
+    any other                     `EncoderUnavailable`: somebody else is at fault, and not the client
+
+The answer is bounded while it is read. Nothing is asked twice: handles and embeddings are good for one worker each.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import get_args
+
+import aiohttp
+import msgspec
+
+from worker_agent.api.disaggregated import HandoffInvalid, handoff_of_json
+from worker_agent.engines.types import EncoderUnavailable
+from worker_agent.media.chats import EncodedMedia
+from worker_agent.media.encode_wire import (
+    PATH,
+    EncodeAnswer,
+    EncodeMedia,
+    EncodeRequest,
+    EncodeUnreadable,
+    Form,
+    read_answer,
+)
+from worker_agent.media.parts import Media, MediaPart, embeddings_media
+from worker_agent.media.refusals import MEDIA_REASONS, MediaReason, MediaRefused
+from worker_agent.media.safetensors import EmbeddingLimits
+from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer
+
+_ANSWER_BYTES_MAX = 8 << 20
+_CHUNK_BYTES = 64 << 10
+_OK, _REFUSED = 200, 400
+_RETRY_S_MAX = 60
+
+
+class _Error(msgspec.Struct, frozen=True):
+    message: str = ""
+    param: str | None = None
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct, frozen=True):
+    error: _Error
+
+
+class EncodeClient:
+    """Asks one encode worker; `close` it at the end. `limits` are of the embeddings that it sends."""
+
+    def __init__(
+        self,
+        url: str,
+        transfer: EmbeddingTransfer,
+        limits: EmbeddingLimits,
+        *,
+        model: str,
+        form: Form,
+        token: str,
+        answer_s: float,
+    ) -> None:
+        self._url, self._transfer, self._limits = url + PATH, transfer, limits
+        self._model, self._form, self._answer_s = model, form, answer_s
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """No connection is open any more."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def encode(self, prompt: str, parts: Sequence[MediaPart]) -> EncodedMedia:
+        """Return what became of the media; see `MediaEncoder`."""
+        answer = await self._ask(await asyncio.to_thread(self._question, prompt, parts))
+        if len(answer.digests) != len(parts):
+            raise self._unavailable(f"{len(answer.digests)} digests for {len(parts)} items")
+        if self._form == "handles":
+            return self._handles(answer)
+        return await self._embeddings(answer, parts)
+
+    def _question(self, prompt: str, parts: Sequence[MediaPart]) -> bytes:
+        media = tuple(EncodeMedia(field=part.field, url=part.whole_url) for part in parts)
+        return msgspec.json.encode(EncodeRequest(model=self._model, form=self._form, prompt=prompt, media=media))
+
+    async def _ask(self, body: bytes) -> EncodeAnswer:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(trust_env=False, auto_decompress=False)
+        try:
+            async with (
+                asyncio.timeout(self._answer_s),
+                self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as response,
+            ):
+                data = await _bounded(response)
+                if response.status != _OK:
+                    raise self._refusal(response, data)
+                return read_answer(data)
+        except TimeoutError as error:
+            raise self._unavailable(f"no answer within {self._answer_s} s") from error
+        except (aiohttp.ClientError, OSError, EncodeUnreadable) as error:
+            raise self._unavailable(f"{type(error).__name__}: {error}") from error
+
+    def _refusal(self, response: aiohttp.ClientResponse, data: bytes) -> MediaRefused | EncoderUnavailable:
+        try:
+            said = msgspec.json.decode(data, type=_ErrorBody).error
+        except msgspec.DecodeError:
+            said = _Error()
+        if response.status == _REFUSED and said.code in MEDIA_REASONS:
+            return _refused(said.code, said)
+        return self._unavailable(f"{response.status}: {said.message}", _retry_s(response.headers.get("Retry-After")))
+
+    def _handles(self, answer: EncodeAnswer) -> EncodedMedia:
+        try:
+            handoff = handoff_of_json(answer.disaggregated_params)
+        except HandoffInvalid as error:
+            raise self._unavailable(str(error)) from error
+        if len(handoff.multimodal_embedding_handles or ()) != len(answer.digests):
+            raise self._unavailable("not a handle for each item")
+        return EncodedMedia(handoff=handoff)
+
+    async def _embeddings(self, answer: EncodeAnswer, parts: Sequence[MediaPart]) -> EncodedMedia:
+        descriptors = answer.embeddings or ()
+        if len(descriptors) != len(parts):
+            raise self._unavailable(f"{len(descriptors)} embeddings for {len(parts)} items")
+        return EncodedMedia(media=tuple([await self._fetched(*each) for each in zip(parts, descriptors, strict=True)]))
+
+    async def _fetched(self, part: MediaPart, descriptor: EmbeddingDescriptor) -> Media:
+        try:
+            data = await self._transfer.fetch(descriptor)
+            return await asyncio.to_thread(embeddings_media, part.field, data, self._limits)
+        except MediaRefused as error:  # not of the client's media: they were encoded
+            raise self._unavailable(str(error)) from error
+
+    def _unavailable(self, why: str, retry_s: float | None = None) -> EncoderUnavailable:
+        return EncoderUnavailable(f"the encode worker at {self._url}: {why}", retry_s)
+
+
+async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body; raise `EncodeUnreadable` where it is longer than any answer."""
+    data = bytearray()
+    async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+        data += chunk
+        if len(data) > _ANSWER_BYTES_MAX:
+            raise EncodeUnreadable(f"more than {_ANSWER_BYTES_MAX} bytes")
+    return bytes(data)
+
+
+def _refused(code: str, said: _Error) -> MediaRefused:
+    """Return the worker's refusal as our own, in its words: `<field>: found <found>, allowed <allowed>`."""
+    head, _, allowed = said.message.rpartition(", allowed ")
+    field, _, found = head.partition(": found ")
+    reason = next(each for each in get_args(MediaReason) if each == code)
+    return MediaRefused(reason, said.param or field, found.strip("'"), allowed)
+
+
+def _retry_s(header: str | None) -> float | None:
+    return min(float(header), _RETRY_S_MAX) if header is not None and header.isdecimal() else None

@@ -1,0 +1,89 @@
+"""Media of a request as TensorRT-LLM takes them, and what keeps their blocks apart from other media's.
+
+    media         beside the prompt                                  keyed in the cache, and in events, by
+    images        `multi_modal_data` {"image": [image, ..]}          `multi_modal_uuids`: our digests; and the pixels
+    embeddings    `multi_modal_embeddings` {"image": [tensor, ..]}   nothing: so the cache salt names them
+    handles       `disaggregated_params`, an encode worker's         `multimodal_hashes`: our digests, 8 ints each
+
+The prompt is text, as the library's own server gives it: most models' processors place media in text and tokenize it
+themselves (`add_special_tokens` false: the chat's template wrote what the model wants). Without text it is token ids,
+which these processors turn into text again; an encoder's handles then have no place.
+
+Embeddings have no hash of their own: two prompts with different ones are the same tokens to the cache, and the second
+would get what the first one computed. The salt keeps them apart; a salt of the client's is part of it.
+
+An encoder hashes pixels, which nobody else can repeat. What it says of them is replaced by the digests of the very
+bytes it was given: whoever looks at a prompt finds the same blocks, whichever worker has encoded.
+
+Source: NVIDIA/TensorRT-LLM main, mid-2026: `tensorrt_llm/llmapi/llm.py`, `_preprocess`; `tensorrt_llm/inputs/data.py`
+(`multi_modal_uuids`); `tensorrt_llm/inputs/multimodal.py`, `apply_mm_hashes`, `hexdigest_to_int32` (eight signed ints,
+each of eight digits, the first the highest).
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from blake3 import blake3
+
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.api.request_limits import Rule
+from worker_agent.engines.types import EngineRequest
+from worker_agent.media.parts import Media, MediaKind
+
+_WORDS = ">8i"
+_DIMENSIONS = 2
+
+
+def of_kind(media: Sequence[Media], kind: MediaKind) -> tuple[Media, ...]:
+    """Return those of the kind, in their order."""
+    return tuple(each for each in media if each.kind == kind)
+
+
+def has_handles(handoff: Handoff | None) -> bool:
+    """Return whether an encode worker's media are in it."""
+    return handoff is not None and handoff.multimodal_embedding_handles is not None
+
+
+def has_media(request: EngineRequest) -> bool:
+    """Return whether the engine makes another prompt of the request's, with media in it."""
+    return bool(request.media) or has_handles(request.handoff)
+
+
+def media_rules(request: EngineRequest, *, takes_transfer: bool) -> Iterator[Rule]:
+    """Yield what has to hold of a request's media."""
+    kinds = sorted({each.kind for each in request.media})
+    handles = has_handles(request.handoff) and not takes_transfer
+    yield "media", " and ".join(kinds), "one kind: the engine takes images or embeddings", len(kinds) <= 1
+    allowed = "none beside an encode worker's handles"
+    yield "media", f"{len(kinds)} kinds", allowed, not (kinds and handles)
+    allowed = "none: the prefill worker has computed the prompt with them"
+    yield "media", f"{len(request.media)} items", allowed, not (kinds and takes_transfer)
+    allowed = "the prompt as text, beside an encode worker's handles"
+    yield "text", request.text, allowed, bool(request.text) or not handles
+    shapes = [[tensor.shape for tensor in each.tensors] for each in of_kind(request.media, "embeddings")]
+    allowed = "one tensor of two dimensions an item: tokens, and the model's width"
+    yield "media", shapes, allowed, all([len(shape) for shape in each] == [_DIMENSIONS] for each in shapes)
+
+
+def cache_salt_of(request: EngineRequest) -> str | None:
+    """Return what keeps the request's blocks apart from others': the client's salt, and its embeddings."""
+    embeddings = of_kind(request.media, "embeddings")
+    if not embeddings:
+        return request.cache_salt or None
+    hasher = blake3()
+    for part in (request.cache_salt or "", *(each.digest for each in embeddings)):
+        encoded = part.encode()
+        hasher.update(len(encoded).to_bytes(8, "little") + encoded)
+    return f"media-{hasher.hexdigest()}"
+
+
+def with_digests(handoff: Handoff, digests: Sequence[str]) -> Handoff:
+    """Return the encoder's handoff, its media named by `digests`, one for each handle in their order."""
+    assert len(handoff.multimodal_embedding_handles or ()) == len(digests)
+    return msgspec.structs.replace(handoff, multimodal_hashes=tuple(map(digest_words, digests)))
+
+
+def digest_words(digest: str) -> tuple[int, ...]:
+    """Return 64 hex digits as the engine's eight signed ints."""
+    return struct.unpack(_WORDS, bytes.fromhex(digest))

@@ -1,0 +1,18 @@
+"""Placeholders of media in an agent's prompts; what they become is `kv_protocol/mm_keys.py`'s, the router's too."""
+
+from collections.abc import Sequence
+
+from kv_protocol.mm_keys import MmKey, MmRun, expanded, keys_of_blocks, mm_block_hashes
+from worker_agent.media.refusals import MediaRefused
+
+__all__ = ["MmKey", "MmRun", "check_placeholders", "expanded", "keys_of_blocks", "mm_block_hashes"]
+
+
+def check_placeholders(prompt: Sequence[int], image_token_id: int, items: int, field: str) -> None:
+    """Return when the prompt, not yet expanded, has the image's token once an item; raise `MediaRefused`.
+
+    More of them come from a client's text, wherever it stands: they would take other items' features.
+    """
+    found = prompt.count(image_token_id)
+    if found != items:
+        raise MediaRefused("placeholder", field, f"{found} image tokens in the prompt", f"{items}, one an image")

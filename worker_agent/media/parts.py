@@ -1,0 +1,235 @@
+"""From OpenAI content parts to text and media: which parts a chat has, and what may become of their bytes.
+
+    part                                   becomes
+    {"type": "text", "text": ...}          itself
+    {"type": "image_url", "image_url":
+        {"url": ..., "detail": ...}}       a text part, the placeholder, and media:
+                                             `.safetensors` at the end of the path: embeddings
+                                             `.pt` `.pth` `.bin` `.pkl` ... there:  refused, they are programs
+                                             anything else:                         an image
+    any other type, any other key          refused
+
+`detail` is read and has no effect: an engine's processor chooses the resolution. A text that holds the placeholder is
+refused: it would be counted as an image, and the next image's features would stand in its place.
+
+    bytes     of an image: a type of `types.py` that is allowed, whatever was said of it, and not too many pixels
+              of embeddings: a header of `safetensors.py`
+
+Source of the part's shape: OpenAI API reference, "Create chat completion", image input.
+"""
+
+from collections.abc import Mapping, Sequence
+from posixpath import splitext
+from typing import Any, Literal
+from urllib.parse import unquote
+
+import msgspec
+from blake3 import blake3
+
+from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
+from worker_agent.media.safetensors import EmbeddingLimits, Tensor, read_tensors
+from worker_agent.media.types import IMAGE_TYPES, Pixels, image_pixels, image_type
+from worker_agent.media.urls import scheme_of
+
+MediaKind = Literal["image", "embeddings"]
+MEDIA_KINDS: tuple[MediaKind, ...] = ("image", "embeddings")
+EMBEDDINGS_SUFFIX = ".safetensors"
+EMBEDDINGS_TYPE = "application/octet-stream"
+PROGRAM_SUFFIXES = frozenset({".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".npy", ".npz", ".joblib"})
+"""Formats whose usual readers unpickle, and so run what the file says."""
+_UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
+"""What servers say when they do not know."""
+_TYPE_OF_ALIAS = {"image/jpg": "image/jpeg"}
+"""What clients often say and no registry knows."""
+_DETAILS = (None, "auto", "low", "high")
+_FOUND_CHARACTERS_MAX = 80
+
+
+class MediaRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What is taken: kinds, images' types, items of a request, bytes of one and of all, pixels of an image."""
+
+    kinds: tuple[MediaKind, ...] = ("image",)
+    image_types: tuple[str, ...] = IMAGE_TYPES
+    parts_max: int = 16
+    part_bytes_max: int = 50 << 20
+    request_bytes_max: int = 128 << 20
+    pixels_max: int = 1 << 26
+    embeddings: EmbeddingLimits = EmbeddingLimits()
+
+
+class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Media that a request names: `field` is the path of its URL, which is not shown.
+
+    `base64` is that of a `data:` URL, where it was cut out of the URL (`kv_protocol/body_limits.py`).
+    """
+
+    field: str
+    kind: MediaKind
+    url: str
+    base64: memoryview | None = None
+
+    @property
+    def whole_url(self) -> str:
+        """The URL as the client sent it."""
+        return self.url if self.base64 is None else self.url[: self.url.rfind(",") + 1] + str(self.base64, "ascii")
+
+    def __repr__(self) -> str:
+        return f"MediaPart({self.field}, {self.kind}, {shown_url(self.url)})"
+
+
+class Media(msgspec.Struct, frozen=True, kw_only=True):
+    """Checked bytes, of an image that has `pixels`, or embeddings that are `tensors`; `digest`: `content_digest`."""
+
+    field: str
+    kind: MediaKind
+    media_type: str
+    data: bytes
+    digest: str
+    pixels: Pixels | None = None
+    tensors: tuple[Tensor, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"Media({self.field}, {self.media_type}, {len(self.data)} bytes, {self.digest})"
+
+
+class SplitChat(msgspec.Struct, frozen=True, kw_only=True):
+    """A chat of text alone, with a placeholder where each of the `parts` stood, in their order."""
+
+    messages: list[dict[str, Any]]
+    parts: tuple[MediaPart, ...]
+
+
+def content_digest(data: bytes) -> str:
+    """Return the BLAKE3 of `data` in 64 hex digits: the same media, wherever they came from, have the same."""
+    return blake3(data).hexdigest()
+
+
+def names_media(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a message has a part that is something else than text."""
+    return any(
+        isinstance(part, Mapping) and part.get("type") != "text"
+        for message in messages
+        if isinstance(content := message.get("content"), list)
+        for part in content
+    )
+
+
+def split_chat(messages: Sequence[Mapping[str, Any]], rules: MediaRules, placeholder: str) -> SplitChat:
+    """Return the chat as text, and its media; raise `MediaRefused`, which names the place.
+
+    Only content that is a list of parts is looked at: the rest of a message is checked where chats are rendered.
+    """
+    parts: list[MediaPart] = []
+    split: list[dict[str, Any]] = []
+    for at, message in enumerate(messages):
+        where, content = f"messages[{at}].content", message.get("content")
+        if isinstance(content, list):
+            content = [_split_part(f"{where}[{i}]", part, parts, rules, placeholder) for i, part in enumerate(content)]
+        elif isinstance(content, str):
+            _check_text(where, content, placeholder)
+        split.append({**message, "content": content} if "content" in message else dict(message))
+    return SplitChat(messages=split, parts=tuple(parts))
+
+
+def media_part(field: str, url: str, rules: MediaRules) -> MediaPart:
+    """Return what a URL names, which is not empty, by what it says of itself; raise `MediaRefused`."""
+    kind = _kind_of(field, url)
+    if kind not in rules.kinds:
+        raise MediaRefused("part_kind", field, kind, f"{', '.join(rules.kinds)} (media.kinds)")
+    return MediaPart(field=field, kind=kind, url=url)
+
+
+def checked_media(part: MediaPart, data: bytes, said_type: str | None, rules: MediaRules) -> Media:
+    """Return the media, once the bytes are what is allowed; raise `MediaRefused`.
+
+    `said_type` is what its server or URL said of it; None: nothing was said.
+    """
+    if len(data) > rules.part_bytes_max:
+        raise MediaRefused("too_large", part.field, f"{len(data)} bytes", f"at most {rules.part_bytes_max}")
+    said = (said_type or "").partition(";")[0].strip().lower()
+    said = _TYPE_OF_ALIAS.get(said, said)
+    if part.kind == "embeddings":
+        if said not in _UNKNOWN_TYPES:
+            raise _refused("content_type", part, said, "application/octet-stream, of embeddings")
+        return embeddings_media(part.field, data, rules.embeddings)
+    return _checked_image(part, data, said, rules)
+
+
+def embeddings_media(field: str, data: bytes, limits: EmbeddingLimits) -> Media:
+    """Return the embeddings of a `.safetensors` file; raise `MediaRefused` where it is none."""
+    tensors = read_tensors(data, field, limits)
+    digest = content_digest(data)
+    return Media(field=field, kind="embeddings", media_type=EMBEDDINGS_TYPE, data=data, digest=digest, tensors=tensors)
+
+
+def check_total(media_bytes: int, field: str, rules: MediaRules) -> None:
+    """Return when a request's media may have so many bytes together; raise `MediaRefused`."""
+    if media_bytes > rules.request_bytes_max:
+        raise MediaRefused("too_large", field, f"{media_bytes} bytes together", f"at most {rules.request_bytes_max}")
+
+
+def _checked_image(part: MediaPart, data: bytes, said: str, rules: MediaRules) -> Media:
+    allowed = f"one of {', '.join(rules.image_types)}"
+    if said not in _UNKNOWN_TYPES and said not in rules.image_types:
+        raise _refused("content_type", part, said, allowed)
+    found = image_type(data)
+    if found is None or found not in rules.image_types:
+        raise _refused("content", part, f"bytes that begin as {found or 'no image'}", allowed)
+    if said not in _UNKNOWN_TYPES and said != found:
+        raise _refused("content", part, f"bytes of {found}, said to be {said}", "the type that the bytes are of")
+    pixels = image_pixels(data, found)
+    if pixels is None:
+        raise _refused("content", part, f"{found} without a size", "a whole header")
+    if pixels.width * pixels.height > rules.pixels_max:
+        raise _refused("pixels", part, f"{pixels.width} x {pixels.height}", f"at most {rules.pixels_max} pixels")
+    digest = content_digest(data)
+    return Media(field=part.field, kind=part.kind, media_type=found, data=data, digest=digest, pixels=pixels)
+
+
+def _split_part(where: str, part: object, parts: list[MediaPart], rules: MediaRules, placeholder: str) -> Any:  # noqa: ANN401
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(kind, str):
+        raise MediaRefused("part_form", where, type(part).__name__, "an object with a type")
+    if kind == "text":
+        if not isinstance(part.get("text"), str):
+            raise MediaRefused("part_form", f"{where}.text", type(part.get("text")).__name__, "a string")
+        _check_text(f"{where}.text", part["text"], placeholder)
+        return part
+    if kind != "image_url":
+        raise MediaRefused("part_kind", f"{where}.type", kind[:_FOUND_CHARACTERS_MAX], "text, image_url")
+    if len(parts) >= rules.parts_max:
+        raise MediaRefused("parts_count", where, f"more than {rules.parts_max}", f"at most {rules.parts_max} media")
+    parts.append(_media_part(where, part, rules))
+    return {"type": "text", "text": placeholder}
+
+
+def _media_part(where: str, part: Mapping[str, Any], rules: MediaRules) -> MediaPart:
+    image, field = part.get("image_url"), f"{where}.image_url.url"
+    if part.keys() != {"type", "image_url"} or not isinstance(image, Mapping) or not image.keys() <= {"url", "detail"}:
+        raise MediaRefused("part_form", where, "other keys", "type, image_url {url, detail}")
+    if image.get("detail") not in _DETAILS:
+        raise MediaRefused("part_form", f"{where}.image_url.detail", "another value", "auto, low, high")
+    url = image.get("url")
+    if not isinstance(url, str) or not url:
+        raise MediaRefused("part_form", field, type(url).__name__, "a URL")
+    return media_part(field, url, rules)
+
+
+def _kind_of(field: str, url: str) -> MediaKind:
+    if scheme_of(url) == "data":
+        return "image"
+    path = unquote(url.partition("?")[0].partition("#")[0]).rstrip("/. \x00")
+    suffix = splitext(path)[1].lower()
+    if suffix in PROGRAM_SUFFIXES:
+        allowed = f"embeddings as {EMBEDDINGS_SUFFIX}: reading {suffix} may run what the file says"
+        raise MediaRefused("embeddings_format", field, shown_url(url), allowed)
+    return "embeddings" if suffix == EMBEDDINGS_SUFFIX else "image"
+
+
+def _check_text(field: str, text: str, placeholder: str) -> None:
+    if placeholder and placeholder in text:
+        raise MediaRefused("placeholder", field, placeholder, "text without what stands for an image")
+
+
+def _refused(reason: MediaReason, part: MediaPart, found: str, allowed: str) -> MediaRefused:
+    return MediaRefused(reason, part.field, f"{found[:_FOUND_CHARACTERS_MAX]} ({shown_url(part.url)})", allowed)

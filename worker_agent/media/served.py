@@ -1,0 +1,135 @@
+"""Media of one worker that is served: what its prompts take, what routers are told, and an encode worker's endpoint.
+
+role                       `encode.url`              embeddings are
+aggregated, prefill        asked for its images      fetched, where `encode.form` says so
+decode                     refused                   not its business
+encode                     refused                   offered; its model takes images, or it has nothing to do
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from kv_protocol.fleet import Role
+from kv_runtime.chat_messages import TextError
+from kv_runtime.clock import Clock
+from kv_runtime.supervise import Part
+from kv_runtime.telemetry import Family
+from kv_runtime.text import Text
+from worker_agent.api.prompts import Prompts
+from worker_agent.media.chats import ChatMedia
+from worker_agent.media.config import EmbeddingTransferSection, EncodeSection, ImageModelSection, MediaSection
+from worker_agent.media.embedding_cache import EmbeddingCache
+from worker_agent.media.encode_api import EncodeApi, Encoder
+from worker_agent.media.encode_client import EncodeClient
+from worker_agent.media.image_models import ImageFacts
+from worker_agent.media.loader import MediaLoader
+from worker_agent.media.metrics import encode_families, media_families
+from worker_agent.media.models import load_image_facts, load_image_rule
+from worker_agent.media.transports import embedding_transfer
+
+
+class MediaSettings(Protocol):
+    """The sections of a worker's settings that are read here."""
+
+    @property
+    def media(self) -> MediaSection:
+        """What requests may bring."""
+
+    @property
+    def images(self) -> ImageModelSection:
+        """What the model calls an image."""
+
+    @property
+    def encode(self) -> EncodeSection:
+        """Who encodes images."""
+
+    @property
+    def embeddings(self) -> EmbeddingTransferSection:
+        """How embeddings travel."""
+
+
+class ServedMedia:
+    """`model` is the worker's name in the fleet, `model_path` the directory that its text comes from.
+
+    Raises:
+        TextError: what is known of the model's images does not fit together, or not the role.
+    """
+
+    def __init__(
+        self, settings: MediaSettings, text: Text, clock: Clock, *, model: str, model_path: str, role: Role
+    ) -> None:
+        self._settings, self._role = settings, role
+        self._facts = load_image_facts(model_path, text, settings.images)
+        _check_role(role, settings.encode, self._facts)
+        self.loader = MediaLoader(settings.media)
+        self._fetches = bool(settings.encode.url) and settings.encode.form == "embeddings"
+        self._transfer = embedding_transfer(settings.embeddings, clock)
+        self._client = self._asked_client(model) if settings.encode.url else None
+        self.rule = load_image_rule(model_path, self._facts, settings.images)
+        """For the worker's registration."""
+        self.prompts = Prompts(text, ChatMedia(text, self.loader, self._facts, self._client))
+        self._api: EncodeApi | None = None
+        self._cache = EmbeddingCache(settings.media.cache_bytes_max)
+
+    def encode_api(self, encoder: Encoder, *, served_names: tuple[str, ...], inflight_requests_max: int) -> EncodeApi:
+        """Return the encode worker's endpoint, once: its routes are for the worker's application."""
+        assert self._api is None
+        assert self._facts is not None
+        self._api = EncodeApi(
+            encoder,
+            self.loader,
+            self._facts,
+            self._transfer,
+            self._cache,
+            served_names=served_names,
+            inflight_requests_max=inflight_requests_max,
+        )
+        return self._api
+
+    async def start(self) -> None:
+        """Embeddings can be offered and fetched, where that is this worker's business.
+
+        Raises:
+            PortUsed, EngineError: the address is taken; there is no NIXL.
+        """
+        if self._moves_embeddings:
+            await self._transfer.start()
+
+    def parts(self, stage: int) -> tuple[Part, ...]:
+        """Return what is to run, after `start`."""
+        return self._transfer.parts(stage) if self._moves_embeddings else ()
+
+    async def close(self) -> None:
+        """Nobody is asked any more."""
+        if self._client is not None:
+            await self._client.close()
+
+    def families(self, worker: str) -> Iterator[Family]:
+        """Yield what is counted here."""
+        yield from media_families(worker, self.loader)
+        if self._api is not None:
+            yield from encode_families(worker, self._api, self._cache, self._transfer.statistics())
+
+    @property
+    def _moves_embeddings(self) -> bool:
+        return self._role == "encode" or self._fetches
+
+    def _asked_client(self, model: str) -> EncodeClient:
+        section = self._settings.encode
+        return EncodeClient(
+            section.url,
+            self._transfer,
+            self._settings.media.rules.embeddings,
+            model=model,
+            form=section.form,
+            token=section.token.get_secret_value(),
+            answer_s=section.answer_s,
+        )
+
+
+def _check_role(role: Role, encode: EncodeSection, facts: ImageFacts | None) -> None:
+    if encode.url and role not in ("aggregated", "prefill"):
+        raise TextError("encode.url", encode.url, f"none on a worker of role {role}: it computes no prompt")
+    if role == "encode" and facts is None:
+        allowed = "a model that takes images, or images.placeholder and images.token_id"
+        raise TextError("role", role, allowed)

@@ -1,0 +1,209 @@
+"""Where media come from, read strictly: what two readers could understand differently is refused.
+
+    data:<type>;base64,<base64>           bytes, bounded before they are decoded
+    file:///<path>, /<path>               a path: no host, no `..`, decoded once (`file:` only), no control characters
+    http(s)://<host>[:<port>]/<path>      a target: scheme and port are allowed ones, no credentials, ASCII alone
+
+A host is a name, an IPv4 address as four decimal numbers, or an IPv6 address in brackets. A name whose last label is a
+number, or begins with 0x, is one of the old spellings of IPv4 (`2130706433`, `0177.1`, `0x7f.0.0.1`), and refused.
+
+Source: RFC 2397 (data), RFC 8089 (file), RFC 3986; the WHATWG URL standard, "ends in a number checker".
+"""
+
+import binascii
+import re
+from collections.abc import Sequence
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from urllib.parse import unquote, urljoin, urlsplit
+
+import msgspec
+
+from worker_agent.media.addresses import Address, Network, address_refusal
+from worker_agent.media.refusals import MediaReason, MediaRefused, shown_url
+
+URL_CHARACTERS_MAX = 8192
+"""Of an URL that is fetched, or a path; one with data in it is bounded by the data."""
+_DEFAULT_PORT = {"http": 80, "https": 443}
+_PORT_MAX = 65535
+_SAFE = re.compile(r"[\x21-\x7e]+")
+_BROWSER_SLASH = "\\"
+_LABEL = r"(?!-)[a-z0-9_-]{1,63}(?<!-)"
+_NAME = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*\.?", re.IGNORECASE)
+_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*", re.IGNORECASE)
+_AUTHORITY = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]{1,5}))?")
+_DIGITS = 1 << 20
+_DATA = re.compile(r"data:(?P<type>[a-z0-9.+-]+/[a-z0-9.+-]+);base64", re.IGNORECASE)
+_DATA_HEAD_CHARACTERS_MAX = 128
+
+
+class FetchRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be fetched: schemes and ports, and networks besides the public ones."""
+
+    schemes: tuple[str, ...] = ()
+    ports: tuple[int, ...] = (80, 443)
+    networks: tuple[Network, ...] = ()
+
+
+class HttpTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """A checked URL: what a request line and a connection are made of; `host` in lower case, without brackets."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    """With the query; begins with a slash."""
+    literal: Address | None
+    """The address, where the host is one."""
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as they stand in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The whole of it; not to be shown."""
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+    def __repr__(self) -> str:
+        return f"HttpTarget({shown_url(self.url)})"
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme in lower case; empty where there is none."""
+    scheme, separator, _ = url.partition(":")
+    return scheme.lower() if separator and "/" not in scheme else ""
+
+
+def http_target(url: str, field: str, rules: FetchRules) -> HttpTarget:
+    """Return what `url` names, if it may be asked; raise `MediaRefused`. Where its host leads is not known yet."""
+    if len(url) > URL_CHARACTERS_MAX:
+        raise MediaRefused("url_form", field, f"{len(url)} characters", f"at most {URL_CHARACTERS_MAX}")
+    if not _is_plain(url):
+        raise _refused("url_form", field, url, "printable ASCII without spaces and backslashes")
+    scheme = scheme_of(url)
+    if scheme not in rules.schemes or scheme not in _DEFAULT_PORT:
+        raise _refused("url_scheme", field, url, _one_of("a URL with the scheme", (*rules.schemes, "data")))
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise _refused("url_form", field, url, "a URL (RFC 3986)") from error
+    if "@" in parts.netloc:
+        raise _refused("url_credentials", field, url, "a URL without a user name or password")
+    authority = _AUTHORITY.fullmatch(parts.netloc)
+    if authority is None:
+        raise _refused("url_form", field, url, "a host, and a port of decimal digits")
+    port = int(authority["port"]) if authority["port"] else _DEFAULT_PORT[scheme]
+    if port not in rules.ports or port > _PORT_MAX:
+        raise _refused("url_port", field, url, _one_of("the port", tuple(map(str, rules.ports))))
+    literal = _literal(authority["host"], field, url)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    host = authority["host"].strip("[]").lower()
+    return HttpTarget(scheme=scheme, host=host, port=port, path=path, literal=literal)
+
+
+def redirected(base: HttpTarget, location: str | None, field: str, rules: FetchRules) -> HttpTarget:
+    """Return where an answer of `base` sends its asker, checked as if the client had named it; raise `MediaRefused`."""
+    if not location or len(location) > URL_CHARACTERS_MAX or not _is_plain(location):
+        raise MediaRefused("redirect_form", field, "a Location that is no URL", "one of printable ASCII")
+    try:
+        target = http_target(urljoin(base.url, location), field, rules)
+    except ValueError as error:
+        raise MediaRefused("redirect_form", field, "a Location that is no URL", "a URL (RFC 3986)") from error
+    if base.scheme == "https" and target.scheme != "https":
+        raise _refused("redirect_form", field, target.url, "https, as the URL that redirects")
+    return target
+
+
+def checked_addresses(
+    addresses: Sequence[Address], target: HttpTarget, field: str, rules: FetchRules
+) -> tuple[Address, ...]:
+    """Return the addresses, at least one, once each of them may be asked; raise `MediaRefused`.
+
+    One that may not refuses the name: else whoever owns the name says which of them is asked.
+    """
+    for address in addresses:
+        if reason := address_refusal(address, rules.networks):
+            shown = f"{shown_url(target.url)} at {address}"
+            raise MediaRefused(reason, field, shown, "addresses of the public internet, and of media.networks")
+    if not addresses:
+        raise _refused("address_unresolved", field, target.url, "a host that has an address")
+    return tuple(addresses)
+
+
+def file_path(url: str, field: str) -> str:
+    """Return the absolute path that `url` (`file:` or a path) names; raise `MediaRefused`. Links are not looked at."""
+    if len(url) > URL_CHARACTERS_MAX:
+        raise MediaRefused("path_form", field, f"{len(url)} characters", f"at most {URL_CHARACTERS_MAX}")
+    path = url
+    if scheme_of(url) == "file":
+        host, slash, rest = url[len("file:") :].removeprefix("//").partition("/")
+        if host.lower() not in ("", "localhost") or "?" in url or "#" in url:
+            raise _refused("path_form", field, url, "file:///path without host, query and fragment")
+        try:
+            path = slash + unquote(rest, errors="strict")
+        except UnicodeDecodeError as error:
+            raise _refused("path_form", field, url, "a path in UTF-8") from error
+    if not path.startswith("/") or path.startswith("//") or not path.isprintable() or _BROWSER_SLASH in path:
+        raise _refused("path_form", field, url, "an absolute path of printable characters")
+    if ".." in path.split("/"):
+        raise _refused("path_form", field, url, "a path without `..`")
+    return path
+
+
+def decoded_data(url: str, field: str, bytes_max: int, cut: memoryview | None = None) -> tuple[str, bytes]:
+    """Return the media type, in lower case, and the bytes of a `data:` URL; raise `MediaRefused`.
+
+    `cut` is its base64, where that was cut out of the URL.
+    """
+    comma = url.find(",", 0, _DATA_HEAD_CHARACTERS_MAX)
+    head = _DATA.fullmatch(url, 0, comma) if comma > 0 else None
+    if head is None:
+        raise _refused("data_form", field, url, "data:<type>/<subtype>;base64,<data>")
+    encoded = url[comma + 1 :] if cut is None else cut
+    digits = len(encoded)
+    if digits > 4 * -(-bytes_max // 3):
+        raise MediaRefused("too_large", field, f"{digits} base64 characters", f"at most {bytes_max} bytes")
+    try:
+        data = _decoded(encoded)
+    except ValueError as error:
+        raise _refused("data_form", field, url, "base64 (RFC 4648) with its padding") from error
+    if not 0 < len(data) <= bytes_max:
+        raise MediaRefused("too_large" if data else "data_form", field, f"{len(data)} bytes", f"1..{bytes_max} bytes")
+    return head["type"].lower(), data
+
+
+def _decoded(encoded: str | memoryview) -> bytes:
+    """Return the bytes of base64, decoded in slices: threads hold up the event loop for a slice at most."""
+    slices = [encoded[at : at + _DIGITS] for at in range(0, len(encoded), _DIGITS)]
+    parts = [binascii.a2b_base64(each, strict_mode=True) for each in slices]
+    if any(len(part) < _DIGITS // 4 * 3 for part in parts[:-1]):
+        raise ValueError("padding before the end")
+    return b"".join(parts)
+
+
+def _literal(host: str, field: str, url: str) -> Address | None:
+    try:
+        if host.startswith("["):
+            if "%" in host:
+                raise _refused("url_host", field, url, "an IPv6 address without a zone")
+            return IPv6Address(host[1:-1])
+        if not _NAME.fullmatch(host):
+            raise _refused("url_host", field, url, "a host name of letters, digits, `-` and `_`, or an address")
+        if _NUMBER.fullmatch(host.rstrip(".").rpartition(".")[2]):
+            return IPv4Address(host)
+    except AddressValueError as error:
+        raise _refused("url_host", field, url, "an address as four decimal numbers, or IPv6 in brackets") from error
+    return None
+
+
+def _is_plain(url: str) -> bool:
+    return _SAFE.fullmatch(url) is not None and _BROWSER_SLASH not in url
+
+
+def _one_of(what: str, allowed: tuple[str, ...]) -> str:
+    return f"{what} {' or '.join(allowed)}" if allowed else "none"
+
+
+def _refused(reason: MediaReason, field: str, url: str, allowed: str) -> MediaRefused:
+    return MediaRefused(reason, field, shown_url(url), allowed)
