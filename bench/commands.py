@@ -2,17 +2,17 @@
 
 import click
 
-from bench.bodies import bodies
-from bench.dataplane import dataplane
-from bench.decision import decision
-from bench.disagg import disagg
+from bench.bodies.command import bodies
+from bench.dataplane.command import dataplane
+from bench.decision.command import decision
+from bench.disagg.command import disagg
 from bench.drain import drain
-from bench.events import events
-from bench.hot_spots_command import hot_spots
-from bench.index import index
-from bench.oracle import oracle
+from bench.events.command import events
+from bench.index.command import index
+from bench.oracle.command import oracle
+from bench.routing.command import trace
+from bench.routing.hot_spots_command import hot_spots
 from bench.soak.command import soak
-from bench.trace_command import trace
 
 COMMANDS: dict[str, click.Command] = {
     "bodies": bodies,

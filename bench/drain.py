@@ -23,10 +23,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from bench.demo.replay import Measured, Player
+from bench.demo.workload import Conversation, WorkloadShape, conversations
 from bench.processes import Fleet, FleetShape
-from bench.replay import Measured, Player
 from bench.report import machine_line, percentile
-from bench.workload import Conversation, WorkloadShape, conversations
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import run_process
 

@@ -84,9 +84,9 @@ def check_capture(file: Path, as_json: bool, chaos: int | None) -> None:
     """  # noqa: D301  (click reads the character, not its name)
     require("bench", "indexer", "check-capture")
     reach_tools()
-    from bench.capture import CaptureUnreadable, load_capture
-    from bench.capture_pipe import CheckFailed
-    from bench.check_capture import print_check
+    from bench.capture.capture import CaptureUnreadable, load_capture
+    from bench.capture.check import print_check
+    from bench.capture.pipe import CheckFailed
 
     configure_logs("warning", "auto")
     try:

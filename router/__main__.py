@@ -134,9 +134,9 @@ def demo(keep: bool, workers: int, seed: int) -> None:
     reach_tools()
     from rich.console import Console
 
-    from bench.demo import Demo, DemoStopped
+    from bench.demo.demo import Demo, DemoStopped
+    from bench.demo.workload import WorkloadShape
     from bench.processes import ProcessFailed
-    from bench.workload import WorkloadShape
 
     show = Demo(Console(), workers=workers, shape=WorkloadShape(), seed=seed)
     try:

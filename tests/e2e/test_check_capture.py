@@ -17,11 +17,11 @@ from typing import Any
 import msgspec
 import pytest
 
-import bench.capture_pipe
-from bench.capture import Capture, load_capture
-from bench.capture_pipe import PipeDiffers
-from bench.capture_twin import Twin
-from bench.check_capture import Figures, check_capture
+import bench.capture.pipe
+from bench.capture.capture import Capture, load_capture
+from bench.capture.check import Figures, check_capture
+from bench.capture.pipe import PipeDiffers
+from bench.capture.twin import Twin
 from indexer.index.reference import ReferenceIndex
 from kv_protocol.events import Tier
 from worker_agent.events.outbox import Outbox
@@ -316,7 +316,7 @@ def test_people_get_a_table_that_says_what_figures_mean(tmp_path: Path) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.capture_pipe, "AGREE_S", 0.2)
+    monkeypatch.setattr(bench.capture.pipe, "AGREE_S", 0.2)
 
 
 class IgnoresRemovals(ReferenceIndex):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.bodies import fleet_shape, searched, targets_of
-from bench.body_probe import probe
-from bench.body_shapes import FILLERS, Search, Shape
+from bench.bodies.command import fleet_shape, searched, targets_of
+from bench.bodies.probe import probe
+from bench.bodies.shapes import FILLERS, Search, Shape
 from bench.processes import Fleet
 from tests.unit.kv_runtime.model_files import QWEN_TEMPLATE, qwen_like, write_model
 

@@ -9,8 +9,8 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from bench.capture import CapturedFrame
-from bench.capture_publisher import CapturePublisher, Chaos, Fate
+from bench.capture.capture import CapturedFrame
+from bench.capture.publisher import CapturePublisher, Chaos, Fate
 from kv_runtime.supervise import Part, run_parts
 
 WAIT_S = 20.0

@@ -38,8 +38,8 @@ from worker_agent.events.publisher import ReplayServer
 async def test_16_what_full_queues_and_a_late_subscription_lose_is_had_by_replay(
     broker: Broker, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for queue in ("publisher._HWM_MESSAGES", "hop_a_reader._HWM_MESSAGES"):
-        monkeypatch.setattr(f"worker_agent.{queue}", 1)
+    for queue in ("publisher._HWM_MESSAGES", "engine_event_subscriber._HWM_MESSAGES"):
+        monkeypatch.setattr(f"worker_agent.events.{queue}", 1)
     engine, messages = ScriptedEngine(per_poll=1), 3000
     async with zmq_context() as context, running_source(context, engine) as source:
         consolidator = consolidator_on(log, context, PublishedAt(source.publisher.endpoint, source.replay.endpoint))

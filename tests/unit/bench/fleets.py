@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from bench.closed_loop import PLACEMENTS, ClosedLoop, EngineModel
-from bench.fit_timing import Row
-from bench.fleet_recording import COLUMNS, FleetFigures, Recording, Session
+from bench.fidelity.closed_loop import PLACEMENTS, ClosedLoop, EngineModel
+from bench.fidelity.fit_timing import Row
+from bench.fidelity.recording import COLUMNS, FleetFigures, Recording, Session
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 
 SESSIONS = tuple(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.capture_publisher import CHAOS_RATIO, Chaos, Fate
+from bench.capture.publisher import CHAOS_RATIO, Chaos, Fate
 
 
 @pytest.mark.parametrize("seed", [0, 1, (1 << 64) - 1])

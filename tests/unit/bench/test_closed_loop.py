@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.closed_loop import (
+from bench.fidelity.closed_loop import (
     PLACEMENTS,
     AsDrawn,
     ClosedLoop,
@@ -16,7 +16,7 @@ from bench.closed_loop import (
     Sticky,
     Uniform,
 )
-from bench.fleet_recording import Answered, Recording, Session
+from bench.fidelity.recording import Answered, Recording, Session
 from tests.unit.bench.fleets import SESSIONS, recording
 from worker_agent.engines.simulated.scheduling import TRTLLM
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench.dataplane import dataplane
-from bench.dataplane_backend import Lost, Worker
-from bench.dataplane_load import LoadRole
-from bench.dataplane_report import Facts, as_json, tables, verdict_table
-from bench.dataplane_run import BURST, CRAWLED, HELD, HIGH_RATE, IDLE, LARGE, LEFT, PACED, SMALL, Results, Shape
-from bench.dataplane_systems import DIRECT, NGINX, OURS, ROUND_ROBIN, Backend, Plan, SystemAbsent, found, start
-from bench.dataplane_verdicts import verdicts
-from bench.dataplane_wire import (
+from bench.dataplane.backend import Lost, Worker
+from bench.dataplane.command import dataplane
+from bench.dataplane.load import LoadRole
+from bench.dataplane.report import Facts, as_json, tables, verdict_table
+from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, IDLE, LARGE, LEFT, PACED, SMALL, Results, Shape
+from bench.dataplane.systems import DIRECT, NGINX, OURS, ROUND_ROBIN, Backend, Plan, SystemAbsent, found, start
+from bench.dataplane.verdicts import verdicts
+from bench.dataplane.wire import (
     CHUNK,
     END_EVENTS,
     STREAM_END,
@@ -26,8 +26,8 @@ from bench.dataplane_wire import (
     AnswerReader,
     requests,
 )
-from bench.events_child import Answer
-from bench.events_run import Child
+from bench.events.child import Answer
+from bench.events.run import Child
 
 SHAPE = Shape(rounds=1, seconds=1.0, rate=200.0, streams=10, crawl_s=1.0, cores=(-1, -1))
 _STREAM = STREAM_HEAD + 3 * CHUNK + STREAM_END
@@ -125,7 +125,7 @@ def test_a_worker_that_cuts_its_answers_makes_errors() -> None:
 
 def test_the_workers_tell_their_ports_and_what_they_lost() -> None:
     async def ask() -> tuple[int, Answer]:
-        child = await Child.start("dataplane_backend", {})
+        child = await Child.start("dataplane.backend", {})
         try:
             return len(set(child.told["ports"])), await child.ask("lost", pause_ms=1)
         finally:
@@ -150,7 +150,7 @@ def test_a_system_that_does_not_start_is_absent_with_what_it_said(tmp_path: Path
     broken.chmod(0o755)
 
     async def begin() -> None:
-        backend = await Child.start("dataplane_backend", {})
+        backend = await Child.start("dataplane.backend", {})
         try:
             async with asyncio.TaskGroup() as group:
                 plan = Plan("smg", ROUND_ROBIN, str(broken))

@@ -5,8 +5,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from bench.decision import STAGES, Timed, decision, missed, shapes
-from bench.decision_fleet import IN_FLIGHT, DecisionFleet, DecisionShape
+from bench.decision.command import STAGES, Timed, decision, missed, shapes
+from bench.decision.fleet import IN_FLIGHT, DecisionFleet, DecisionShape
 
 SMALL = DecisionShape(4, 8, "python")
 

@@ -5,14 +5,14 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from bench.disagg_figures import Figures, comparisons, figures
-from bench.disagg_fleet import Run
-from bench.disagg_journey import Answer
-from bench.disagg_layouts import Layout, layout_of, layouts_of
-from bench.disagg_plot import Point, frontier, pareto_svg
-from bench.trace import TraceInvalid
-from bench.trace_figures import Slo
-from bench.virtual_fleet import Outcome
+from bench.disagg.figures import Figures, comparisons, figures
+from bench.disagg.fleet import Run
+from bench.disagg.journey import Answer
+from bench.disagg.layouts import Layout, layout_of, layouts_of
+from bench.disagg.plot import Point, frontier, pareto_svg
+from bench.routing.figures import Slo
+from bench.routing.trace import TraceInvalid
+from bench.routing.virtual_fleet import Outcome
 from worker_agent.engines.simulated.transfer import TransferCounts, TransferRules
 
 SLOS = (Slo(1.0, 0.050), Slo(1.0, 0.010))

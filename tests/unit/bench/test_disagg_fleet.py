@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.disagg_engine import RoleEngine
-from bench.disagg_figures import SLOS, figures
-from bench.disagg_fleet import DisaggFleet, Run, Setting
-from bench.disagg_layouts import layout_of
-from bench.trace import TraceRequest, without_sharing
-from bench.virtual_fleet import FleetShape, VirtualFleet
+from bench.disagg.engine import RoleEngine
+from bench.disagg.figures import SLOS, figures
+from bench.disagg.fleet import DisaggFleet, Run, Setting
+from bench.disagg.layouts import layout_of
+from bench.routing.trace import TraceRequest, without_sharing
+from bench.routing.virtual_fleet import FleetShape, VirtualFleet
 from kv_protocol.decided import Phase, promise
 from kv_protocol.ledger import Routed
 from router.decision.disaggregation import ConditionalLimits

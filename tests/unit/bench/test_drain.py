@@ -2,8 +2,8 @@
 
 import pytest
 
+from bench.demo.replay import Measured
 from bench.drain import LEAVES, Lost, Way, lost, verdicts
-from bench.replay import Measured
 
 CUT_S = 10.0
 

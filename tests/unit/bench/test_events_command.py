@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.events_plan import GROUPS, QUICK
-from bench.events_run import BenchFailed, Child, Stage
+from bench.events.plan import GROUPS, QUICK
+from bench.events.run import BenchFailed, Child, Stage
 from router.__main__ import main
 
 
@@ -49,7 +49,7 @@ def test_a_wrong_argument_is_named(arguments: tuple[str, ...], message: str) -> 
 @pytest.mark.asyncio
 async def test_a_process_says_what_it_could_not_do_and_goes_on() -> None:
     async with Stage() as stage:
-        agent = await stage.child("events_agent", workers=[], block_size=16)
+        agent = await stage.child("events.agent", workers=[], block_size=16)
         with pytest.raises(BenchFailed, match="events_agent: hold: KeyError: 'nobody'"):
             await agent.ask("hold", worker="nobody", dp_rank=0, load={})
         assert (await agent.ask("cpu"))["cpu_ns"] > 0
@@ -58,4 +58,4 @@ async def test_a_process_says_what_it_could_not_do_and_goes_on() -> None:
 @pytest.mark.asyncio
 async def test_a_process_that_cannot_begin_says_why() -> None:
     with pytest.raises(BenchFailed, match=r"events_bare: begin: BrokerUnavailable: nats.url nats://127.0.0.1:1"):
-        await Child.start("events_bare", {"url": "nats://127.0.0.1:1"})
+        await Child.start("events.bare", {"url": "nats://127.0.0.1:1"})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.events_load import SEQUENCE_BLOCKS, SIDE_BY_SIDE, Flush, Load, engine_events, payloads, schedule
+from bench.events.load import SEQUENCE_BLOCKS, SIDE_BY_SIDE, Flush, Load, engine_events, payloads, schedule
 from worker_agent.events.consolidation import Consolidation
 from worker_agent.events.dialects.batches import BatchDecoder
 from worker_agent.events.engine_events import EngineStored

@@ -2,17 +2,17 @@
 
 import msgspec
 
-from bench.events_cold import Cold, Snapshot, Start
-from bench.events_freshness import Freshness
-from bench.events_pulse import Pulse, Pulses
-from bench.events_recovery import Recovery
-from bench.events_results import Results, as_plain
-from bench.events_run import Busy, Cpu
-from bench.events_stages import Spread
-from bench.events_tables import tables, verdict_table
-from bench.events_throughput import Throughput
-from bench.events_verdicts import verdicts
-from bench.index_tables import NONE
+from bench.events.cold import Cold, Snapshot, Start
+from bench.events.freshness import Freshness
+from bench.events.heartbeats import Pulse, Pulses
+from bench.events.recovery import Recovery
+from bench.events.results import Results, as_plain
+from bench.events.run import Busy, Cpu
+from bench.events.stages import Spread
+from bench.events.tables import tables, verdict_table
+from bench.events.throughput import Throughput
+from bench.events.verdicts import verdicts
+from bench.index.tables import NONE
 
 
 def fresh(name: str, p50_ms: float, p99_ms: float, busy: Busy | None = None) -> Freshness:

@@ -1,7 +1,7 @@
 """The engine that the event bench plays: what it tells of, and when."""
 
-from bench.events_load import Load, schedule
-from bench.events_source import ScheduledEngine
+from bench.events.load import Load, schedule
+from bench.events.source import ScheduledEngine
 from worker_agent.events.engine_events import RankEvent
 
 FLUSHES = schedule(Load(1, 64, 8, 1), 400.0)

@@ -1,6 +1,6 @@
 """What befalls messages between the log and an index that the event bench damages."""
 
-from bench.events_spoiling import Damaging, Losing, unspoiled
+from bench.events.spoiling import Damaging, Losing, unspoiled
 from kv_protocol import codec, subjects
 from kv_protocol.events import Batch, Stored
 from kv_protocol.ids import WorkerRank

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.events_stages import STAGES, Age, Came, Sent, Spread, ages, medians_ms, spread
+from bench.events.stages import STAGES, Age, Came, Sent, Spread, ages, medians_ms, spread
 
 MS = 1_000_000
 BATCH = Came("w0/0", 2, 8, made_ns=102 * MS, stored_ns=105 * MS, delivered_ns=106 * MS, applied_ns=110 * MS)

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.closed_loop import EngineModel
-from bench.fidelity import FIGURES, MALFORMED, compare, main
-from bench.fidelity_priors import variants
-from bench.fleet_recording import FleetFigures
+from bench.fidelity.closed_loop import EngineModel
+from bench.fidelity.command import FIGURES, MALFORMED, compare, main
+from bench.fidelity.priors import variants
+from bench.fidelity.recording import FleetFigures
 from tests.unit.bench.fleets import calibration_json, fleet_json, slowed
 from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
 

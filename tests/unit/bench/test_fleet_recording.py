@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bench.fleet_recording import FleetFigures, RecordingInvalid, load_recording
+from bench.fidelity.recording import FleetFigures, RecordingInvalid, load_recording
 from tests.unit.bench.fleets import SESSIONS, fleet_json, recording
 
 CAPTURE = Path(__file__).parents[3] / ".." / "shared" / "captures" / "h200_fleet_light.json"

@@ -2,9 +2,19 @@
 
 import pytest
 
-from bench.hot_spots import HOT_PROMPT, KV_TOKENS, Agents, Workload, agents, hot_prompt, play, spreads, workloads
-from bench.hot_spots_command import SPREAD_MAX, verdicts
-from bench.virtual_fleet import Outcome
+from bench.routing.hot_spots import (
+    HOT_PROMPT,
+    KV_TOKENS,
+    Agents,
+    Workload,
+    agents,
+    hot_prompt,
+    play,
+    spreads,
+    workloads,
+)
+from bench.routing.hot_spots_command import SPREAD_MAX, verdicts
+from bench.routing.virtual_fleet import Outcome
 
 WORKERS = 8
 SMALL = {

@@ -10,11 +10,11 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from click.testing import CliRunner, Result
 
-from bench.index_cells import FILL_SEED
-from bench.index_child import WORK, make
-from bench.index_data import Request, Stored, chain, pack, write_requests
-from bench.index_run import BenchFailed, Process, SubjectAbsent
-from bench.index_subjects import Peer, Step, subject
+from bench.index.cells import FILL_SEED
+from bench.index.child import WORK, make
+from bench.index.data import Request, Stored, chain, pack, write_requests
+from bench.index.run import BenchFailed, Process, SubjectAbsent
+from bench.index.subjects import Peer, Step, subject
 from router.__main__ import main
 
 TINY = ("--implementation", "python", "--peer-python", "no-such-python", "--quick", "--core", "-1")

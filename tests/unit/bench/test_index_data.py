@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.index_data import (
+from bench.index.data import (
     CHAIN_BLOCKS,
     Request,
     chain,
@@ -17,7 +17,7 @@ from bench.index_data import (
     read_requests,
     write_requests,
 )
-from bench.index_schedule import ScheduleShape, schedule, sequence_hashes
+from bench.index.schedule import ScheduleShape, schedule, sequence_hashes
 from tests.unit.bench.traces import random_trace, request
 
 SHAPE = ScheduleShape(ranks=3, cache_tokens=7700, block_size=128)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.index_exact import SCENARIOS, Told, orderly_event, scenario, storm
-from bench.index_plan import STORMS
-from bench.index_schedule import ScheduleShape, write_schedule
-from bench.index_subjects import Ours
-from bench.index_trace_cells import TraceAnswersCell
+from bench.index.exact import SCENARIOS, Told, orderly_event, scenario, storm
+from bench.index.plan import STORMS
+from bench.index.schedule import ScheduleShape, write_schedule
+from bench.index.subjects import Ours
+from bench.index.trace_cells import TraceAnswersCell
 from indexer.index.reference import ReferenceIndex
 from kv_protocol.events import Tier
 from tests.unit.bench.traces import random_trace

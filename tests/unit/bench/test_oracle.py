@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from bench.index import PEER_PYTHON
-from bench.oracle import oracle
-from bench.oracle_grid import BY_DESIGN, LOAD_MAX, WEIGHTS, Cell, Flip, Held, Load, Outcome, Prompt, Weights, flip, grid
-from bench.oracle_ours import our_flip
-from bench.oracle_report import Comparison, by_design, compared, recorded, recording, tables
-from bench.oracle_run import PeerAbsent, PeerProcess, peer_flips
+from bench.index.command import PEER_PYTHON
+from bench.oracle.command import oracle
+from bench.oracle.grid import BY_DESIGN, LOAD_MAX, WEIGHTS, Cell, Flip, Held, Load, Outcome, Prompt, Weights, flip, grid
+from bench.oracle.ours import our_flip
+from bench.oracle.report import Comparison, by_design, compared, recorded, recording, tables
+from bench.oracle.run import PeerAbsent, PeerProcess, peer_flips
 
 _RECORDED = Path(__file__).parents[2] / "golden" / "peer_flips.json"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.trace import TraceInvalid, TraceRequest, at_rate, load_trace, spread, totals, without_sharing
-from bench.trace_synthetic import SyntheticShape, synthetic_trace
+from bench.routing.synthetic import SyntheticShape, synthetic_trace
+from bench.routing.trace import TraceInvalid, TraceRequest, at_rate, load_trace, spread, totals, without_sharing
 from tests.unit.bench.traces import random_trace, request
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.lru_bound import LruCache, lru_hit_rate
+from bench.routing.lru_bound import LruCache, lru_hit_rate
 
 PARENTS = {1: 0, 2: 1, 3: 2, 4: 2, 5: 1, 6: 0, 7: 6, 8: 7, 9: 0}
 """A small tree of blocks; 0 is no block."""

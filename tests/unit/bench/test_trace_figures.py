@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from bench.report import imbalance
-from bench.trace import TraceInvalid
-from bench.trace_figures import Figures, Slo, figures
-from bench.trace_grid import Cell, GridResult, GridShape, cells, check_fits, control_cells, lag_cells
-from bench.trace_verdicts import Verdict, verdicts
-from bench.virtual_fleet import Outcome
+from bench.routing.figures import Figures, Slo, figures
+from bench.routing.grid import Cell, GridResult, GridShape, cells, check_fits, control_cells, lag_cells
+from bench.routing.trace import TraceInvalid
+from bench.routing.verdicts import Verdict, verdicts
+from bench.routing.virtual_fleet import Outcome
 from tests.unit.bench.traces import request
 
 

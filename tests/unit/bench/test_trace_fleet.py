@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.trace import TraceRequest, without_sharing
-from bench.trace_tokens import ANSWER_TOKEN, TraceHashes, prompt_tokens
-from bench.virtual_engine import scaled
-from bench.virtual_fleet import FleetShape, Outcome, VirtualFleet
+from bench.routing.tokens import ANSWER_TOKEN, TraceHashes, prompt_tokens
+from bench.routing.trace import TraceRequest, without_sharing
+from bench.routing.virtual_engine import scaled
+from bench.routing.virtual_fleet import FleetShape, Outcome, VirtualFleet
 from kv_protocol.hashing import sequence_hashes
 from router.decision.policy import Policy
 from tests.unit.bench.traces import random_trace, request
@@ -135,7 +135,7 @@ def test_not_seeing_that_a_block_is_needed_would_be_noticed(monkeypatch: pytest.
 def test_not_being_cut_off_by_an_arrival_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = random_trace(1)
     one_by_one = told(played(trace, SHAPE._replace(foreseen_max=0)))
-    monkeypatch.setattr("bench.virtual_engine.bisect_right", lambda times, _now_s: len(times))
+    monkeypatch.setattr("bench.routing.virtual_engine.bisect_right", lambda times, _now_s: len(times))
     assert told(played(trace)) != one_by_one
 
 

@@ -2,7 +2,7 @@
 
 import random
 
-from bench.trace import TRACE_BLOCK_TOKENS, TraceRequest
+from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
 
 
 def request(arrival_s: float, *block_ids: int, short_by: int = 0, osl_tokens: int = 4) -> TraceRequest:

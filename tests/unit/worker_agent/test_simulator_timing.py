@@ -3,7 +3,7 @@ from statistics import median
 
 import pytest
 
-from bench.fit_timing import START, Row, fit, load_capture
+from bench.fidelity.fit_timing import START, Row, fit, load_capture
 from worker_agent.engines.simulated.timing import H200_8B, IterationWork
 
 CAPTURE = Path(__file__).parents[3] / ".." / "shared" / "captures" / "h200_calibration.json"

@@ -1,0 +1,1 @@
+"""`router bench bodies`: what large or odd request bodies cost a router and a worker."""

@@ -1,0 +1,1 @@
+"""`router bench dataplane`: what passing a request on costs, beside other routers."""

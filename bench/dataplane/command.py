@@ -1,0 +1,111 @@
+"""`router bench dataplane`: what passing a request on costs, beside other routers."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.dataplane.report import Facts, as_json, tables, verdict_table
+from bench.dataplane.run import Bench, Results, Shape
+from bench.dataplane.systems import DIRECT, NGINX, PEERS, Plan, found, on_core
+from bench.events.run import BenchFailed
+from bench.index.report import commit, machine, markdown_table, rich_table
+from kv_runtime.supervise import run_process, until
+from router.compiled import hot_path
+
+_WIDTH = 200
+"""Columns of a table that is not printed on a terminal."""
+_OF_SHAPE = ("rounds", "seconds", "rate", "streams", "crawl_s")
+_QUICK = {"rounds": 1, "seconds": 0.4, "streams": 200, "crawl_s": 1.0}
+_QUICK_ONLY = {"held_chunks": 2, "left_times": 5}
+_TWO = 2
+
+
+def _cores() -> tuple[int, int]:
+    """Return a core for the systems, and one for all others; -1 where there is no choosing."""
+    if not hasattr(os, "sched_getaffinity"):
+        return -1, -1
+    allowed = sorted(os.sched_getaffinity(0))
+    return (allowed[-1], allowed[0]) if len(allowed) >= _TWO else (-1, -1)
+
+
+def _named(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, str]]:
+    named = []
+    for value in values:
+        name, _, path = value.partition("=")
+        if name not in (NGINX, *PEERS) or not path:
+            raise click.BadParameter(f"found {value!r}, allowed NAME=EXECUTABLE of {', '.join((NGINX, *PEERS))}")
+        named.append((name, path))
+    return named
+
+
+@click.command("dataplane", context_settings={"show_default": True})
+@click.option("--peer", "peers", multiple=True, callback=_named, help="NAME=EXECUTABLE of a peer that is not on PATH")
+@click.option("--only", help="systems whose names contain one of these words, by commas; direct is always there")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, help="turns of every system; medians are shown")
+@click.option("--seconds", type=click.FloatRange(0.1, 60), default=1.5, help="how long a cell of a round takes")
+@click.option("--rate", type=click.FloatRange(1, 10_000), default=200.0, help="requests a second at the modest rate")
+@click.option("--streams", type=click.IntRange(1, 8000), default=8000, help="streams at once, a chunk every 2 s")
+@click.option("--crawl", "crawl_s", type=click.FloatRange(0.1, 60), default=6.0, help="seconds in which nobody reads")
+@click.option("--quick", is_flag=True, help="one short round: does it run at all")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="write all rounds")
+@click.option("--markdown", type=click.Path(path_type=Path), help="write the tables, as docs/PERFORMANCE.md has them")
+def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
+    """Measure the data plane: CPU of a request and a chunk, latency, memory, streams; beside nginx and other routers.
+
+    Ours is a real `router` process with metrics, ledger and journal on. Back end and clients are processes of their
+    own, on another core; all systems are up at once and take turns. CPU is the system's own, so that whoever else uses
+    the machine disturbs little. Peers are no dependency: those on PATH or named with --peer take part. The exit status
+    says whether the bench ran.
+    """
+    if flags["quick"]:
+        flags |= _QUICK
+    more = _QUICK_ONLY if flags["quick"] else {}
+    shape = Shape(cores=_cores(), **more, **{name: flags[name] for name in _OF_SHAPE})
+    plans, absent = found(flags["peers"])
+    words = (flags["only"] or "").split(",")
+    asked = [plan for plan in plans if plan.kind == DIRECT or any(word in plan.name for word in words)]
+    facts = Facts(f"{machine()}; hot path {hot_path()}", commit(), shape, flags["quick"])
+    found_all: list[Results] = []
+    try:
+        with on_core(shape.cores[1]):
+            run_process(lambda stop: until(stop, _measure(shape, asked, found_all)))
+    except* BenchFailed as group:
+        raise click.ClickException("; ".join(map(str, group.exceptions))) from group
+    if not found_all:
+        raise click.Abort
+    results = found_all[0]
+    results.absent[:0] = absent
+    _write(flags, facts, results)
+
+
+async def _measure(shape: Shape, plans: list[Plan], found_all: list[Results]) -> None:
+    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    async with Bench(shape) as bench:
+        with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
+            task = progress.add_task("starting", total=None)
+            await bench.begin(plans)
+            progress.update(task, total=bench.turns)
+            results = await bench.run(lambda name: progress.update(task, advance=1, description=name))
+    found_all.append(results)
+
+
+def _write(flags: dict[str, Any], facts: Facts, results: Results) -> None:
+    made = [*tables(results), verdict_table(results)]
+    if flags["markdown"] is not None:
+        lines = [f"* {line}" for line in facts.lines(results)]
+        flags["markdown"].write_text("\n".join([*lines, "", *map(markdown_table, made)]))
+    if flags["json_file"] is not None:
+        flags["json_file"].write_bytes(as_json(facts, results))
+    for line in facts.lines(results):
+        click.echo(line)
+    console = Console() if Console().is_terminal else Console(width=_WIDTH)
+    for table in made:
+        console.print(rich_table(table))
+
+
+if __name__ == "__main__":
+    dataplane()

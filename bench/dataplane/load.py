@@ -1,0 +1,247 @@
+"""A process of the data plane bench: clients. Connections are kept, and each has one request at a time.
+
+saturate   so many connections, each asks again as soon as it was answered, for some seconds
+pace       requests at a fixed rate whatever becomes of them, on whichever connection is free; latencies
+hold       so many streams at once, opened over some seconds, each read to its end
+crawl      one stream whose bytes nobody reads
+leave      streams that their client closes after the first bytes; when it did
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import cast
+
+from bench.dataplane.wire import END_EVENTS, AnswerInvalid, AnswerReader, Requests, requests
+from bench.events.child import Answer, Words, live
+from kv_runtime.supervise import Part
+
+_OK = 200
+_BETWEEN_LEAVES_S = 0.03
+_OVERTIME_S = 20.0
+"""Beyond what was to be; what is not whole by then has failed."""
+
+
+class Connection(asyncio.Protocol):
+    """A client's connection; `on_whole(connection, is_ok)` is called at the end of each answer, or when it is lost."""
+
+    def __init__(self, on_whole: Callable[["Connection", bool], None]) -> None:
+        self._on_whole = on_whole
+        self._reader: AnswerReader | None = None
+        self._first = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport
+        self.sent_s = 0.0
+        self.events = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's own class is no subclass
+
+    def ask(self, request: bytes) -> None:
+        """Send a request; the one before is answered."""
+        self._reader = AnswerReader()
+        self.sent_s = time.perf_counter()
+        self.transport.write(request)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what comes."""
+        if not self._first.done():
+            self._first.set_result(None)
+        reader = self._reader
+        if reader is None:
+            return
+        try:
+            is_whole = reader.feed(data)
+        except AnswerInvalid:
+            self.transport.abort()
+            return
+        if is_whole:
+            self._reader = None
+            self.events += reader.events
+            self._on_whole(self, reader.status == _OK)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """An answer that was on its way has failed."""
+        del exc
+        if not self._first.done():
+            self._first.set_result(None)
+        if self._reader is not None:
+            self.events += self._reader.events
+            self._reader = None
+            self._on_whole(self, False)  # noqa: FBT003 - as below
+
+    async def first_bytes(self) -> None:
+        """Return when the first bytes came, or it was lost."""
+        await self._first
+
+
+class LoadRole:
+    """The clients."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    @property
+    def words(self) -> Words:
+        """What it can be asked, by name."""
+        return {
+            "saturate": self._saturate,
+            "pace": self._pace,
+            "hold": self._hold,
+            "crawl": self._crawl,
+            "leave": self._leave,
+        }
+
+    async def begin(self) -> Answer:
+        """Nothing is needed."""
+        return {}
+
+    def parts(self) -> list[Part]:
+        """Return nothing: all is done when it is asked."""
+        return []
+
+    async def end(self) -> None:
+        """Nothing is left."""
+
+    def _next(self, asked: Requests) -> bytes:
+        self._number += 1
+        return asked.numbered(self._number)
+
+    async def _saturate(
+        self, port: int, body_bytes: int, connections: int, seconds: float, chunks: int = 0, pause_ms: int = 0
+    ) -> Answer:
+        asked = requests(f"127.0.0.1:{port}", body_bytes, chunks=chunks, pause_ms=pause_ms)
+        done = errors = 0
+        ends_s = time.perf_counter() + seconds
+        idle = asyncio.Event()
+        running = connections
+
+        def whole(connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
+            nonlocal done, errors, running
+            done, errors = done + is_ok, errors + (not is_ok)
+            if time.perf_counter() < ends_s and not connection.transport.is_closing():
+                connection.ask(self._next(asked))
+                return
+            running -= 1
+            if not running:
+                idle.set()
+
+        opened = [await _open(port, whole) for _ in range(connections)]
+        began_s = time.perf_counter()
+        for connection in opened:
+            connection.ask(self._next(asked))
+        await _within(idle, seconds + _OVERTIME_S)
+        took_s = time.perf_counter() - began_s
+        events = sum(connection.events for connection in opened)
+        _close(opened)
+        return {"requests": done, "errors": errors + running, "events": events, "seconds": took_s}
+
+    async def _pace(self, port: int, body_bytes: int, rate: float, seconds: float) -> Answer:
+        asked = requests(f"127.0.0.1:{port}", body_bytes)
+        latencies_us: list[float] = []
+        errors = 0
+        free: list[Connection] = []
+        opened: list[Connection] = []
+        left = total = round(rate * seconds)
+        idle = asyncio.Event()
+
+        def whole(connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
+            nonlocal errors, left
+            left -= 1
+            if is_ok:
+                latencies_us.append(1e6 * (time.perf_counter() - connection.sent_s))
+            errors += not is_ok
+            if not connection.transport.is_closing():
+                free.append(connection)
+            if not left:
+                idle.set()
+
+        began_s = time.perf_counter()
+        for number in range(total):
+            await asyncio.sleep(max(0.0, began_s + number / rate - time.perf_counter()))
+            if not free:
+                free.append(await _open(port, whole))
+                opened.append(free[-1])
+            free.pop().ask(self._next(asked))
+        await _within(idle, _OVERTIME_S)
+        took_s = time.perf_counter() - began_s
+        _close(opened)
+        return {"latencies_us": latencies_us, "errors": errors + left, "seconds": took_s}
+
+    async def _hold(self, port: int, streams: int, chunks: int, pause_ms: int, ramp_s: float) -> Answer:
+        asked = requests(f"127.0.0.1:{port}", 300, chunks=chunks, pause_ms=pause_ms)
+        errors, left = 0, streams
+        idle = asyncio.Event()
+
+        def whole(_connection: Connection, is_ok: bool) -> None:  # noqa: FBT001 - as the connection calls it
+            nonlocal errors, left
+            errors += not is_ok
+            left -= 1
+            if not left:
+                idle.set()
+
+        began_s = time.perf_counter()
+        opened: list[Connection] = []
+        for number in range(streams):
+            await asyncio.sleep(max(0.0, began_s + number * ramp_s / streams - time.perf_counter()))
+            try:
+                connection = await _open(port, whole)
+            except OSError:
+                errors, left = errors + 1, left - 1
+                continue
+            opened.append(connection)
+            connection.ask(self._next(asked))
+        at_once = left
+        if left:
+            await _within(idle, chunks * pause_ms / 1000 + _OVERTIME_S)
+        events = sum(connection.events for connection in opened)
+        _close(opened)
+        missing = streams * (chunks + END_EVENTS) - events
+        return {"errors": errors + left, "events": events, "missing": missing, "at_once": at_once}
+
+    async def _crawl(self, port: int, seconds: float) -> Answer:
+        asked = requests(f"127.0.0.1:{port}", 300, chunks=100_000_000)
+        connection = await _open(port, lambda _connection, _is_ok: None)
+        connection.ask(self._next(asked))
+        await connection.first_bytes()
+        connection.transport.pause_reading()
+        await asyncio.sleep(seconds)
+        connection.transport.abort()
+        return {}
+
+    async def _leave(self, port: int, times: int, pause_ms: int) -> Answer:
+        asked = requests(f"127.0.0.1:{port}", 300, chunks=1_000_000, pause_ms=pause_ms)
+        left_ns = []
+        for _ in range(times):
+            connection = await _open(port, lambda _connection, _is_ok: None)
+            connection.ask(self._next(asked))
+            await connection.first_bytes()
+            await asyncio.sleep(_BETWEEN_LEAVES_S)
+            left_ns.append(time.time_ns())
+            connection.transport.close()
+            await asyncio.sleep(_BETWEEN_LEAVES_S)
+        await asyncio.sleep(2 * pause_ms / 1000)
+        return {"left_ns": left_ns}
+
+
+async def _open(port: int, whole: Callable[[Connection, bool], None]) -> Connection:
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(lambda: Connection(whole), "127.0.0.1", port)
+    return connection
+
+
+def _close(opened: list[Connection]) -> None:
+    for connection in opened:
+        connection.transport.abort()
+
+
+async def _within(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+if __name__ == "__main__":
+    live(LoadRole)

@@ -1,0 +1,234 @@
+"""Measuring the data plane: all systems are up at once, and in a round each has its turn at everything.
+
+    cells of a round    saturated (small, 40 KB), paced, streams (bursts, high rate): CPU of the system alone, counted
+                        from before the first request to behind the last answer
+    once at the end     many streams at once; a client that does not read; clients that leave; nothing at all
+
+Back end and clients are processes of their own, on another core than the system where there are two. Requests that
+fail count for nothing and are told.
+"""
+
+import asyncio
+import resource
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from bench.dataplane.systems import Backend, Plan, Running, SystemAbsent, on_core, start
+from bench.events.run import Child
+from bench.report import percentile
+
+SMALL_BYTES, LARGE_BYTES = 300, 40_000
+SMALL, LARGE, PACED, BURST, HIGH_RATE = "small", "40 KB", "paced", "burst", "high rate"
+HELD, CRAWLED, LEFT, IDLE = "held", "crawled", "left", "idle"
+_CONNECTIONS = 8
+_BURST_CHUNKS = 200
+_HIGH_RATE_STREAMS, _HIGH_RATE_PAUSE_MS = 200, 5
+_HELD_PAUSE_MS, _RAMP_STREAMS_S = 2000, 2000.0
+_LEFT_PAUSE_MS = 1000
+_SAMPLE_S = 0.2
+_SHORT_LINES = 3
+_MIB = 1 << 20
+
+Found = dict[str, float]
+
+
+class Shape(NamedTuple):
+    """How much is measured. `cores`: the system's, and that of all others; -1: any."""
+
+    rounds: int
+    seconds: float
+    rate: float
+    streams: int
+    crawl_s: float
+    cores: tuple[int, int]
+    held_chunks: int = 8
+    left_times: int = 20
+
+
+class Results:
+    """All rounds of every cell, by system."""
+
+    def __init__(self) -> None:
+        self.systems: list[Plan] = []
+        self.absent: list[str] = []
+        self.rounds: defaultdict[tuple[str, str], list[Found]] = defaultdict(list)
+        """By the system's name, and cell."""
+
+    def figure(self, system: str, cell: str, name: str) -> float | None:
+        """Return the median of all rounds; None: not measured."""
+        found = [each[name] for each in self.rounds.get((system, cell), ()) if name in each]
+        return percentile(found, 0.5) if found else None
+
+    def errors(self, system: str) -> int:
+        """Return how many requests failed in all rounds, but for those that were meant to be cut off."""
+        cells = (SMALL, LARGE, PACED, BURST, HIGH_RATE)
+        return int(sum(each["errors"] for cell in cells for each in self.rounds.get((system, cell), ())))
+
+
+class Bench:
+    """The processes, between entering and leaving the block; `run` measures."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._cleanup = AsyncExitStack()
+        self._running: list[Running] = []
+        self.results = Results()
+
+    async def __aenter__(self) -> Self:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        async with AsyncExitStack() as cleanup:
+            self._directory = Path(cleanup.enter_context(TemporaryDirectory()))
+            self._group = await cleanup.enter_async_context(asyncio.TaskGroup())
+            with on_core(self._shape.cores[1]):
+                backend, self._load = [await Child.start(f"dataplane_{each}", {}) for each in ("backend", "load")]
+            for child in (backend, self._load):
+                cleanup.push_async_callback(child.close)
+            self._backend = Backend(backend, backend.told["ports"])
+            self._cleanup = cleanup.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._cleanup.__aexit__(kind, error, traceback)
+
+    async def begin(self, plans: Sequence[Plan]) -> None:
+        """Every system that can be started is; what cannot is told in the results."""
+        for plan in plans:
+            try:
+                running = await start(plan, self._backend, self._shape.cores, self._directory, self._group)
+            except SystemAbsent as error:
+                self.results.absent.append(f"absent: {_in_short(str(error))}")
+                continue
+            if running.process is not None:
+                self._cleanup.push_async_callback(running.process.end)
+            self._running.append(running)
+            self.results.systems.append(plan)
+
+    @property
+    def turns(self) -> int:
+        """How many steps `run` takes."""
+        return len(self._running) * (self._shape.rounds + 1)
+
+    async def run(self, on_turn: Callable[[str], None]) -> Results:
+        """Return what was found; `on_turn` hears the name of a system after each of its turns."""
+        for running in self._running:
+            await self._saturated(running, SMALL_BYTES, self._shape.seconds / 4)  # warm
+        for _ in range(self._shape.rounds):
+            for running in self._running:
+                await self._round(running)
+                on_turn(running.plan.name)
+        for running in self._running:
+            await self._once(running)
+            on_turn(running.plan.name)
+        return self.results
+
+    async def _round(self, running: Running) -> None:
+        seconds = self._shape.seconds
+        stream = {"chunks": _BURST_CHUNKS, "pause_ms": 0}
+        many = {"chunks": int(1000 * seconds / _HIGH_RATE_PAUSE_MS), "pause_ms": _HIGH_RATE_PAUSE_MS}
+        found = {
+            SMALL: await self._saturated(running, SMALL_BYTES, seconds),
+            LARGE: await self._saturated(running, LARGE_BYTES, seconds),
+            PACED: await self._paced(running),
+            BURST: await self._saturated(running, SMALL_BYTES, seconds, **stream),
+            HIGH_RATE: await self._saturated(running, SMALL_BYTES, seconds / 4, connections=_HIGH_RATE_STREAMS, **many),
+        }
+        for cell, figures in found.items():
+            self.results.rounds[running.plan.name, cell].append(figures)
+
+    async def _once(self, running: Running) -> None:
+        for cell, measure in (
+            (HELD, self._held),
+            (CRAWLED, self._crawled),
+            (LEFT, self._left),
+            (IDLE, self._idle),
+        ):
+            self.results.rounds[running.plan.name, cell].append(await measure(running))
+
+    async def _saturated(
+        self,
+        running: Running,
+        body_bytes: int,
+        seconds: float,
+        *,
+        connections: int = _CONNECTIONS,
+        **stream: int,
+    ) -> Found:
+        asked = {"body_bytes": body_bytes, "connections": connections, "seconds": seconds, **stream}
+        answer, figures = await self._metered(running, "saturate", **asked)
+        done = answer["events"] if stream else answer["requests"]
+        return figures | _over(figures, done) | {"rate": done / answer["seconds"], "errors": answer["errors"]}
+
+    async def _paced(self, running: Running) -> Found:
+        shape = self._shape
+        asked = {"body_bytes": SMALL_BYTES, "rate": shape.rate, "seconds": 2 * shape.seconds}
+        answer, figures = await self._metered(running, "pace", **asked)
+        latencies_us = answer["latencies_us"]
+        quantiles = {f"p{int(100 * each)}_us": percentile(latencies_us, each) for each in (0.5, 0.99)}
+        return figures | _over(figures, len(latencies_us)) | quantiles | {"errors": answer["errors"]}
+
+    async def _held(self, running: Running) -> Found:
+        streams = self._shape.streams
+        asked = {"streams": streams, "chunks": self._shape.held_chunks, "pause_ms": _HELD_PAUSE_MS}
+        answer, figures = await self._metered(running, "hold", ramp_s=max(1.0, streams / _RAMP_STREAMS_S), **asked)
+        told = {name: float(answer[name]) for name in ("errors", "missing", "at_once")}
+        return figures | told | {"streams": float(streams)}
+
+    async def _crawled(self, running: Running) -> Found:
+        _, figures = await self._metered(running, "crawl", seconds=self._shape.crawl_s)
+        return figures
+
+    async def _left(self, running: Running) -> Found:
+        await self._backend.child.ask("lost", pause_ms=_LEFT_PAUSE_MS)
+        asked = {"times": self._shape.left_times, "pause_ms": _LEFT_PAUSE_MS}
+        answer, figures = await self._metered(running, "leave", **asked)
+        lost_ns = (await self._backend.child.ask("lost", pause_ms=_LEFT_PAUSE_MS))["lost_ns"]
+        delays_ms = [(lost - left) / 1e6 for left, lost in zip(answer["left_ns"], lost_ns, strict=False)]
+        unseen = float(self._shape.left_times - len(lost_ns))
+        return figures | {
+            "p50_ms": percentile(delays_ms, 0.5),
+            "worst_ms": max(delays_ms, default=0.0),
+            "unseen": unseen,
+        }
+
+    async def _idle(self, running: Running) -> Found:
+        before = running.used()
+        await asyncio.sleep(self._shape.seconds)
+        after = running.used()
+        return {"cpu_ms_a_second": 1e3 * (after.cpu_s - before.cpu_s) / self._shape.seconds}
+
+    async def _metered(self, running: Running, word: str, **asked: Any) -> tuple[dict[str, Any], Found]:  # noqa: ANN401
+        """Return the answer of the clients, and what the system used meanwhile."""
+        before = running.used()
+        asking = self._group.create_task(self._load.ask(word, port=running.port, **asked))
+        most_bytes = before.rss_bytes
+        while not asking.done():
+            await asyncio.wait([asking], timeout=_SAMPLE_S)
+            most_bytes = max(most_bytes, running.used().rss_bytes)
+        after = running.used()
+        return asking.result(), {
+            "cpu_s": after.cpu_s - before.cpu_s,
+            "nats_cpu_s": after.nats_cpu_s - before.nats_cpu_s,
+            "rss_mib": after.rss_bytes / _MIB,
+            "rss_most_mib": most_bytes / _MIB,
+            "rss_more_mib": (most_bytes - before.rss_bytes) / _MIB,
+        }
+
+
+def _in_short(text: str) -> str:
+    """Return the first line and the last, which says why."""
+    lines = text.strip().splitlines()
+    return " ... ".join(lines if len(lines) < _SHORT_LINES else (lines[0], lines[-1].strip()))
+
+
+def _over(figures: Found, done: float) -> Found:
+    if not done:
+        return {}
+    return {"cpu_us": 1e6 * figures["cpu_s"] / done, "nats_cpu_us": 1e6 * figures["nats_cpu_s"] / done}

@@ -1,0 +1,274 @@
+"""The systems of the data plane bench: how each is started as its users start it, and what it uses.
+
+    ours    `python -m router`, in mode round-robin and in mode kv; metrics, ledger and journal on, with a nats-server
+    nginx   one worker process, no buffering of answers, connections to workers kept: what proxying alone costs
+    peers   each executable that is named or on PATH, in each of its policies
+
+A system is a process and its children. Of ours the nats-server is counted by itself: it is where the journal goes to.
+"""
+
+import asyncio
+import os
+import resource
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+import psutil
+
+from bench.dataplane.wire import PATH, requests
+from bench.events.run import Child
+from bench.processes import Process, ProcessFailed
+
+ROUND_ROBIN, CACHE, KV = "round robin", "cache-aware", "kv"
+OURS, NGINX, DIRECT = "router", "nginx", "direct"
+PEERS: dict[str, tuple[str, ...]] = {
+    "sglang-router": ("launch",),
+    "vllm-router": (),
+    "smg": ("launch", "--disable-tokenizer-autoload"),
+}
+"""Peers by the names of their executables, and what comes before their options."""
+_PEER_POLICIES = {ROUND_ROBIN: "round_robin", CACHE: "cache_aware"}
+_OUR_MODES = {ROUND_ROBIN: "round-robin", KV: "kv"}
+_NATS = "nats-server"
+_NO_DYNAMO = "Dynamo's frontend: not measured (it talks to workers of its own runtime alone, not to an OpenAI back end)"
+_READY_S, _POLL_S = 60.0, 0.1
+_ANSWER_S = 2.0
+_OK = 200
+_CLOCK_KIND_BITS, _CLOCK_OF_SCHEDULER = 3, 2
+"""Of the id of a process's CPU clock. Source: clock_getcpuclockid(3), as Linux has it."""
+_NGINX = """daemon off;
+worker_processes 1;
+worker_rlimit_nofile {files};
+pid {directory}/nginx.pid;
+error_log stderr error;
+events {{ worker_connections {files}; }}
+http {{
+    access_log off;
+    client_body_temp_path {directory}/body;
+    proxy_temp_path {directory}/proxy;
+    fastcgi_temp_path {directory}/fastcgi;
+    uwsgi_temp_path {directory}/uwsgi;
+    scgi_temp_path {directory}/scgi;
+    client_body_buffer_size 128k;
+    keepalive_requests 1000000000;
+    upstream workers {{ {workers} keepalive 1024; keepalive_requests 1000000000; }}
+    server {{
+        listen 127.0.0.1:{port} backlog=4096;
+        location / {{
+            proxy_pass http://workers;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_buffering off;
+        }}
+    }}
+}}
+"""
+
+
+class SystemAbsent(Exception):
+    """A system cannot be measured, and why."""
+
+
+class Backend(NamedTuple):
+    """The workers: the process, and their ports."""
+
+    child: Child
+    ports: Sequence[int]
+
+
+class Plan(NamedTuple):
+    """One system: its name, its policy, and what runs it (nothing: what our own interpreter runs)."""
+
+    kind: str
+    policy: str
+    executable: str = ""
+
+    @property
+    def name(self) -> str:
+        """The same, for people."""
+        return self.kind if self.kind in (NGINX, DIRECT) else f"{self.kind}, {self.policy}"
+
+
+class Used(NamedTuple):
+    """CPU seconds of a system so far, those of its nats-server, and its resident memory now."""
+
+    cpu_s: float
+    nats_cpu_s: float
+    rss_bytes: int
+
+
+class Running(NamedTuple):
+    """A system that answers on `port`."""
+
+    plan: Plan
+    port: int
+    process: Process | None
+    """None: the workers themselves."""
+
+    def used(self) -> Used:
+        """Return what it used."""
+        if self.process is None:
+            return Used(0.0, 0.0, 0)
+        process = psutil.Process(self.process.pid)
+        tree = [process, *process.children(recursive=True)]
+        own = [each for each in tree if each.name() != _NATS]
+        nats_s = sum(_cpu_s(each.pid) for each in tree if each.name() == _NATS)
+        rss = sum(each.memory_info().rss for each in own)
+        return Used(sum(_cpu_s(each.pid) for each in own), nats_s, rss)
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process, all its threads that ever were: its own clock, which others may read too."""
+    return time.clock_gettime_ns((~pid << _CLOCK_KIND_BITS) | _CLOCK_OF_SCHEDULER) / 1e9
+
+
+def found(named: Sequence[tuple[str, str]]) -> tuple[list[Plan], list[str]]:
+    """Return what is there to be measured, by name or on PATH, and what is said of what is not."""
+    plans = [Plan(DIRECT, ""), *(Plan(OURS, mode) for mode in _OUR_MODES)]
+    absent = [_NO_DYNAMO]
+    for name in (NGINX, *PEERS):
+        executable = shutil.which(dict(named).get(name, name), path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        if executable is None:
+            absent.append(f"{name}: absent (not on PATH, and no executable that --peer names)")
+        else:
+            plans += [Plan(name, policy, executable) for policy in (_PEER_POLICIES if name in PEERS else ("",))]
+    return plans, absent
+
+
+@contextmanager
+def on_core(core: int) -> Iterator[None]:
+    """Processes that are started within run on this core; -1: on any."""
+    if core < 0:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+async def start(
+    plan: Plan, backend: Backend, cores: tuple[int, int], directory: Path, group: asyncio.TaskGroup
+) -> Running:
+    """Return the system, which answers. `cores`: its own, and that of all others; `group` has the task that reads it.
+
+    Raises:
+        SystemAbsent: it could not be started; nothing of it is left.
+    """
+    if plan.kind == DIRECT:
+        return Running(plan, backend.ports[0], None)
+    process = {OURS: _ours, NGINX: _nginx}.get(plan.kind, _peer)(plan, backend, directory)
+    try:
+        with on_core(cores[0]):
+            await process.start(group)
+        port = await _port(plan, process, backend, directory)
+        await _until_answers(port, process)
+        _move_nats(process.pid, cores[1])
+    except (OSError, ProcessFailed) as error:
+        await process.end()
+        raise SystemAbsent(f"{plan.name}: {error}") from error
+    return Running(plan, port, process)
+
+
+def _ours(plan: Plan, _backend: Backend, _directory: Path) -> Process:
+    command = [sys.executable, "-m", "router", "--mode", _OUR_MODES[plan.policy], "--port", "0", "--control-port", "0"]
+    return Process(plan.name, [*command, "--set", "nats.port=0"])
+
+
+def _nginx(plan: Plan, backend: Backend, directory: Path) -> Process:
+    own = _own(plan, directory)
+    text = _NGINX.format(
+        directory=own,
+        files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        port=_port_file(own),
+        workers=" ".join(f"server 127.0.0.1:{port};" for port in backend.ports),
+    )
+    (own / "nginx.conf").write_text(text)
+    return Process(plan.name, [plan.executable, "-p", str(own), "-c", str(own / "nginx.conf")])
+
+
+def _peer(plan: Plan, backend: Backend, directory: Path) -> Process:
+    command = [plan.executable, *PEERS[plan.kind], "--host", "127.0.0.1", "--port", _port_file(_own(plan, directory))]
+    command += ["--policy", _PEER_POLICIES[plan.policy], "--prometheus-port", str(_free_port())]
+    command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{port}" for port in backend.ports)]
+    return Process(plan.name, command)
+
+
+def _own(plan: Plan, directory: Path) -> Path:
+    own = directory / plan.name.replace(" ", "-").replace(",", "")
+    own.mkdir(exist_ok=True)
+    return own
+
+
+def _port_file(own: Path) -> str:
+    """Return a free port, which is written down beside the system's configuration."""
+    port = str(_free_port())
+    (own / "port").write_text(port)
+    return port
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def _port(plan: Plan, process: Process, backend: Backend, directory: Path) -> int:
+    if plan.kind != OURS:
+        return int((_own(plan, directory) / "port").read_text())
+    address = (await process.line_with("router on")).split()[2]
+    url = (await process.line_with("event log")).split()[2]
+    await backend.child.ask("join", url=url)
+    return int(address.rpartition(":")[2])
+
+
+async def _until_answers(port: int, process: Process) -> None:
+    """Return once chat requests are answered.
+
+    Raises:
+        ProcessFailed: none was, in all the time, or the process ended.
+    """
+    body = requests("127.0.0.1", 300).numbered(0).partition(b"\r\n\r\n")[2]
+    headers = {"Content-Type": "application/json"}
+    last = "no answer"
+    try:
+        async with asyncio.timeout(_READY_S), aiohttp.ClientSession() as session:
+            while psutil.pid_exists(process.pid):
+                try:
+                    asked = session.post(
+                        f"http://127.0.0.1:{port}{PATH}",
+                        data=body,
+                        headers=headers,
+                        timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
+                    )
+                    async with asked as response:
+                        last = f"status {response.status}: {(await response.text())[:200]}"
+                        if response.status == _OK:
+                            return
+                except (aiohttp.ClientError, TimeoutError) as error:
+                    last = str(error) or type(error).__name__
+                await asyncio.sleep(_POLL_S)
+            last = "it ended"
+    except TimeoutError:
+        pass
+    raise ProcessFailed(f"never answered ({last}); it printed:\n{process.output}")
+
+
+def _move_nats(pid: int, core: int) -> None:
+    """Our nats-server leaves the router's core: what it uses is not the router's."""
+    if core < 0:
+        return
+    for child in psutil.Process(pid).children(recursive=True):
+        if child.name() == _NATS:
+            for thread in child.threads():
+                os.sched_setaffinity(thread.id, {core})

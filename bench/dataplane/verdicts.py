@@ -1,0 +1,115 @@
+"""What the data plane must reach, and whether it did. Source: `performance.md`, "The data plane".
+
+plain proxying (round robin), saturated   at most 0.6 of the best peer's CPU a small request, 0.45 a request of 40 KB
+a streamed chunk                          at most the best peer's CPU, in bursts and at a high rate
+latency added at a modest rate, p50       at most the best peer's
+a reader that does not read               less than 1 MB
+a client that leaves                      its stream is cut off within 5 ms
+streams at once                           all open at one moment, all whole, without an error
+control                                   nobody adds less than nothing, and no proxy costs less than the floor
+
+The best peer is the one with the least in that cell, in whichever policy.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, LARGE, LEFT, PACED, SMALL, Results
+from bench.dataplane.systems import DIRECT, KV, NGINX, OURS, PEERS, ROUND_ROBIN, Plan
+
+PLAIN = Plan(OURS, ROUND_ROBIN).name
+AWARE = Plan(OURS, KV).name
+_SLOWNESS = {SMALL: 0.6, LARGE: 0.45, BURST: 1.0, HIGH_RATE: 1.0}
+_TITLES = {
+    SMALL: "a small request",
+    LARGE: "a request of 40 KB",
+    BURST: "a chunk in bursts",
+    HIGH_RATE: "a chunk, high rate",
+}
+_NOISE = 1.1
+
+
+class Verdict(NamedTuple):
+    """One target: `sign` `needed`, and what was measured; None: it was not."""
+
+    target: str
+    sign: str
+    needed: float
+    unit: str
+    measured: float | None
+    told: str = ""
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the target is reached; None where nothing was measured."""
+        if self.measured is None:
+            return None
+        return self.measured <= self.needed if self.sign == "<=" else self.measured >= self.needed
+
+
+def added_us(results: Results, system: str, quantile: str) -> float | None:
+    """Return the median over rounds of a system's latency at the modest rate less that of the same round without it."""
+    pairs = zip(results.rounds.get((system, PACED), ()), results.rounds.get((DIRECT, PACED), ()), strict=False)
+    found = sorted(proxied[quantile] - direct[quantile] for proxied, direct in pairs)
+    return found[len(found) // 2] if found else None
+
+
+def best_peer(results: Results, cell: str) -> tuple[str, float] | None:
+    """Return the peer with the least CPU in a cell, and that; None: no peer was measured."""
+    found = [(plan.name, results.figure(plan.name, cell, "cpu_us")) for plan in _peers(results)]
+    return min(((name, cpu_us) for name, cpu_us in found if cpu_us is not None), key=lambda each: each[1], default=None)
+
+
+def ratio(results: Results, system: str, cell: str, other: float | None) -> float | None:
+    """Return a system's CPU in a cell over another's."""
+    cpu_us = results.figure(system, cell, "cpu_us")
+    return cpu_us / other if cpu_us is not None and other else None
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Return the verdict on every target."""
+    return [*_cpu(results), _added(results), *_once(results), *_control(results)]
+
+
+def _cpu(results: Results) -> Iterator[Verdict]:
+    for cell, needed in _SLOWNESS.items():
+        best = best_peer(results, cell)
+        target = f"CPU of {_TITLES[cell]}, over the best peer's"
+        measured = ratio(results, PLAIN, cell, best[1] if best else None)
+        yield Verdict(target, "<=", needed, "x", measured, f"against {best[0]}" if best else "no peer")
+
+
+def _added(results: Results) -> Verdict:
+    found = [(plan.name, added_us(results, plan.name, "p50_us")) for plan in _peers(results)]
+    best = min(((name, us) for name, us in found if us is not None), key=lambda each: each[1], default=None)
+    ours, target = added_us(results, PLAIN, "p50_us"), "latency added at a modest rate, p50, over the best peer's"
+    if best is None or ours is None:
+        return Verdict(target, "<=", 1.0, "x", None, "no peer" if best is None else f"against {best[0]}")
+    return Verdict(target, "<=", 1.0, "x", ours / best[1] if best[1] > 0 else None, f"against {best[0]}")
+
+
+def _once(results: Results) -> Iterator[Verdict]:
+    for system in (PLAIN, AWARE):
+        more_mib = results.figure(system, CRAWLED, "rss_more_mib")
+        yield Verdict(f"memory for a reader that does not read ({system})", "<=", 1.0, " MiB", more_mib)
+        worst, unseen = (results.figure(system, LEFT, name) for name in ("worst_ms", "unseen"))
+        told = f"{unseen:.0f} never" if unseen else ""
+        yield Verdict(f"a client that leaves, at worst ({system})", "<=", 5.0, " ms", None if unseen else worst, told)
+        failed = [results.figure(system, HELD, name) for name in ("errors", "missing")]
+        held, lost = results.figure(system, HELD, "streams") or 0.0, max((each or 0.0 for each in failed), default=0.0)
+        yield Verdict(f"streams open at once ({system})", ">=", held, "", results.figure(system, HELD, "at_once"))
+        yield Verdict(f"of them failed, or chunks missing ({system})", "<=", 0.0, "", lost if held else None)
+
+
+def _control(results: Results) -> Iterator[Verdict]:
+    proxies = [plan.name for plan in results.systems if plan.kind != DIRECT]
+    added = [us for name in proxies if (us := added_us(results, name, "p50_us")) is not None]
+    yield Verdict("control: the least latency that a proxy adds", ">=", 0.0, " us", min(added, default=None))
+    floor = results.figure(NGINX, SMALL, "cpu_us")
+    least = [each for name in proxies if name != NGINX and (each := ratio(results, name, SMALL, floor)) is not None]
+    target = "control: CPU of a small request, the least of all proxies over nginx's"
+    yield Verdict(target, ">=", 1 / _NOISE, "x", min(least, default=None))
+
+
+def _peers(results: Results) -> Sequence[Plan]:
+    return [plan for plan in results.systems if plan.kind in PEERS]

@@ -1,0 +1,1 @@
+"""`router bench decision`: how long it takes to place a request, by stage."""

@@ -1,0 +1,201 @@
+"""`router bench decision`: how long it takes to place a request, by stage.
+
+hash     token ids (bytes) to sequence hashes            match    the index's answer of all ranks
+view     load, history, predictions beside it            choose   costs, and the mode's choice
+verdict  eligibility before it and the verdict after it  record   the journal's recorder takes the verdict
+total    hash to verdict, as one call after another, in a run of its own
+cpu      what of that this thread was running: the rest, others had the machine
+
+Between two decisions a promise begins and another ends, so that nothing stays the same but the fleet.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns, thread_time_ns
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.decision.fleet import BLOCK_SIZE, DecisionFleet, DecisionShape
+from bench.report import machine_line, percentile
+from bench.routing.virtual_worker import TEXT
+from indexer.embedded import hash_blocks
+from indexer.index.implementations import ImplementationName
+from kv_runtime.clock import SystemClock
+from router.compiled import hot_path
+from router.config import JournalSection
+from router.decision.decide import decide
+from router.decision.eligibility import exclusions
+from router.decision.policies import MODES, Candidates, choose_by
+from router.decision.state_settings import StateSettings
+from router.decision.view import RouteRequest, View
+from router.journal.writer import JournalWriter
+
+if TYPE_CHECKING:
+    from kv_runtime.event_log import EventLog
+    from router.decision.routing import Lease
+
+STAGES = ("hash", "match", "view", "choose", "verdict", "record", "total", "cpu")
+TARGETS_US = {"total p50": 100.0, "total p99": 300.0, "match p50": 20.0}
+"""At 64 ranks and 512 blocks, with the native index."""
+_TARGET_SHAPE = (64, 512, "native", "kv")
+_PYTHON_CELLS_MAX = 64 * 512
+"""Ranks times blocks: beyond it the index in Python is not measured; it is there where the native one is not."""
+_SEED = 1
+
+
+class Timed(NamedTuple):
+    """One cell: the time of every stage, in us, at two quantiles."""
+
+    shape: DecisionShape
+    decisions: int
+    p50_us: dict[str, float]
+    p99_us: dict[str, float]
+
+
+class _Running:
+    """Requests in flight, as many as at the beginning."""
+
+    def __init__(self, fleet: DecisionFleet) -> None:
+        self._fleet = fleet
+        self._leases: list[Lease] = []
+
+    def go_on(self, request: RouteRequest) -> None:
+        """The request is promised where it is placed now; the one before it is over."""
+        routing = self._fleet.routing
+        self._leases.append(routing.take(routing.decide(request)))
+        for lease in self._leases[:-1]:
+            lease.end("ok")
+        del self._leases[:-1]
+        self._fleet.clock.now_s += 1e-3
+
+
+def measured(shape: DecisionShape, decisions: int) -> Timed:
+    """Return the times of so many decisions in one cell."""
+    writer = _writer()
+    fleet = DecisionFleet(shape, _SEED, writer)
+    running, times = _Running(fleet), defaultdict[str, list[float]](list)
+    for request in fleet.requests(decisions):
+        running.go_on(request)
+        _stages(fleet, request, times, writer)
+    for request, tokens in zip(fleet.requests(decisions), _cycled(fleet.prompts, decisions), strict=True):
+        running.go_on(request)
+        began_ns, ran_ns = perf_counter_ns(), thread_time_ns()
+        fleet.routing.decide(fleet.request(tokens))
+        times["cpu"].append((thread_time_ns() - ran_ns) / 1e3)
+        times["total"].append((perf_counter_ns() - began_ns) / 1e3)
+    return Timed(shape, decisions, _at(times, 0.5), _at(times, 0.99))
+
+
+def _writer() -> JournalWriter:
+    """Return a writer whose records nobody publishes."""
+    nowhere = cast("EventLog", None)
+    settings, made_of = JournalSection(buffer_records_max=4096), StateSettings(text=TEXT)
+    return JournalWriter(
+        nowhere, SystemClock(), settings, router="bench", made_of=made_of, state=made_of.state(), kv_seq=lambda: 0
+    )
+
+
+def _stages(fleet: DecisionFleet, request: RouteRequest, times: dict[str, list[float]], writer: JournalWriter) -> None:
+    state, now_s = fleet.state, fleet.clock.now_s
+    tokens = fleet.prompts[len(times["hash"]) % len(fleet.prompts)]
+
+    def timed(stage: str, act: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it returns
+        began_ns = perf_counter_ns()
+        found = act()
+        times[stage].append((perf_counter_ns() - began_ns) / 1e3)
+        return found
+
+    timed("hash", lambda: hash_blocks(tokens, BLOCK_SIZE))
+    ranks = state.standing(request.model, request.hashing, now_s).ranks
+    answer = timed("match", lambda: fleet.index.columns(request.reusable_hashes, ranks))
+    view: View = timed("view", lambda: state.view(request, lambda *_: answer, now_s))
+    mode, places = MODES[state.policy.mode], range(len(exclusions(view, request)))
+    timed("choose", lambda: choose_by(mode, Candidates(view, places), request, state.policy, _SEED))
+    verdict = timed("verdict", lambda: decide(view, request, state.policy, _SEED))
+    times["verdict"][-1] = max(0.0, times["verdict"][-1] - times["choose"][-1])
+    timed("record", lambda: writer.record(verdict))
+
+
+def _cycled(prompts: Sequence[bytes], count: int) -> list[bytes]:
+    return [prompts[number % len(prompts)] for number in range(count)]
+
+
+def _at(times: dict[str, list[float]], quantile: float) -> dict[str, float]:
+    return {stage: percentile(times[stage], quantile) for stage in STAGES}
+
+
+def missed(cell: Timed) -> list[str]:
+    """Return the targets that the cell misses; of another cell than theirs, none."""
+    if cell.shape != _TARGET_SHAPE:
+        return []
+    found = {name: getattr(cell, f"{quantile}_us")[stage] for name in TARGETS_US for stage, quantile in [name.split()]}
+    return [
+        f"{name}: {found[name]:.0f} us, at most {most:.0f}" for name, most in TARGETS_US.items() if found[name] > most
+    ]
+
+
+def shapes(
+    ranks: Sequence[int], blocks: Sequence[int], implementations: Sequence[ImplementationName], mode: str
+) -> list[DecisionShape]:
+    """Return the cells, smallest first."""
+    every = (DecisionShape(of, at, which, mode) for which in implementations for of in ranks for at in blocks)
+    return [each for each in every if each.implementation != "python" or each.ranks * each.blocks <= _PYTHON_CELLS_MAX]
+
+
+def _numbers(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(each) for each in value.split(","))
+    except ValueError as error:
+        raise click.BadParameter(f"found {value!r}, allowed whole numbers with commas between") from error
+
+
+@click.command()
+@click.option("--ranks", callback=_numbers, default="8,64,512", show_default=True, help="fleet sizes")
+@click.option("--blocks", callback=_numbers, default="32,512,4096", show_default=True, help="full blocks of a prompt")
+@click.option("--index", "which", type=click.Choice(("both", "native", "python")), default="both", show_default=True)
+@click.option("--mode", type=click.Choice(sorted(MODES.keys() - {"direct"})), default="kv", show_default=True)
+@click.option("--decisions", type=click.IntRange(min=10), default=1000, show_default=True, help="a cell")
+@click.option("--json", "is_json", is_flag=True, help="print JSON and nothing else")
+def decision(
+    ranks: tuple[int, ...], blocks: tuple[int, ...], which: str, mode: str, decisions: int, *, is_json: bool
+) -> None:
+    """Measure a decision from token ids to verdict, by stage: in this process, without a network.
+
+    A fleet whose ranks hold parts of 64 prompts, and work on 12 requests each, is asked to place one request after
+    another. The exit status is 1 where a target is missed: 64 ranks and 512 blocks, native index.
+    """
+    implementations = cast("tuple[ImplementationName, ...]", ("native", "python") if which == "both" else (which,))
+    cells = [measured(shape, decisions) for shape in shapes(ranks, blocks, implementations, mode)]
+    misses = [miss for cell in cells for miss in missed(cell)]
+    if is_json:
+        click.echo(json.dumps({"machine": _where(), "misses": misses, "cells": [_as_json(each) for each in cells]}))
+    else:
+        _show(cells, misses)
+    if misses:
+        raise SystemExit(1)
+
+
+def _where() -> str:
+    return f"{machine_line()}; hot path {hot_path()}"
+
+
+def _as_json(cell: Timed) -> dict[str, Any]:
+    return {**cell.shape._asdict(), "decisions": cell.decisions, "p50_us": cell.p50_us, "p99_us": cell.p99_us}
+
+
+def _show(cells: Sequence[Timed], misses: Sequence[str]) -> None:
+    console = Console() if Console().is_terminal else Console(width=150)
+    console.print(f"{cells[0].decisions} decisions a cell, block size {BLOCK_SIZE}. {_where()}", highlight=False)
+    table = Table(title="us, p50 / p99", title_justify="left")
+    for name in ("index", "ranks", "blocks", *STAGES):
+        table.add_column(name, justify="left" if name == "index" else "right")
+    for cell in cells:
+        times = [f"{cell.p50_us[stage]:.1f} / {cell.p99_us[stage]:.0f}" for stage in STAGES]
+        table.add_row(cell.shape.implementation, str(cell.shape.ranks), str(cell.shape.blocks), *times)
+    console.print(table)
+    for miss in misses:
+        console.print(f"MISSED  {miss}", highlight=False)

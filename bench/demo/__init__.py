@@ -1,0 +1,1 @@
+"""`router demo`: one workload on real processes, round-robin and by KV overlap."""

@@ -1,0 +1,91 @@
+"""One simulated worker of a role in virtual time: whole requests, prompts for others, or what others prefilled.
+
+It lives as `VirtualEngine` does, with two things more. `fetches` is the KV that it waits for since it began; whoever
+drives it lets an `Exchange` carry that. And who was touched by a transfer is `cut`, as by a request that comes in
+between: what was foreseen holds no longer.
+"""
+
+from bisect import bisect_right
+
+from bench.routing.tokens import OneToken, prompt_tokens
+from bench.routing.trace import TraceRequest
+from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
+from kv_protocol.decided import Phase
+from kv_protocol.events import Batch
+from kv_protocol.ids import WorkerRank
+from worker_agent.api.disaggregated import Handoff
+from worker_agent.engine_args.rules import Role
+from worker_agent.engines.simulated.identity import BlockHash
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.transfer import Fetch, TransferRules
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+
+
+class RoleEngine(VirtualEngine):
+    """One worker of a role, busy or idle."""
+
+    def __init__(
+        self,
+        rank: WorkerRank,
+        description: EngineDescription,
+        block_hash: BlockHash,
+        *,
+        role: Role,
+        transfers: TransferRules,
+        foreseen_max: int = FORESEEN_MAX,
+    ) -> None:
+        super().__init__(rank, description, block_hash, foreseen_max=foreseen_max)
+        self.simulator = self._simulator = Simulator(
+            description,
+            timing=self._timing,
+            token_source=OneToken(),
+            block_hash=block_hash,
+            role=role,
+            transfers=transfers,
+        )
+        self.role: Role = role
+        self.fetches: tuple[Fetch, ...] = ()
+        """What it waits for since its last iteration began."""
+
+    def submit(
+        self,
+        request_id: str,
+        request: TraceRequest,
+        now_s: float,
+        *,
+        phase: Phase = "whole",
+        handoff: Handoff | None = None,
+    ) -> None:
+        """Queue a phase of a request; `handoff` is what the prefill worker said. `ends_s` may be sooner now."""
+        asked = EngineRequest(
+            request_id=request_id,
+            prompt=prompt_tokens(request),
+            max_tokens=request.osl_tokens,
+            handoff=handoff,
+            serves_alone=phase == "alone",
+        )
+        self.simulator.submit(asked, now_s)
+        self.cut(now_s)
+
+    def cut(self, now_s: float) -> None:
+        """What was foreseen ends with the iteration that is being computed; `ends_s` may be sooner now."""
+        if self._foreseen_s:
+            del self._foreseen_s[bisect_right(self._foreseen_s, now_s) + 1 :]
+            self.ends_s = self._foreseen_s[-1]
+
+    def begin(self, now_s: float) -> None:
+        """Begin an iteration, or a stretch of them; `ends_s` says when it ends, `fetches` what it waits for."""
+        self.fetches = ()
+        self._foreseen_s = self.simulator.foresee(now_s, self._foreseen_max)
+        if self._foreseen_s:
+            self.ends_s = self._foreseen_s[-1]
+            return
+        step = self.simulator.step(now_s)
+        self._outputs, self.fetches, self.ends_s = step.outputs, step.fetches, now_s + step.duration_s
+
+    def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
+        """The engine is idle; return the outputs by request id, and the batches that it publishes."""
+        outputs, batches = super().end()
+        self.simulator.flush_events()  # of KV that came during what was foreseen
+        late = [self._stream.of(event.data) for event in self.simulator.drain_events()]
+        return outputs, [*batches, *(batch for batch in late if batch is not None)]

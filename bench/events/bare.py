@@ -1,0 +1,147 @@
+"""A process of the event bench: what the log costs and takes with nothing of ours around it but its client.
+
+Messages carry in their first 8 bytes when they were handed over. They go to a stream of their own, or are announced.
+"""
+
+import asyncio
+import time
+from math import ceil
+
+from bench.events.child import Answer, Words, cpu, live
+from bench.events.run import BARE_STREAM, BARE_SUBJECT
+from kv_protocol import subjects
+from kv_runtime.clock import SystemClock
+from kv_runtime.event_log import EventLog, LogMessage
+from kv_runtime.supervise import Part
+
+_ANNOUNCED = "bare.announced"
+_STAMP_BYTES = 8
+_LOOK_S = 0.001
+_PAUSE_MESSAGES = 64
+
+
+class BareRole:
+    """Sends and receives."""
+
+    def __init__(self, *, url: str) -> None:
+        self._url = url
+        self._clock = SystemClock()
+        self._copied: list[bytes] = []
+        self._came: list[tuple[int, int]] = []
+        """When each message was handed over, and when it came."""
+
+    @property
+    def words(self) -> Words:
+        """What it can be asked, by name."""
+        return {
+            "follow": self._follow,
+            "listen": self._listen,
+            "lags": self._lags,
+            "send": self._send,
+            "announce": self._announce,
+            "copy": self._copy,
+            "publish": self._publish,
+            "get": self._get,
+            "cpu": cpu,
+        }
+
+    async def begin(self) -> Answer:
+        """It is connected; the stream is there already."""
+        self._log = await EventLog.connect(self._url, name="bare")
+        return {}
+
+    def parts(self) -> list[Part]:
+        """Return the connection's."""
+        return [Part("log", self._log.run, 1)]
+
+    async def _follow(self) -> Answer:
+        """What is stored is read from now on."""
+        now = await self._log.stream_state(BARE_STREAM)
+        await self._log.follow(BARE_STREAM, BARE_SUBJECT, self._take, after_seq=now.last_seq, created=now.created)
+        return {}
+
+    async def _listen(self) -> Answer:
+        """What is announced is heard from now on."""
+        await self._log.listen(_ANNOUNCED, self._take)
+        return {}
+
+    async def _take(self, message: LogMessage) -> None:
+        self._came.append((int.from_bytes(message.data[:_STAMP_BYTES], "little"), time.time_ns()))
+
+    async def _lags(self, messages: int) -> Answer:
+        """Return how long each was on its way, and all together, once so many have come, and forget them."""
+        while len(self._came) < messages:
+            await self._clock.sleep(_LOOK_S)
+        came, self._came = self._came, []
+        lags_s = [(now_ns - sent_ns) / 1e9 for sent_ns, now_ns in came]
+        return {"lags_s": lags_s, "took_s": (came[-1][1] - came[0][0]) / 1e9}
+
+    async def _send(self, messages: int, size: int, every_s: float) -> Answer:
+        """So many messages were confirmed, handed over one each `every_s`."""
+        confirmed, began_s = [], self._clock.now()
+        for number in range(messages):
+            await self._clock.sleep(began_s + number * every_s - self._clock.now())
+            confirmed.append(await self._log.send(BARE_SUBJECT, _stamped(size)))
+        await asyncio.gather(*confirmed)
+        return {}
+
+    async def _announce(self, messages: int, size: int) -> Answer:
+        """So many messages were handed over, as fast as that goes."""
+        for number in range(messages):
+            await self._log.announce(_ANNOUNCED, _stamped(size))
+            if number % _PAUSE_MESSAGES == 0:
+                await self._clock.sleep(0)
+        return {}
+
+    async def _copy(self, after_seq: int, last_seq: int) -> Answer:
+        """Return how long it took to read so much of the log of events, which is kept to be published."""
+        copied: list[bytes] = []
+        done = asyncio.Event()
+
+        async def take(message: LogMessage) -> None:
+            copied.append(message.data)
+            if message.stream_seq >= last_seq:
+                done.set()
+
+        created = (await self._log.stream_state(subjects.EVENTS_STREAM)).created
+        began_s = self._clock.now()
+        await self._log.follow(subjects.EVENTS_STREAM, subjects.EVENTS_ALL, take, after_seq=after_seq, created=created)
+        await done.wait()
+        self._copied = copied
+        return {"seconds": self._clock.now() - began_s, "messages": len(copied), "bytes": sum(map(len, copied))}
+
+    async def _publish(self, window: int, messages_min: int) -> Answer:
+        """Return how long it took to publish what was copied, with so many messages unconfirmed, and the CPU.
+
+        It is published as often as it takes to publish `messages_min`.
+        """
+        room, turns = asyncio.Semaphore(window), ceil(messages_min / len(self._copied))
+        began_s, began_ns = self._clock.now(), time.process_time_ns()
+        for _ in range(turns):
+            for data in self._copied:
+                await room.acquire()
+                (await self._log.send(BARE_SUBJECT, data)).add_done_callback(lambda _: room.release())
+        for _ in range(window):
+            await room.acquire()
+        seconds, cpu_ns = self._clock.now() - began_s, time.process_time_ns() - began_ns
+        return {"turns": turns, "seconds": seconds, "cpu_ns": cpu_ns}
+
+    async def _get(self, bucket: str) -> Answer:
+        """Return how long it took to read the newest object of a bucket."""
+        objects = self._log.objects(bucket)
+        name = (await objects.names())[-1]
+        began_s = self._clock.now()
+        data = await objects.get(name)
+        return {"seconds": self._clock.now() - began_s, "bytes": len(data)}
+
+    async def end(self) -> None:
+        """The connection is closed."""
+        await self._log.close()
+
+
+def _stamped(size: int) -> bytes:
+    return time.time_ns().to_bytes(_STAMP_BYTES, "little") + bytes(max(0, size - _STAMP_BYTES))
+
+
+if __name__ == "__main__":
+    live(BareRole)

@@ -1,0 +1,152 @@
+"""Cold start: an index in a new process, until it has caught up, and until every rank is proven; and snapshots.
+
+    log        there is no snapshot: all of the log is read
+    snapshot   one is restored, and the log behind it is read
+    dumps      there is no snapshot, and the log is empty: every rank is asked for, once it is seen to be behind
+
+A process's time begins before it is started: the interpreter and the modules are part of it. *Caught up* is what a
+router's readiness waits for: all of the log that was there at the start was applied. *Proven*: a heartbeat at the place
+of each rank found nothing wrong, and these come once a second. The limits: reading all these messages, or the bytes of
+the snapshot, with the bare client, which does nothing with them.
+"""
+
+from collections.abc import Callable
+from statistics import median
+from typing import NamedTuple
+
+from bench.events.load import Load
+from bench.events.plan import Plan
+from bench.events.run import BenchFailed, Child, Stage
+from kv_protocol import subjects
+
+BLOCK_TOKENS = 16
+EVENT_BLOCKS = 64
+_WORKER = "w0"
+_RING_BYTES = 16 << 20
+
+
+class Start(NamedTuple):
+    """One way to begin; medians of all rounds, in seconds. `limit_s` is what reading its bytes alone takes."""
+
+    name: str
+    blocks: int
+    bytes: int
+    connected_s: float
+    caught_up_s: float
+    proven_s: float
+    limit_s: float | None
+    rounds: int
+
+
+class Snapshot(NamedTuple):
+    """What writing one takes, in seconds; `blocked_s` is the longest time that the event loop did nothing else."""
+
+    blocks: int
+    bytes: int
+    checkpoint_s: float
+    encode_s: float
+    total_s: float
+    blocked_s: float
+
+
+class Cold(NamedTuple):
+    """All that is told of cold starts."""
+
+    starts: list[Start]
+    snapshots: list[Snapshot]
+
+
+class _Began(NamedTuple):
+    connected_s: float
+    caught_up_s: float
+    proven_s: float
+
+
+async def cold(plan: Plan, on_turn: Callable[[str], None]) -> Cold:
+    """Return all ways to begin; `on_turn` hears the name of each before it is measured."""
+    async with Stage() as stage:
+        on_turn("blocks are being held")
+        agent = await stage.child(
+            "events.agent",
+            workers=[{"id": _WORKER, "dp_ranks": plan.ranks, "ring_bytes": _RING_BYTES}],
+            block_size=BLOCK_TOKENS,
+        )
+        bench = _Bench(plan, stage, agent, await stage.child("events.bare"), on_turn)
+        await bench.hold(0, plan.rank_blocks)
+        from_log = await bench.from_log()
+        snapshots = await bench.snapshots()
+        await bench.hold(plan.ranks, plan.tail_blocks)
+        from_snapshot = await bench.from_snapshot()
+        return Cold([from_snapshot, from_log, await bench.from_dumps()], snapshots)
+
+
+class _Bench(NamedTuple):
+    """The processes that stay; each new index is another."""
+
+    plan: Plan
+    stage: Stage
+    agent: Child
+    bare: Child
+    on_turn: Callable[[str], None]
+
+    async def hold(self, seed: int, blocks: int) -> None:
+        """Each rank holds so many more blocks, of another seed each, and the log tells of them."""
+        for dp_rank in range(self.plan.ranks):
+            load = Load(seed + dp_rank, blocks, EVENT_BLOCKS, BLOCK_TOKENS)
+            await self.agent.ask("hold", worker=_WORKER, dp_rank=dp_rank, load=load._asdict())
+
+    async def from_log(self) -> Start:
+        last_seq = (await self.stage.log.stream_state(subjects.EVENTS_STREAM)).last_seq
+        read = await self.bare.ask("copy", after_seq=0, last_seq=last_seq)
+        blocks = self.plan.ranks * self.plan.rank_blocks
+        return await self._start("the log", blocks, read["bytes"], read["seconds"])
+
+    async def snapshots(self) -> list[Snapshot]:
+        """Return what each of some snapshots took; the last stays."""
+        self.on_turn("a snapshot is written")
+        keeper, written = await self.stage.child("events.snapshot"), list[Snapshot]()
+        for _ in range(self.plan.rounds):
+            told = await keeper.ask("write")
+            written.append(Snapshot(blocks=self.plan.ranks * self.plan.rank_blocks, **told))
+        await keeper.close()
+        return written
+
+    async def from_snapshot(self) -> Start:
+        read = await self.bare.ask("get", bucket=subjects.SNAPSHOT_BUCKET)
+        blocks = self.plan.ranks * (self.plan.rank_blocks + self.plan.tail_blocks)
+        return await self._start("a snapshot, and the log behind it", blocks, read["bytes"], read["seconds"])
+
+    async def from_dumps(self) -> Start:
+        """Of the log and the snapshots nothing is left."""
+        bucket = self.stage.log.objects(subjects.SNAPSHOT_BUCKET)
+        for name in await bucket.names():
+            await bucket.delete(name)
+        last_seq = (await self.stage.log.stream_state(subjects.EVENTS_STREAM)).last_seq
+        await self.stage.log.purge(subjects.EVENTS_STREAM, last_seq)
+        blocks = self.plan.ranks * (self.plan.rank_blocks + self.plan.tail_blocks)
+        return await self._start("dumps alone", blocks, 0, None)
+
+    async def _start(self, name: str, blocks: int, size: int, limit_s: float | None) -> Start:
+        rounds = []
+        for _ in range(self.plan.rounds):
+            self.on_turn(f"from {name}")
+            rounds.append(await self._begin(blocks))
+        return Start(
+            name=name,
+            blocks=blocks,
+            bytes=size,
+            connected_s=median(each.connected_s for each in rounds),
+            caught_up_s=median(each.caught_up_s for each in rounds),
+            proven_s=median(each.proven_s for each in rounds),
+            limit_s=limit_s,
+            rounds=len(rounds),
+        )
+
+    async def _begin(self, blocks: int) -> _Began:
+        index = await self.stage.child("events.index")
+        proven = await index.ask("proven", ranks=self.plan.ranks)
+        await index.close()
+        if proven["held_blocks"] != blocks:
+            raise BenchFailed(f"the index holds {proven['held_blocks']} blocks, and not {blocks}")
+        moments = (index.told["connected_ns"], proven["caught_up_ns"], proven["proven_ns"])
+        return _Began(*((moment - index.spawned_ns) / 1e9 for moment in moments))

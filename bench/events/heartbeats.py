@@ -1,0 +1,71 @@
+"""The pulse: what heartbeats with digests cost while nothing else happens, by how many ranks there are.
+
+One agent has all the ranks, each with blocks. Its CPU and that of an index that follows are counted over some seconds
+without an event; what a process costs that has next to nothing to do is in the first row. The limit: as many bytes
+announced by the bare client, and heard by another.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from bench.events.cold import BLOCK_TOKENS, EVENT_BLOCKS
+from bench.events.load import Load
+from bench.events.plan import Plan
+from bench.events.run import Busy, Cpu, Meter, Stage
+
+_WORKER = "w0"
+_RING_BYTES = 1 << 20
+_BARE_MESSAGES = 20_000
+_HEARTBEAT_BYTES = 160
+"""About what one takes."""
+
+
+class Pulse(NamedTuple):
+    """One cell."""
+
+    ranks: int
+    busy: Busy
+
+
+class Pulses(NamedTuple):
+    """All cells, and the CPU that a bare announcement costs who sends it, the server, and who hears it, in us."""
+
+    pulses: list[Pulse]
+    bare_us: Cpu
+
+
+async def pulse(plan: Plan, on_turn: Callable[[str], None]) -> Pulses:
+    """Return all cells; `on_turn` hears the name of each before it is measured."""
+    pulses = []
+    for ranks in plan.pulse_ranks:
+        on_turn(f"{ranks} ranks")
+        pulses.append(await _pulse(plan, ranks))
+    on_turn("bare announcements")
+    return Pulses(pulses, await _bare(_BARE_MESSAGES if plan.is_full else _BARE_MESSAGES // 10))
+
+
+async def _pulse(plan: Plan, ranks: int) -> Pulse:
+    async with Stage() as stage:
+        workers = [{"id": _WORKER, "dp_ranks": ranks, "ring_bytes": _RING_BYTES}]
+        agent, index = await asyncio.gather(
+            stage.child("events.agent", workers=workers, block_size=BLOCK_TOKENS), stage.child("events.index")
+        )
+        for dp_rank in range(ranks):
+            load = Load(dp_rank, plan.pulse_blocks, EVENT_BLOCKS, BLOCK_TOKENS)
+            await agent.ask("hold", worker=_WORKER, dp_rank=dp_rank, load=load._asdict())
+        await index.ask("proven", ranks=ranks)
+        meter = await Meter.begin(stage, [agent], index)
+        await asyncio.sleep(plan.pulse_s)
+        return Pulse(ranks, await meter.read())
+
+
+async def _bare(messages: int) -> Cpu:
+    async with Stage() as stage:
+        sender, reader = await asyncio.gather(stage.child("events.bare"), stage.child("events.bare"))
+        await reader.ask("listen")
+        before = await stage.cpu([sender], reader)
+        await sender.ask("announce", messages=messages, size=_HEARTBEAT_BYTES)
+        await reader.ask("lags", messages=messages)
+        used = (await stage.cpu([sender], reader)).since(before)
+        return used.over(messages / 1e6)

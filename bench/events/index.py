@@ -1,0 +1,125 @@
+"""A process of the event bench: an index that follows the log, and what befalls the messages on their way to it."""
+
+from bench.events.child import Answer, Words, cpu, live
+from bench.events.observers import ColdStart, Recovering, Stamps
+from bench.events.spoiling import Damaging, Losing, unspoiled
+from bench.events.watch import Heard, WatchedLog
+from indexer.embedded import EmbeddedIndex
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import SystemClock
+from kv_runtime.config import IndexSection, NatsSection
+from kv_runtime.supervise import Part
+
+_LOOK_S = 0.002
+_KEEPER = "snapshots"
+
+
+class IndexRole:
+    """An index without its keeper of snapshots, which would begin to write in the middle of what is measured."""
+
+    def __init__(self, *, url: str) -> None:
+        self._url = url
+        self._clock = SystemClock()
+        self._stamps = Stamps()
+
+    @property
+    def words(self) -> Words:
+        """What it can be asked, by name."""
+        return {
+            "watch": self._watch,
+            "heard": self._heard,
+            "reach": self._reach,
+            "proven": self._proven,
+            "lose": self._lose,
+            "lost": self._lost,
+            "damage": self._damage,
+            "recovered": self._recovered,
+            "cpu": cpu,
+        }
+
+    async def begin(self) -> Answer:
+        """The snapshot is restored, where there is one, and the log is being read."""
+        self._log = await WatchedLog.connect(self._url, name="index")
+        connected_ns = self._clock.wall_ns()
+        self._index = EmbeddedIndex(IndexSection(), self._log, self._clock, NatsSection())
+        self._cold_start, self._recovering = ColdStart(self._index), Recovering(self._index)
+        self._log.on_heard = self._on_heard
+        self._log.on_announced = self._recovering.on_announced
+        await self._index.start()
+        started_ns = self._clock.wall_ns()
+        self._cold_start.look(started_ns)
+        return {"connected_ns": connected_ns, "started_ns": started_ns}
+
+    def _on_heard(self, heard: Heard) -> None:
+        self._stamps.on_heard(heard)
+        self._cold_start.on_heard(heard)
+        self._recovering.on_heard(heard)
+
+    def parts(self) -> list[Part]:
+        """Return those of the index but its keeper."""
+        return [part for part in self._index.parts(1) if part.name != _KEEPER]
+
+    async def _watch(self) -> Answer:
+        """Batches are noted from now on."""
+        self._stamps.is_on = True
+        return {}
+
+    async def _heard(self) -> Answer:
+        """Return what was noted."""
+        messages, size = self._stamps.messages()
+        return {"rows": self._stamps.rows(), "messages": messages, "bytes": size}
+
+    async def _reach(self, rank: str, epoch: int, seq: int) -> Answer:
+        """Return when the last message was applied, once the rank is there."""
+        await self._index.wait_for(_rank(rank), epoch, seq)
+        return {"applied_ns": self._stamps.applied_ns}
+
+    async def _proven(self, ranks: int) -> Answer:
+        """Return when the index had caught up, and when the last of so many ranks was proven."""
+        while len(self._cold_start.proven_ns) < ranks:
+            await self._clock.sleep(_LOOK_S)
+        return {
+            "caught_up_ns": self._cold_start.caught_up_ns,
+            "proven_ns": max(self._cold_start.proven_ns.values()),
+            "held_blocks": self._index.statistics().index.held_blocks,
+        }
+
+    async def _lose(self, rank: str) -> Answer:
+        """All that is said of the rank is lost from now on; its recovery is watched."""
+        self._losing = self._log.on_way = Losing(_rank(rank))
+        self._recovering.begin(_rank(rank))
+        return {}
+
+    async def _lost(self, seq: int) -> Answer:
+        """Nothing is lost any more, once the batches up to this one were."""
+        while self._losing.lost_seq < seq:
+            await self._clock.sleep(_LOOK_S)
+        self._log.on_way = unspoiled
+        return {}
+
+    async def _damage(self, rank: str) -> Answer:
+        """A hash of what the rank says next is another; its recovery is watched."""
+        self._log.on_way = Damaging(_rank(rank))
+        self._recovering.begin(_rank(rank))
+        return {}
+
+    async def _recovered(self, rank: str) -> Answer:
+        """Return how long it took, and what, once the rank is right again, and proven."""
+        while not self._recovering.proven_ns:
+            await self._clock.sleep(_LOOK_S)
+        counts = self._index.statistics().streams[_rank(rank)].counts
+        kinds = {"replay": counts.replays, "repair": counts.repairs, "dump": counts.resyncs}
+        return self._recovering.told() | {"answers": kinds}
+
+    async def end(self) -> None:
+        """The connection is closed."""
+        await self._log.close()
+
+
+def _rank(text: str) -> WorkerRank:
+    worker_id, _, dp_rank = text.partition("/")
+    return WorkerRank(worker_id, int(dp_rank))
+
+
+if __name__ == "__main__":
+    live(IndexRole)

@@ -1,0 +1,67 @@
+"""A process of the event bench: a publisher of hop A that sends prepared payloads as fast as they are taken."""
+
+import time
+
+import zmq.asyncio
+
+from bench.capture.capture import CapturedFrame
+from bench.capture.publisher import CapturePublisher
+from bench.events.child import Answer, Words, live
+from bench.events.load import Load, engine_events, payloads
+from kv_runtime.supervise import Part
+
+_RING_STEPS = 50_000
+
+
+class PlayerRole:
+    """Prepares loads, one after the other, each with `events_a_payload` events in a message, and sends them."""
+
+    def __init__(self, *, url: str, events_a_payload: int) -> None:
+        del url  # it knows of no log
+        self._events_a_payload = events_a_payload
+        self._prepared: list[bytes] = []
+        self._sequence = 0
+        self._context = zmq.asyncio.Context()
+
+    @property
+    def words(self) -> Words:
+        """What it can be asked, by name."""
+        return {"subscribed": self._subscribed, "prepare": self._prepare, "play": self._play}
+
+    async def begin(self) -> Answer:
+        """Return where it publishes, and where it answers."""
+        self._publisher = CapturePublisher(self._context, buffer_steps=_RING_STEPS)
+        return {"publisher": self._publisher.endpoint, "replay": self._publisher.replay_endpoint}
+
+    def parts(self) -> list[Part]:
+        """Return the server of replays."""
+        return [Part("replays", self._publisher.run, 1)]
+
+    async def _subscribed(self) -> Answer:
+        """Return once somebody listens."""
+        await self._publisher.subscribed()
+        return {}
+
+    async def _prepare(self, load: dict[str, int]) -> Answer:
+        """The payloads of this load are what is played next."""
+        self._prepared = list(payloads(engine_events(Load(**load)), self._events_a_payload))
+        return {"bytes": sum(map(len, self._prepared))}
+
+    async def _play(self) -> Answer:
+        """Return when the first message was sent, and the sequence of the one after the last."""
+        began_ns = time.time_ns()
+        frames = [
+            CapturedFrame(0.0, b"", sequence, payload)
+            for sequence, payload in enumerate(self._prepared, self._sequence)
+        ]
+        self._sequence += len(frames)
+        await self._publisher.publish(frames)
+        return {"began_ns": began_ns, "sequence": self._sequence}
+
+    async def end(self) -> None:
+        """Its sockets are closed."""
+        self._context.destroy(linger=0)
+
+
+if __name__ == "__main__":
+    live(PlayerRole)

@@ -1,0 +1,169 @@
+"""A process of the event bench: an agent whose engine tells of blocks by a schedule.
+
+All of the way is real, from the publisher's thread on: hop A's sockets, the reader, the consolidator, the log. What is
+played is the engine and its dialect: the source gives events that need no translation, at the moment that they are due.
+"""
+
+import gc
+import secrets
+import time
+from math import inf
+
+import zmq.asyncio
+
+from bench.events.child import Answer, Words, cpu, live
+from bench.events.load import Flush, Load, schedule
+from bench.events.watch import WatchedLog
+from kv_protocol.ids import WorkerRank
+from kv_runtime.clock import SystemClock
+from kv_runtime.supervise import Part
+from worker_agent.engines.attached.consolidators import new_epoch
+from worker_agent.events.consolidation import Consolidation, Origin
+from worker_agent.events.engine_events import RankEvent
+from worker_agent.events.event_path import EventPath
+from worker_agent.events.mirror import ENGINE
+from worker_agent.events.publisher import Source
+
+MODEL = "bench"
+_RING_BYTES = 64 << 20
+_POLL_S = 0.05
+
+
+class ScheduledEngine:
+    """Tells of its flushes when they are due; `take` belongs to the publisher's thread."""
+
+    def __init__(self, flushes: list[Flush]) -> None:
+        self._flushes = flushes
+        self._at = 0
+        self._begins_ns = 0
+        self.flushed_ns: list[int] = []
+        """Of each event, when the engine flushed it."""
+
+    def begin(self, begins_ns: int) -> None:
+        """The first flush is due after this moment; until now, none was."""
+        self._begins_ns = begins_ns
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all was told."""
+        return self._at == len(self._flushes)
+
+    def take(self, timeout_s: float) -> list[RankEvent]:
+        """Return the events of the flushes that are due, or will be within `timeout_s`; it waits for the next."""
+        time.sleep(min(self._wait_s(), timeout_s))
+        taken: list[RankEvent] = []
+        while self._wait_s() <= 0:
+            flush = self._flushes[self._at]
+            self.flushed_ns += [self._due_ns(flush)] * len(flush.events)
+            taken += [RankEvent(0, event) for event in flush.events]
+            self._at += 1
+        return taken
+
+    def _wait_s(self) -> float:
+        if self.is_over or not self._begins_ns:
+            return inf
+        return max(0.0, self._due_ns(self._flushes[self._at]) - time.time_ns()) / 1e9
+
+    def _due_ns(self, flush: Flush) -> int:
+        return self._begins_ns + round(flush.after_s * 1e9)
+
+
+class Collections:
+    """How long the interpreter's garbage collection held up this process at most, since `begin`."""
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+        self.longest_s = 0.0
+
+    def begin(self) -> None:
+        """From now on they are timed."""
+        gc.callbacks.append(self._on_collection)
+
+    def _on_collection(self, phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            self._began_s = time.perf_counter()
+        elif self._began_s:
+            self.longest_s = max(self.longest_s, time.perf_counter() - self._began_s)
+
+
+class SourceRole:
+    """A worker of one rank; its engine computes `blocks_s` blocks a second of `load` once it is asked to `play`.
+
+    The process collects garbage as any, or not at all.
+    """
+
+    def __init__(self, *, url: str, worker: str, load: dict[str, int], blocks_s: float, collects: bool) -> None:
+        self._url, self._worker = url, worker
+        self._load = Load(**load)
+        self._engine = ScheduledEngine(schedule(self._load, blocks_s))
+        self._handed: dict[int, int] = {}
+        self._clock = SystemClock()
+        self._context = zmq.asyncio.Context()
+        self._collections = Collections()
+        if not collects:
+            gc.disable()
+
+    @property
+    def words(self) -> Words:
+        """What it can be asked, by name."""
+        return {"play": self._play, "played": self._played, "cpu": cpu}
+
+    async def begin(self) -> Answer:
+        """The agent is connected, and its parts can run."""
+        self._log = await WatchedLog.connect(self._url, name=self._worker)
+        self._log.on_handed = self._on_handed
+        core = Consolidation((0,), self._load.block_size, secrets.token_hex(4), new_epoch, origins=[Origin(ENGINE)])
+        self._path = EventPath(
+            {ENGINE: Source(self._engine.take)},
+            core,
+            self._log,
+            self._context,
+            self._clock,
+            model=MODEL,
+            worker_id=self._worker,
+            ring_bytes_max=_RING_BYTES,
+            poll_s=_POLL_S,
+        )
+        await self._path.consolidator.start()
+        return {}
+
+    def _on_handed(self, message_id: str, now_ns: int) -> None:
+        self._handed.setdefault(int(message_id.rpartition("/")[2]), now_ns)
+
+    def parts(self) -> list[Part]:
+        """Return the event path's and the connection's."""
+        return [*self._path.parts(1), Part("log", self._log.run, 6)]
+
+    async def _play(self, begins_ns: int) -> Answer:
+        """The engine begins at that moment."""
+        self._engine.begin(begins_ns)
+        self._collections.begin()
+        return {}
+
+    async def _played(self) -> Answer:
+        """Return, once all was told and published, when each event was flushed, and each message handed over."""
+        while not self._engine.is_over:
+            await self._clock.sleep(_POLL_S)
+        epoch, last_seq = (await self._path.position())[0]
+        outbox = self._path.consolidator.core.outbox(0)
+        while outbox.waiting_bytes:
+            await self._clock.sleep(_POLL_S)
+        assert last_seq == len(self._engine.flushed_ns), "an event is a batch"
+        rank = WorkerRank(self._worker, 0)
+        return {
+            "rank": str(rank),
+            "epoch": epoch,
+            "last_seq": last_seq,
+            "flushed_ns": self._engine.flushed_ns,
+            "handed_ns": sorted(self._handed.items()),
+            "longest_gc_s": self._collections.longest_s,
+        }
+
+    async def end(self) -> None:
+        """Sockets and connection are closed."""
+        await self._log.close()
+        self._context.destroy(linger=0)
+
+
+if __name__ == "__main__":
+    live(SourceRole)

@@ -1,0 +1,1 @@
+"""The simulated fleet beside recordings of real ones; fitting its timing."""

@@ -1,0 +1,252 @@
+"""A recorded workload against simulated engines in virtual time: a closed loop of sessions, taken in order.
+
+    start        `concurrency` sessions begin at once; where one ends, the next begins
+    turn         the placement chooses a worker; the request reaches it after its own way (`EngineTiming.request_s`)
+    iteration    an engine with work computes one after the other; outputs are there at its end
+    answer ends  the session's next turn is sent at that moment
+
+No token appears twice but in the system prompts and in answers, so two prompts share what their sessions share. Nothing
+else takes time: neither the client nor the network. A run is a function of its arguments.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
+from random import Random
+from typing import NamedTuple, Protocol
+
+from bench.fidelity.recording import Answered, Recording
+from kv_protocol.splitmix import U64_MASK
+from worker_agent.engines.simulated.identity import Namespace
+from worker_agent.engines.simulated.scheduler import Simulator, Step
+from worker_agent.engines.simulated.scheduling import VLLM, Scheduling
+from worker_agent.engines.simulated.timing import EngineTiming
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+
+
+class Placement(Protocol):
+    """Chooses a worker for each request, in the order of sending."""
+
+    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+        """Return the worker for the next turn of `session`; `in_flight` counts the running requests of each."""
+
+
+class RoundRobin:
+    """One worker after the other, request by request."""
+
+    def __init__(self) -> None:
+        self._sent = count()
+
+    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+        """Return the next worker."""
+        del session
+        return next(self._sent) % len(in_flight)
+
+
+class Sticky:
+    """The worker that had the fewest running requests when the session started, for all its turns."""
+
+    def __init__(self) -> None:
+        self._worker_of: dict[int, int] = {}
+
+    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+        """Return the session's worker; of equals, the first."""
+        return self._worker_of.setdefault(session, min(range(len(in_flight)), key=in_flight.__getitem__))
+
+
+class Uniform:
+    """Any worker, drawn from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._draw = Random(seed)  # noqa: S311 - a placement, not a secret
+
+    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+        """Return a worker, all alike."""
+        del session
+        return self._draw.randrange(len(in_flight))
+
+
+class AsDrawn:
+    """The workers that a recording's own draws fell on, so that chance is the same on both sides.
+
+    Turns of equal length and number cannot be told apart: their workers are dealt out in the order of the rows. A turn
+    without a row goes to the first worker.
+    """
+
+    def __init__(self, recording: Recording, rows: Sequence[Answered]) -> None:
+        workers: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        for row in reversed(rows):
+            workers[row.isl_tokens, row.turn].append(row.worker)
+        turns = [enumerate(each.prompts_tokens(recording.system_tokens)) for each in recording.sessions]
+        self._workers = [iter([(workers[tokens, turn] or [0]).pop() for turn, tokens in session]) for session in turns]
+
+    def choose(self, session: int, in_flight: Sequence[int]) -> int:
+        """Return the worker of the session's next turn."""
+        del in_flight
+        return next(self._workers[session])
+
+
+PLACEMENTS: dict[str, Callable[[int], Placement]] = {
+    "rr": lambda _: RoundRobin(),
+    "sticky": lambda _: Sticky(),
+    "random": Uniform,
+}
+"""By the recordings' names; each is made from a seed."""
+DRAWN = "random"
+"""The one that chance decides."""
+
+
+class EngineModel(NamedTuple):
+    """What the recording does not say of its engines."""
+
+    timing: EngineTiming
+    scheduling: Scheduling = VLLM
+    max_num_batched_tokens: int = 8192
+    """Source: vLLM's default for an API server on a GPU of 70 GiB or more, A100 excepted."""
+
+
+class Played(NamedTuple):
+    """All requests in the order in which they ended, and when the last one did."""
+
+    answered: tuple[Answered, ...]
+    makespan_s: float
+
+
+class _InFlight:
+    """A request on its way or running, and what its client has of it."""
+
+    def __init__(self, session: int, turn: int, worker: int, isl_tokens: int, sent_s: float) -> None:
+        self.session, self.turn, self.worker = session, turn, worker
+        self.isl_tokens, self.sent_s = isl_tokens, sent_s
+        self.first_s: float | None = None
+        self.answer: list[int] = []
+
+    def answered(self, cached_tokens: int, now_s: float) -> Answered:
+        """Return the row of the request, which ends now."""
+        assert self.first_s is not None, "a request ended without a token"
+        after_first = len(self.answer) - 1
+        return Answered(
+            isl_tokens=self.isl_tokens,
+            cached_tokens=cached_tokens,
+            ttft_s=self.first_s - self.sent_s,
+            e2e_s=now_s - self.sent_s,
+            itl_s=(now_s - self.first_s) / after_first if after_first else None,
+            worker=self.worker,
+            turn=self.turn,
+        )
+
+
+class ClosedLoop:
+    """Simulated workers and one client that plays a workload once."""
+
+    def __init__(self, recording: Recording, model: EngineModel, placement: Placement, *, workers: int) -> None:
+        self._recording = recording
+        self._timing = model.timing
+        self._placement = placement
+        description = _description(recording, model)
+        self._engines = [
+            Simulator(description, timing=model.timing, scheduling=model.scheduling, block_hash=_block_hash)
+            for _ in range(workers)
+        ]
+        self._busy = [False] * workers
+        self._in_flight = [0] * workers
+        self._requests: dict[str, _InFlight] = {}
+        self._tokens = count()
+        self._systems = [tuple(islice(self._tokens, tokens)) for tokens in recording.system_tokens]
+        self._histories: dict[int, tuple[int, ...]] = {}
+        self._sessions: Iterator[int] = iter(range(len(recording.sessions)))
+        self._answered: list[Answered] = []
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self._now_s = 0.0
+
+    def play(self, on_request: Callable[[], None] = lambda: None) -> Played:
+        """Return how all requests fared; `on_request` is called at each end.
+
+        Raises:
+            RequestRefused: a prompt does not fit an engine's blocks.
+        """
+        for _ in range(self._recording.concurrency):
+            self._begin_session()
+        while self._agenda:
+            self._now_s, _, act = heapq.heappop(self._agenda)
+            ended = len(self._answered)
+            act()
+            for _ in range(len(self._answered) - ended):
+                on_request()
+        return Played(tuple(self._answered), self._now_s)
+
+    def _at(self, at_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (at_s, next(self._order), act))
+
+    def _begin_session(self) -> None:
+        session = next(self._sessions, None)
+        if session is not None:
+            self._histories[session] = self._systems[self._recording.sessions[session].system]
+            self._send(session, 0)
+
+    def _send(self, session: int, turn: int) -> None:
+        plan = self._recording.sessions[session]
+        if turn == len(plan.added_tokens):
+            del self._histories[session]
+            self._begin_session()
+            return
+        prompt = self._histories[session] + tuple(islice(self._tokens, plan.added_tokens[turn]))
+        self._histories[session] = prompt
+        worker = self._placement.choose(session, self._in_flight)
+        self._in_flight[worker] += 1
+        request = EngineRequest(request_id=f"s{session}t{turn}", prompt=prompt, max_tokens=plan.output_tokens[turn])
+        self._requests[request.request_id] = _InFlight(session, turn, worker, len(prompt), self._now_s)
+        self._at(self._now_s + self._timing.request_s(len(prompt)), lambda: self._arrive(worker, request))
+
+    def _arrive(self, worker: int, request: EngineRequest) -> None:
+        self._engines[worker].submit(request, self._now_s)
+        if not self._busy[worker]:
+            self._iterate(worker)
+
+    def _iterate(self, worker: int) -> None:
+        engine = self._engines[worker]
+        self._busy[worker] = engine.has_work
+        if engine.has_work:
+            step = engine.step(self._now_s)
+            self._at(self._now_s + step.duration_s, lambda: self._end_iteration(worker, step))
+
+    def _end_iteration(self, worker: int, step: Step) -> None:
+        self._engines[worker].flush_events()
+        self._engines[worker].drain_events()
+        for request_id, output in step.outputs:
+            self._hear(request_id, output)
+        self._iterate(worker)
+
+    def _hear(self, request_id: str, output: EngineOutput) -> None:
+        request = self._requests[request_id]
+        if request.first_s is None:
+            request.first_s = self._now_s
+        request.answer += output.token_ids
+        if output.finish_reason is None:
+            return
+        del self._requests[request_id]
+        self._in_flight[request.worker] -= 1
+        self._answered.append(request.answered(output.cached_tokens, self._now_s))
+        self._histories[request.session] += tuple(request.answer)
+        self._send(request.session, request.turn + 1)
+
+
+def _block_hash(tokens: Sequence[int], parent: int, namespace: Namespace) -> int:
+    """Return a hash that nobody outside this process is told."""
+    del namespace
+    return hash((parent, *tokens)) & U64_MASK
+
+
+def _description(recording: Recording, model: EngineModel) -> EngineDescription:
+    return EngineDescription(
+        model=recording.model,
+        version=recording.engine,
+        event_source="simulated",
+        block_size=recording.block_size,
+        total_kv_blocks=recording.blocks_per_worker,
+        max_num_seqs=recording.max_num_seqs,
+        max_num_batched_tokens=model.max_num_batched_tokens,
+        max_seq_len=recording.sequence_tokens_max,
+    )

@@ -1,0 +1,186 @@
+"""Running the cells of the index bench: every subject in a process of its own, all on one core, in turns.
+
+Only one process works at a time. A round is one turn of each seat, so what disturbs the machine disturbs all of them.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any, NamedTuple, Self
+
+from bench.index.plan import SEATS, Cell
+from bench.index.results import Results
+
+_ROOT = Path(__file__).parents[2]
+_SEED = 1000
+"""Of the first round."""
+
+
+class SubjectAbsent(Exception):
+    """What was to be measured is not there, and why."""
+
+
+class BenchFailed(Exception):
+    """A process that is measured ended, or could not do what it was asked."""
+
+
+class Interpreters(NamedTuple):
+    """What runs the processes: ours and the peer's, which of our indexes, and the core they share (-1: any)."""
+
+    python: str
+    peer_python: str
+    subject: str
+    core: int
+
+
+class Process:
+    """A process with a subject in it: native, python or peer. It ends with `close`.
+
+    Raises:
+        SubjectAbsent: its interpreter is not there, or has no such subject.
+    """
+
+    def __init__(self, python: str, subject: str, core: int) -> None:
+        self._name = subject
+        self._errors: IO[bytes] = TemporaryFile()  # noqa: SIM115 - closed by `close`
+        try:
+            self._process = subprocess.Popen(
+                [python, "-m", "bench.index.child", subject, str(core)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(_ROOT), "DYN_LOG": "error"},
+            )
+        except OSError as error:
+            self._errors.close()
+            raise SubjectAbsent(f"{python}: {error.strerror}") from error
+        first = self._answer()
+        if "absent" in first:
+            self.close()
+            raise SubjectAbsent(first["absent"])
+        self.version: str = first["version"]
+
+    def ask(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401 - as the process takes it
+        """Return the answer.
+
+        Raises:
+            BenchFailed: it could not, or has ended.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._failed() from error
+        answer = self._answer()
+        if "error" in answer:
+            raise BenchFailed(f"{self._name}: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        """The process has ended, and all it used is free."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # it may have ended, and not have read all
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._failed()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _failed(self) -> BenchFailed:
+        self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        return BenchFailed(f"{self._name}: ended with {self._process.returncode}: {said[-1] if said else 'no word'}")
+
+
+class Runner:
+    """The processes of a bench, from the beginning of a `with` statement to its end.
+
+    Raises:
+        SubjectAbsent: our own index is not there.
+    """
+
+    def __init__(self, interpreters: Interpreters, *, with_twin: bool) -> None:
+        self._interpreters = interpreters
+        self._names = ("ours", "twin") if with_twin else ("ours",)
+        self._processes: dict[str, Process] = {}
+        self.peer = ""
+        """Its version, or why it is not measured."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._processes = {name: stack.enter_context(closing(self._new(name))) for name in self._names}
+            try:
+                peer = self._processes["peer"] = stack.enter_context(closing(self._new("peer")))
+                self.peer = peer.version
+            except SubjectAbsent as error:
+                self.peer = f"absent ({error})"
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def turns(self, cell: Cell) -> int:
+        """Return how many steps a cell takes here."""
+        return len(self._seats(cell)) * (cell.rounds + (not cell.is_alone))
+
+    def run(self, cells: Sequence[Cell], on_turn: Callable[[str], None]) -> Results:
+        """Return what all cells found; `on_turn` hears the name of a cell after each of its turns.
+
+        Raises:
+            BenchFailed: a process ended, or could not do what it was asked.
+        """
+        results = Results()
+        for cell in cells:
+            (self._alone if cell.is_alone else self._together)(cell, results, on_turn)
+        return results
+
+    def _together(self, cell: Cell, results: Results, on_turn: Callable[[str], None]) -> None:
+        seats = self._seats(cell)
+        for name in seats:
+            seat = SEATS[name]
+            parameters = cell.parameters | dict(seat.changes)
+            self._processes[seat.process].ask(make=name, work=cell.work, shape=seat.shape, parameters=parameters)
+            on_turn(cell.name)
+        for number in range(cell.rounds):
+            for name in seats:
+                found = self._processes[SEATS[name].process].ask(round=name, seed=_SEED + number)
+                results.add(cell, name, found)
+                on_turn(cell.name)
+        for name in seats:
+            self._processes[SEATS[name].process].ask(drop=name)
+
+    def _alone(self, cell: Cell, results: Results, on_turn: Callable[[str], None]) -> None:
+        for number in range(cell.rounds):
+            for name in self._seats(cell):
+                seat = SEATS[name]
+                parameters = cell.parameters | dict(seat.changes)
+                with closing(self._new(seat.process)) as process:
+                    process.ask(make=name, work=cell.work, shape=seat.shape, parameters=parameters)
+                    results.add(cell, name, process.ask(round=name, seed=_SEED + number))
+                on_turn(cell.name)
+
+    def _seats(self, cell: Cell) -> list[str]:
+        return [name for name in cell.seats if SEATS[name].process in self._processes]
+
+    def _new(self, process: str) -> Process:
+        told = self._interpreters
+        if process == "peer":
+            return Process(told.peer_python, "peer", told.core)
+        return Process(told.python, told.subject, told.core)

@@ -1,0 +1,76 @@
+"""A trace as a schedule for the index bench: who computes what and lets go of what is decided before, the same for all.
+
+Each of some ranks has an LRU cache of blocks. A request goes to the rank with the longest prefix of it (among equals,
+any), every `STRAY`-th on average to any rank, so that prefixes are held by several. The prompt's blocks are then the
+rank's most recently used, the last first: a block goes before its parent.
+"""
+
+import random
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.index.data import Request, chain, last, numbers, pack, write_requests
+from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
+
+STRAY = 4
+
+
+class ScheduleShape(NamedTuple):
+    """How many ranks, and the tokens of one cache; a block is `block_size` tokens, which divides 512."""
+
+    ranks: int = 16
+    cache_tokens: int = 700_000
+    block_size: int = 32
+    seed: int = 1
+
+    @property
+    def cache_blocks(self) -> int:
+        """The whole blocks of one cache."""
+        return self.cache_tokens // self.block_size
+
+
+def write_schedule(path: Path, trace: Sequence[TraceRequest], shape: ScheduleShape) -> int:
+    """Write the schedule of a trace to `path`; return how many requests it has: those with a full block."""
+    return write_requests(path, schedule(trace, shape))
+
+
+def schedule(trace: Sequence[TraceRequest], shape: ScheduleShape) -> Iterator[Request]:
+    """Yield the requests of a schedule."""
+    draw = random.Random(shape.seed)  # noqa: S311 - a workload, not a secret
+    caches: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(shape.ranks)]
+    for request in trace:
+        if not (hashes := sequence_hashes(request, shape.block_size)):
+            continue
+        blocks = numbers(hashes)
+        hits = [_hit(cache, blocks) for cache in caches]
+        longest = [rank for rank, hit in enumerate(hits) if hit == max(hits)]
+        rank = draw.choice(longest) if draw.randrange(STRAY) else draw.randrange(shape.ranks)
+        yield Request(rank, hits[rank], hashes, pack(list(_take(caches[rank], blocks, shape.cache_blocks))))
+
+
+def sequence_hashes(request: TraceRequest, block_size: int) -> bytes:
+    """Return a hash of every full block, equal for equal prefixes."""
+    hashes: list[bytes] = []
+    parent = 0
+    for block_id in islice(request.block_ids, -(-request.isl_tokens // TRACE_BLOCK_TOKENS)):
+        hashes.append(chain(parent, block_id, TRACE_BLOCK_TOKENS // block_size))
+        parent = last(hashes[-1])
+    return b"".join(hashes)[: 8 * (request.isl_tokens // block_size)]
+
+
+def _hit(cache: OrderedDict[int, None], blocks: Sequence[int]) -> int:
+    """Return how many of the first blocks are held; a held block's parent is held."""
+    return bisect_left(blocks, True, key=lambda each: each not in cache)  # noqa: FBT003 - what is looked for
+
+
+def _take(cache: OrderedDict[int, None], blocks: Sequence[int], blocks_max: int) -> Iterator[int]:
+    """Yield what the cache lets go of, the leaf first."""
+    for each in reversed(blocks):
+        cache[each] = None
+        cache.move_to_end(each)
+    while len(cache) > blocks_max:
+        yield cache.popitem(last=False)[0]

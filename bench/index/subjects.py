@@ -1,0 +1,167 @@
+"""What is measured: an index, seen as steps that are made ready before the clock starts. Standard library alone.
+
+A step is the name of a call and its arguments, in the form that the index takes them; `bind` makes calls of steps, on
+the index that is there now. So the clock sees nothing but the index and the loop.
+
+    buffers, lists, messages   ours: what a hash is given as; a message is a canonical batch
+    json                       the peer's: events as JSON, queries as lists
+"""
+
+import json
+from array import array
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+from bench.index.data import Stored, numbers
+
+PEER_PACKAGE = "ai-dynamo-runtime"
+_TO_LOCAL = 0x9E37_79B9_7F4A_7C15
+"""A block's local hash, for the peer: its sequence hash with these bits turned, so that equal prefixes stay equal."""
+
+Call = Callable[[], object]
+
+
+class Step(NamedTuple):
+    """One call, not yet bound to an index."""
+
+    name: str
+    arguments: tuple[Any, ...]
+
+
+class Subject(Protocol):
+    """An index under measurement. It is made by `fresh`, which comes before all else."""
+
+    def fresh(self, ranks: int, capacity_blocks: int) -> None:
+        """There is a new index with `ranks` ranks, each with room for `capacity_blocks`."""
+
+    def store(self, event: Stored) -> Step:
+        """Return the step that stores."""
+
+    def remove(self, rank: int, hashes: bytes) -> Step:
+        """Return the step that removes."""
+
+    def match(self, hashes: bytes) -> Step:
+        """Return the step that asks who holds how much of a prefix."""
+
+    def bind(self, steps: Iterable[Step]) -> list[Call]:
+        """Return calls on the index that is there now."""
+
+    def depths(self, hashes: bytes) -> dict[int, int]:
+        """Return how many blocks of a prefix each rank holds, without those that hold none."""
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes in use by part, as the index itself says; empty where it does not say."""
+
+
+class Ours:
+    """One of our indexes. `shape` is buffers, lists or messages."""
+
+    def __init__(self, implementation: str, shape: str) -> None:
+        module, name = {
+            "native": ("indexer.native.index", "NativeIndex"),
+            "python": ("indexer.index.reference", "ReferenceIndex"),
+        }[implementation]
+        self._make = getattr(import_module(module), name)
+        self._shape = shape
+        self._hashes: Callable[[bytes], Any] = numbers if shape == "lists" else bytes
+        self._codec = import_module("kv_protocol.codec")
+        self._events = import_module("kv_protocol.events")
+        self._gpu = self._events.Tier.GPU
+
+    def fresh(self, ranks: int, capacity_blocks: int) -> None:
+        """There is a new index."""
+        self._index = self._make()
+        self._out = array("i", bytes(4 * 4 * ranks))
+        for rank in range(ranks):
+            self._index.register(rank, capacity_blocks)
+
+    def store(self, event: Stored) -> Step:
+        """Return the step that stores."""
+        if self._shape == "messages":
+            told = self._events.Stored(tuple(numbers(event.hashes)), event.parent, event.start)
+            return self._message(event.rank, told)
+        return Step("store", (event.rank, event.parent, self._hashes(event.hashes), self._gpu, 0.0))
+
+    def remove(self, rank: int, hashes: bytes) -> Step:
+        """Return the step that removes."""
+        if self._shape == "messages":
+            return self._message(rank, self._events.Removed(tuple(numbers(hashes))))
+        return Step("remove", (rank, self._hashes(hashes), self._gpu))
+
+    def match(self, hashes: bytes) -> Step:
+        """Return the step that asks: into a buffer, or for a dict where hashes are lists."""
+        if self._shape == "lists":
+            return Step("overlaps", (numbers(hashes),))
+        return Step("match", (hashes, self._out))
+
+    def bind(self, steps: Iterable[Step]) -> list[Call]:
+        """Return calls on the index that is there now."""
+        index = self._index
+        bound = {name: getattr(index, name) for name in ("store", "remove", "apply_batch", "overlaps", "match")}
+        return [partial(bound[step.name], *step.arguments) for step in steps]
+
+    def depths(self, hashes: bytes) -> dict[int, int]:
+        """Return the depths on all tiers."""
+        return {rank: depths[-1] for rank, depths in self._index.overlaps(numbers(hashes)).items()}
+
+    def memory(self) -> dict[str, int]:
+        """Return what the index says."""
+        return dict(self._index.memory())
+
+    def _message(self, rank: int, event: object) -> Step:
+        batch = self._events.Batch(1, 1, event)
+        return Step("apply_batch", (rank, self._codec.encode_message([batch]), 0.0))
+
+
+class Peer:
+    """The peer's radix tree; ranks are its workers. It is given JSON that is made before the clock starts."""
+
+    def __init__(self) -> None:
+        self._make = import_module("dynamo._core").RadixTree
+
+    def fresh(self, ranks: int, capacity_blocks: int) -> None:
+        """There is a new tree; it has no registration."""
+        del ranks, capacity_blocks
+        self._tree = self._make()
+
+    def store(self, event: Stored) -> Step:
+        """Return the step that stores."""
+        pairs = ((each, each ^ _TO_LOCAL) for each in numbers(event.hashes))
+        blocks = ",".join('{"block_hash":%d,"tokens_hash":%d}' % pair for pair in pairs)  # noqa: UP031 - twice as fast
+        parent = json.dumps(event.parent)
+        return _peer_event(event.rank, f'"stored":{{"parent_hash":{parent},"blocks":[{blocks}]}}')
+
+    def remove(self, rank: int, hashes: bytes) -> Step:
+        """Return the step that removes."""
+        return _peer_event(rank, f'"removed":{{"block_hashes":[{",".join(map(str, numbers(hashes)))}]}}')
+
+    def match(self, hashes: bytes) -> Step:
+        """Return the step that asks for the scores as a dict."""
+        return Step("match", ([each ^ _TO_LOCAL for each in numbers(hashes)],))
+
+    def bind(self, steps: Iterable[Step]) -> list[Call]:
+        """Return calls on the tree that is there now."""
+        find = self._tree.find_matches
+        bound = {"apply": self._tree.apply_event, "match": lambda hashes: find(hashes).scores}
+        return [partial(bound[step.name], *step.arguments) for step in steps]
+
+    def depths(self, hashes: bytes) -> dict[int, int]:
+        """Return the scores by worker."""
+        (match,) = self.bind([self.match(hashes)])
+        scores: Any = match()
+        return {worker: depth for (worker, _), depth in scores.items() if depth}
+
+    def memory(self) -> dict[str, int]:
+        """Return nothing: the tree does not say."""
+        return {}
+
+
+def _peer_event(rank: int, data: str) -> Step:
+    return Step("apply", (rank, f'{{"event_id":1,"data":{{{data}}}}}'.encode()))
+
+
+def subject(name: str, shape: str) -> Subject:
+    """Return what `name` names: native, python or peer, fed with `shape`."""
+    return Peer() if name == "peer" else Ours(name, shape)

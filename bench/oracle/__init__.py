@@ -1,0 +1,1 @@
+"""`router bench oracle`: our choice beside the peer's real one."""

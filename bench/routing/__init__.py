@@ -1,0 +1,1 @@
+"""`router bench trace` and `hot-spots`: routing quality in virtual time, and the virtual fleet."""

@@ -1,0 +1,128 @@
+"""One simulated worker in virtual time, and what a consolidator would publish of its KV cache."""
+
+from bisect import bisect_right
+
+import msgspec
+
+from bench.routing.tokens import OneToken, prompt_tokens
+from bench.routing.trace import TraceRequest
+from kv_protocol.events import Batch, Event, Removed, Stored
+from kv_protocol.ids import WorkerRank
+from worker_agent.engines.simulated.events import BlocksRemoved, BlocksStored
+from worker_agent.engines.simulated.identity import BlockHash
+from worker_agent.engines.simulated.scheduler import Simulator
+from worker_agent.engines.simulated.timing import H200_8B, EngineTiming
+from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
+
+EPOCH = 1
+FORESEEN_MAX = 64
+"""Iterations computed at once; a request that comes sooner wastes the rest of what was foreseen."""
+_ONE_TOKEN = OneToken()
+
+
+def scaled(timing: EngineTiming, factor: float) -> EngineTiming:
+    """Return the timing of an engine that needs `factor` times as long for everything."""
+    seconds = {name: getattr(timing, name) * factor for name in timing.__struct_fields__ if name.endswith("_s")}
+    return msgspec.structs.replace(timing, **seconds)
+
+
+class CanonicalStream:
+    """The numbered canonical stream of an engine whose block hashes are sequence hashes already.
+
+    Full blocks only: partial ones are neither published nor remembered, so their removal is not published either.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._position: dict[int, int] = {}
+        self._seq = 0
+
+    def of(self, told: object) -> Batch | None:
+        """Return the batch for what an engine tells; None where there is nothing to publish."""
+        event = self._event(told)
+        if event is None:
+            return None
+        self._seq += 1
+        return Batch(EPOCH, self._seq, event)
+
+    def _event(self, told: object) -> Event | None:
+        if isinstance(told, BlocksStored):
+            return self._stored(told)
+        if isinstance(told, BlocksRemoved):
+            gone = tuple(each for each in told.block_hashes if self._position.pop(each, None) is not None)
+            return Removed(gone) if gone else None
+        return None
+
+    def _stored(self, told: BlocksStored) -> Event | None:
+        hashes = tuple(block.block_hash for block in told.blocks if len(block.tokens) == self._block_size)
+        if not hashes:
+            return None
+        start = 0 if told.parent_hash is None else self._position[told.parent_hash] + 1
+        self._position.update(zip(hashes, range(start, start + len(hashes)), strict=True))
+        return Stored(hashes, told.parent_hash, start)
+
+
+class VirtualEngine:
+    """One worker, busy or idle. `begin`, wait until the time that it returns, `end`; repeat while it `has_work`.
+
+    Iterations in which nothing but decoding can happen are foreseen and computed at once, which changes no time, no
+    event and no end of an answer; their tokens are not told of one by one. A request that comes in between cuts the
+    stretch off at the end of the iteration that is being computed, as it would have had to wait for that end anyway.
+    """
+
+    def __init__(
+        self,
+        rank: WorkerRank,
+        description: EngineDescription,
+        block_hash: BlockHash,
+        *,
+        slowdown: float = 1.0,
+        foreseen_max: int = FORESEEN_MAX,
+    ) -> None:
+        self.rank = rank
+        self._timing = scaled(H200_8B, slowdown)
+        self._simulator = Simulator(description, timing=self._timing, token_source=_ONE_TOKEN, block_hash=block_hash)
+        self._stream = CanonicalStream(description.block_size)
+        self._foreseen_max = foreseen_max
+        self._foreseen_s: list[float] = []
+        self._outputs: tuple[tuple[str, EngineOutput], ...] = ()
+        self.ends_s: float | None = None
+        """When what is being computed ends; None while the engine is idle."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to compute."""
+        return self._simulator.has_work
+
+    def request_s(self, request: TraceRequest) -> float:
+        """Return how long a request is on its way to this engine."""
+        return self._timing.request_s(request.isl_tokens)
+
+    def submit(self, request_id: str, request: TraceRequest, now_s: float) -> None:
+        """Queue a request; it is looked at when the next iteration begins. `ends_s` may be sooner now."""
+        asked = EngineRequest(request_id=request_id, prompt=prompt_tokens(request), max_tokens=request.osl_tokens)
+        self._simulator.submit(asked, now_s)
+        if self._foreseen_s:
+            del self._foreseen_s[bisect_right(self._foreseen_s, now_s) + 1 :]
+            self.ends_s = self._foreseen_s[-1]
+
+    def begin(self, now_s: float) -> None:
+        """Begin an iteration, or a stretch of them; `ends_s` says when it ends."""
+        self._foreseen_s = self._simulator.foresee(now_s, self._foreseen_max)
+        if self._foreseen_s:
+            self.ends_s = self._foreseen_s[-1]
+        else:
+            step = self._simulator.step(now_s)
+            self._outputs, self.ends_s = step.outputs, now_s + step.duration_s
+
+    def end(self) -> tuple[tuple[tuple[str, EngineOutput], ...], list[Batch]]:
+        """The engine is idle; return the outputs by request id, and the batches that it publishes."""
+        self.ends_s = None
+        if self._foreseen_s:
+            self._simulator.skip(len(self._foreseen_s))
+            self._foreseen_s = []
+            return (), []
+        self._simulator.flush_events()
+        batches = [self._stream.of(event.data) for event in self._simulator.drain_events()]
+        outputs, self._outputs = self._outputs, ()
+        return outputs, [batch for batch in batches if batch is not None]
