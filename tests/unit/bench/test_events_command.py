@@ -50,12 +50,12 @@ def test_a_wrong_argument_is_named(arguments: tuple[str, ...], message: str) -> 
 async def test_a_process_says_what_it_could_not_do_and_goes_on() -> None:
     async with Stage() as stage:
         agent = await stage.child("events.agent", workers=[], block_size=16)
-        with pytest.raises(BenchFailed, match="events_agent: hold: KeyError: 'nobody'"):
+        with pytest.raises(BenchFailed, match="events.agent: hold: KeyError: 'nobody'"):
             await agent.ask("hold", worker="nobody", dp_rank=0, load={})
         assert (await agent.ask("cpu"))["cpu_ns"] > 0
 
 
 @pytest.mark.asyncio
 async def test_a_process_that_cannot_begin_says_why() -> None:
-    with pytest.raises(BenchFailed, match=r"events_bare: begin: BrokerUnavailable: nats.url nats://127.0.0.1:1"):
+    with pytest.raises(BenchFailed, match=r"events.bare: begin: BrokerUnavailable: nats.url nats://127.0.0.1:1"):
         await Child.start("events.bare", {"url": "nats://127.0.0.1:1"})
