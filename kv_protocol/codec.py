@@ -5,7 +5,7 @@
                epoch u64 | seq u64 | source_seq u64 | engine_time_ns i64
                parent u64 (means something when flags bit 0 is set) | start u32 | n u32 | n x u64 sequence hashes
 
-Source: `interfaces.md`, "Canonical batch". A message is at most 512 KiB: larger stores are split into parent-linked
+Source: `docs/WIRE.md`. A message is at most 512 KiB: larger stores are split into parent-linked
 parts before seqs are given out (`split_event`), so that a part lost on the way is a gap like any other.
 
 A message is read in two steps. `split_message` cuts it into batches; where it cannot be cut (its size, its count, a

@@ -5,7 +5,7 @@
     table of a rank  = the digests of all buckets of all tiers, tier by tier: 4 x 256 u64, little-endian
     set of buckets   = 256 bits, bucket b is bit b & 7 of byte b >> 3
 
-Both ends of a stream keep one in O(1) a block. Source: `interfaces.md`, "Canonical batch".
+Both ends of a stream keep one in O(1) a block. Source: `docs/WIRE.md`.
 """
 
 import sys

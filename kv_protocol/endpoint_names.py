@@ -6,7 +6,7 @@
     encode                dynamo.encode.generate
 
 `dyn://` before a name is dropped. There are exactly three parts, each of letters, digits, `_` and `-`, at most 64.
-Source: `dynamo_reference.md` section 6.1 (three parts, `dyn://`, defaults); characters and lengths are ours.
+Source: `docs/SOURCES.md` D6.1 (three parts, `dyn://`, defaults); characters and lengths are ours.
 """
 
 import re

@@ -16,7 +16,7 @@ I64_LIMIT = 1 << 63
 
 
 class Tier(IntEnum):
-    """Where a block lies. The values are the wire's (`interfaces.md`, canonical batch)."""
+    """Where a block lies. The values are the wire's (`docs/WIRE.md`, canonical batch)."""
 
     GPU = 0
     HOST = 1

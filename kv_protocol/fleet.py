@@ -1,7 +1,7 @@
 """Who serves: registration, draining, leaving, and the pulse in between. JSON on the wire, so that people can read it.
 
 A worker's newest fleet event stands on `KV_FLEET`. It is gone after five missed heartbeats, whatever that event says.
-Source: `interfaces.md`, "Fleet" and "NATS".
+Source: `docs/WIRE.md`.
 """
 
 import re

@@ -4,7 +4,7 @@
     local hash L_i  = H(le32 tokens of block i ++ le64 of its multimodal hashes in ascending order, S)
     sequence hash   : S_0 = L_0;  S_i = H(le64 S_{i-1} ++ le64 L_i, 1337)      H = XXH3-64, all mod 2^64
 
-Only full blocks have a hash. Source: `event_plane.md` section 6; vectors in `tests/golden/hash_vectors.json`.
+Only full blocks have a hash. Source: `docs/SOURCES.md` E6; vectors in `tests/golden/hash_vectors.json`.
 """
 
 import struct
@@ -127,7 +127,7 @@ def canary(block_size: int, scheme: str = HASH_SCHEME) -> int:
 
 
 def image_pad(mm_hash: int) -> int:
-    """Return the token id that stands for an image's tokens. Source: `event_plane.md` section 6, rule 6."""
+    """Return the token id that stands for an image's tokens. Source: `docs/SOURCES.md` E6, rule 6."""
     return _PAD_BASE + (mm_hash & _PAD_MASK)
 
 
@@ -146,7 +146,7 @@ def pad_images(tokens: Sequence[int], image_token_id: int, mm_hashes: Sequence[i
 
 
 def lora_id(lora_name: str) -> int:
-    """Return the peer's 31-bit id of an adapter. Source: `event_plane.md` section 6, rule 7."""
+    """Return the peer's 31-bit id of an adapter. Source: `docs/SOURCES.md` E6, rule 7."""
     return int.from_bytes(blake3(lora_name.encode()).digest(8), "big") & 0x7FFF_FFFF
 
 

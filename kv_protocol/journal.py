@@ -2,7 +2,7 @@
 
 The view is a fold over these records, so that a recorded decision can be taken again, bit for bit. `now_s` is the time
 used when the record was applied (the router's monotonic clock, seconds). Of the index, whose own inputs stay in the
-event log, its answer is recorded with each decision. Source: `interfaces.md`, "The router's journal".
+event log, its answer is recorded with each decision. Source: `docs/WIRE.md`.
 
     message = msgpack [version 1, life u64, first u64, records]     at most 512 KiB
     record  = msgpack [kind, now_s, field, ...]                     in the order of the fields; later ones may follow

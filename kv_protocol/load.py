@@ -18,7 +18,7 @@ class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One iteration by phase, in requests, tokens computed, and tokens whose KV is there; None: the engine says not.
 
     What the iteration computed, context and generation; what waits to be computed, likewise; and what was begun and
-    had to give way. Source: TensorRT-LLM's `inflightBatchingStats`, `event_plane.md` section 1.7.
+    had to give way. Source: TensorRT-LLM's `inflightBatchingStats`, `docs/SOURCES.md` E1.7.
     """
 
     context_requests: int | None = None

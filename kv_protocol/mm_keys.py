@@ -13,7 +13,7 @@ two runs, with other tokens between them, has two keys in a block that both touc
 
 Source: TensorRT-LLM `batch_manager/blockKey.cpp`, generateBlockHashExtraKeys (overlap, runs, offsets; its pull
 request 13815); `inputs/multimodal.py`, apply_mm_hashes (BLAKE3 of UUID and content; pull request 11075);
-`event_plane.md` sections 1.3 (`mm_keys`), 3.3 (`extra_keys`), 6.
+`docs/SOURCES.md` E1.3 (`mm_keys`), 3.3 (`extra_keys`), 6.
 """
 
 import re

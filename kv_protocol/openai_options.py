@@ -1,7 +1,7 @@
 """What routers and worker agents read of both endpoints' requests besides `Options` (`openai_option_table.py`).
 
 `nvext` is the extension that clients of the field's strongest peer send; of its keys `NvExt.ineffective` names those
-that are without effect here. Source: `dynamo_reference.md` section 7.
+that are without effect here. Source: `docs/SOURCES.md` D7.
 """
 
 from collections.abc import Iterator

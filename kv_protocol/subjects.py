@@ -1,6 +1,6 @@
 """Names on NATS. `<model>` is a slug that survives any model name; a rank is a decimal number.
 
-Source: `interfaces.md`, "NATS".
+Source: `docs/WIRE.md`.
 """
 
 import re

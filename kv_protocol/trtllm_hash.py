@@ -1,6 +1,6 @@
 """TensorRT-LLM's own block hash (V1), for simulated engines: what a real engine would call a block.
 
-Source: `event_plane.md` section 1.6; vectors in `tests/golden/hash_vectors.json`.
+Source: `docs/SOURCES.md` E1.6; vectors in `tests/golden/hash_vectors.json`.
 """
 
 from collections.abc import Sequence

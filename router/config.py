@@ -1,4 +1,4 @@
-"""The router's configuration tree: every section of `interfaces.md`; a section without fields takes none yet."""
+"""The router's configuration tree: every section of `docs/WIRE.md`; a section without fields takes none yet."""
 
 from pydantic import Field, SecretStr, field_validator
 

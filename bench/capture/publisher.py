@@ -5,7 +5,7 @@
             still in a ring of `buffer_steps`, then sequence 2^64 - 1 with an empty payload; other requests: nothing
 
 The live socket is an XPUB, on the wire a PUB that also hears who subscribes: frames are not sent before somebody
-listens. Source: `event_plane.md` sections 3.1, 3.5, 3.6.
+listens. Source: `docs/SOURCES.md` E3.1, E3.5, E3.6.
 """
 
 import asyncio

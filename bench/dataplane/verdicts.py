@@ -1,4 +1,4 @@
-"""What the data plane must reach, and whether it did. Source: `performance.md`, "The data plane".
+"""What the data plane must reach, and whether it did. Source: `docs/PERFORMANCE.md`.
 
 plain proxying (round robin), saturated   at most 0.6 of the best peer's CPU a small request, 0.45 a request of 40 KB
 a streamed chunk                          at most the best peer's CPU, in bursts and at a high rate

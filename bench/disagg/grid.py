@@ -42,7 +42,7 @@ def default_layouts(requests: Sequence[TraceRequest], *, full: bool) -> tuple[La
     """Return the layouts of eight GPUs that are played where none are named.
 
     Among them are buffers that are too small for the trace's longest prompts, which is the known deadlock: half and a
-    quarter of the power of two that is not. Source: `dynamo_reference.md` section 4.2.
+    quarter of the power of two that is not. Source: `docs/SOURCES.md` D4.2.
     """
     enough = max(4, 1 << (max(each.isl_tokens for each in requests) - 1).bit_length())
     buffers = (enough, enough // 2, enough // 4) if full else (enough // 4,)

@@ -1,4 +1,4 @@
-"""What the index must reach at scale 1, and whether it did. Source: `performance.md`, "The index".
+"""What the index must reach at scale 1, and whether it did. Source: `docs/PERFORMANCE.md`.
 
 trace      at least 10 times the peer with buffers, 6 times with lists and dicts
 match      hot, with buffers: within 5 times of comparing the bytes (at depth 2048), 12 times the peer on a staircase

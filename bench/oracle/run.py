@@ -5,7 +5,7 @@
     medium  GPU, CPU, DISK
 
 A service takes its weights from the environment when it is made, so each group of cells of equal weights has its own.
-Source of the frames: `dynamo_reference.md` section 12; tried on the peer itself.
+Source of the frames: `docs/SOURCES.md` D12; tried on the peer itself.
 """
 
 import json

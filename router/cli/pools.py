@@ -1,7 +1,7 @@
 """`router pools`: one address before routers, which are pools.
 
 Flags and environment are those of Dynamo's global router where it has them; `--set` and `KVROUTER_*` reach the sections
-`data`, `control`, `failures`, `queue` and `tokens` of the router's own tree. Source: `dynamo_reference.md` section 5.
+`data`, `control`, `failures`, `queue` and `tokens` of the router's own tree. Source: `docs/SOURCES.md` D5.
 """
 
 import asyncio

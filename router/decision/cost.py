@@ -14,9 +14,9 @@ overlap_credit 0 no tier is credited: the policy then goes by load alone.
 
 Spill gate: a rank with queued > max(4 * ISL, spill_tokens) has no credit while another has less than half of that.
 
-Source: `routing.md`, "Cost of a candidate"; N and overlap_credit 0 as the peer has them (`router bench oracle`). Each
-term is a column over the candidates. Every number comes of additions, products and comparisons of its own column, one
-after another, so that all machines agree on each bit.
+N and overlap_credit 0 are as NVIDIA Dynamo has them (`router bench oracle`). Each term is a column over the
+candidates. Every number comes of additions, products and comparisons of its own column, one after another, so that all
+machines agree on each bit.
 """
 
 from typing import NamedTuple

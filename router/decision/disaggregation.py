@@ -10,7 +10,7 @@
     effective = ISL - tokens that the decode rank holds of the prompt; the rank is the one that would be chosen for all
     of it. A rank that uses more than `decode_busy` of its blocks computes no prompts, whatever the policy.
 
-Source: `dynamo_reference.md` 4.4; `routing.md`, "Prefill / decode disaggregation".
+Source: `docs/SOURCES.md` D4.4.
 """
 
 from typing import Literal, NamedTuple, get_args

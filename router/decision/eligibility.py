@@ -19,7 +19,7 @@ The first that holds says why a rank may not:
     multiplier = exp(-tanh(sum of the weights of preferred taints that the worker carries)), in [1/e, e]
 
 A positive weight makes a worker cheaper, a negative one dearer by the same factor, and opposite ones cancel out.
-Source: `routing.md`, "Constraints"; `dynamo_reference.md` 1.5.
+Source: `docs/SOURCES.md` D1.5.
 
 Where every rank is known to be fit and whole (`View.whole`), a request that constrains nothing costs no look at any.
 """

@@ -10,7 +10,7 @@
                     worker's `max_prompt_tokens` bounds it, too
 
 A value that a worker does not say is nobody's fault: nothing is found in it. Decode workers need no reuse: what they
-hold has no credit. Source: `dynamo_reference.md` 4.2 (the buffer's deadlock); `routing.md`, "Prefill / decode";
+hold has no credit. Source: `docs/SOURCES.md` D4.2 (the buffer's deadlock);
 NVIDIA/TensorRT-LLM `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp` (`inquireSupport`: one data type).
 
 And, once everybody had time to come, `partner_findings`: a role without the other, a transfer domain without a pair.

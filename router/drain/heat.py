@@ -10,7 +10,6 @@
 
 Whatever prompt has a block has all before it, so heat never grows along a prefix: the hottest blocks, the newest
 prompt's before others of the same heat, are prefixes whole, and no other choice of blocks has more heat for its tokens.
-Source: `routing.md`, "Failures" (draining).
 """
 
 from collections.abc import Sequence

@@ -8,7 +8,7 @@
 So a pool that is not fit is passed over while a fit one is left, and is better than none. Without retries the selected
 pool is the only one asked, unless it is not fit: then the first of the order is.
 
-Source: `dynamo_reference.md` 5.3, which knows only the selected and faster pools, and asks them whatever they are at.
+Source: `docs/SOURCES.md` D5.3, which knows only the selected and faster pools, and asks them whatever they are at.
 """
 
 from collections.abc import Sequence

@@ -16,7 +16,7 @@
 What `pools` may say is in `targets.py`.
 
 `ttft_min`, `ttft_max`, `itl_min`, `itl_max` are read as `*_ms`, with a warning. Keys that are not known have no effect,
-and are warned of; in `pools` and in overrides they are refused. Source: `dynamo_reference.md` 5.1.
+and are warned of; in `pools` and in overrides they are refused. Source: `docs/SOURCES.md` D5.1.
 """
 
 from collections.abc import Mapping

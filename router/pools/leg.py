@@ -8,7 +8,7 @@
 | fails within its answer | it is over: nothing is asked again |
 | a limit of our own | 503: it says nothing of the router |
 
-In turn are the plan's pools, and of each pool its routers that are up. Source: `dynamo_reference.md` 5.3.
+In turn are the plan's pools, and of each pool its routers that are up. Source: `docs/SOURCES.md` D5.3.
 """
 
 from collections.abc import Callable

@@ -14,7 +14,7 @@
 | decode | context_length, itl_ms; the context is the prompt as it arrives |
 | agg | [isl,] ttft_ms, itl_ms |
 
-Source: `dynamo_reference.md` 5.2; ai-dynamo/dynamo, `components/src/dynamo/global_router/pool_selection.py`.
+Source: `docs/SOURCES.md` D5.2; ai-dynamo/dynamo, `components/src/dynamo/global_router/pool_selection.py`.
 """
 
 from collections.abc import Sequence

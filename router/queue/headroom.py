@@ -6,7 +6,7 @@ Every rank is over its threshold only after all that was missing to the threshol
 it went: so what a look finds holds for that many tokens, without another look.
 
 A threshold of 0 is the most sensitive: a rank with any prefill ahead of it is over. Where no rank may take the request
-there is room: whoever decides says why nobody may. Source: `routing.md`, "Queue, admission, fairness".
+there is room: whoever decides says why nobody may.
 """
 
 import math

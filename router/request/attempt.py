@@ -8,8 +8,6 @@
 | another status of 500 or more | erred: the request's own fault, perhaps |
 | a limit of our own (sockets, dials) | cancelled: it says nothing of the worker |
 | 502, 504, a redirect, no connection, cut off, too slow | failed |
-
-Source: `routing.md`, "Failures".
 """
 
 from collections.abc import Callable

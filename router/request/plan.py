@@ -15,8 +15,6 @@ Each phase may fail `retry_limit` times and is tried once more. After a worker f
 request migrates: as a new one whose prompt has the tokens so far, `migration_limit` times, past the worker that failed.
 So a request is tried at most (migration_limit + 1) x (4 x retry_limit + 4) times, and a prompt is prefilled twice only
 where its KV was lost.
-
-Source: `routing.md`, "Prefill / decode disaggregation" and "Failures".
 """
 
 from typing import Literal, get_args

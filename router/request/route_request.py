@@ -11,8 +11,7 @@
 | `x-request-priority` | a whole number: more comes sooner out of the queue | `nvext.agent_hints.priority`, `priority` |
 | `x-request-strict-priority` | a whole number: before all with a lower one | `nvext.agent_hints.strict_priority` |
 
-A header that cannot be read is refused by its name; `x-request-id` is replaced. Source: `routing.md`, "Constraints";
-`dynamo_reference.md` 7.
+A header that cannot be read is refused by its name; `x-request-id` is replaced. Source: `docs/SOURCES.md` D1.5, D7.
 """
 
 import math

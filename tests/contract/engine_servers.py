@@ -148,7 +148,7 @@ async def _publish(engine: Engine, sources: Sequence[PlayedSource]) -> None:
 
 
 def vllm_event(event: EngineEvent) -> dict[str, Any]:
-    """Return the event as vLLM 0.24 tells it. Source: `event_plane.md` sections 3.4, 3.7."""
+    """Return the event as vLLM 0.24 tells it. Source: `docs/SOURCES.md` E3.4, E3.7."""
     if isinstance(event, EngineCleared):
         return {"type": "AllBlocksCleared"}
     hashes = [to_i64(block_hash) for block_hash in event.block_hashes]

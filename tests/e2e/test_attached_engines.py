@@ -38,7 +38,7 @@ class Attached:
     process: Process
 
     async def store(self, tokens: list[int], *, rank: int = 0) -> None:
-        """The rank stores these tokens' blocks. Source of the batch: `event_plane.md` sections 3.4, 3.7."""
+        """The rank stores these tokens' blocks. Source of the batch: `docs/SOURCES.md` E3.4, E3.7."""
         source = self.publishers[rank]
         event = {
             "type": "BlockStored",

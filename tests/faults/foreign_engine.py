@@ -1,7 +1,7 @@
 """An engine that publishes its KV events itself, as vLLM 0.24 does, and the YAML of the process that consolidates them.
 
 Its cache is chains of blocks; `step` stores a chain and, when there are too many, removes the oldest. Source of the
-wire: `event_plane.md` sections 3.1, 3.4, 3.6, 3.7.
+wire: `docs/SOURCES.md` E3.1, E3.4, E3.6, E3.7.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Payloads of hop A in every dialect, as bytes that our encoder did not write, and what they say.
 
-Source: `event_plane.md` section 3.7; frames of a vLLM publisher, captured; and bytes written by hand from the sections
-that they name (`event_plane.md`).
+Source: `docs/SOURCES.md` E3.7; frames of a vLLM publisher, captured; and bytes written by hand from the sources
+that they name.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""The canonical batch byte by byte, written out by hand from `interfaces.md`, and the numbers of splitmix64.
+"""The canonical batch byte by byte, written out by hand from `docs/WIRE.md`, and the numbers of splitmix64.
 
 A change here is a change of the wire: it wants a new version number and a decision record.
 """

@@ -1,6 +1,6 @@
 """Every vector made by the field's strongest peer gives the same number here.
 
-Source of the vectors: `meta` in `hash_vectors.json`; of the formulas: `event_plane.md` sections 1.6 and 6.
+Source of the vectors: `meta` in `hash_vectors.json`; of the formulas: `docs/SOURCES.md` E1.6 and E6.
 """
 
 import json

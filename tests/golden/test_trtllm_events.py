@@ -1,4 +1,4 @@
-"""Each version's polled events as JSON, by hand from `event_plane.md` sections 1.3 and 1.4, and what is published.
+"""Each version's polled events as JSON, by hand from `docs/SOURCES.md` E1.3 and E1.4, and what is published.
 
 The blocks have 4 tokens. The number of a UUID is XXH3 of its reference library, pad values are rule 6 of section 6.
 """

@@ -361,7 +361,7 @@ class TrtllmServeDouble(EngineDouble):
         return None
 
     def iterate(self, rank: int = 0, *, number: int = 1) -> None:
-        """One more iteration of a rank was computed. Source: `event_plane.md` section 1.7."""
+        """One more iteration of a rank was computed. Source: `docs/SOURCES.md` E1.7."""
         load = self.ranks[rank]
         self.iterations.append(
             {
@@ -382,7 +382,7 @@ class TrtllmServeDouble(EngineDouble):
         )
 
     def store(self, event_id: int, blocks: Iterable[int], parent: int | None = None, dp_rank: int = 0) -> None:
-        """Block n is full of the token n. Source of the shape: `event_plane.md` section 1.3."""
+        """Block n is full of the token n. Source of the shape: `docs/SOURCES.md` E1.3."""
         told = [
             {
                 "type": "stored_block",

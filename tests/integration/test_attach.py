@@ -41,7 +41,7 @@ ATTACH = OPERATIONS.with_name("ATTACH.md")
 
 
 def vllm_stored(hashes: list[int], tokens: list[int], parent: int | None = None, dp_rank: int | None = 0) -> bytes:
-    """A batch as vLLM 0.24 encodes it. Source: `event_plane.md` sections 3.4, 3.7."""
+    """A batch as vLLM 0.24 encodes it. Source: `docs/SOURCES.md` E3.4, E3.7."""
     event = {
         "type": "BlockStored",
         "block_hashes": hashes,

@@ -1,6 +1,6 @@
 """What went wrong elsewhere between an engine and the log, by its number, on real sockets.
 
-Source: `event_plane.md` section 7.
+Source: `docs/SOURCES.md` E7.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ REST_S = 0.05
 
 
 def row(number: int, running: int = 1, rank: int | None = None, **changes: Any) -> dict[str, Any]:
-    """Return an iteration's statistics. Source: `event_plane.md` section 1.7."""
+    """Return an iteration's statistics. Source: `docs/SOURCES.md` E1.7."""
     told = {
         "iter": number,
         "iterLatencyMS": 12.5,

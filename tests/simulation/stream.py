@@ -5,7 +5,7 @@
     purge      all up to a seq go
     read again after a restart the ids are those of the messages that are still there, as with JetStream
 
-Source: JetStream's `Nats-Msg-Id` and `duplicate_window`, 30 s in `interfaces.md`.
+Source: JetStream's `Nats-Msg-Id` and `duplicate_window`, 30 s in `docs/WIRE.md`.
 """
 
 from collections import deque

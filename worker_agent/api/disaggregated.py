@@ -20,7 +20,7 @@ These are the keys of trtllm-serve's OpenAI bodies, in requests and in the choic
 can go on where the other stopped. Those of media it does not have yet, and refuses.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorrt_llm/serve/openai_protocol.py` (class
-`DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `dynamo_reference.md` section 4.2;
+`DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `docs/SOURCES.md` D4.2;
 ids: `tensorrt_llm/llmapi/disagg_utils.py`, `get_global_disagg_request_id`.
 """
 

@@ -12,7 +12,7 @@
     model                                                a served name, or a LoRA's
     max_tokens                                           1 on a prefill worker, whatever was asked
 
-Source: `dynamo_reference.md` section 6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_protocol.py` (`priority`).
+Source: `docs/SOURCES.md` D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_protocol.py` (`priority`).
 """
 
 import base64

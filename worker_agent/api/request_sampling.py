@@ -14,7 +14,7 @@
     response_format structural_tag                     guide structural_tag, the whole of it
     response_format text                               none
 
-At most one of them may be given. Source: `dynamo_reference.md` section 6.5; the OpenAI interface for `response_format`;
+At most one of them may be given. Source: `docs/SOURCES.md` D6.5; the OpenAI interface for `response_format`;
 vLLM's for `guided_*` and `structured_outputs`.
 """
 

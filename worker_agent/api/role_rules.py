@@ -7,7 +7,7 @@
     decode, `serves_alone`   an encoder's, or none           any        here
     encode                   generates nothing: refused
 
-Source: `dynamo_reference.md` section 4.2; NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py`.
+Source: `docs/SOURCES.md` D4.2; NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py`.
 """
 
 from collections.abc import Iterator

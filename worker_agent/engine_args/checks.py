@@ -23,7 +23,7 @@ The longest input is `max_seq_len` - 1: one token is generated at least. Where `
 says it, and what depends on it is not checked. What a prefill and a decode worker have to agree in is checked where
 both are known: by the router (`router/decision/pairs.py`).
 
-Source: `dynamo_reference.md` sections 4.2 (buffer) and 6.3 (reuse); `event_plane.md` section 1.1; NVIDIA/TensorRT-LLM
+Source: `docs/SOURCES.md` D4.2 (buffer) and 6.3 (reuse); `docs/SOURCES.md` E1.1; NVIDIA/TensorRT-LLM
 `tensorrt_llm/mapping.py` (`Mapping.__init__`), `tensorrt_llm/llmapi/llm_args.py` (`_ParallelConfig.world_size`);
 `_autodeploy`: as in `engine_fields` (`ensure_no_beam_search`, `cap_max_batch_size_to_max_num_tokens`); versions:
 `kv_protocol/trtllm_versions.py`.

@@ -30,7 +30,7 @@ _ONLY_AUTODEPLOY = "only `_autodeploy` knows it"
 _MOE_SIZE = integer(1, also=(-1,)).or_null().not_in("_autodeploy", _WORLD_SIZE)
 _ANYTHING = Field(kind="anything")
 _BLOCK_SIZES = tuple(1 << power for power in range(1, 13))
-"""A power of two above 1: `event_plane.md` section 1.1; the largest is the fleet's own bound."""
+"""A power of two above 1: `docs/SOURCES.md` E1.1; the largest is the fleet's own bound."""
 
 _KV_CACHE = section(
     "KvCacheConfig",

@@ -19,9 +19,9 @@ The engine gets what a user gave and what stands here, nothing else: every other
 which a model's defaults may replace only while the argument is unset. On an encode worker, which has neither KV cache
 nor tokenizer of ours, nothing is forced.
 
-Source: `dynamo_reference.md` sections 6.2 and 6.3 (flags, forced values, the encoder's list); `event_plane.md` section
-2.1 (100000). NVIDIA/TensorRT-LLM: `tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own
-tokenizer); `tensorrt_llm/llmapi/llm_utils.py`, `apply_model_defaults_to_llm_args` (defaults of a model give way to set
+Source: `docs/SOURCES.md` D6.2 and D6.3 (flags, forced values, the encoder's list), E2.1 (100000). NVIDIA/TensorRT-LLM:
+`tensorrt_llm/llmapi/llm.py`, `_build_model` (guided decoding takes the engine's own tokenizer);
+`tensorrt_llm/llmapi/llm_utils.py`, `apply_model_defaults_to_llm_args` (defaults of a model give way to set
 fields); `tensorrt_llm/executor/base_worker.py`, `_enqueue_request`, and PR #10755 (overlap);
 `tensorrt_llm/_torch/pyexecutor/connectors/registry.py` (`KVBM`).
 """

@@ -13,7 +13,7 @@ from worker_agent.media.parts import Media
 FinishReason = Literal["length", "stop", "error"]
 PRIORITY_DEFAULT = 35
 PRIORITY_MAX = 100
-"""Retention priorities of blocks. Source: `event_plane.md` section 1.3."""
+"""Retention priorities of blocks. Source: `docs/SOURCES.md` E1.3."""
 
 
 class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ The ranks are counted over all nodes, `gpus_per_node` on each, in the order of t
 An endpoint that names a host (TensorRT-LLM binds it) is one node's: with several there must be a wildcard in its place.
 The engine refuses to stream with pipeline or context parallelism; it needs `TLLM_KV_CACHE_MANAGER_V2_BACKEND=python`.
 
-Source: `event_plane.md` sections 1.1, 3.5; `dynamo_reference.md` section 6.4.
+Source: `docs/SOURCES.md` E1.1, E3.5; `docs/SOURCES.md` D6.4.
 """
 
 import re

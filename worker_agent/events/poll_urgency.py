@@ -8,7 +8,7 @@
               the buffer holds, or a turn found that     or as much is taken as the buffer holds;     ran dry, and found
               events were lost                           only then is anything encoded                nothing lost
 
-What a turn that ran dry took is all that the source had to say. Source: `event_plane.md` sections 1.5, 8 item 4.
+What a turn that ran dry took is all that the source had to say. Source: `docs/SOURCES.md` E1.5, E8 item 4.
 """
 
 import msgspec

@@ -219,7 +219,7 @@ def _by_rank(events: list[RankEvent]) -> dict[int, list[EngineEvent]]:
 class ReplayServer:
     """Answers replay requests from the ring, one after another; a reader that reads nothing for `_READER_S` is left.
 
-    Source of the exchange: `event_plane.md` section 3.6.
+    Source of the exchange: `docs/SOURCES.md` E3.6.
     """
 
     def __init__(self, ring: ReplayRing, context: zmq.asyncio.Context) -> None:

@@ -4,7 +4,7 @@
     ipc://path         a socket of this machine
 
 One publisher a rank: rank r has port + r, or path + `_dp<r>` but for rank 0.
-Source: `event_plane.md` section 3.5.
+Source: `docs/SOURCES.md` E3.5.
 """
 
 import re

@@ -28,7 +28,7 @@ Began anew: what was had is of another life. Say that it is lost, expect 0, ask 
 Every question asks from the newest message that was delivered, to compare it. One is in flight at a time: it ends
 with `on_replay_end`, or with `on_no_answer`, after which its answer must not be heard any more.
 Whoever forgets everything at a loss needs nothing that is older than its last hole.
-Source: `event_plane.md` sections 3.1, 3.6; 7 (rows 16, 17, 27).
+Source: `docs/SOURCES.md` E3.1, E3.6; E7 (rows 16, 17, 27).
 """
 
 from typing import NamedTuple

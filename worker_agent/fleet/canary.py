@@ -18,7 +18,7 @@ from worker_agent.fleet.canary_rules import OUTCOMES, Canary, Outcome, canary_re
 from worker_agent.fleet.membership import Membership
 
 BEGIN_ID = 1
-"""What a model's prompt begins with whose tokenizer has no begin token. Source: `dynamo_reference.md` section 6.6."""
+"""What a model's prompt begins with whose tokenizer has no begin token. Source: `docs/SOURCES.md` D6.6."""
 
 _log = structlog.get_logger("canary")
 

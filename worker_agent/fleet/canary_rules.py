@@ -6,7 +6,7 @@
     an answer within its time                               fit
     no answer, a late one, an error                         unfit
 
-Only an answer to such a question makes an unfit engine fit again. Source: `dynamo_reference.md` section 6.6 (the begin
+Only an answer to such a question makes an unfit engine fit again. Source: `docs/SOURCES.md` D6.6 (the begin
 token, one token, temperature 0, top_k 1, a salt of its own, the highest priority).
 """
 

@@ -17,7 +17,7 @@ gave it its requests (`at_rest`).
 With attention DP there is a row a rank, of which only rank 0's tells of the queue, and whose block counts are one
 rank's, copied: TensorRT-LLM does not say them of each.
 
-Source: `event_plane.md` section 1.7; NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/pyexecutor/py_executor.py`
+Source: `docs/SOURCES.md` E1.7; NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/pyexecutor/py_executor.py`
 (`_get_init_iter_stats`, which counts the active requests before the iteration; `_update_iter_stats`, after it).
 """
 

@@ -15,7 +15,7 @@ Models without an encoder of their own to load (`NO_STANDALONE_ENCODER`) have no
 Source: keys of `config.json` and `preprocessor_config.json`: the models' classes in huggingface/transformers
 (Qwen3-VL's has `size` with the two bounds in pixels as its edges). Placeholders: NVIDIA/TensorRT-LLM,
 `placeholder_map` in `tensorrt_llm/_torch/models/modeling_{qwen2vl,qwen3vl,llava_next,llama}.py`. Llama 4:
-`dynamo_reference.md` section 4.3.
+`docs/SOURCES.md` D4.3.
 """
 
 from collections.abc import Callable, Mapping

@@ -57,7 +57,7 @@ def test_both_ends_of_a_range_belong_to_it(check: Callable[[int], int], value: i
         (checked_block_size, 0, "block_size"),
         (checked_block_size, -16, "block_size"),
         (checked_block_size, BLOCK_SIZE_MAX + 1, "block_size"),
-        (checked_block_size, 2662439576, "block_size"),  # seen in the field: event_plane.md section 7, line 20
+        (checked_block_size, 2662439576, "block_size"),  # seen in the field: `docs/SOURCES.md` E7, line 20
         (checked_epoch, -1, "epoch"),
         (checked_epoch, 2**64, "epoch"),
     ],

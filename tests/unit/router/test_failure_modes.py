@@ -1,4 +1,4 @@
-"""Failures of other routers that this one must not have; numbers as in `event_plane.md`, section 7."""
+"""Failures of other routers that this one must not have; numbers as in `docs/SOURCES.md` E7."""
 
 import pytest
 

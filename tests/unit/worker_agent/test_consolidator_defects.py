@@ -1,6 +1,6 @@
 """Defects that a consolidator of two sources is known to have elsewhere, and that ours must not have.
 
-Source: `event_plane.md` sections 4.5 and 7 (rows 3, 10, 13, 21, 24). That nothing is lost in silence, and that state is
+Source: `docs/SOURCES.md` E4.5 and E7 (rows 3, 10, 13, 21, 24). That nothing is lost in silence, and that state is
 rebuilt by replay after a restart, is in `test_source_cursor.py` and `test_several_publishers.py`.
 """
 

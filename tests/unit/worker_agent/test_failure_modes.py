@@ -2,7 +2,7 @@
 
 Each test is one small fact; more of each is in the tests of the part that sees to it. Those that need sockets are in
 `tests/integration/test_failure_modes.py`; numbers that are not here are the index's.
-Source: `event_plane.md` section 7.
+Source: `docs/SOURCES.md` E7.
 """
 
 from collections.abc import Sequence

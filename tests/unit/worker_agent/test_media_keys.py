@@ -20,7 +20,7 @@ PROMPT = [1, IMAGE, 2, IMAGE, 3]
 
 
 def block_event(at: int, tokens: list[int], keys: tuple[MmKey, ...]) -> Json:
-    """A block as TensorRT-LLM 1.x tells of it where the caller gave UUIDs. Source: `event_plane.md` section 1.3."""
+    """A block as TensorRT-LLM 1.x tells of it where the caller gave UUIDs. Source: `docs/SOURCES.md` E1.3."""
     named = [{"type": "mm_key", "hash": key.digest, "start_offset": key.start_offset} for key in keys]
     return block(100 + at, tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE], mm_keys=named)
 

@@ -28,7 +28,7 @@ __all__ = [
 _NATS = NatsSection(url="nats://127.0.0.1:4222")
 POLL = "poll"
 PUBLISH_DEFAULT = "tcp://127.0.0.1:5557"
-"""Where vLLM and SGLang publish unless told otherwise. Source: `event_plane.md` section 3.5."""
+"""Where vLLM and SGLang publish unless told otherwise. Source: `docs/SOURCES.md` E3.5."""
 BLOCK_SIZES: Mapping[EngineKind, int] = {"vllm": 16, "sglang": 1, "trtllm-serve": 32}
 """What an engine has that was told nothing. Source: `block_size`, `page_size`, `tokens_per_block` of the three."""
 

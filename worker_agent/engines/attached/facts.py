@@ -144,7 +144,7 @@ def iteration_rows(body: bytes) -> list[dict[str, Any]]:
 
 
 def iteration_stats_said(row: Mapping[str, Any]) -> EngineFacts:
-    """Return what one row of TensorRT-LLM's iteration statistics says. Source: `event_plane.md` section 1.7."""
+    """Return what one row of TensorRT-LLM's iteration statistics says. Source: `docs/SOURCES.md` E1.7."""
     cache = row.get("kvCacheStats")
     said = cache if isinstance(cache, dict) else {}
     return EngineFacts(

@@ -7,7 +7,7 @@
     updated     a block that stays in the tree has moved between GPU (0) and host (1), or has another priority
 
 Sequences are lists here, because the engine's JSON has lists and `msgspec.to_builtins` leaves a tuple a tuple.
-Source: `event_plane.md` sections 1.3 to 1.5.
+Source: `docs/SOURCES.md` E1.3 to E1.5.
 """
 
 from collections.abc import Iterable

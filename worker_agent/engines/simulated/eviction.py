@@ -3,7 +3,7 @@
     lowest priority first; of equal priority the one that was added longest ago
 
 One queue for each priority in use, of which there are at most 101: every operation is O(1) in the number of blocks.
-Source: `event_plane.md` section 1.3 (`priority`).
+Source: `docs/SOURCES.md` E1.3 (`priority`).
 """
 
 from collections import OrderedDict

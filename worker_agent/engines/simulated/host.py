@@ -15,7 +15,7 @@ host it comes after those that are here, and is dropped after them. A source's h
 that its events can be understood without the engine's, which another connection brings sooner or later. Either way the
 blocks of a prefix that lie on the GPU come first, those that lie here alone follow, and all can be had.
 
-Source: `event_plane.md` sections 1.1, 1.3, 3.3.
+Source: `docs/SOURCES.md` E1.1, E1.3, E3.3.
 """
 
 from collections import OrderedDict

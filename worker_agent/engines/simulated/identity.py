@@ -20,7 +20,7 @@ class Namespace(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, lora_name: str | None, cache_salt: str | None) -> Self:
-        """Return the namespace; an empty name or salt is an absent one. Source: `event_plane.md` section 1.6."""
+        """Return the namespace; an empty name or salt is an absent one. Source: `docs/SOURCES.md` E1.6."""
         salt_id = int.from_bytes(sha256(cache_salt.encode()).digest()[:8], "little") if cache_salt else None
         return cls(lora_name or None, cache_salt or None, lora_id(lora_name) if lora_name else None, salt_id)
 

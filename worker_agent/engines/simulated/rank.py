@@ -15,7 +15,7 @@ emitted, never computed; a stop token is the last one.
                first token the prefill engine said. Cancelled before that, it is fetched all the same, then forgotten:
                else the prefill engine would keep its blocks
 
-Source of the last: `dynamo_reference.md` section 4.1 (5).
+Source of the last: `docs/SOURCES.md` D4.1 (5).
 """
 
 from collections import OrderedDict

@@ -61,7 +61,7 @@ class Simulator:
     """An engine of one or more ranks. Same calls, same order: same outputs, events and durations.
 
     The event buffer holds `event_buffer_max_size` events per rank, one buffer for all ranks; the oldest give way, and
-    their ids are missed. Source: `event_plane.md` section 1.5. A host tier that is a source of its own keeps as many
+    their ids are missed. Source: `docs/SOURCES.md` E1.5. A host tier that is a source of its own keeps as many
     and one for each of its blocks; what nobody took gives way to an account of all that it holds.
     """
 

@@ -4,7 +4,7 @@ Counts of requests and blocks are those at the end of the iteration, so the last
 `freeNumBlocks` counts cached blocks, which an allocation may take. With several ranks every row is its own rank's,
 block counts and queue included, where TensorRT-LLM copies the base row's. With several windows the block counts are the
 widest pool's. `requestStats`, which TensorRT-LLM only says when asked, is left out.
-Source: `event_plane.md` section 1.7.
+Source: `docs/SOURCES.md` E1.7.
 """
 
 from typing import Any

@@ -15,7 +15,7 @@ for the buffer, the receiver's by requests that wait for these transfers. Only t
                gone      the sender does not hold it: fetched, given up, or never handed over
                lost      the sender does not answer
 
-That the line does not move on is assumed. Source: `dynamo_reference.md` section 4.2; NVIDIA Dynamo's documentation,
+That the line does not move on is assumed. Source: `docs/SOURCES.md` D4.2; NVIDIA Dynamo's documentation,
 TensorRT-LLM, "Known Issues and Mitigations" (KV cache exhaustion); NVIDIA/TensorRT-LLM, `cacheFormatter.cpp` (with an
 agent the buffer has to cover a whole transfer); 60 s: `kv_transfer_timeout_ms` (`docs/TENSORRT_LLM.md`).
 """

@@ -8,7 +8,7 @@ The widest pool is `BlockPool`; what it says of a prefix (hashes, chain, priorit
 copies of the blocks. A narrow pool gives a sequence the whole prompt's blocks when it is admitted, as the widest does;
 they enter the narrow tree with those of the widest; those that fall out of the window are then released: cached where
 they are in the tree, free otherwise. No prefix here is any good by itself, so blocks may be cached without the ones
-before them, partial blocks are not kept, and nothing goes to the host. Source: `event_plane.md` sections 1.3, 7 (11).
+before them, partial blocks are not kept, and nothing goes to the host. Source: `docs/SOURCES.md` E1.3, E7 (11).
 """
 
 from collections import deque

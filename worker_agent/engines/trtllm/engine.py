@@ -16,7 +16,7 @@
 A prefill worker's transfers are over when the engine's statistics count no request any more; without statistics, when
 `transfer_s` have passed since the last one began. Nothing else tells of them.
 
-Source: `dynamo_reference.md` section 6.6.
+Source: `docs/SOURCES.md` D6.6.
 """
 
 import asyncio

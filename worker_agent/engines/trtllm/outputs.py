@@ -16,7 +16,7 @@
     log probabilities     by the token's place; a place of which nothing is known has None
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequence`: the reason, once `_done`);
-`dynamo_reference.md` section 6.5.
+`docs/SOURCES.md` D6.5.
 """
 
 from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/rpc_worker_mixin.py` (`fetch_kv_cache_events_wait_async`,
 `fetch_stats_wait_async`: 100 ms) and `tensorrt_llm/executor/executor.py` (`get_stats` answers at once before the first
-request); the pauses: `dynamo_reference.md` section 6.5.
+request); the pauses: `docs/SOURCES.md` D6.5.
 """
 
 import time

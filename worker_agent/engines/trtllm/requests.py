@@ -26,7 +26,7 @@ What a role takes at all: `worker_agent/api/role_rules.py`.
     media                                 `worker_agent/media/inputs.py`
     prefill                               `max_tokens` 1, whatever was asked; all else as asked
 
-Source: `dynamo_reference.md` sections 4.2 and 6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` and
+Source: `docs/SOURCES.md` D4.2 and D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` and
 `tensorrt_llm/executor/base_worker.py` (`end_id` and stop words under `ignore_eos`); `docs/TENSORRT_LLM.md`.
 """
 

@@ -5,7 +5,7 @@
     none, never taught     group 0, or no group named: passes; any other does not
 
 Main kinds hold every token of a prefix. Others (sliding windows, state spaces, cross attention, ...) hold parts, and
-what they hold makes no prefix reusable by itself. Source: `event_plane.md` section 3.3, cache groups.
+what they hold makes no prefix reusable by itself. Source: `docs/SOURCES.md` E3.3, cache groups.
 """
 
 MAIN_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})

@@ -19,7 +19,7 @@ For every event, the first line that applies:
 
 What cannot be read at all is refused too. Ignored events mean nothing to a prefix, refused ones might have; neither
 costs the rest of its batch. Hashes are u64: an integer mod 2^64; of bytes the last 8, big-endian, which is the
-integer that their engine would send. Source: `event_plane.md` sections 3.2, 3.3, 4.2 (ingress filter).
+integer that their engine would send. Source: `docs/SOURCES.md` E3.2, E3.3, E4.2 (ingress filter).
 """
 
 import msgspec

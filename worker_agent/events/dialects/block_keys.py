@@ -10,7 +10,7 @@
 
 All are lists aligned with the blocks, nil for text; too short means text, too long is cut. The first of them that names
 an item is the one that counts: they are spellings of the same thing. An untagged string is no salt, although some
-engines put their salt there so: it cannot be told from other keys. Source: `event_plane.md` sections 1.3, 3.2, 3.3.
+engines put their salt there so: it cannot be told from other keys. Source: `docs/SOURCES.md` E1.3, E3.2, E3.3.
 """
 
 from collections.abc import Sequence

@@ -6,7 +6,7 @@
               that is still there, then the end marker: sequence 2^64 - 1, empty payload
 
 Hashes are the engine's own, i64 on the wire, u64 inside. Eagle's tokens are written as pairs of neighbours; names of
-blocks without their tokens, as no tokens. Source: `event_plane.md` sections 3.1, 3.2, 3.6.
+blocks without their tokens, as no tokens. Source: `docs/SOURCES.md` E3.1, E3.2, E3.6.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

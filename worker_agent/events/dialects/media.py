@@ -1,6 +1,6 @@
 """Names of media, as engines spell them, and tiers. Case counts: another spelling is not known to mean the same.
 
-Source: `event_plane.md` sections 3.3, 3.4.
+Source: `docs/SOURCES.md` E3.3, E3.4.
 """
 
 from kv_protocol.errors import LimitExceeded

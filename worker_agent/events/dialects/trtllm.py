@@ -13,7 +13,7 @@
                 turns out to be another, the rank is cleared: `trtllm_window.py`
     blocks      partial blocks, tiers, attention groups: `trtllm_blocks.py`
 
-Source: `event_plane.md` sections 1.3 to 1.5, 2.2.
+Source: `docs/SOURCES.md` E1.3 to E1.5, E2.2.
 """
 
 from collections.abc import Iterable, Iterator

@@ -13,7 +13,7 @@
 
 Withheld blocks are forgotten with their removal, and beyond `withheld_max` a group the oldest first: its removal then
 goes out, and means nothing to the reader. Blocks on the host are as many as the engine's host pool has.
-Source: `event_plane.md` sections 1.3, 1.4, 2.2, 7 (rows 1, 2, 20).
+Source: `docs/SOURCES.md` E1.3, E1.4, E2.2, E7 (rows 1, 2, 20).
 """
 
 from collections.abc import Iterable, Iterator

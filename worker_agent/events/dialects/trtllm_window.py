@@ -11,7 +11,7 @@
 
 Where the window that counts becomes another after events of the first were published, these were no prefixes: their
 rank is to be cleared. So a wrong guess lasts until the next event of the widest window, and the first event is judged
-like any other. Source: `event_plane.md` sections 1.3, 2.2, 8 item 9.
+like any other. Source: `docs/SOURCES.md` E1.3, E2.2, E8 item 9.
 """
 
 from collections.abc import Iterable

@@ -7,7 +7,7 @@
     hash_algo           V2; hashes must be numbers: `v1_block_key` or `v2_sha256_64`
     hash                u64, spelled as u64 or i64; null: a block that cannot be named
     token_id            u32; V2 has a 64-hex digest for the first token of a multimodal item: its pad value is taken
-                        (`event_plane.md` section 6, rule 6), the identity itself is in the block's `mm_keys`
+                        (`docs/SOURCES.md` E6, rule 6), the identity itself is in the block's `mm_keys`
     mm_keys             `hash` names the item, a digest or the caller's UUID; `uuid` where `hash` is empty
     cache_salt          of blocks and of `data`; empty and null are none; one distinct value an event
     cache_level         0 GPU, 1 host; in `updated` only the new value is read, a null diff is no change
@@ -15,7 +15,7 @@
 
 An event that says more than `EVENT_NUMBERS_MAX` and `TEXT_BYTES_MAX` allow would not fit one message of hop A.
 
-Source: `event_plane.md` section 1.3.
+Source: `docs/SOURCES.md` E1.3.
 """
 
 from typing import Annotated, cast

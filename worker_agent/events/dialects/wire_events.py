@@ -9,7 +9,7 @@
                        text in the slot of `extra_keys` is a session's name (old SGLang): empty, too
     tokens    u32s, or pairs of neighbours (a,b)(b,c)(c,d): then a..d, and the event is Eagle's
 
-The usual form (map, plain tokens) is one typed decode. Source: `event_plane.md` sections 3.2, 3.4.
+The usual form (map, plain tokens) is one typed decode. Source: `docs/SOURCES.md` E3.2, E3.4.
 """
 
 from typing import Annotated, Any

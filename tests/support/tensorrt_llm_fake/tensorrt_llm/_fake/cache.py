@@ -10,7 +10,7 @@
                       priority is high enough: `updated`. Reused on the host, it comes back: `updated`
 
 Full and partial blocks have one life: a partial block that is filled later is another block.
-Source: `event_plane.md` sections 1.3, 1.4; cpp `kvCacheManager.cpp` (storeContextBlocks, releaseBlocks, getFreeBlock);
+Source: `docs/SOURCES.md` E1.3, E1.4; cpp `kvCacheManager.cpp` (storeContextBlocks, releaseBlocks, getFreeBlock);
 docs `features/kvcache.md` (prioritised LRU). Where the real one differs: `docs/TENSORRT_LLM.md`, "What is simpler".
 """
 

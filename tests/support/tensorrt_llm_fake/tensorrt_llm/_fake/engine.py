@@ -9,7 +9,7 @@
 | tell | responses to sinks, events visible, a row of statistics |
 
 A context-only request stays active, and keeps its blocks, until a generation worker has them.
-Source: `event_plane.md` 1.2 to 1.7, docs `features/kvcache.md`; the formula of tokens is `_fake/model.py`.
+Source: `docs/SOURCES.md` E1.2 to E1.7, docs `features/kvcache.md`; the formula of tokens is `_fake/model.py`.
 """
 
 import hashlib

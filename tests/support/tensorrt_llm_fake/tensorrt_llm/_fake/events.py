@@ -1,11 +1,11 @@
-"""KV events of one attention-DP rank, in the JSON shapes of `event_plane.md` section 1.3.
+"""KV events of one attention-DP rank, in the JSON shapes of `docs/SOURCES.md` E1.3.
 
     id          from 0, one more for each event of the rank, also for one that is lost
     created     once for each window's pool, before all others
     removed     hashes gather, for each window, until another event of it or the iteration's end
     visible     at the iteration's end; then the oldest beyond `capacity` are lost
 
-Source: cpp `kvCacheEventManager`, `KVCacheEventSerializer`, by way of `event_plane.md` sections 1.3 to 1.5.
+Source: cpp `kvCacheEventManager`, `KVCacheEventSerializer`, by way of `docs/SOURCES.md` E1.3 to E1.5.
 """
 
 from collections import deque

@@ -10,7 +10,7 @@
     hash ints         the digest as eight signed 32-bit words, big-endian
     uuid              the caller's, or one of the digest where the control asks for it
 
-Source: `event_plane.md` section 1.3 (`mm_keys`); `inputs/multimodal.py`, `apply_mm_hashes`; `llmapi/llm.py`,
+Source: `docs/SOURCES.md` E1.3 (`mm_keys`); `inputs/multimodal.py`, `apply_mm_hashes`; `llmapi/llm.py`,
 `_preprocess`; `start_offset` is where in the item the block begins.
 """
 

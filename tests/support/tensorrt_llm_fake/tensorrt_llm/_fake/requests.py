@@ -5,7 +5,7 @@
     generation_only          takes another worker's blocks and first tokens, and goes on behind them
     encode                   media -> one handle for each item; no tokens
 
-Source: `executor/result.py` @ a678b91a (what a response has), `llmapi/llm.py`; `dynamo_reference.md` section 4.2.
+Source: `executor/result.py` @ a678b91a (what a response has), `llmapi/llm.py`; `docs/SOURCES.md` D4.2.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """Iteration statistics: one row for each iteration that had work, or one for each attention-DP rank.
 
 Queue and completion counts stand on rank 0 alone; `kvCacheStats` is rank 0's on every row; ids and drops as they come.
-Source: `executor/iteration_stats.py` @ b1179014 (field names and defaults); `event_plane.md` section 1.7.
+Source: `executor/iteration_stats.py` @ b1179014 (field names and defaults); `docs/SOURCES.md` E1.7.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@
     event      a map: BlockStored, BlockRemoved; hashes as signed 64-bit ints; `created` and `updated` have none
     time       the engine's own: iterations
 
-The events' fields are those that all readers of such streams know (`event_plane.md` sections 3.1, 3.2, 3.5); no
+The events' fields are those that all readers of such streams know (`docs/SOURCES.md` E3.1, E3.2, E3.5); no
 recording of this engine's stream was seen. No replay socket. Needs KV cache manager V2, as the real one.
 """
 
