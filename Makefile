@@ -9,7 +9,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test ci lint types imports unit compiled floors simulation sim faults soak soak-smoke sanitize format native bootstrap prometheus lock clean
+.PHONY: help demo test ci lint types imports unit compiled floors simulation sim faults soak soak-smoke sanitize reference format native bootstrap prometheus lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -80,6 +80,9 @@ sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBeha
 
 native: $(READY)  ## fail when the C++ extension did not build
 	@$(BIN)/python -m indexer.native
+
+reference: $(READY)  ## write docs/reference/ from the code
+	$(BIN)/python -m tests.support.reference
 
 format: $(READY)  ## rewrite the tree in the one format
 	$(BIN)/ruff format .

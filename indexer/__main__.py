@@ -16,7 +16,8 @@ from indexer.embedded import EmbeddedIndex, ensure_streams
 from indexer.service.http import IndexApi
 from kv_runtime.acceptor import PortUsed
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import ConfigurationError, config_options, load_settings, render
+from kv_runtime.config import ConfigurationError, config_options, load_settings
+from kv_runtime.config_text import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.extras import reach_tools, require
 from kv_runtime.http import HttpServer

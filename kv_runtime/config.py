@@ -6,7 +6,6 @@ was found and what is allowed. The sections here are those that several processe
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +15,7 @@ import click
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
+from kv_runtime.config_text import explain_option
 from kv_runtime.hosts import HostName, HostNames, is_loopback
 from kv_runtime.yaml_text import KeysRepeated, load_yaml
 
@@ -25,8 +25,6 @@ _NEAREST_CHARACTERS_MAX = 80
 _FLEET_KEY_CHARACTERS_MIN = 16
 _INDEX_BYTES_MIN = 1 << 20
 """With less an index has room for hardly any rank."""
-
-_USER_OF_URL = re.compile(r"://[^/@\s]+@")
 
 
 class ConfigurationError(Exception):
@@ -238,24 +236,15 @@ def given_paths(
 
 
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a click command the flags that every process has: `--config`, `--set`, `--print-config`."""
+    """Give a click command the flags that every process has: `--config`, `--set`, `--print-config`, `--explain`."""
     for option in (
+        explain_option(),
         click.option("--print-config", is_flag=True, help="print the effective configuration and end"),
         click.option("--set", "assignments", multiple=True, metavar="SECTION.KEY=VALUE", help="set any field"),
         click.option("--config", "file", type=click.Path(path_type=Path), help="YAML file with the sections"),
     ):
         command = option(command)
     return command
-
-
-def render(settings: Settings) -> str:
-    """Return the tree as YAML that loads again, but for secrets: they are masked, and a mask is refused as a guess."""
-    return without_user(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
-
-
-def without_user(text: str) -> str:
-    """Return the text with the user and the password, or the token, of each URL in it masked."""
-    return _USER_OF_URL.sub("://**********@", text)
 
 
 def _assigned(kind: type[BaseModel], assignments: Iterable[str], problems: list[str]) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,8 @@ from kv_protocol.ledger import LeaseEvent
 from kv_runtime.acceptor import PortUsed
 from kv_runtime.chat_template import TextError
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import ConfigurationError, config_options, given_paths, load_settings, render, without_user
+from kv_runtime.config import ConfigurationError, config_options, given_paths, load_settings
+from kv_runtime.config_text import render, without_user
 from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
 from kv_runtime.extras import reach_tools, require

@@ -11,7 +11,8 @@ import click
 
 from kv_runtime.acceptor import PortUsed
 from kv_runtime.chat_template import TextError
-from kv_runtime.config import ConfigurationError, config_options, load_settings, render
+from kv_runtime.config import ConfigurationError, config_options, load_settings
+from kv_runtime.config_text import render
 from kv_runtime.event_log import BrokerUnavailable
 from kv_runtime.main_thread import ThreadCall, run_beside
 from kv_runtime.supervise import PartGaveUp, run_process

@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from kv_runtime.config import ConfigurationError, config_options, load_settings, render
+from kv_runtime.config import ConfigurationError, config_options, load_settings
+from kv_runtime.config_text import render
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import Part, run_parts, run_process
 from kv_runtime.telemetry import configure_logs

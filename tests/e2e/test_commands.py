@@ -160,3 +160,14 @@ def test_what_the_indexer_s_commands_cannot_do_is_named_and_ends_with_2(command:
     assert refused.returncode == 2
     assert problem in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_an_explained_configuration_loads_again(tmp_path: Path) -> None:
+    shown = run("router", "--print-config", "--explain").stdout
+    file = tmp_path / "config.yaml"
+    file.write_text(shown)
+    assert (
+        "  # port of the embedded server on 127.0.0.1; 0: any free one; whole number, at least 0, at most 65535\n"
+        in shown
+    )
+    assert run("router", "--config", str(file), "--print-config").stdout == run("router", "--print-config").stdout

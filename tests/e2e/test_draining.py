@@ -52,8 +52,8 @@ async def test_what_a_drained_worker_held_is_found_elsewhere_if_it_was_handed_ov
         over, answers = asyncio.Event(), list[Answered]()
 
         async def load() -> None:
-            while not over.is_set():
-                answers.append(await client.complete(list(range(240, 200, -1)), max_tokens=4))
+            while not over.is_set():  # less than a block: nothing that could be handed over
+                answers.append(await client.complete(list(range(240, 230, -1)), max_tokens=4))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(4):

@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -176,6 +176,7 @@ EXPRESSIONS = [
 
 
 @given(st.lists(st.sampled_from(EXPRESSIONS), min_size=1, max_size=4), st.text(max_size=8), st.sampled_from([0, 1]))
+@example(["m.content.format(1)"], "{1}", 0)
 def test_the_sandbox_answers_as_the_plain_one(expressions: list[str], content: str, strict: int) -> None:
     body = "".join("{{ " + each + " }}|" for each in expressions)
     source = "{% set ns = namespace(a=1) %}{% for m in messages %}{% set ns.a = loop.index %}" + body + "{% endfor %}"
@@ -199,5 +200,5 @@ def outcome(environment: ImmutableSandboxedEnvironment, source: str, variables: 
     """Return what comes of it: text, or the error."""
     try:
         return environment.from_string(source).render(variables)
-    except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"

@@ -20,8 +20,8 @@ from kv_runtime.config import (
     Settings,
     config_options,
     load_settings,
-    render,
 )
+from kv_runtime.config_text import render
 from kv_runtime.yaml_text import load_yaml
 
 

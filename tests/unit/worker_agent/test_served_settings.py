@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from kv_runtime.clock import SystemClock
-from kv_runtime.config import ConfigurationError, load_settings, render
+from kv_runtime.config import ConfigurationError, load_settings
+from kv_runtime.config_text import render
 from kv_runtime.text import load_text
 from worker_agent.commands.engine_choice import Chosen, chosen_engine, engine_text, made_engine, served_names
 from worker_agent.config import AgentSettings

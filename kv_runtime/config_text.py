@@ -1,0 +1,138 @@
+"""Configuration shown to people: the effective tree as YAML, and what each setting means, is and may be."""
+
+import re
+from collections.abc import Iterator
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import click
+import yaml
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+_EXPLAIN = "kv_runtime.config.explain"
+_USER_OF_URL = re.compile(r"://[^/@\s]+@")
+_WORDS = {str: "text", int: "whole number", float: "number", bool: "true or false", SecretStr: "secret"}
+
+_BOUNDS = {
+    "ge": "at least",
+    "gt": "above",
+    "le": "at most",
+    "lt": "below",
+    "min_length": "length at least",
+    "max_length": "length at most",
+}
+
+
+class Setting(NamedTuple):
+    """One setting: its path, its type and range in words, its default as YAML, its meaning with its unit."""
+
+    path: str
+    allowed: str
+    default: str
+    meaning: str
+
+
+def settings_of(kind: type[BaseModel], above: str = "") -> Iterator[Setting]:
+    """Yield all settings of a tree, section by section; a section in a list has `[]` in its path."""
+    for name, field in kind.model_fields.items():
+        path, section, item = f"{above}{name}", _section(field.annotation), _section_of_list(field.annotation)
+        if section:
+            yield from settings_of(section, f"{path}.")
+            continue
+        if item:
+            yield from settings_of(item, f"{path}[].")
+            continue
+        default = "required" if field.is_required() else _as_yaml(_plain(field.get_default(call_default_factory=True)))
+        yield Setting(path, _allowed(field), default, field.description or "")
+
+
+def render(settings: BaseModel) -> str:
+    """Return the tree as YAML that loads again, but for secrets: they are masked, and a mask is refused as a guess.
+
+    Where the command line has `--explain`, a comment above each setting says its meaning and what is allowed.
+    """
+    context = click.get_current_context(silent=True)
+    values = settings.model_dump(mode="json")
+    if context is None or not context.meta.get(_EXPLAIN):
+        return without_user(yaml.safe_dump(values, sort_keys=False))
+    return without_user("".join(_explained(type(settings), values, "")))
+
+
+def explain_option() -> Any:  # noqa: ANN401 - a decorator of click
+    """Return the option `--explain`, which changes what `render` returns."""
+
+    def wanted(context: click.Context, _option: click.Parameter, is_wanted: bool) -> None:  # noqa: FBT001 - click's
+        context.meta[_EXPLAIN] = is_wanted
+
+    text = "with --print-config: say of each setting what it means and what is allowed"
+    return click.option("--explain", is_flag=True, expose_value=False, callback=wanted, help=text)
+
+
+def without_user(text: str) -> str:
+    """Return the text with the user and the password, or the token, of each URL in it masked."""
+    return _USER_OF_URL.sub("://**********@", text)
+
+
+def _explained(kind: type[BaseModel], values: dict[str, Any], indent: str) -> Iterator[str]:
+    for name, field in kind.model_fields.items():
+        section = _section(field.annotation)
+        if section:
+            yield f"{indent}{name}:\n"
+            yield from _explained(section, values[name], indent + "  ")
+            continue
+        meaning = f"{field.description}; " if field.description else ""
+        yield f"{indent}# {meaning}{_allowed(field)}\n"
+        dumped = yaml.safe_dump({name: values[name]}, sort_keys=False)
+        yield "".join(f"{indent}{line}\n" for line in dumped.splitlines())
+
+
+def _section(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401 - whatever a field is declared as
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _section_of_list(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401
+    return next((section for each in get_args(kind) if (section := _section(each))), None)
+
+
+def _allowed(field: FieldInfo) -> str:
+    """Return the type and the range of a setting in words."""
+    words = _kind(field.annotation)
+    bounds = [text for each in field.metadata for text in _bounds(each)]
+    return ", ".join([words, *bounds])
+
+
+def _kind(kind: Any) -> str:  # noqa: ANN401
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " | ".join(str(each) for each in inner)
+    if origin is Annotated:
+        return _kind(inner[0])
+    if origin in (Union, UnionType):
+        words = " or ".join(_kind(each) for each in inner if each is not NoneType)
+        return f"{words}, or null" if NoneType in inner else words
+    if origin in (tuple, list):
+        return f"list of {_kind(inner[0])}"
+    if origin is dict:
+        return f"{_kind(inner[0])} to {_kind(inner[1])}"
+    return _WORDS.get(kind, "text")
+
+
+def _bounds(constraint: object) -> Iterator[str]:
+    for name, words in _BOUNDS.items():
+        bound = getattr(constraint, name, None)
+        if bound is not None:
+            yield f"{words} {bound}"
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    """Return a default as YAML knows it."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _as_yaml(value: Any) -> str:  # noqa: ANN401
+    return yaml.safe_dump(value, default_flow_style=True, width=1 << 20).removesuffix("...\n").strip()

@@ -1,0 +1,55 @@
+"""Reference pages that are made from the code: `python -m tests.support.reference` writes them.
+
+A test compares what stands in `docs/reference/` with what would be written.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from indexer.config import IndexerSettings
+from kv_runtime.config_text import settings_of
+from router.config import RouterSettings
+from worker_agent.config import AgentSettings
+from worker_agent.engines.attached.config import AttachSettings, ConsolidateSettings
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reference"
+COMMANDS: dict[str, type[BaseModel]] = {
+    "router": RouterSettings,
+    "indexer serve": IndexerSettings,
+    "worker-agent serve": AgentSettings,
+    "worker-agent attach": AttachSettings,
+    "worker-agent consolidate": ConsolidateSettings,
+}
+
+
+def settings_page() -> str:
+    """Return the page of all settings of all commands, as Markdown."""
+    return "\n".join(_settings()) + "\n"
+
+
+def _settings() -> Iterator[str]:
+    yield "# Settings"
+    yield ""
+    yield "Made from the code by `make reference`. A flag beats the environment (`KVROUTER_SECTION__KEY`), which beats"
+    yield "YAML (`--config`), which beats the default; `--set section.key=value` sets any. `--print-config --explain`"
+    yield "prints the effective values with these texts."
+    for command, kind in COMMANDS.items():
+        yield f"\n## `{command}`\n"
+        yield "| setting | allowed | default | meaning |"
+        yield "|---|---|---|---|"
+        for each in settings_of(kind):
+            yield f"| `{each.path}` | {_cell(each.allowed)} | `{_cell(each.default)}` | {_cell(each.meaning)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+PAGES = {"settings.md": settings_page}
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page())
