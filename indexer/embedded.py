@@ -1,4 +1,4 @@
-"""The index inside another process: the one door through which the router reaches it.
+"""The index inside another process: the only module that the router imports.
 
 index = EmbeddedIndex(settings, log, clock);  await index.start();  parts = [..., *index.parts(stage)]
 index.columns(chain, ranks)                   one moment's truth, no await

@@ -1,4 +1,4 @@
-"""Imported before anything that needs the extra `router`: without it the process ends with one sentence."""
+"""Imported before anything that needs the extra `router`: without the extra the process ends with one sentence."""
 
 from kv_runtime.extras import require
 

@@ -43,7 +43,7 @@ _HASH_BYTES = 8
 assert len(TERMS) <= _TERMS_MAX
 
 Depths = tuple[int, int, int, int]
-Phase = Literal["whole", "prefill", "decode", "alone"]
+RequestPhase = Literal["whole", "prefill", "decode", "alone"]
 """What a worker is asked for: all of it; the prompt alone; the rest alone, with the prompt's KV from where it was
 computed; or all of it, of a worker whose role is to decode."""
 
@@ -72,7 +72,7 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
     pinned_worker: str | None = None
     pinned_dp_rank: int | None = None
     tried: tuple[WorkerRank, ...] = ()
-    phase: Phase = "whole"
+    phase: RequestPhase = "whole"
     transfer_domain: str | None = None
     endpoint: ApiEndpoint = "chat"
     prefill_worker: str | None = None

@@ -1,4 +1,4 @@
-"""Names that nothing had before: a random beginning, this process's own, and a number."""
+"""Makes unique names: random bytes, a number of this process, a counter."""
 
 from itertools import count
 

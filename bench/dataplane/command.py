@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.dataplane.report import Facts, as_json, tables, verdict_table
 from bench.dataplane.run import Bench, Results, Shape
-from bench.dataplane.systems import DIRECT, NGINX, PEERS, Plan, found, on_core
+from bench.dataplane.systems import DIRECT, NGINX, PEERS, SystemPlan, found, on_core
 from bench.events.run import BenchFailed
 from bench.index.report import commit, machine, markdown_table, rich_table
 from kv_runtime.supervise import run_process, until
@@ -82,7 +82,7 @@ def dataplane(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     _write(flags, facts, results)
 
 
-async def _measure(shape: Shape, plans: list[Plan], found_all: list[Results]) -> None:
+async def _measure(shape: Shape, plans: list[SystemPlan], found_all: list[Results]) -> None:
     columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     async with Bench(shape) as bench:
         with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:

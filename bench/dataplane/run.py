@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from bench.dataplane.systems import Backend, Plan, Running, SystemAbsent, on_core, start
+from bench.dataplane.systems import Backend, Running, SystemAbsent, SystemPlan, on_core, start
 from bench.events.run import Child
 from bench.report import percentile
 
@@ -54,7 +54,7 @@ class Results:
     """All rounds of every cell, by system."""
 
     def __init__(self) -> None:
-        self.systems: list[Plan] = []
+        self.systems: list[SystemPlan] = []
         self.absent: list[str] = []
         self.rounds: defaultdict[tuple[str, str], list[Found]] = defaultdict(list)
         """By the system's name, and cell."""
@@ -98,7 +98,7 @@ class Bench:
     ) -> None:
         await self._cleanup.__aexit__(kind, error, traceback)
 
-    async def begin(self, plans: Sequence[Plan]) -> None:
+    async def begin(self, plans: Sequence[SystemPlan]) -> None:
         """Every system that can be started is; what cannot is told in the results."""
         for plan in plans:
             try:

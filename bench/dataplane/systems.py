@@ -83,7 +83,7 @@ class Backend(NamedTuple):
     ports: Sequence[int]
 
 
-class Plan(NamedTuple):
+class SystemPlan(NamedTuple):
     """One system: its name, its policy, and what runs it (nothing: what our own interpreter runs)."""
 
     kind: str
@@ -107,7 +107,7 @@ class Used(NamedTuple):
 class Running(NamedTuple):
     """A system that answers on `port`."""
 
-    plan: Plan
+    plan: SystemPlan
     port: int
     process: Process | None
     """None: the workers themselves."""
@@ -129,16 +129,16 @@ def _cpu_s(pid: int) -> float:
     return time.clock_gettime_ns((~pid << _CLOCK_KIND_BITS) | _CLOCK_OF_SCHEDULER) / 1e9
 
 
-def found(named: Sequence[tuple[str, str]]) -> tuple[list[Plan], list[str]]:
+def found(named: Sequence[tuple[str, str]]) -> tuple[list[SystemPlan], list[str]]:
     """Return what is there to be measured, by name or on PATH, and what is said of what is not."""
-    plans = [Plan(DIRECT, ""), *(Plan(OURS, mode) for mode in _OUR_MODES)]
+    plans = [SystemPlan(DIRECT, ""), *(SystemPlan(OURS, mode) for mode in _OUR_MODES)]
     absent = [_NO_DYNAMO]
     for name in (NGINX, *PEERS):
         executable = shutil.which(dict(named).get(name, name), path=f"{os.environ.get('PATH', '')}:/usr/sbin")
         if executable is None:
             absent.append(f"{name}: absent (not on PATH, and no executable that --peer names)")
         else:
-            plans += [Plan(name, policy, executable) for policy in (_PEER_POLICIES if name in PEERS else ("",))]
+            plans += [SystemPlan(name, policy, executable) for policy in (_PEER_POLICIES if name in PEERS else ("",))]
     return plans, absent
 
 
@@ -157,7 +157,7 @@ def on_core(core: int) -> Iterator[None]:
 
 
 async def start(
-    plan: Plan, backend: Backend, cores: tuple[int, int], directory: Path, group: asyncio.TaskGroup
+    plan: SystemPlan, backend: Backend, cores: tuple[int, int], directory: Path, group: asyncio.TaskGroup
 ) -> Running:
     """Return the system, which answers. `cores`: its own, and that of all others; `group` has the task that reads it.
 
@@ -179,12 +179,12 @@ async def start(
     return Running(plan, port, process)
 
 
-def _ours(plan: Plan, _backend: Backend, _directory: Path) -> Process:
+def _ours(plan: SystemPlan, _backend: Backend, _directory: Path) -> Process:
     command = [sys.executable, "-m", "router", "--mode", _OUR_MODES[plan.policy], "--port", "0", "--control-port", "0"]
     return Process(plan.name, [*command, "--set", "nats.port=0"])
 
 
-def _nginx(plan: Plan, backend: Backend, directory: Path) -> Process:
+def _nginx(plan: SystemPlan, backend: Backend, directory: Path) -> Process:
     own = _own(plan, directory)
     text = _NGINX.format(
         directory=own,
@@ -196,14 +196,14 @@ def _nginx(plan: Plan, backend: Backend, directory: Path) -> Process:
     return Process(plan.name, [plan.executable, "-p", str(own), "-c", str(own / "nginx.conf")])
 
 
-def _peer(plan: Plan, backend: Backend, directory: Path) -> Process:
+def _peer(plan: SystemPlan, backend: Backend, directory: Path) -> Process:
     command = [plan.executable, *PEERS[plan.kind], "--host", "127.0.0.1", "--port", _port_file(_own(plan, directory))]
     command += ["--policy", _PEER_POLICIES[plan.policy], "--prometheus-port", str(_free_port())]
     command += ["--log-level", "error", "--worker-urls", *(f"http://127.0.0.1:{port}" for port in backend.ports)]
     return Process(plan.name, command)
 
 
-def _own(plan: Plan, directory: Path) -> Path:
+def _own(plan: SystemPlan, directory: Path) -> Path:
     own = directory / plan.name.replace(" ", "-").replace(",", "")
     own.mkdir(exist_ok=True)
     return own
@@ -223,7 +223,7 @@ def _free_port() -> int:
         return port
 
 
-async def _port(plan: Plan, process: Process, backend: Backend, directory: Path) -> int:
+async def _port(plan: SystemPlan, process: Process, backend: Backend, directory: Path) -> int:
     if plan.kind != OURS:
         return int((_own(plan, directory) / "port").read_text())
     address = (await process.line_with("router on")).split()[2]

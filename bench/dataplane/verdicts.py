@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, LARGE, LEFT, PACED, SMALL, Results
-from bench.dataplane.systems import DIRECT, KV, NGINX, OURS, PEERS, ROUND_ROBIN, Plan
+from bench.dataplane.systems import DIRECT, KV, NGINX, OURS, PEERS, ROUND_ROBIN, SystemPlan
 
-PLAIN = Plan(OURS, ROUND_ROBIN).name
-AWARE = Plan(OURS, KV).name
+PLAIN = SystemPlan(OURS, ROUND_ROBIN).name
+AWARE = SystemPlan(OURS, KV).name
 _SLOWNESS = {SMALL: 0.6, LARGE: 0.45, BURST: 1.0, HIGH_RATE: 1.0}
 _TITLES = {
     SMALL: "a small request",
@@ -111,5 +111,5 @@ def _control(results: Results) -> Iterator[Verdict]:
     yield Verdict(target, ">=", 1 / _NOISE, "x", min(least, default=None))
 
 
-def _peers(results: Results) -> Sequence[Plan]:
+def _peers(results: Results) -> Sequence[SystemPlan]:
     return [plan for plan in results.systems if plan.kind in PEERS]

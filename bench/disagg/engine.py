@@ -10,7 +10,7 @@ from bisect import bisect_right
 from bench.routing.tokens import OneToken, prompt_tokens
 from bench.routing.trace import TraceRequest
 from bench.routing.virtual_engine import FORESEEN_MAX, VirtualEngine
-from kv_protocol.decided import Phase
+from kv_protocol.decided import RequestPhase
 from kv_protocol.events import Batch
 from kv_protocol.ids import WorkerRank
 from worker_agent.api.disaggregated import Handoff
@@ -53,7 +53,7 @@ class RoleEngine(VirtualEngine):
         request: TraceRequest,
         now_s: float,
         *,
-        phase: Phase = "whole",
+        phase: RequestPhase = "whole",
         handoff: Handoff | None = None,
     ) -> None:
         """Queue a phase of a request; `handoff` is what the prefill worker said. `ends_s` may be sooner now."""

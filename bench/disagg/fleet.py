@@ -39,7 +39,7 @@ from router.decision.state import RouterState
 from router.decision.view import RouteRequest
 from router.fleet.ledger import Ledger
 from router.fleet.registry import Fleet
-from worker_agent.engines.simulated.exchange import Exchange
+from worker_agent.engines.simulated.exchange import TransferExchange
 from worker_agent.engines.simulated.transfer import TransferRules, TransferStatistics
 from worker_agent.engines.types import EngineDescription, EngineOutput
 
@@ -84,7 +84,7 @@ class DisaggFleet:
         )
         limits, names = setting.limits._replace(policy=layout.conditional), count()
         self._router = Router(self._routing, limits, lambda: f"d{next(names)}")
-        self.exchange = Exchange()
+        self.exchange = TransferExchange()
         self.engines = self._joined(layout)
         self._number_of = {engine.rank.worker_id: number for number, engine in enumerate(self.engines)}
         self._pulse_s = -HEARTBEAT_PERIOD_S

@@ -1,6 +1,6 @@
 """One request on the router's side in virtual time: as `router/request/served.py` serves it, without bytes.
 
-    planned    `Plan`, of the roles that are fit; `placement` where the layout is conditional
+    planned    `RequestPlan`, of the roles that are fit; `placement` where the layout is conditional
     decided    `Routing.decide` for the phase, and a lease at the winner; nobody: as the plan has it
     heard      prefill: the handoff, and a decision for the decode worker; or all there is, where one token was wanted
                an error: the plan again, after a pause; or the end
@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec.structs import replace
 
 from bench.routing.trace import TraceRequest
-from bench.routing.virtual_fleet import Outcome
-from kv_protocol.decided import Phase
+from bench.routing.virtual_fleet import RequestFigures
+from kv_protocol.decided import RequestPhase
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import AttemptEnded, AttemptOutcome
 from router.decision.disaggregation import ConditionalLimits, first_phase, placement
 from router.decision.errors import NoEligibleWorker
 from router.decision.routing import Lease, OutcomeName, Routing
 from router.decision.view import RouteRequest
-from router.request.plan import Plan
+from router.request.plan import RequestPlan
 from worker_agent.engines.types import EngineOutput
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ Next = Literal["wait", "decide", "again", "answered", "failed"]
 class Answer(NamedTuple):
     """How an answered request fared; `phase` is the last that was asked for."""
 
-    outcome: Outcome
-    phase: Phase
+    outcome: RequestFigures
+    phase: RequestPhase
     handover_s: float | None
     """From the prefill worker's answer to the client's first token; None where one worker did all of it."""
     retries: int
@@ -71,7 +71,7 @@ class Journey:
         self._erred_at: tuple[WorkerRank, ...] = ()
         routing = router.routing
         roles = routing.state.standing(asked.model, asked.hashing, routing.clock.now()).roles
-        self.plan = Plan(first_phase(roles, may_split=True), retry_limit=RETRY_LIMIT)
+        self.plan = RequestPlan(first_phase(roles, may_split=True), retry_limit=RETRY_LIMIT)
         self._place()
 
     def _place(self) -> None:
@@ -85,7 +85,7 @@ class Journey:
         if placement(alone, limits).is_local:
             plan.to_alone()
 
-    def _route_of(self, plan: Plan) -> RouteRequest:
+    def _route_of(self, plan: RequestPlan) -> RouteRequest:
         return replace(
             self._asked,
             phase=plan.phase,
@@ -183,7 +183,7 @@ class Journey:
         """Return how it fared that was answered, the last of it by `worker`, at `now_s`."""
         request, first_s = self.request, self._first_s
         assert first_s is not None
-        outcome = Outcome(
+        outcome = RequestFigures(
             arrival_s=request.arrival_s,
             worker=worker,
             isl_tokens=request.isl_tokens,

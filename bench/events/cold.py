@@ -15,7 +15,7 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.events.load import Load
-from bench.events.plan import Plan
+from bench.events.plan import EventsPlan
 from bench.events.run import BenchFailed, Child, Stage
 from kv_protocol import subjects
 
@@ -62,7 +62,7 @@ class _Began(NamedTuple):
     proven_s: float
 
 
-async def cold(plan: Plan, on_turn: Callable[[str], None]) -> Cold:
+async def cold(plan: EventsPlan, on_turn: Callable[[str], None]) -> Cold:
     """Return all ways to begin; `on_turn` hears the name of each before it is measured."""
     async with Stage() as stage:
         on_turn("blocks are being held")
@@ -83,7 +83,7 @@ async def cold(plan: Plan, on_turn: Callable[[str], None]) -> Cold:
 class _Bench(NamedTuple):
     """The processes that stay; each new index is another."""
 
-    plan: Plan
+    plan: EventsPlan
     stage: Stage
     agent: Child
     bare: Child

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.events.cold import cold
 from bench.events.freshness import freshness
 from bench.events.heartbeats import pulse
-from bench.events.plan import GROUPS, QUICK, Plan
+from bench.events.plan import GROUPS, QUICK, EventsPlan
 from bench.events.recovery import recovery
 from bench.events.results import Results, as_plain
 from bench.events.run import BenchFailed
@@ -31,7 +31,7 @@ from kv_runtime.supervise import run_process, until
 _WIDTH = 160
 _NOT_JUDGED = "targets are for the full run"
 _LOOK_S = 1.0
-_MEASURED: dict[str, Callable[[Plan, Callable[[str], None]], Awaitable[Any]]] = {
+_MEASURED: dict[str, Callable[[EventsPlan, Callable[[str], None]], Awaitable[Any]]] = {
     "freshness": freshness,
     "throughput": throughput,
     "cold": cold,
@@ -82,7 +82,7 @@ def events(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     Beside each stands what the log alone needs for the same, with a bare client. At the end stands what the targets ask
     for, reached or missed. The exit status says whether the bench ran. A full run takes about 5 minutes.
     """  # noqa: D301  (click reads the character, not its name)
-    plan = QUICK if flags["quick"] else Plan()
+    plan = QUICK if flags["quick"] else EventsPlan()
     facts = Facts(machine(), commit(), psutil.cpu_percent(_LOOK_S) / 100, plan.is_full)
     is_aside = str(flags["json_file"]) == "-"
     for line in facts.lines():
@@ -95,7 +95,7 @@ def events(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     _write(flags, facts, Results(**found))
 
 
-async def _measure(plan: Plan, asked: tuple[str, ...], found: dict[str, Any], stop: asyncio.Event) -> None:
+async def _measure(plan: EventsPlan, asked: tuple[str, ...], found: dict[str, Any], stop: asyncio.Event) -> None:
     columns = (TextColumn("{task.description:44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), refresh_per_second=2) as progress:
         task = progress.add_task("", total=len(asked))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from bench.demo.replay import Player
 from bench.demo.workload import WorkloadShape, conversations
 from bench.events.load import FLUSH_S, Load
-from bench.events.plan import Plan
+from bench.events.plan import EventsPlan
 from bench.events.run import Answer, BenchFailed, Busy, Child, Meter, Stage
 from bench.events.stages import Age, Came, Sent, Spread, ages, medians_ms, spread
 from bench.processes import Fleet, FleetShape
@@ -56,7 +56,7 @@ class _Seen(NamedTuple):
     message_bytes: float
 
 
-async def freshness(plan: Plan, on_turn: Callable[[str], None]) -> list[Freshness]:
+async def freshness(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[Freshness]:
     """Return all cells; `on_turn` hears the name of each before it is measured."""
     cells = []
     for blocks_s in plan.rates_blocks_s:
@@ -71,7 +71,7 @@ async def freshness(plan: Plan, on_turn: Callable[[str], None]) -> list[Freshnes
     return cells
 
 
-async def scripted(plan: Plan, blocks_s: int, *, collects: bool = True) -> Freshness:
+async def scripted(plan: EventsPlan, blocks_s: int, *, collects: bool = True) -> Freshness:
     """Return the ages of batches at one rate of all engines together; agents collect garbage, or do not."""
     seconds = plan.warming_s + plan.flowing_s
     loads = [
@@ -114,7 +114,7 @@ async def _flow(agents: Sequence[Child], index: Child, begins_ns: int) -> list[A
     return told
 
 
-async def fleet(plan: Plan) -> Freshness:
+async def fleet(plan: EventsPlan) -> Freshness:
     """Return the ages of batches while a router and four workers answer requests."""
     async with Fleet(FleetShape(_FLEET_WORKERS, worker_settings=_SETTINGS)) as running:
         index = await Child.start("events.index", {"url": running.nats_url})

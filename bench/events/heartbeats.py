@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from bench.events.cold import BLOCK_TOKENS, EVENT_BLOCKS
 from bench.events.load import Load
-from bench.events.plan import Plan
+from bench.events.plan import EventsPlan
 from bench.events.run import Busy, Cpu, Meter, Stage
 
 _WORKER = "w0"
@@ -21,7 +21,7 @@ _HEARTBEAT_BYTES = 160
 """About what one takes."""
 
 
-class Pulse(NamedTuple):
+class HeartbeatFigures(NamedTuple):
     """One cell."""
 
     ranks: int
@@ -31,11 +31,11 @@ class Pulse(NamedTuple):
 class Pulses(NamedTuple):
     """All cells, and the CPU that a bare announcement costs who sends it, the server, and who hears it, in us."""
 
-    pulses: list[Pulse]
+    pulses: list[HeartbeatFigures]
     bare_us: Cpu
 
 
-async def pulse(plan: Plan, on_turn: Callable[[str], None]) -> Pulses:
+async def pulse(plan: EventsPlan, on_turn: Callable[[str], None]) -> Pulses:
     """Return all cells; `on_turn` hears the name of each before it is measured."""
     pulses = []
     for ranks in plan.pulse_ranks:
@@ -45,7 +45,7 @@ async def pulse(plan: Plan, on_turn: Callable[[str], None]) -> Pulses:
     return Pulses(pulses, await _bare(_BARE_MESSAGES if plan.is_full else _BARE_MESSAGES // 10))
 
 
-async def _pulse(plan: Plan, ranks: int) -> Pulse:
+async def _pulse(plan: EventsPlan, ranks: int) -> HeartbeatFigures:
     async with Stage() as stage:
         workers = [{"id": _WORKER, "dp_ranks": ranks, "ring_bytes": _RING_BYTES}]
         agent, index = await asyncio.gather(
@@ -57,7 +57,7 @@ async def _pulse(plan: Plan, ranks: int) -> Pulse:
         await index.ask("proven", ranks=ranks)
         meter = await Meter.begin(stage, [agent], index)
         await asyncio.sleep(plan.pulse_s)
-        return Pulse(ranks, await meter.read())
+        return HeartbeatFigures(ranks, await meter.read())
 
 
 async def _bare(messages: int) -> Cpu:

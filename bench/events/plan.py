@@ -5,7 +5,7 @@ from typing import NamedTuple
 GROUPS = ("freshness", "throughput", "cold", "recovery", "pulse")
 
 
-class Plan(NamedTuple):
+class EventsPlan(NamedTuple):
     """Sizes in blocks or batches, times in seconds. The defaults are what the targets are for."""
 
     is_full: bool = True
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
     pulse_s: float = 10.0
 
 
-QUICK = Plan(
+QUICK = EventsPlan(
     is_full=False,
     rounds=1,
     rates_blocks_s=(2_000,),

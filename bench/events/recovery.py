@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from bench.events.cold import BLOCK_TOKENS, EVENT_BLOCKS
 from bench.events.load import Load
-from bench.events.plan import Plan
+from bench.events.plan import EventsPlan
 from bench.events.run import BenchFailed, Child, Stage
 from worker_agent.events.recoveries import CHUNK_BLOCKS, KINDS
 
@@ -42,7 +42,7 @@ class Recovery(NamedTuple):
     rounds: int
 
 
-async def recovery(plan: Plan, on_turn: Callable[[str], None]) -> list[Recovery]:
+async def recovery(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[Recovery]:
     """Return all kinds of damage; `on_turn` hears the name of each before it is done."""
     async with Stage() as stage:
         on_turn("blocks are being held")
@@ -94,7 +94,7 @@ def _summed(name: str, rounds: list[dict[str, Any]], bare_s: float) -> Recovery:
 class _Bench:
     """Two ranks that are followed, of which one keeps nothing for replays."""
 
-    def __init__(self, plan: Plan, agent: Child, index: Child) -> None:
+    def __init__(self, plan: EventsPlan, agent: Child, index: Child) -> None:
         self._plan, self._agent, self._index = plan, agent, index
         self._seed = 0
         self._answers = dict.fromkeys((_RINGED, _RINGLESS), dict.fromkeys(KINDS, 0))

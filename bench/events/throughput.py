@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.events.load import Load
-from bench.events.plan import Plan
+from bench.events.plan import EventsPlan
 from bench.events.run import BenchFailed, Child, Cpu, Stage
 from kv_protocol import subjects
 from worker_agent.events.outbox import WINDOW_MESSAGES
@@ -45,7 +45,7 @@ class _Round(NamedTuple):
     bare_cpu: Cpu
 
 
-async def throughput(plan: Plan, on_turn: Callable[[str], None]) -> list[Throughput]:
+async def throughput(plan: EventsPlan, on_turn: Callable[[str], None]) -> list[Throughput]:
     """Return all cells; `on_turn` hears the name of each before it is measured."""
     async with Stage() as stage:
         player = await stage.child("events.player", events_a_payload=EVENTS_A_PAYLOAD)
@@ -82,7 +82,7 @@ def _median(event_blocks: int, rounds: list[_Round]) -> Throughput:
 class _Path:
     """The processes of the way, and the bare client beside it."""
 
-    plan: Plan
+    plan: EventsPlan
     stage: Stage
     player: Child
     agent: Child

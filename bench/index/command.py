@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.index.plan import GROUPS, Cell, Plan, cells
+from bench.index.plan import GROUPS, Cell, IndexPlan, cells
 from bench.index.report import Facts, as_json, as_markdown, commit, machine, show
 from bench.index.results import Results
 from bench.index.run import BenchFailed, Interpreters, Runner, SubjectAbsent
@@ -91,10 +91,10 @@ def index(**flags: Any) -> None:  # noqa: ANN401 - one value a flag
     _write(flags, facts, results)
 
 
-def _plan(flags: dict[str, Any], schedule: Path) -> tuple[Plan, str]:
+def _plan(flags: dict[str, Any], schedule: Path) -> tuple[IndexPlan, str]:
     """Return what is measured, and what is said of the trace."""
     is_quick = flags["quick"]
-    plan = Plan(
+    plan = IndexPlan(
         scale=_QUICK_SCALE if is_quick else flags["scale"],
         rounds=_QUICK_ROUNDS if is_quick else flags["rounds"],
         is_native=flags["implementation"] == "native",
@@ -115,7 +115,7 @@ def _plan(flags: dict[str, Any], schedule: Path) -> tuple[Plan, str]:
     return plan._replace(schedule=str(schedule)), f"{file.name}, {count:,} requests, {shape}"
 
 
-def _facts(flags: dict[str, Any], plan: Plan, peer: str, trace: str) -> Facts:
+def _facts(flags: dict[str, Any], plan: IndexPlan, peer: str, trace: str) -> Facts:
     return Facts(
         machine=machine(),
         commit=commit(),

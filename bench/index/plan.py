@@ -66,7 +66,7 @@ class Cell(NamedTuple):
     is_alone: bool = False
 
 
-class Plan(NamedTuple):
+class IndexPlan(NamedTuple):
     """How much is measured. `scale` multiplies numbers of blocks and calls; `schedule` is a file, if there is one."""
 
     scale: float = 1.0
@@ -85,12 +85,12 @@ class Plan(NamedTuple):
         return max(10, int(count * self.scale))
 
 
-def cells(plan: Plan, only: tuple[str, ...] = GROUPS) -> list[Cell]:
+def cells(plan: IndexPlan, only: tuple[str, ...] = GROUPS) -> list[Cell]:
     """Return the cells of some groups, in the order of `GROUPS`."""
     return [cell for group in GROUPS if group in only for cell in _MAKERS[group](plan)]
 
 
-def _events(plan: Plan) -> Iterator[Cell]:
+def _events(plan: IndexPlan) -> Iterator[Cell]:
     def cell(name: str, index_blocks: int, sizes: list[tuple[int, int]], **more: bool) -> Cell:
         told = [(event_blocks, plan.blocks(blocks)) for event_blocks, blocks in sizes]
         parameters = {"index_blocks": plan.blocks(index_blocks), "sizes": told, **more}
@@ -101,7 +101,7 @@ def _events(plan: Plan) -> Iterator[Cell]:
     yield cell("large index, leaf first", LARGE_BLOCKS, [(64, 1 << 18), (512, 1 << 18)], is_leaf_first=True)
 
 
-def _match(plan: Plan) -> Iterator[Cell]:
+def _match(plan: IndexPlan) -> Iterator[Cell]:
     seats = ("buffers", "lists", "peer", "floor")
     for depth, holders in product(DEPTHS, HOLDERS):
         parameters = {"depth": depth, "holders": holders, "calls": plan.calls(1000)}
@@ -110,14 +110,14 @@ def _match(plan: Plan) -> Iterator[Cell]:
     yield Cell("match", f"staircase of {STAIRS}", "match", stairs, seats, plan.rounds)
 
 
-def _cold(plan: Plan) -> Iterator[Cell]:
+def _cold(plan: IndexPlan) -> Iterator[Cell]:
     parameters = {"index_blocks": plan.blocks(LARGE_BLOCKS), "calls": plan.calls(1000)}
     yield Cell(
         "cold", f"depth {CHAIN_BLOCKS}, cold", "cold match", parameters, ("buffers", "lists", "peer"), plan.rounds
     )
 
 
-def _trace(plan: Plan) -> Iterator[Cell]:
+def _trace(plan: IndexPlan) -> Iterator[Cell]:
     if plan.schedule is None:
         return
     shape = {"file": plan.schedule, "ranks": plan.shape.ranks, "cache_blocks": plan.shape.cache_blocks}
@@ -125,13 +125,13 @@ def _trace(plan: Plan) -> Iterator[Cell]:
     yield Cell("trace", "trace answers", "trace answers", shape, ("buffers", "peer"), 1)
 
 
-def _memory(plan: Plan) -> Iterator[Cell]:
+def _memory(plan: IndexPlan) -> Iterator[Cell]:
     for holders in MEMORY_HOLDERS:
         parameters = {"blocks": plan.blocks(1_000_000), "holders": holders}
         yield Cell("memory", _held_by(holders), "memory", parameters, ("buffers", "peer"), 1, is_alone=True)
 
 
-def _bulk(plan: Plan) -> Iterator[Cell]:
+def _bulk(plan: IndexPlan) -> Iterator[Cell]:
     if not plan.is_native:  # the Python index takes 10 times the memory, and minutes
         return
 
@@ -153,7 +153,7 @@ def _bulk(plan: Plan) -> Iterator[Cell]:
         yield sized(HUGE_BLOCKS, ("buffers",))
 
 
-def _exact(plan: Plan) -> Iterator[Cell]:
+def _exact(plan: IndexPlan) -> Iterator[Cell]:
     del plan
     for name in SCENARIOS:
         yield Cell("exact", name, "exact", {"name": name}, ("buffers", "messages", "peer"), 1)
@@ -161,12 +161,12 @@ def _exact(plan: Plan) -> Iterator[Cell]:
         yield Cell("exact", name, "exact", {"name": name}, ("buffers", "messages", "peer"), 3)
 
 
-def _hash(plan: Plan) -> Iterator[Cell]:
+def _hash(plan: IndexPlan) -> Iterator[Cell]:
     parameters = {"tokens": TOKENS, "block_size": BLOCK_SIZE, "calls": plan.calls(500)}
     yield Cell("hash", f"{TOKENS} tokens", "hash", parameters, ("buffers", "lists", "peer"), plan.rounds)
 
 
-def _machine(plan: Plan) -> Iterator[Cell]:
+def _machine(plan: IndexPlan) -> Iterator[Cell]:
     def cell(name: str, kind: str, size_bytes: int) -> Cell:
         parameters = {"kind": kind, "size_bytes": size_bytes, "operations": plan.calls(1 << 20)}
         return Cell("machine", name, "limit", parameters, ("machine",), plan.rounds)
@@ -180,7 +180,7 @@ def _machine(plan: Plan) -> Iterator[Cell]:
         yield cell(f"compare {depth} hashes", "compare", 8 * depth)
 
 
-def _control(plan: Plan) -> Iterator[Cell]:
+def _control(plan: IndexPlan) -> Iterator[Cell]:
     parameters = {"depth": STAIRS, "holders": 16, "calls": plan.calls(1000)}
     yield Cell("control", "the same index twice", "match", parameters, ("buffers", "twin"), plan.rounds)
     nobody = {"depth": 1, "holders": 1, "calls": plan.calls(1000), "held": "none"}
@@ -193,7 +193,7 @@ def _held_by(holders: int) -> str:
     return f"{holders} holder{'s' if holders > 1 else ''}"
 
 
-_MAKERS: dict[str, Callable[[Plan], Iterator[Cell]]] = {
+_MAKERS: dict[str, Callable[[IndexPlan], Iterator[Cell]]] = {
     "events": _events,
     "match": _match,
     "cold": _cold,

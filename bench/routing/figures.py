@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.report import imbalance, percentile
-from bench.routing.virtual_fleet import Outcome
+from bench.routing.virtual_fleet import RequestFigures
 
 QUANTILES = (0.50, 0.90, 0.99)
 
@@ -35,7 +35,7 @@ class Figures(NamedTuple):
     slo_rate: float
 
 
-def figures(outcomes: Sequence[Outcome], *, workers: int, slo: Slo) -> Figures:
+def figures(outcomes: Sequence[RequestFigures], *, workers: int, slo: Slo) -> Figures:
     """Return the figures of a run that had requests."""
     prompt_tokens = sum(each.isl_tokens for each in outcomes)
     met = sum(each.ttft_s <= slo.ttft_s and each.itl_s <= slo.itl_s for each in outcomes)

@@ -18,7 +18,7 @@ from bench.report import WINDOW_S
 from bench.routing.figures import Slo, figures
 from bench.routing.synthetic import SyntheticShape, synthetic_trace
 from bench.routing.trace import TRACE_BLOCK_TOKENS, TraceRequest
-from bench.routing.virtual_fleet import FleetShape, FollowUp, Outcome, VirtualFleet
+from bench.routing.virtual_fleet import FleetShape, FollowUp, RequestFigures, VirtualFleet
 from router.decision.policy import Policy
 
 KV_TOKENS = 700_000
@@ -107,7 +107,7 @@ def _length(draw: random.Random, mean: float) -> int:
     return max(1, round(draw.expovariate(1 / mean)))
 
 
-def spreads(outcomes: Sequence[Outcome], workers: int) -> list[float]:
+def spreads(outcomes: Sequence[RequestFigures], workers: int) -> list[float]:
     """Return the spread of every window that counts, in the order of time."""
     windows: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for each in outcomes:

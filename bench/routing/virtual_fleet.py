@@ -60,7 +60,7 @@ class FollowUp(NamedTuple):
     request: TraceRequest
 
 
-class Outcome(NamedTuple):
+class RequestFigures(NamedTuple):
     """One request as its user and its worker saw it. `predicted_tokens` is the overlap that the router counted on."""
 
     arrival_s: float
@@ -154,11 +154,11 @@ class VirtualFleet:
         )
         self._join(description)
         self._in_flight: dict[str, _InFlight] = {}
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[RequestFigures] = []
         self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
         self._turn = count()
 
-    def run(self) -> list[Outcome]:
+    def run(self) -> list[RequestFigures]:
         """Return how all requests fared, in the order in which they ended."""
         self._expect(0)
         while self._agenda:
@@ -265,7 +265,7 @@ class VirtualFleet:
         self._follow(request)
         assert told.lease.ttft_s is not None
         self._outcomes.append(
-            Outcome(
+            RequestFigures(
                 arrival_s=request.arrival_s,
                 worker=told.worker,
                 isl_tokens=request.isl_tokens,

@@ -28,7 +28,7 @@ _OK = 200
 _UNREADABLE = (msgspec.DecodeError, KeyError, TypeError, AttributeError)
 
 
-class Outcome(StrEnum):
+class AnswerOutcome(StrEnum):
     """How a request ended."""
 
     RIGHT = "right"
@@ -42,7 +42,7 @@ class Outcome(StrEnum):
     HUNG = "hung"
 
 
-AS_DUE = (Outcome.RIGHT, Outcome.REFUSED, Outcome.LEFT)
+AS_DUE = (AnswerOutcome.RIGHT, AnswerOutcome.REFUSED, AnswerOutcome.LEFT)
 """Outcomes of requests that got what they must."""
 
 
@@ -154,29 +154,29 @@ class _Said:
         return all(whole.startswith(part) for whole, part in zip(request.texts, self.texts, strict=True))
 
 
-def judged(request: Request, answer: AnswerReader) -> Outcome:
+def judged(request: Request, answer: AnswerReader) -> AnswerOutcome:
     """Return how a request ended that got a complete answer."""
     if answer.status != request.status:
         is_turned_away = answer.status in {429, 503} and answer.header(b"retry-after")
-        return Outcome.TURNED_AWAY if is_turned_away else Outcome.FAILED
+        return AnswerOutcome.TURNED_AWAY if is_turned_away else AnswerOutcome.FAILED
     try:
         said = _said(request, answer)
     except _UNREADABLE:
-        return Outcome.WRONG
+        return AnswerOutcome.WRONG
     if request.status != _OK:
-        return Outcome.REFUSED if said.has_error else Outcome.WRONG
+        return AnswerOutcome.REFUSED if said.has_error else AnswerOutcome.WRONG
     if said.has_error:
-        return Outcome.ERROR_EVENT if said.is_done and said.begins(request) else Outcome.WRONG
+        return AnswerOutcome.ERROR_EVENT if said.is_done and said.begins(request) else AnswerOutcome.WRONG
     is_ended = said.is_done or not request.kind.is_stream
-    return Outcome.RIGHT if is_ended and said.is_right(request) else Outcome.WRONG
+    return AnswerOutcome.RIGHT if is_ended and said.is_right(request) else AnswerOutcome.WRONG
 
 
-def judged_when_left(request: Request, answer: AnswerReader) -> Outcome:
+def judged_when_left(request: Request, answer: AnswerReader) -> AnswerOutcome:
     """Return how a request ended whose client closed the connection in the midst of its answer."""
     try:
-        return Outcome.LEFT if _said(request, answer).begins(request) else Outcome.WRONG
+        return AnswerOutcome.LEFT if _said(request, answer).begins(request) else AnswerOutcome.WRONG
     except _UNREADABLE:
-        return Outcome.WRONG
+        return AnswerOutcome.WRONG
 
 
 def _said(request: Request, answer: AnswerReader) -> _Said:

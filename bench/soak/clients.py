@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from typing import Literal, cast
 
-from bench.soak.answers import AS_DUE, AnswerInvalid, AnswerReader, Outcome, judged, judged_when_left
+from bench.soak.answers import AS_DUE, AnswerInvalid, AnswerOutcome, AnswerReader, judged, judged_when_left
 from bench.soak.requests import Request, User
 from bench.soak.tally import Tally
 
@@ -161,7 +161,7 @@ class Clients:
             async with asyncio.timeout(self._patience_s):
                 end = await connection.send(request)
         except TimeoutError:
-            outcome = Outcome.HUNG
+            outcome = AnswerOutcome.HUNG
             connection.close()
         else:
             outcome = _outcome(request, connection.answer, end)
@@ -175,16 +175,16 @@ class Clients:
         )
 
 
-def _outcome(request: Request, answer: AnswerReader, end: End) -> Outcome:
+def _outcome(request: Request, answer: AnswerReader, end: End) -> AnswerOutcome:
     match end:
         case "complete":
             return judged(request, answer)
         case "left":
             return judged_when_left(request, answer)
         case "cut":
-            return Outcome.CUT
+            return AnswerOutcome.CUT
         case "invalid":
-            return Outcome.WRONG
+            return AnswerOutcome.WRONG
 
 
 def _detail(answer: AnswerReader, request: Request) -> str:

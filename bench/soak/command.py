@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from bench.soak.report import markdown
-from bench.soak.run import Plan, SoakRun
+from bench.soak.run import SoakPlan, SoakRun
 from bench.soak.verdicts import Soak, problems
 from kv_runtime.supervise import run_process
 
@@ -42,7 +42,7 @@ def soak(
 
     Exit code 1 where a request was lost, a process grew, or the index differs from what workers hold.
     """
-    plan = Plan(requests, programs, workers=workers, users=users, fault_every=fault_every, seed=seed)
+    plan = SoakPlan(requests, programs, workers=workers, users=users, fault_every=fault_every, seed=seed)
     began_s = time.perf_counter()
     found: list[Soak] = []
 

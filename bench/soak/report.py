@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from bench.report import machine_line
-from bench.soak.answers import Outcome
+from bench.soak.answers import AnswerOutcome
 from bench.soak.verdicts import Soak, growths
 
 
@@ -43,11 +43,11 @@ def _cpu(soak: Soak) -> str:
 
 
 def _requests(soak: Soak) -> Iterator[str]:
-    yield "| request | " + " | ".join(Outcome) + " |"
-    yield "|---|" + "---:|" * len(Outcome)
+    yield "| request | " + " | ".join(AnswerOutcome) + " |"
+    yield "|---|" + "---:|" * len(AnswerOutcome)
     for name, counts in sorted(soak.tally.rows()):
-        yield f"| {name} | " + " | ".join(f"{counts.get(outcome, 0):,}" for outcome in Outcome) + " |"
-    totals = " | ".join(f"{soak.tally.total(outcome):,}" for outcome in Outcome)
+        yield f"| {name} | " + " | ".join(f"{counts.get(outcome, 0):,}" for outcome in AnswerOutcome) + " |"
+    totals = " | ".join(f"{soak.tally.total(outcome):,}" for outcome in AnswerOutcome)
     yield f"| all | {totals} |"
 
 

@@ -29,7 +29,7 @@ async def straight(port: int) -> AsyncIterator[int]:
     yield port
 
 
-class Plan(NamedTuple):
+class SoakPlan(NamedTuple):
     """What a soak does."""
 
     requests: int
@@ -49,7 +49,7 @@ class Plan(NamedTuple):
 class SoakRun:
     """One run; `show` gets a line for each thing that happens."""
 
-    def __init__(self, plan: Plan, directory: Path, show: Callable[[str], None]) -> None:
+    def __init__(self, plan: SoakPlan, directory: Path, show: Callable[[str], None]) -> None:
         self._plan, self._directory, self._show = plan, directory, show
         self._faults = schedule(plan.seed, plan.requests, plan.fault_every)
         self._healed: list[Healed] = []

@@ -10,7 +10,7 @@ from itertools import combinations
 from statistics import median
 from typing import NamedTuple
 
-from bench.soak.answers import Outcome
+from bench.soak.answers import AnswerOutcome
 from bench.soak.faults import Fault
 from bench.soak.figures import Quiet, Taken
 from bench.soak.tally import Tally
@@ -125,7 +125,7 @@ def _lost(tally: Tally) -> Iterator[str]:
     for outcome, count in tally.lost().items():
         for_example = "; ".join(tally.examples[outcome][:2])
         yield f"{count} requests lost: {outcome}; for example {for_example}"
-    if not tally.total(Outcome.RIGHT):
+    if not tally.total(AnswerOutcome.RIGHT):
         yield "no request was answered"
 
 

@@ -1,4 +1,4 @@
-"""What the log says, in lines for people and for programs: one for batches in a row that do the same on the same tier.
+"""The log as lines for people and programs: one line for consecutive batches that do the same on one tier.
 
     message                 lines
     ---------------------   ------------------------------------------------------------------------------------

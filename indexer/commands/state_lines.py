@@ -1,4 +1,4 @@
-"""What ranks hold, in lines of JSON: to be kept, compared with other tools, or loaded again.
+"""What ranks hold as lines of JSON: to keep, to compare with other tools, or to load again.
 
 json       for each rank a line of its place and figures, then one for each block, parents first
 columns    for each rank one line: `indexer/follow/rank_state.py`, in JSON, with its columns in base64

@@ -1,4 +1,4 @@
-"""Times as people read and write them: ISO 8601, in UTC where nothing else is said; nanoseconds since 1970 inside."""
+"""Parses and prints times: ISO 8601, UTC unless said otherwise; nanoseconds since 1970 inside."""
 
 import math
 from datetime import UTC, datetime, timedelta

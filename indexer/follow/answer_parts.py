@@ -1,4 +1,4 @@
-"""The parts of an answer, put together: in any order, more than once, and never those of two answers.
+"""Joins the parts of an answer: in any order, with repeats, never of two answers.
 
 The first part that comes says which answer it is to be (its epoch, its last seq, its buckets, how many parts); parts of
 another one are nothing.

@@ -1,4 +1,4 @@
-"""A checkpoint: the whole fold at one place in the log, in bytes. Who restores it reads on from there.
+"""A checkpoint: the whole fold at one place in the log, in bytes. Restored, it reads on from there.
 
     checkpoint = b"KVCHECKP" | version u32 = 1, little-endian | xxh3_64(body) u64 | body
     body       = msgpack [stream_created, stream_seq, wall_ns, ranks, index]

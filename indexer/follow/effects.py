@@ -1,4 +1,4 @@
-"""What a stream's state machine wants done to the index, in its order."""
+"""What a stream's state machine wants done to the index, in order."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Which life (epoch) of a rank's source is followed, and who may say so.
+"""Which epoch of a rank's stream is followed, and what may change it.
 
 A log read from its beginning tells of epochs long gone; heartbeats and answers prove which one lives. So after the
 first proof of life, proofs alone change the epoch. An epoch that gave way is *retired*. A heartbeat of it counts again
@@ -11,7 +11,7 @@ from collections import deque
 RETIRED_MAX = 16
 
 
-class Lives:
+class EpochTracker:
     """What is known of the lives of one source, but for the number of the present one."""
 
     def __init__(self, silent_s: float) -> None:

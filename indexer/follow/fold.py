@@ -1,4 +1,4 @@
-"""The index as a fold over the log: streams in, index changes inside, questions out.
+"""The index as a fold over the log: messages in, index changes inside, questions out.
 
     apply(fact, now) -> questions to send        tick(now) -> questions to send        columns(...) -> what is held
     checkpoint(...) -> all of it, at a place in the log        restore(checkpoint, now)
@@ -41,15 +41,15 @@ from indexer.follow.inputs import (
     WorkerGone,
 )
 from indexer.follow.messages import Message
-from indexer.follow.overfull import Room
-from indexer.follow.question_turns import RECOVERIES_MAX, Turns
+from indexer.follow.overfull import OverfullRanks
+from indexer.follow.question_turns import RECOVERIES_MAX, QuestionTurns
 from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import RankStream
 from indexer.follow.status import FollowerStatistics, without_log
 from indexer.index.overlap_columns import OverlapColumns, Seatings, StreamStanding
 from indexer.index.prefix_index import Hashes, PrefixIndex, PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
-from indexer.index.slots import Places
+from indexer.index.slots import RankSlots
 from kv_protocol import codec
 from kv_protocol.errors import MalformedMessage
 from kv_protocol.events import TIERS
@@ -81,12 +81,12 @@ class IndexFold:
         memory_bytes_max: int = 0,
     ) -> None:
         self._index = index
-        self._places = Places(index)
-        self._room = Room(index, memory_bytes_max)
+        self._places = RankSlots(index)
+        self._room = OverfullRanks(index, memory_bytes_max)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
         self._ranks: dict[WorkerRank, RankStream] = {}
-        self._turns = Turns(RECOVERIES_MAX)
+        self._turns = QuestionTurns(RECOVERIES_MAX)
         self._request_ids = count(1)
         self._seatings = Seatings(self._slot_of)
         self._make_room(_COLUMNS_MIN)

@@ -1,4 +1,4 @@
-"""What is read of a fold: each rank's view, for a decision; all figures, for metrics and people."""
+"""Views of a fold: each rank's for a decision, and all figures for metrics and people."""
 
 import msgspec
 

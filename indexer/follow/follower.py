@@ -1,4 +1,4 @@
-"""The state machine of one rank's stream: what each batch, heartbeat and answer means, whatever the way did to it.
+"""The state machine of one rank's stream: what each batch, heartbeat and answer means, however the network delivers it.
 
     NEW     nothing was heard of it                   HOLE    batches are missing, what is held is right: *tail* wanted
     LIVE    the next batch is applied when it comes   DOUBT   what is held may be wrong: *repair* wanted, or *dump*
@@ -57,11 +57,11 @@ import msgspec
 
 from indexer.follow.answer_parts import RankState
 from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
-from indexer.follow.epochs import Lives
-from indexer.follow.heartbeats import Pulse, Told
+from indexer.follow.epochs import EpochTracker
+from indexer.follow.heartbeats import ClaimedPlace, HeartbeatTracker
 from indexer.follow.kept_batches import KeptBatches
 from indexer.follow.messages import Span
-from indexer.follow.question import Ask, Asking, Wants
+from indexer.follow.question import Ask, RecoveryQuestion, Wants
 from indexer.follow.status import FollowerCounts, FollowerStatistics, StaleReason
 from kv_protocol import codec
 from kv_protocol.digest import TierDigest
@@ -76,7 +76,7 @@ AHEAD_MAX = 1 << 20
 _ONLY_AN_ANSWER = U64_MASK + 1
 
 
-class Phase(Enum):
+class StreamState(Enum):
     """Where a stream stands."""
 
     NEW = "new"
@@ -85,7 +85,7 @@ class Phase(Enum):
     DOUBT = "doubt"
 
 
-_LIVE = Phase.LIVE
+_LIVE = StreamState.LIVE
 """For what every decision and message asks: finding a member of an `Enum` takes longer than all the rest there."""
 
 
@@ -114,12 +114,12 @@ class StreamFollower:
 
     def __init__(self, limits: FollowerLimits | None = None, request_ids: Iterator[int] | None = None) -> None:
         self._limits = limits or FollowerLimits()
-        self._asking = Asking(self._limits.answer_s, self._limits.backoff_max_s, request_ids or count(1))
+        self._asking = RecoveryQuestion(self._limits.answer_s, self._limits.backoff_max_s, request_ids or count(1))
         self._kept = KeptBatches(self._limits.kept_max, self._limits.kept_blocks_max)
-        self._pulse = Pulse()
-        self._lives = Lives(self._limits.silent_s)
+        self._pulse = HeartbeatTracker()
+        self._lives = EpochTracker(self._limits.silent_s)
         self._counts = FollowerCounts()
-        self._phase = Phase.NEW
+        self._phase = StreamState.NEW
         self._has_epoch = False
         self._epoch = self._cursor = self._logged_seq = 0
         self._source_stale = ""
@@ -130,7 +130,7 @@ class StreamFollower:
 
     def begin_at(self, epoch: int, seq: int, logged_seq: int) -> None:
         """A new stream is LIVE at this place, of which nothing is proven."""
-        self._phase, self._has_epoch = Phase.LIVE, True
+        self._phase, self._has_epoch = StreamState.LIVE, True
         self._epoch, self._cursor, self._logged_seq = epoch, seq, logged_seq
 
     # ---------------------------------------------------------------------------------------------- where it stands
@@ -158,9 +158,9 @@ class StreamFollower:
         return self._epoch, self._cursor, self._reason()
 
     def _reason(self) -> StaleReason:
-        if self._phase is Phase.NEW:
+        if self._phase is StreamState.NEW:
             return "never_heard"
-        if self._phase is not Phase.LIVE:
+        if self._phase is not StreamState.LIVE:
             return "resyncing"
         if self._is_overfull and not self._is_whole:
             return "overfull"
@@ -206,7 +206,7 @@ class StreamFollower:
             self._logged_seq = max(self._logged_seq, batch.seq)
         before = self._cursor
         effects += self._take(batch, now_s)
-        if self._phase is Phase.HOLE and not self._kept and self._cursor >= self._hole_end:
+        if self._phase is StreamState.HOLE and not self._kept and self._cursor >= self._hole_end:
             self._counts.holes_closed += 1
             effects += self._settle(now_s)
         elif self._is_gap and self._cursor > before:
@@ -218,11 +218,11 @@ class StreamFollower:
             self._counts.duplicates += 1
         elif batch.seq > self._cursor + AHEAD_MAX:
             self._disbelieve(now_s)
-        elif batch.seq == self._cursor + 1 and self._phase is not Phase.DOUBT:
+        elif batch.seq == self._cursor + 1 and self._phase is not StreamState.DOUBT:
             return [self._step(batch), *self._drain()]
         else:
             self._counts.kept_lost += self._kept.keep(batch, self._asking.request_id)
-            if self._phase is Phase.LIVE:
+            if self._phase is StreamState.LIVE:
                 self._counts.gaps += 1
                 self._recover("tail", now_s)
         return []
@@ -254,10 +254,10 @@ class StreamFollower:
                 self._recover("dump", now_s)
         self._lives.on_proof(now_s)
         self._source_stale = heartbeat.stale
-        told = Told(heartbeat.last_seq, now_s, heartbeat.tiers)
+        told = ClaimedPlace(heartbeat.last_seq, now_s, heartbeat.tiers)
         if told.seq > self._cursor + AHEAD_MAX:
             self._disbelieve(now_s)
-        elif self._phase is not Phase.LIVE:
+        elif self._phase is not StreamState.LIVE:
             self._pulse.note(told)
         elif self._pulse.compare(told, self._cursor, self._limits.behind_s):
             self._counts.implausible += 1
@@ -267,14 +267,14 @@ class StreamFollower:
     def _disbelieve(self, now_s: float) -> None:
         """Something was told of a place too far away; where nothing was applied yet, that is but a long hole."""
         self._counts.implausible += self._cursor > 0
-        if self._phase is Phase.LIVE:
+        if self._phase is StreamState.LIVE:
             self._counts.gaps += self._cursor == 0
             self._recover("tail", now_s, hole_end=_ONLY_AN_ANSWER)
 
     def prove(self, digest_of: Callable[[Tier], TierDigest], now_s: float) -> None:
         """What was told of the present place, and not compared yet, is, with what the index holds by `digest_of`."""
         claim, self._pulse.claim = self._pulse.claim, None
-        if claim is None or claim.seq != self._cursor or self._phase is not Phase.LIVE:
+        if claim is None or claim.seq != self._cursor or self._phase is not StreamState.LIVE:
             return
         told = {digest.tier: digest for digest in claim.tiers}
         differs = any(digest_of(tier) != told.get(tier, TierDigest(tier, 0, 0)) for tier in TIERS)
@@ -303,7 +303,7 @@ class StreamFollower:
 
     def on_refused(self, now_s: float) -> None:
         """Bytes of this stream could not be read, or not be applied: what is known may be wrong."""
-        if self._phase is not Phase.HOLE:
+        if self._phase is not StreamState.HOLE:
             self._recover("repair" if self._has_epoch else "dump", now_s)
 
     def on_parked_lost(self, now_s: float) -> None:
@@ -354,13 +354,13 @@ class StreamFollower:
     @property
     def _is_gap(self) -> bool:
         """Whether batches came early, so that the log is known to have gone on behind the hole."""
-        return self._phase is Phase.HOLE and self._hole_end == 0
+        return self._phase is StreamState.HOLE and self._hole_end == 0
 
     def _recover(self, wants: Wants, since_s: float, *, hole_end: int = 0) -> None:
         """The stream lacks something since then, and no less than before."""
         if not self._asking.want(wants, since_s + self._limits.gap_s if wants == "tail" else since_s):
             return
-        self._phase = Phase.HOLE if wants == "tail" else Phase.DOUBT
+        self._phase = StreamState.HOLE if wants == "tail" else StreamState.DOUBT
         self._hole_end = hole_end
         if self._lost_at_s is None:
             self._lost_at_s = since_s
@@ -386,7 +386,7 @@ class StreamFollower:
         self._recover("dump", now_s)
 
     def _replay(self, answer: ReplayChunk, now_s: float) -> list[Effect]:
-        if self._phase is not Phase.HOLE or answer.epoch != self._epoch:
+        if self._phase is not StreamState.HOLE or answer.epoch != self._epoch:
             return []
         try:
             batches = codec.decode_message(answer.message) if answer.message else []
@@ -422,7 +422,7 @@ class StreamFollower:
         epoch, last_seq = state.epoch, state.last_seq
         if epoch != self._epoch or not self._has_epoch:
             self._adopt(epoch, now_s)
-        elif self._phase is Phase.HOLE and self._asking.after_seq <= last_seq < self._cursor:
+        elif self._phase is StreamState.HOLE and self._asking.after_seq <= last_seq < self._cursor:
             return self._settle(now_s, last_seq)
         self._counts.resyncs += 1
         self._is_repaired = False
@@ -437,7 +437,7 @@ class StreamFollower:
             self._asking.on_answered()
         else:
             self._asking.end()
-        self._phase = Phase.LIVE
+        self._phase = StreamState.LIVE
         self._counts.duplicates += self._kept.drop_up_to(self._cursor)
         effects = self._drain()
         self._pulse.settle(self._cursor, now_s)
@@ -457,7 +457,7 @@ class StreamFollower:
         restarted = self._has_epoch
         self._counts.restarts += restarted
         self._lives.begin(epoch, self._epoch if restarted else None)
-        self._phase, self._has_epoch = Phase.LIVE, True
+        self._phase, self._has_epoch = StreamState.LIVE, True
         self._epoch, self._cursor, self._logged_seq = epoch, 0, 0
         self._source_stale, self._is_repaired = "", False
         self._pulse.forget()

@@ -1,4 +1,4 @@
-"""What heartbeats told of a stream, beside its place (the cursor).
+"""What heartbeats say of a stream, beside its place (the cursor).
 
 told.seq    beside the cursor                         means
 ---------   ---------------------------------------   -----------------------------------------------
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kv_protocol.digest import TierDigest
 
 
-class Told(NamedTuple):
+class ClaimedPlace(NamedTuple):
     """A seq that a heartbeat told of, when, and what the rank held there."""
 
     seq: int
@@ -21,10 +21,10 @@ class Told(NamedTuple):
     tiers: tuple[TierDigest, ...] = ()
 
 
-_NOTHING = Told(-1, 0.0)
+_NOTHING = ClaimedPlace(-1, 0.0)
 
 
-class Pulse:
+class HeartbeatTracker:
     """The heartbeats of one epoch of one stream."""
 
     __slots__ = ("_newest", "_passed", "awaited", "claim")
@@ -35,18 +35,18 @@ class Pulse:
     def forget(self) -> None:
         """Nothing was told."""
         self._newest = _NOTHING
-        self._passed: Told | None = None
-        self.awaited: Told | None = None
+        self._passed: ClaimedPlace | None = None
+        self.awaited: ClaimedPlace | None = None
         """What was told of and did not come yet."""
-        self.claim: Told | None = None
+        self.claim: ClaimedPlace | None = None
         """What was told of the place that the cursor has, or had when it was set."""
 
-    def note(self, told: Told) -> None:
+    def note(self, told: ClaimedPlace) -> None:
         """A heartbeat tells of a place, and nobody can compare now."""
         if told.seq >= self._newest.seq:
             self._newest = told
 
-    def compare(self, told: Told, cursor: int, late_s: float) -> bool:
+    def compare(self, told: ClaimedPlace, cursor: int, late_s: float) -> bool:
         """A heartbeat tells of a place; return whether the cursor is beyond its source."""
         self.note(told)
         if told.seq < cursor:
@@ -58,12 +58,12 @@ class Pulse:
             self.awaited = self._newest
         return False
 
-    def _is_beyond(self, told: Told, cursor: int, late_s: float) -> bool:
+    def _is_beyond(self, told: ClaimedPlace, cursor: int, late_s: float) -> bool:
         if self._passed is None or told.seq >= self._passed.seq:
-            self._passed = Told(cursor, told.at_s)
+            self._passed = ClaimedPlace(cursor, told.at_s)
         return told.at_s - self._passed.at_s >= late_s
 
-    def reach(self, awaited: Told, cursor: int) -> None:
+    def reach(self, awaited: ClaimedPlace, cursor: int) -> None:
         """The cursor came to what was awaited, or passed it."""
         self.awaited = self._newest if cursor < self._newest.seq else None
         for told in (awaited, self._newest):

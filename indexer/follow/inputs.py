@@ -1,4 +1,4 @@
-"""What the index's fold is told, and what it has others asked."""
+"""The inputs of the fold, and the questions that it has sent."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Batches that came before their turn: kept by seq, at most so many and so many blocks, the oldest give way.
+"""Batches that came out of order: kept by seq within bounds; the oldest are dropped first.
 
 The last is always kept: that there is one says that something before it is missing. Each is kept with the newest
 question when it came: what was there before a question lies within its answer, or never was.

@@ -1,4 +1,4 @@
-"""A message of a rank's stream as it comes: checked, but its blocks not made into numbers.
+"""A message of a rank's stream, checked, its blocks not decoded yet.
 
     message              span        what the fold does with it
     ------------------   ---------   --------------------------------------------------------------------

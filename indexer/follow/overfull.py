@@ -1,4 +1,4 @@
-"""Where the index has no memory left: which ranks are overfull, and when a dump is worth asking for again.
+"""Ranks for which the index had no memory, and when to ask for their dump again.
 
     found                                  what is waited for
     ------------------------------------   ----------------------------------------------------------------------
@@ -26,7 +26,7 @@ class _Fill(NamedTuple):
         return self.memory_bytes <= HEALED_RATIO * full.memory_bytes or self.nodes < HEALED_RATIO * full.nodes
 
 
-class Room:
+class OverfullRanks:
     """The overfull ranks of one index, by their number (slot) in it."""
 
     def __init__(self, index: PrefixIndex, memory_bytes_max: int) -> None:

@@ -1,4 +1,4 @@
-"""The one question of a stream: what it lacks, when it may ask for it, and what came of the answer.
+"""The question that a stream asks when it lacks batches: when it may be sent, and what came of it.
 
     wants     what is held     asked with                 answered with
     ------    --------------   ------------------------   ---------------------------------------------------
@@ -35,7 +35,7 @@ class Ask(msgspec.Struct, frozen=True):
     wants: Wants
 
 
-class Asking:
+class RecoveryQuestion:
     """What one stream asks. `request_ids` are numbers that no other question of the same asker has."""
 
     def __init__(self, answer_s: float, backoff_max_s: float, request_ids: Iterator[int]) -> None:

@@ -1,4 +1,4 @@
-"""Whose question is in flight: at most so many at once, the others in the order in which they came to wait.
+"""Which questions are in flight: a bounded number, the others in order.
 
 Who was not answered goes back to the end of the row, so that consolidators which are silent hold nobody up for long.
 """
@@ -7,7 +7,7 @@ RECOVERIES_MAX = 16
 """More at once would only share the same network and the same event loop."""
 
 
-class Turns:
+class QuestionTurns:
     """The row of the streams of one fold that want to ask, by their number (slot)."""
 
     def __init__(self, at_once_max: int = RECOVERIES_MAX) -> None:

@@ -1,4 +1,4 @@
-"""What is known of one rank at one moment, all of it: for those who compare it, keep it, or show it.
+"""All that is known of one rank at one moment: for comparison, storage and display.
 
     state    = msgpack {worker_id, dp_rank, epoch, seq, logged_seq, stale, digests, chunks}
     digest   = [tier, blocks, digest], of each of the four tiers, in their order

@@ -1,4 +1,4 @@
-"""One rank of the fold: its stream's state machine, its place in the index, and what passes between the two.
+"""One rank of the fold: its stream's state machine, its slot, and what passes between the two.
 
 effects     done to the index, in order          questions   of the rank's place, and of what the index holds of it
 claims      compared with the index              answers     checked: is what was asked still true?
@@ -10,7 +10,7 @@ from indexer.follow.checkpoint import RankPlace
 from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets, ReplaceAll
 from indexer.follow.follower import StreamFollower
 from indexer.follow.inputs import Question
-from indexer.follow.overfull import Room
+from indexer.follow.overfull import OverfullRanks
 from indexer.follow.question import Ask
 from indexer.follow.rank_state import RankState
 from indexer.follow.status import FollowerStatistics
@@ -27,7 +27,13 @@ class RankStream:
     __slots__ = ("_asked_table", "_index", "_room", "follower", "heard_at_s", "instance", "rank", "slot")
 
     def __init__(
-        self, rank: WorkerRank, slot: int, follower: StreamFollower, index: PrefixIndex, room: Room, now_s: float
+        self,
+        rank: WorkerRank,
+        slot: int,
+        follower: StreamFollower,
+        index: PrefixIndex,
+        room: OverfullRanks,
+        now_s: float,
     ) -> None:
         self.rank, self.slot, self.follower = rank, slot, follower
         self.heard_at_s = now_s

@@ -1,4 +1,4 @@
-"""Where one rank's stream stands, for those who decide by it, and what has befallen it, for those who watch it.
+"""The status of one rank's stream, for decisions, and what happened to it, for metrics.
 
 stale          why the rank's blocks are not known to be current
 ------------   ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a caller of the index hands in, checked before anything changes: buffers of hashes and depths, and numbers.
+"""Checks what callers of the index hand in before anything changes: buffers of hashes and depths, numbers.
 
 sequence hashes   numbers | a buffer of u64s | bytes, little-endian
 depths            writable int32s: for each query 4 rows, one column a rank

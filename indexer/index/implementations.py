@@ -1,4 +1,4 @@
-"""Which index serves: the only place that knows both implementations.
+"""Chooses the implementation of the index: the only module that knows both.
 
     index.implementation   the extension is there     it is not
     --------------------   ------------------------   ---------------------------------------

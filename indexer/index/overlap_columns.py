@@ -1,4 +1,4 @@
-"""What a decision reads of many ranks, as columns; and what of it is kept from one decision to the next.
+"""What a decision reads of many ranks, as columns, reused between decisions where nothing changed.
 
 Of ranks that are asked for again and again (`ranks`, the very same tuple), where each sits in the index is known, and
 where its stream stands is looked up again only once something was told of it.

@@ -1,4 +1,4 @@
-"""Stored blocks whose parent nobody ever had: kept for a while, bounded, until the parent comes.
+"""Stored blocks whose parent is unknown: kept for a while, within bounds, until the parent comes.
 
     parked -> taken      when a node with the parent's hash appears
            -> removed    when the rank says that it no longer holds the block

@@ -1,4 +1,4 @@
-"""What a prefix index is: one interface, passed by the reference in Python and by the native tree alike.
+"""The interface of a prefix index; the reference and the native tree pass the same contract suite.
 
     facts in      register, store, remove, clear, drop, load, apply_batch       time is an argument
     answers out   overlaps, match, match_many      who holds how much of a prefix

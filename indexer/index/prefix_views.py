@@ -1,9 +1,9 @@
-"""What is shown to people of the index's prefixes: stretches and single blocks, with the names of ranks and media."""
+"""The index's prefixes as people see them: runs of blocks and single blocks, with names of ranks and media."""
 
 import msgspec
 
 from indexer.index.prefix_index import PrefixIndex, PrefixOrder
-from indexer.index.slots import Places
+from indexer.index.slots import RankSlots
 from kv_protocol.events import TIERS
 
 
@@ -37,7 +37,7 @@ class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stretch_views(
-    index: PrefixIndex, places: Places, limit: int, order_by: PrefixOrder, now_s: float
+    index: PrefixIndex, places: RankSlots, limit: int, order_by: PrefixOrder, now_s: float
 ) -> list[StretchView]:
     """Return the first `limit` stretches, most first."""
     return [
@@ -54,7 +54,7 @@ def stretch_views(
     ]
 
 
-def prefix_view(index: PrefixIndex, places: Places, sequence_hash: int, limit: int) -> PrefixView | None:
+def prefix_view(index: PrefixIndex, places: RankSlots, sequence_hash: int, limit: int) -> PrefixView | None:
     """Return the block with at most `limit` of its children; None where nobody knows it."""
     holders, children = index.holders(sequence_hash), index.children(sequence_hash)
     if not holders and not children:
@@ -67,7 +67,7 @@ def prefix_view(index: PrefixIndex, places: Places, sequence_hash: int, limit: i
     )
 
 
-def _named(holders: dict[int, int], places: Places) -> tuple[Holder, ...]:
+def _named(holders: dict[int, int], places: RankSlots) -> tuple[Holder, ...]:
     ranks = sorted((places.rank_of(slot), bits) for slot, bits in holders.items())
     return tuple(
         Holder(

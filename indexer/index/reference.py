@@ -1,4 +1,4 @@
-"""`ReferenceIndex`: the prefix index in plain Python, exact; the oracle of the native one, and what serves without it.
+"""`ReferenceIndex`: the prefix index in plain Python, exact; the oracle of the native one and its fallback.
 
 The rules are those of `prefix_index.py`; what it is made of is in `reference_tree.py`. A match walks from the first
 block, and a rank drops out at its first hole.

@@ -1,4 +1,4 @@
-"""What in a reference index contradicts itself: every fact that is kept twice is worked out from the other one."""
+"""Self-check of a reference index: every fact that is kept twice is computed from the other."""
 
 from collections.abc import Iterator, Mapping
 

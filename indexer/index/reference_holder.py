@@ -1,4 +1,4 @@
-"""What one rank of the reference index holds: sequence hash -> bits of tiers, and a digest of each tier."""
+"""What one rank of the reference index holds: sequence hash to bits of tiers, and a digest of each tier."""
 
 from kv_protocol.digest import SetDigest
 from kv_protocol.events import TIERS, Tier

@@ -1,4 +1,4 @@
-"""The nodes of the reference index: sequence hash -> parent, number of children, and who holds the block.
+"""The nodes of the reference index: sequence hash to parent, number of children, and holders.
 
 A node is there while somebody holds its block, or while it has children. Its parent is a node, or there is none (the
 first block of a sequence), or it is not known: a dump named the block as a parent, and nobody told of it yet.

@@ -1,4 +1,4 @@
-"""Between the state of a reference index and what a snapshot says of it."""
+"""Converts between the state of a reference index and a snapshot."""
 
 from collections.abc import Iterable, Mapping
 

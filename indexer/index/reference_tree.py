@@ -1,4 +1,4 @@
-"""What the reference index is made of, changed together: nodes, what each rank holds, what is parked, within memory.
+"""The parts of a reference index, changed together: nodes, holders, parked blocks, memory.
 
     nodes:  sequence hash -> parent, number of children, per tier a bit set of the ranks that hold it
     ranks:  rank -> sequence hash -> bits of tiers, and digests

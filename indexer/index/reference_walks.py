@@ -1,4 +1,4 @@
-"""Walking the nodes of the reference index, for people and for snapshots. Each walk costs a look at every node."""
+"""Walks over all nodes of the reference index, for people and snapshots."""
 
 from collections.abc import Callable, Iterator
 from heapq import nsmallest

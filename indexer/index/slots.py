@@ -1,4 +1,4 @@
-"""Places (slots) of worker ranks in an index, which knows them by small numbers alone; and who found none.
+"""Slots: the small numbers by which an index knows worker ranks; and ranks for which there was none.
 
 A rank gets the lowest free place. One that was refused is named, with the reason, until it gets one, its worker leaves
 or nothing is heard of it for a time; so many names are kept and no more, so that strangers without end cost nothing.
@@ -23,7 +23,7 @@ class _Refused(NamedTuple):
     heard_at_s: float
 
 
-class Places:
+class RankSlots:
     """Who sits where in one index; registers and drops ranks there."""
 
     def __init__(self, index: PrefixIndex) -> None:

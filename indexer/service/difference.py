@@ -1,4 +1,4 @@
-"""Is an index right about a rank? What it holds against what the rank's own mirror holds, at one place of the stream.
+"""Compares what an index and a rank's mirror hold at one place of the stream.
 
     known of the rank         their places                  verdict
     ----------------------    ---------------------------   ----------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Who should be there, by the log alone: the ranks that registered, and those whose pulse is heard.
+"""Which ranks should be there, by the log alone: registered ones, and those with heartbeats.
 
 A rank is known with its model's slug, by which its mirror is asked. One that registered and left is not there. One that
 died without a word still stands registered: only its mirror's silence tells.

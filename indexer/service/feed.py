@@ -1,4 +1,4 @@
-"""The log to the fold: batches, heartbeats and answers come in, questions go out, time passes.
+"""Feeds the fold from the log: batches, heartbeats and answers in, questions out, time.
 
     start   the best snapshot of the stream that is there, then the log behind it; without one, all of the log
     then    the index catches up with where the log ended at the start; until then it is not ready

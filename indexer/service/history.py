@@ -1,4 +1,4 @@
-"""The index as it was after a message of the log: the newest snapshot at or before it, and the log from there to it.
+"""The index as it was after a message of the log: the newest snapshot before it, and the log from there on.
 
     asked for                                                 what comes of it
     -------------------------------------------------------   ---------------------------------------------

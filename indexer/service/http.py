@@ -1,4 +1,4 @@
-"""The stand-alone index over HTTP, on its control plane.
+"""The stand-alone index's HTTP API.
 
 POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    who holds how much
 GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; what one holds (`rank_routes.py`)

@@ -1,4 +1,4 @@
-"""A live index asked over HTTP: a router's control plane, or a stand-alone index's. See `rank_routes.py`."""
+"""A client of a live index over HTTP: a router's control plane, or a stand-alone index (`rank_routes.py`)."""
 
 from types import TracebackType
 from typing import Self

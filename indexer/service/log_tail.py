@@ -1,4 +1,4 @@
-"""The log as it comes: lines of events, of the fleet and, where wanted, of heartbeats, from a place in the past or now.
+"""Follows the log: events, fleet events and heartbeats as lines, from a place in the past or from now.
 
     from now     what comes from now on
     since then   what came since a time, then what comes

@@ -1,4 +1,4 @@
-"""The index's figures as metrics, made from statistics when they are scraped."""
+"""The index's metrics, read from its statistics at scrape time."""
 
 from collections.abc import Iterator
 

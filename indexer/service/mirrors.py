@@ -1,4 +1,4 @@
-"""Ranks' mirrors, asked over the log by somebody who follows no stream: for the whole state, or the batches since.
+"""Asks ranks' mirrors over the log for their whole state, or for the batches since a place.
 
     nobody listens at the rank's subject, or      `MirrorSilent`
     no further part of the answer in `answer_s`

@@ -1,4 +1,4 @@
-"""The index at one moment of its past, and what has to be said of each rank there.
+"""The index at a moment of the past, with what is uncertain about each rank.
 
     the rank                                              note
     ---------------------------------------------------   ----------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What every control plane with an index behind it says of its ranks, a stand-alone index's and a router's alike.
+"""The HTTP routes about ranks, of every control plane with an index.
 
 GET  /v1/ranks            every rank's place in the log, what it holds, and what is wrong with it; who is refused
 GET  /v1/ranks/{worker}/{dp_rank}/blocks?format=      one rank's place, and what it holds there, parents first:

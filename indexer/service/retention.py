@@ -1,4 +1,4 @@
-"""What a keeper of snapshots should do now: write one, let go of the log's beginning, let go of old ones. Pure.
+"""Plans snapshots and the log's retention: what to write, what to purge, what to delete. Pure.
 
 A snapshot covers the log up to its place. Where that is behind the log's last place, it is of another log, one that was
 lost; so are those of which it is known (`others`). The newest is the one that covers most of this log.
@@ -66,7 +66,7 @@ class KeepingLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"period_s {self.period_s}, log_bytes_max {self.log_bytes_max}: more than 0 are allowed")
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RetentionPlan(msgspec.Struct, frozen=True):
     """What is to be done; `purge_up_to` 0: nothing is purged."""
 
     write: bool
@@ -82,7 +82,7 @@ def plan(
     *,
     verified: Collection[str] = (),
     others: Collection[str] = (),
-) -> Plan:
+) -> RetentionPlan:
     """Return what is to be done.
 
     Args:
@@ -95,7 +95,7 @@ def plan(
     """
     ours, this = _newest_first(log, names, others), of_this_log(log, names, others)
     useful = {name for name in this if name.stream_seq >= log.first_seq - 1}
-    return Plan(
+    return RetentionPlan(
         write=_is_due(log, this, now_ns, limits),
         purge_up_to=_purge_up_to(log, [name for name in this if str(name) in verified], limits),
         delete=tuple(str(name) for name in ours[KEPT_MIN:] if name not in useful),

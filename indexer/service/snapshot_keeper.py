@@ -1,4 +1,4 @@
-"""Keeps snapshots of one index, and the log within its bounds: looks every `LOOK_S`, plans (`retention.py`), performs.
+"""Writes snapshots of an index periodically and keeps the log within its bounds, by the plan of `retention.py`.
 
     not looked     while the log is away, is another one, or is still being read up to where it was at the start
     not written    while a rank is off the log (an answer or a restart is ahead of it, or batches of it wait), for

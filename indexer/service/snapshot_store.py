@@ -1,4 +1,4 @@
-"""The index's snapshots in their bucket: written and read back, or read at a cold start.
+"""Writes snapshots to their bucket and reads them back.
 
     written     put, got again, and compared; only then is the name one of the `verified`
     restored    the best that decodes, covers what its name says, is of the stream that is there, and that the index

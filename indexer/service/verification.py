@@ -1,4 +1,4 @@
-"""A live index held against every rank's mirror, rank by rank (`difference.py` compares).
+"""Compares a live index with every rank's mirror (`difference.py`).
 
     the index is asked first, the mirror second: it is further, or at the same place; where it is further, it is asked
     again, for the batches between

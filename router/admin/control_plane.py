@@ -1,4 +1,4 @@
-"""The control plane: what was decided and why, who is there, what the index holds. A token guards it beyond loopback.
+"""The control plane's HTTP API: decisions, workers, index, policy. Beyond loopback a token guards it.
 
 GET    /v1/decisions?limit=       the newest          GET  /v1/decisions/{id}      one, explained
 GET    /v1/workers                the fleet           POST /v1/workers             add one

@@ -1,4 +1,4 @@
-"""`router doctor`: looks at a running fleet, and says what is wrong, why it matters and what mends it.
+"""`router doctor`: looks at a running fleet and says what is wrong, why it matters and how to mend it.
 
     exit code   0 nothing, or notes only     1 warnings     2 errors     3 it could not look
 

@@ -1,4 +1,4 @@
-"""`router journal tail`: what routers decide and what they decide by, record by record."""
+"""`router journal tail`: prints a journal record by record."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from kv_runtime.event_log import EventLog
 from kv_runtime.supervise import until
 from router.cli.options import run_on_log, with_settings
 from router.config import RouterSettings
-from router.journal.reader import JournalMessages, Told, follow_journal
+from router.journal.reader import JournalEntry, JournalMessages, follow_journal
 
 _NOT_SHOWN = (
     "now_s", "request", "best", "terms", "costs", "overlap", "event", "exclusions", "settings", "report",
@@ -69,7 +69,7 @@ class _Shown:
     def __init__(self, done: asyncio.Event, limit: int | None, *, as_json: bool) -> None:
         self._done, self._left, self._as_json = done, limit, as_json
 
-    def show(self, told: Told) -> None:
+    def show(self, told: JournalEntry) -> None:
         """Print the records of a message, unless enough were."""
         for record in told.message.records:
             if self._left == 0:
@@ -81,7 +81,7 @@ class _Shown:
                     self._done.set()
 
 
-def as_object(told: Told, record: JournalRecord) -> bytes:
+def as_object(told: JournalEntry, record: JournalRecord) -> bytes:
     """Return the record as JSON, with its kind and where it stands."""
     fields = {name: getattr(record, name) for name in record.__struct_fields__}
     return msgspec.json.encode(
@@ -96,7 +96,7 @@ def as_object(told: Told, record: JournalRecord) -> bytes:
     )
 
 
-def as_line(told: Told, record: JournalRecord) -> str:
+def as_line(told: JournalEntry, record: JournalRecord) -> str:
     """Return the record as a line for people."""
     kind = str(record.__struct_config__.tag)
     return f"{_time(told.time_ns)} {told.stream_seq:>8} {told.router} {record.now_s:.3f} {kind:<8} {_text(record)}"

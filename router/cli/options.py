@@ -1,4 +1,4 @@
-"""What the commands share: where the log is, and how a command ends.
+"""Options that commands share: where the log is, exit codes, `--config`.
 
 0    done; of `replay`: every decision that could be taken again is equal
 1    of `replay`: one differs, or a record cannot be folded

@@ -1,4 +1,4 @@
-"""`router pools`: one address before routers, which are pools.
+"""`router pools`: one address in front of pools of routers.
 
 Flags and environment are those of Dynamo's global router where it has them; `--set` and `KVROUTER_*` reach the sections
 `data`, `control`, `failures`, `queue` and `tokens` of the router's own tree. Source: `docs/SOURCES.md` D5.

@@ -1,4 +1,4 @@
-"""`router replay`: every decision of a journal, taken again."""
+"""`router replay`: takes every decision of a journal again."""
 
 import asyncio
 import sys

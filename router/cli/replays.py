@@ -1,4 +1,4 @@
-"""Journals of some routers, replayed: what came of it, from where on it is exact, and where that was lost."""
+"""Replays journals of several routers: results, from where on they are exact, where that was lost."""
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ from kv_protocol.journal import JournalBegan, JournalRecord, Lost
 from router.decision.policies import Mode
 from router.decision.policy import Policy
 from router.journal.continuity import Continuity
-from router.journal.reader import Told
+from router.journal.reader import JournalEntry
 from router.journal.replay import CheckpointRead, Found, NotFolded, Redecided, Replay
 
 
@@ -23,7 +23,7 @@ class Replays:
         self.different = self.not_folded = self._losses = 0
         self._equal = self._inexact = self._compared = self._otherwise = self._checkpoints = 0
 
-    def take(self, told: Told) -> None:
+    def take(self, told: JournalEntry) -> None:
         """Fold the records of a message in."""
         one = self.routers.get(told.router)
         if one is None:
@@ -39,13 +39,13 @@ class Replays:
             elif found is not None:
                 self.not_folded += 1
 
-    def _tell(self, told: Told, news: str, *, is_loss: bool) -> None:
+    def _tell(self, told: JournalEntry, news: str, *, is_loss: bool) -> None:
         self._losses += is_loss
         if self._shown_max is None or self._losses <= self._shown_max:
             time = datetime.fromtimestamp(told.time_ns / 1e9, UTC).isoformat(timespec="seconds")
             self._say(f"{told.router} {time} seq {told.stream_seq}: {news}")
 
-    def _count(self, told: Told, found: Redecided) -> None:
+    def _count(self, told: JournalEntry, found: Redecided) -> None:
         if not found.is_exact:
             self._inexact += 1
             return
@@ -56,12 +56,12 @@ class Replays:
             self._compared += 1
             self._otherwise += found.otherwise.rank != found.recorded
 
-    def _count_checkpoint(self, told: Told, found: CheckpointRead) -> None:
+    def _count_checkpoint(self, told: JournalEntry, found: CheckpointRead) -> None:
         self._checkpoints += not found.difference
         if found.difference and found.is_compared:
             self._differ(told, found.difference)
 
-    def _differ(self, told: Told, words: str) -> None:
+    def _differ(self, told: JournalEntry, words: str) -> None:
         self.different += 1
         if self._shown_max is None or self.different <= self._shown_max:
             self._say(f"{told.router} {words}")

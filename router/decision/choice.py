@@ -1,4 +1,4 @@
-"""Choosing among costs, reproducibly: the seed decides what the costs leave open.
+"""Chooses among costs, reproducibly: the seed decides between equal ones, or draws by temperature.
 
 Temperature 0: the lowest cost wins, the seed breaks exact ties. Temperature T > 0: costs are scaled to [0, 1] between
 the lowest and the highest, and candidate i is drawn with probability proportional to exp(-cost_i / T).

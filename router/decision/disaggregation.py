@@ -1,4 +1,4 @@
-"""Where a prompt is computed: by a prefill worker, or by the worker that decodes it.
+"""Decides where a prompt is computed: by a prefill worker, or by the worker that decodes it.
 
     conditional     the decode worker computes the prompt itself where
     off             never, as long as there are prefill workers
@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
-from kv_protocol.decided import Phase
+from kv_protocol.decided import RequestPhase
 from kv_protocol.openai import RequestInvalid
 from router.decision.verdict import Verdict
 from router.decision.view import View
@@ -28,7 +28,11 @@ ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"
 
 _SPLITS = frozenset({"prefill", "decode"})
 _FIELD = "disaggregated_params"
-_ASKED: dict[str, Phase] = {"context_only": "prefill", "generation_only": "decode", "context_and_generation": "alone"}
+_ASKED: dict[str, RequestPhase] = {
+    "context_only": "prefill",
+    "generation_only": "decode",
+    "context_and_generation": "alone",
+}
 PlacementReason = Literal["short", "prefill_busy", "decode_busy", "long"]
 PLACEMENT_REASONS: tuple[PlacementReason, ...] = get_args(PlacementReason)
 
@@ -102,14 +106,14 @@ def _decode_load(view: View, place: int) -> float:
     return int(view.active_blocks[place]) / total if total else 0.0
 
 
-def first_phase(roles: frozenset[str], *, may_split: bool) -> Phase:
+def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
     """Return what is asked first, of a fleet whose fit workers have these roles."""
     if may_split and roles >= _SPLITS:
         return "prefill"
     return "alone" if "decode" in roles and "aggregated" not in roles else "whole"
 
 
-def asked_phase(params: bytes, *, accepted: bool) -> Phase:
+def asked_phase(params: bytes, *, accepted: bool) -> RequestPhase:
     """Return the one phase that the `disaggregated_params` of a request ask for; raise `RequestInvalid`."""
     if not accepted:
         raise RequestInvalid(_FIELD, "a value", "none: workers say them (disaggregation.accept_params is false)")

@@ -1,4 +1,4 @@
-"""Who may take a request, and who would be preferred.
+"""Which ranks may take a request, and which are preferred.
 
 The first that holds says why a rank may not:
 

@@ -1,4 +1,4 @@
-"""A decision in words, from its own terms and nothing else."""
+"""Explains a decision in words, from its own terms alone."""
 
 from collections.abc import Iterator
 

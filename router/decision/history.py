@@ -1,4 +1,4 @@
-"""How much prefill a rank was recently given: in-flight load alone is blind to agents that ask one thing after another.
+"""How much prefill each rank was given lately: in-flight load does not see agents that send one request after another.
 
     history_blocks(t) = sum over requests routed to the rank of prefill_blocks * 2 ^ -((t - routed at) / HALF_LIFE_S)
 

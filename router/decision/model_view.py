@@ -1,4 +1,4 @@
-"""What of a view is the same from one decision to the next: who serves the model, who is fit, how far each is trusted.
+"""The part of a view that is the same from one decision to the next: ranks of a model, their fitness and trust.
 
 It holds until something that it was made of is applied, and no longer than `valid_until_s`, when time alone changes it.
 """
@@ -34,7 +34,7 @@ class Trusted(NamedTuple):
     without_events: tuple[int, ...]
 
 
-class Standing:
+class ModelView:
     """The ranks that serve a model, for prompts that are hashed in one way."""
 
     def __init__(self, fleet: Fleet, model: str, hashing: Hashing, now_s: float, breakers: Breakers) -> None:

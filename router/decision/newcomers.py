@@ -1,4 +1,4 @@
-"""The newcomer slice of full misses, the requests of which no rank has any block.
+"""Reserves a share of full misses (requests of which no rank has a block) for ranks that joined lately.
 
 A rank that joins a working fleet is idle and empty: it would be given all of them at once. Until it has filled a
 quarter of its blocks it gets at most one of 2 x ranks.

@@ -1,4 +1,4 @@
-"""Which decode workers cannot take the KV blocks of which prefill workers, by their registrations.
+"""Which decode workers cannot take KV blocks from which prefill workers, by their registrations.
 
     field              a pair does not work where
     ----------------   -----------------------------------------------------------------

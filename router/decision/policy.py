@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import asdict, replace
 
-from kv_protocol.decided import Phase
+from kv_protocol.decided import RequestPhase
 
 Affinity = Literal["off", "soft", "hard"]
 """What a session's former rank means: nothing, a preference, or the only choice while it may take the request."""
@@ -80,7 +80,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     decode: PhaseOverrides = DECODE_OVERRIDES
     """Of workers that decode what others prefilled."""
 
-    def of(self, phase: Phase) -> "Policy":
+    def of(self, phase: RequestPhase) -> "Policy":
         """Return the policy by which a worker is chosen for `phase`."""
         return _of(self, phase) if phase in ("prefill", "decode") else self
 

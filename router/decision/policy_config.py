@@ -1,4 +1,4 @@
-"""The sections of the configuration that say how workers are chosen, and when prompts are computed apart."""
+"""The configuration sections of routing policy and of prefill / decode disaggregation."""
 
 from collections.abc import Callable
 from inspect import signature

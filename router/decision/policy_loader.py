@@ -1,4 +1,4 @@
-"""Modes that the configuration names: the built-in ones, and a user's own functions.
+"""Loads the modes that the configuration names: built-in ones, and functions of the user.
 
 a user's mode     `package.module:function`, in `policy.user_modes`; nothing else is ever imported
 the function      pure, `(candidates, request, policy, seed)` by position (`router/decision/policies.py`)

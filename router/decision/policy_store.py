@@ -1,4 +1,4 @@
-"""A policy that was changed over `/v1/policy`, kept in `state.dir` so that it survives a restart.
+"""Keeps a policy that was changed over `/v1/policy` in `state.dir`, so that it survives a restart.
 
     command line (`--mode`, `--set policy...`)  >  the file  >  environment, YAML, defaults       field by field
 

@@ -1,4 +1,4 @@
-"""Another policy while requests flow: its fields are those of the configuration's `policy`, and are checked like them.
+"""Changes the policy while requests flow, with the checks of the configuration's section `policy`.
 
     PATCH   the fields that are named change, the others stay
     PUT     the fields that are named hold, the others have their defaults

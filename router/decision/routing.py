@@ -1,4 +1,4 @@
-"""Decisions in motion: the pure core with the router's clock, index and log of decisions around it.
+"""Makes decisions: the pure core with the router's clock, index and log of decisions.
 
 decide   one moment's view, the policy in force, the next seed
 take     the decision counts: it is recorded with its promise, under a lease

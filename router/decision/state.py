@@ -1,4 +1,4 @@
-"""All that a decision may read, as one fold over journal records, but for the index, whose answer is an argument.
+"""All that a decision reads, but for the index, as one fold over journal records.
 
 apply(record)         what a decision may read changes here and nowhere else
 tick(now)             lets go of what is over, and returns the records that the passing of time makes; the caller
@@ -39,7 +39,7 @@ from kv_protocol.ledger import FirstToken, LedgerEvent, Reconciled, Routed
 from router.decision.affinity import Affinity
 from router.decision.approximate import ApproximateIndex
 from router.decision.history import History
-from router.decision.model_view import Standing
+from router.decision.model_view import ModelView
 from router.decision.newcomers import Newcomers
 from router.decision.policies import MODES, Mode, policy_for
 from router.decision.policy import Policy
@@ -83,7 +83,7 @@ class RouterState:
         self.newcomers = Newcomers()
         self.forecasts = Forecasts()
         self.turns: Counter[str] = Counter()
-        self._standings: dict[tuple[str, int, str], Standing] = {}
+        self._standings: dict[tuple[str, int, str], ModelView] = {}
         self._standings_of = (0, 0)
         self._folds: dict[type, Callable[[Any], None]] = {
             Taken: self._take,
@@ -250,7 +250,7 @@ class RouterState:
             view = view._replace(bound=self.affinity.bound(request.session_id, now_s))
         return view
 
-    def _whole_view(self, request: RouteRequest, standing: Standing, ask: AskIndex, now_s: float, turn: int) -> View:
+    def _whole_view(self, request: RouteRequest, standing: ModelView, ask: AskIndex, now_s: float, turn: int) -> View:
         chain, ranks = request.reusable_hashes, standing.ranks
         answer = ask(chain, ranks)
         trusted = standing.trusted(answer.doubts)
@@ -281,11 +281,11 @@ class RouterState:
             misfits=standing.misfits,
         )
 
-    def standing(self, model: str, hashing: Hashing, now_s: float) -> Standing:
+    def standing(self, model: str, hashing: Hashing, now_s: float) -> ModelView:
         """Return who serves a model, how fit and how far trusted, where prompts are hashed so."""
         return self._standing(model, *hashing, now_s)
 
-    def _standing(self, model: str, block_size: int, scheme: str, now_s: float) -> Standing:
+    def _standing(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
         known = self._standings.get((model, block_size, scheme))
         changes = self._standings_of
         if (
@@ -297,22 +297,22 @@ class RouterState:
             known = self._look(model, Hashing(block_size, scheme), now_s)
         return known
 
-    def _look(self, model: str, hashing: Hashing, now_s: float) -> Standing:
+    def _look(self, model: str, hashing: Hashing, now_s: float) -> ModelView:
         changes = self.fleet.changes, self.breakers.changes
         if changes != self._standings_of or len(self._standings) > _STANDINGS_MAX:
             self._standings.clear()
             self._standings_of = changes
-        found = self._standings[model, *hashing] = Standing(self.fleet, model, hashing, now_s, self.breakers)
+        found = self._standings[model, *hashing] = ModelView(self.fleet, model, hashing, now_s, self.breakers)
         return found
 
     def _put_routed(
-        self, depths: Depths, chain: bytes, standing: Standing, places: tuple[int, ...], now_s: float
+        self, depths: Depths, chain: bytes, standing: ModelView, places: tuple[int, ...], now_s: float
     ) -> None:
         """Of ranks without events, what was routed to them is what they hold."""
         ranks = [standing.ranks[place] for place in places]
         depths[:, places] = self.approximate.overlap(chain, ranks, now_s)
 
-    def _predicted(self, chain: bytes, standing: Standing, epochs: tuple[int, ...], now_s: float) -> Ints:
+    def _predicted(self, chain: bytes, standing: ModelView, epochs: tuple[int, ...], now_s: float) -> Ints:
         found = self.predictions.depths(chain, now_s) if self.policy.predict_on_route else None
         if not found:
             return standing.no_ints

@@ -1,4 +1,4 @@
-"""All that a router's state is made of: whoever has it, and the journal from its beginning, has the state."""
+"""The settings of a router's state: with them and its journal the state can be computed again."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What was decided, as the columns that it was decided from: cheap to make, and rendered when somebody asks.
+"""The result of a decision as columns: cheap to make, rendered on request.
 
 A verdict keeps its view, so that `decision()` can name every rank, every cost term and every reason at any later time.
 """

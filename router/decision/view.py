@@ -1,4 +1,4 @@
-"""What a decision reads: the request, and every rank that serves its model, as they stood at one moment.
+"""The input of a decision: the request, and every rank that serves its model, at one moment.
 
 A view is columns: place i of each speaks of `ranks[i]`. Arrays are read-only to whoever decides, and belong to the view
 alone or to nobody who changes them, so that a view can be kept. `only` cuts the columns to some ranks.

@@ -1,4 +1,4 @@
-"""What every finding means: how bad it is, why it matters, and what mends it. `docs/DOCTOR.md` is this table.
+"""Every finding: its severity, why it matters, how to mend it. `docs/DOCTOR.md` is this table.
 
 An id never changes its meaning: alerts and scripts go by it.
 """

@@ -1,4 +1,4 @@
-"""How far another host's clock is from ours, as far as the `Date` of an HTTP answer tells.
+"""How far another host's clock is from ours, by the `Date` of its HTTP answers.
 
     asked at a, answered at b (our clock), Date D    its clock was in [D, D + 2) at some moment of [a, b]
     ahead of ours by                                 at least D - b, less than D + 2 - a

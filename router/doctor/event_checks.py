@@ -1,4 +1,4 @@
-"""Whether what ranks hold is told, and believed.
+"""Checks whether ranks publish what they hold, and whether it is trusted.
 
     event source none, prompts are prefilled there       events.none
     blocks in use, and no event was ever published       events.silent

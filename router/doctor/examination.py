@@ -1,4 +1,4 @@
-"""All checks of one fleet, and what its findings come to.
+"""Runs all checks of a fleet and summarises the findings.
 
 exit code   0 nothing, or notes only     1 warnings     2 errors     (3: it could not look; the command's)
 """

@@ -1,4 +1,4 @@
-"""What was seen of a fleet: the log for a while, and every HTTP address at its beginning and at its end.
+"""What the survey saw of a fleet: its log for a while, and every HTTP address at the beginning and the end.
 
     the log        who is registered, drains, left; each head of each rank's stream that beat; what streams keep
     a router       its control plane, twice; its data plane once

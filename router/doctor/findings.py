@@ -1,4 +1,4 @@
-"""A finding: one thing that is wrong, of whom; what it means stands once, in `catalogue.py`.
+"""A finding: one thing that is wrong, and where. Its meaning is in `catalogue.py`.
 
 error      requests fail, or are placed by what is not true
 warning    it serves, worse than it could, or something is about to go wrong

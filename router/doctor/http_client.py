@@ -1,4 +1,4 @@
-"""GET of addresses that may be anything: an answer within its time and size, or the words for why there is none.
+"""GET of any address: an answer within its time and size, or a sentence that says why there is none.
 
 Redirects are not followed, so that a token goes nowhere else; it is in no message.
 """

@@ -1,4 +1,4 @@
-"""JetStream's own account of the log: what streams keep, who reads them and how far, what room there is.
+"""Asks JetStream about the log: streams, consumers and their lag, room.
 
     $JS.API.INFO                      storage, limits.max_storage (-1: none)
     $JS.API.STREAM.INFO.<stream>      config, state, ts: the server's clock as it answers

@@ -1,4 +1,4 @@
-"""Whether the log keeps what it is relied on for, and whether its readers keep up.
+"""Checks whether the log keeps what is relied on, and whether its readers keep up.
 
 log.unreachable   it could not be asked
 log.no_stream     `KV_EVENTS` or `KV_FLEET` is not there

@@ -1,4 +1,4 @@
-"""The log, listened to: who is registered, whose heart beats and how, what engines report, what cannot be read."""
+"""Listens to the log: registrations, heartbeats, load reports, messages that cannot be read."""
 
 from kv_protocol import fleet, load, subjects
 from kv_protocol.errors import MalformedMessage

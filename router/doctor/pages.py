@@ -1,4 +1,4 @@
-"""What routers and agents say of themselves, read: JSON and metrics to facts.
+"""Parses what routers and agents say of themselves: JSON and metrics to facts.
 
 | asked | of | read |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Whether the workers of one model can work together, by their registrations alone: also asked when they register.
+"""Checks whether the workers of one model can work together, by their registrations; also when they register.
 
     pair.buffer       a prefill or decode worker's transfer buffer < longest input that is transferred through it
     pair.dtype        prefill and decode name different KV dtypes

@@ -1,4 +1,4 @@
-"""Whether all of a model are of one kind: what prompts are hashed with, and versions.
+"""Checks whether all workers of a model hash, tokenize and run alike.
 
     parity.<field>    the workers of a model, and the routers, do not all have the same
     parity.canary     a worker's canary is not that of its block size and hash scheme: it hashes otherwise than we do

@@ -1,4 +1,4 @@
-"""Whether routers serve, have room, and are guarded.
+"""Checks whether routers serve, have room, and are guarded.
 
 router.unreachable   control or data plane gives no answer
 router.not_ready     /ready is 503

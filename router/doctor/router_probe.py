@@ -1,4 +1,4 @@
-"""One router, asked at the beginning of a look and at its end: its control plane, its data plane."""
+"""Queries one router at the beginning and the end of a survey: control plane and data plane."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""One look at a fleet, of some seconds: what is there at its beginning, what came meanwhile, what is there at its end.
+"""Looks at a fleet for some seconds: its state at the beginning, what comes meanwhile, its state at the end.
 
     1   the log is joined: heartbeats and loads are heard, `KV_FLEET` is read
     2   routers, JetStream and workers are asked

@@ -1,4 +1,4 @@
-"""Workers one by one: do they live, can they be reached, are they who they say, and nobody else?
+"""Checks each worker: does it live, can it be reached, is it the one that registered?
 
     heart   HTTP        registered                                 found
     beats   is well     yes                                        nothing

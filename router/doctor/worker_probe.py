@@ -1,4 +1,4 @@
-"""One worker's HTTP, asked at the beginning of a look and its counters at the end.
+"""Queries one worker's HTTP at the beginning of a survey, and its counters at the end.
 
 An engine that is attached without our agent has `/health` alone: whatever else it lacks is not held against it.
 """

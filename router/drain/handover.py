@@ -1,4 +1,4 @@
-"""Draining with hand-over: what only a worker that leaves holds is computed elsewhere before it goes.
+"""Draining with hand-over: prefixes that only the leaving worker holds are computed elsewhere first.
 
     looking    the newest prompts (`recent_prompts.py`), each as a decision would see it now: how much of it the
                worker holds, and how much the best of those who could be asked instead does, or will have soon. Listed
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from kv_protocol.decided import Phase
+from kv_protocol.decided import RequestPhase
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.hashing import Hashing
 from kv_runtime.supervise import TaskSet, TaskSetFull
@@ -32,7 +32,7 @@ from router.config import HandoverSection
 from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
 from router.drain.heat import HeldPrompt, HotPrefix, hot_prefixes
-from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverTold, Outcome, PrefixTold
+from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverTold, PrefixTold, WarmingOutcome
 from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt, RecentPrompts
 from router.drain.warming import Warming, wish_of
 from router.fleet.ledger import Ledger
@@ -44,7 +44,7 @@ _RUNS_MAX = 256
 _LOOKED_AT = 32
 """Prompts that are looked up in one turn of the loop: a few ms."""
 _LOOK_S = 0.05
-_PHASES: dict[str, Phase] = {"aggregated": "whole", "prefill": "prefill"}
+_PHASES: dict[str, RequestPhase] = {"aggregated": "whole", "prefill": "prefill"}
 """What workers compute prompts for, by their role."""
 
 _log = structlog.get_logger("router")
@@ -59,7 +59,7 @@ class Handover:
         self._tasks: TaskSet | None = None
         self._running: dict[HandoverRun, asyncio.Task[None]] = {}
         self._runs: dict[str, HandoverRun] = {}
-        self._outcomes: Counter[Outcome] = Counter()
+        self._outcomes: Counter[WarmingOutcome] = Counter()
         self._spent_tokens, self._seconds = 0, 0.0
 
     @property
@@ -199,7 +199,9 @@ class Handover:
             self._outcomes[outcome] += 1
             await self._clock.sleep(0)
 
-    async def _warmed(self, run: HandoverRun, prefix: HotPrefix, recent: RecentPrompt) -> tuple[Outcome, str, str]:
+    async def _warmed(
+        self, run: HandoverRun, prefix: HotPrefix, recent: RecentPrompt
+    ) -> tuple[WarmingOutcome, str, str]:
         """Return what became of a prefix, the worker that was chosen for it, and why it was not warmed."""
         left_s = run.left_s(self._clock.now())
         if left_s <= 0:

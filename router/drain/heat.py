@@ -1,4 +1,4 @@
-"""Which prefixes a worker that leaves should hand over: those that only it holds, the hottest first.
+"""Which prefixes a leaving worker should hand over: those that only it holds, the hottest first.
 
     weight of a prompt    2 ** -(its age / `half_life_s`)
     heat of a block       the weights of the prompts that have it, added up

@@ -1,4 +1,4 @@
-"""How far a hand-over is, as people are told: `GET /v1/workers/{id}/drain`."""
+"""The progress of a hand-over, as `GET /v1/workers/{id}/drain` shows it."""
 
 from collections import Counter
 from typing import Literal
@@ -11,8 +11,8 @@ SHOWN_MAX = 32
 """Prefixes of a list that people are shown."""
 
 State = Literal["looking", "warming", "waiting", "over"]
-Outcome = Literal["warmed", "failed", "skipped"]
-OUTCOMES: tuple[Outcome, ...] = ("warmed", "failed", "skipped")
+WarmingOutcome = Literal["warmed", "failed", "skipped"]
+OUTCOMES: tuple[WarmingOutcome, ...] = ("warmed", "failed", "skipped")
 
 
 class PrefixTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +25,7 @@ class PrefixTold(msgspec.Struct, frozen=True, kw_only=True):
     heat: float
     held_blocks: int
     elsewhere_blocks: int
-    outcome: Outcome | Literal[""] = ""
+    outcome: WarmingOutcome | Literal[""] = ""
     worker: str = ""
     reason: str = ""
 
@@ -61,7 +61,7 @@ class HandoverRun:
         self.state: State = "looking"
         self.reason = ""
         self.prompts = self.listed = self.spent_tokens = 0
-        self.counts: Counter[Outcome] = Counter()
+        self.counts: Counter[WarmingOutcome] = Counter()
         self.shown: list[PrefixTold] = []
         self.warmed: set[int] = set()
         """The hashes of the last blocks of prefixes that were warmed."""
@@ -76,7 +76,7 @@ class HandoverRun:
         blocks = enumerate(memoryview(chain).cast("Q"), 1) if self.warmed else ()
         return max((count for count, block in blocks if block in self.warmed), default=0)
 
-    def settle(self, at: int, outcome: Outcome, worker: str, reason: str) -> None:
+    def settle(self, at: int, outcome: WarmingOutcome, worker: str, reason: str) -> None:
         """It is known what became of the prefix at a place of the list."""
         self.counts[outcome] += 1
         if at < SHOWN_MAX:

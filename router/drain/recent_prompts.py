@@ -1,4 +1,4 @@
-"""The newest prompts that were asked, as token ids: an index knows hashes alone, from which no prompt can be computed.
+"""The token ids of recent prompts: the index has only hashes, from which no prompt can be computed.
 
 Adding one is a reference in a row; nothing is worked out before somebody reads them. The oldest give way to the bytes
 of the newest. Prompts with images have no ids, and are not kept.

@@ -1,4 +1,4 @@
-"""Draining a worker: it gets nothing new, and what it alone holds is handed over before it leaves.
+"""The control plane's endpoints for draining a worker.
 
 POST /v1/workers/{id}/drain            {"handover_tokens": N, "handover_s": S}, both optional: the event, how it stands
 GET  /v1/workers/{id}/drain?wait=S     how it stands, now or, after S seconds at most, once it is drained

@@ -1,4 +1,4 @@
-"""A prompt computed for the sake of the cache alone: a worker is asked for it, and nobody gets the answer.
+"""Computes a prompt for the sake of the cache alone: a worker gets the request, its answer is dropped.
 
 | the worker's role | is asked | then |
 |---|---|---|
@@ -29,8 +29,8 @@ from router.request.attempt import Attempt
 from router.request.handoff import AnswerUnusable, PrefillAnswer, prefill_answer
 from router.request.serving import Serving
 from router.request.usage import usage_in
-from router.server.buffered_response import Collected
-from router.server.exchange import Phase
+from router.server.buffered_response import BufferedResponse
+from router.server.exchange import UpstreamStage
 from router.server.heads import Headers
 from router.server.upstream import Upstreams
 
@@ -109,7 +109,7 @@ class Warming:
 
     async def _ask(self, wish: Wish, verdict: Verdict, handoff: PrefillAnswer | None, within_s: float) -> "_Asked":
         serving = self._serving
-        answer = Collected(self._upstreams, _ANSWER_BYTES_MAX)
+        answer = BufferedResponse(self._upstreams, _ANSWER_BYTES_MAX)
         asked = _Asked(Attempt(verdict, serving.routing.take(verdict)), answer, serving)
         call = serving.calls.call(verdict, wish.inbound, Body(wish.body), {}, wish.prompt, handoff)
         try:
@@ -132,7 +132,7 @@ class _Asked:
 
     __slots__ = ("_answer", "_attempt", "_serving", "over")
 
-    def __init__(self, attempt: Attempt, answer: Collected, serving: Serving) -> None:
+    def __init__(self, attempt: Attempt, answer: BufferedResponse, serving: Serving) -> None:
         self._attempt, self._answer, self._serving = attempt, answer, serving
         self.over = asyncio.Event()
 
@@ -188,11 +188,11 @@ class _Asked:
         """It is whole."""
         self.over.set()
 
-    def on_cut(self, phase: Phase, reason: str) -> bytes | None:  # noqa: ARG002 - `on_failed` says it
+    def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:  # noqa: ARG002 - `on_failed` says it
         """Return that nothing goes on elsewhere."""
         return None
 
-    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: ARG002, FBT001 - a callback's facts
+    def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: ARG002, FBT001 - a callback's facts
         """The worker failed."""
         self._attempt.phase, self._attempt.reason = phase, reason
         self.over.set()

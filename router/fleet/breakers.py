@@ -1,4 +1,4 @@
-"""Circuit breakers: who is left alone after failing, for how long, and how it comes back. A fold over `AttemptEnded`.
+"""Circuit breakers of ranks: when one opens after failures, and how it closes. A fold over `AttemptEnded`.
 
     outcome of an attempt       closed                             open      half-open, and the attempt is the probe
     -------------------------   --------------------------------   -------   ---------------------------------------

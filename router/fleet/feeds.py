@@ -1,4 +1,4 @@
-"""Fleet events, heartbeats, load reports, the log's connection and time, applied as they come: see `Routing.apply`."""
+"""Applies fleet events, heartbeats, load reports, the log's connection and time to the state (`Routing.apply`)."""
 
 import asyncio
 from typing import TYPE_CHECKING, Literal

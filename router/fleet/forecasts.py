@@ -1,4 +1,4 @@
-"""What a request is predicted to live through at each rank, and what is learnt of how it did (`ttft_model.py`).
+"""Predicted TTFT and ITL of a request at each rank, and learning from how it went (`ttft_model.py`).
 
     decided           the features of the winner are kept until the outcome is known
     outcome known     ok: the time to its first token is learnt with them, and that between tokens, each where it is

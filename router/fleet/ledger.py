@@ -1,4 +1,4 @@
-"""The ledger of promised work: what was routed and has not ended, per worker rank.
+"""The ledger of promised work: what was routed to each rank and has not ended.
 
     Routed        blocks and uncached tokens are promised; the lease runs
     FirstToken    the uncached tokens are computed

@@ -1,4 +1,4 @@
-"""What ranks are about to hold: the blocks of requests on their way there, so that siblings of a burst land together.
+"""Blocks that ranks are about to hold, of requests on their way: siblings of a burst go to the same rank.
 
     routed                  the request's blocks count as held by its rank
     first token             they count for `SEEN_S` more: by then the rank's events have told of them, or never will

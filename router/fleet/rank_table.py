@@ -1,4 +1,4 @@
-"""A few numbers of every rank, as columns: written one rank at a time, read for many ranks at once.
+"""A few numbers of every rank, as columns: written rank by rank, read for many ranks at once.
 
 Written through an array of Python's own, whose items cost a third of numpy's, and read through numpy, which sees the
 same memory. Row 0 is that of ranks that are not known, and stays as it was made.

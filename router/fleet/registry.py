@@ -1,4 +1,4 @@
-"""The fleet as a fold over fleet events and heartbeats.
+"""The workers and ranks of the fleet: a fold over fleet events and heartbeats.
 
     registered, new instance     known, nothing of its former life counts
     heartbeat                    alive, if it is of the registered instance

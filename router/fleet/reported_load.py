@@ -1,4 +1,4 @@
-"""What a rank's engine says of its load, beside what was promised: which difference is believed.
+"""Combines the load that a rank's engine reports with the work that was promised to it.
 
 A report and a promise never mean the same moment: a request is on its way, or its end is. So a difference counts once
 the newest `REPORTS` reports all show it, and no more of it than the least of them shows:

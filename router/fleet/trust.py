@@ -1,4 +1,4 @@
-"""How far what is known of a rank is trusted, and why no further.
+"""How far what is known of a rank is trusted, and why.
 
     what is known of it                                 trust      overlap                    counts for
     -------------------------------------------------   --------   ------------------------   ----------

@@ -1,4 +1,4 @@
-"""Trust in the log: a rank of which less is known than before, or all again, is told once.
+"""Writes to the log when trust in a rank changes: each change once.
 
 A state is told when it was seen at two looks in a row: a heartbeat that outran its batches is no news. A rank has one
 line a state and reason in 10 s; beyond 256 lines in that time the others share one, with their number (`suppressed`).

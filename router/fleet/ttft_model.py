@@ -1,4 +1,4 @@
-"""How long a request waits for its first token at a rank, and how long between tokens, learnt of each as it serves.
+"""Learns for each rank how TTFT and ITL depend on prompt, cache and load.
 
     TTFT = a + b * uncached tokens + c * queued prefill tokens + d * running requests
     ITL  = a + b * running requests + c * active blocks

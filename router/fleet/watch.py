@@ -1,4 +1,4 @@
-"""Silence of workers and breakers of ranks, as events of the log: each change once.
+"""Writes to the log when a worker falls silent or comes back, and when a breaker opens or closes: each change once.
 
 | event | level | when |
 |---|---|---|

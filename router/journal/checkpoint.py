@@ -1,4 +1,4 @@
-"""Checkpoints of a router's state: taken at one moment, written part by part later, and made a state again.
+"""Checkpoints of a router's state: taken at one moment, written in parts, and restored.
 
 Each component of the state has its tables here; a table's rows are as they are when `rows` is called, whatever changes
 later. What grows with the fleet and the requests in flight is copied then. What can be much larger (blocks that were

@@ -1,4 +1,4 @@
-"""The records of one router's journal in their order: each once, whole, with `Lost` where some are missing."""
+"""Puts one router's journal records in order: each once, complete, with `Lost` where some are missing."""
 
 import math
 from collections.abc import Iterable, Iterator

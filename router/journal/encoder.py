@@ -1,4 +1,4 @@
-"""Records made of what was applied, numbered, and put into messages of the journal.
+"""Turns applied records into numbered journal messages.
 
 add            what was applied becomes records, each in parts where it is longer than a message
 a checkpoint   becomes records one by one (`go_on`), so that its size holds nothing up; nothing is added meanwhile

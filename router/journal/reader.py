@@ -1,4 +1,4 @@
-"""Journals read back: the messages of one router, or of all, in the order in which the log has them."""
+"""Reads journals: the messages of one router, or of all, in the order of the log."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _LOOK_S = 0.02
 _log = structlog.get_logger("router")
 
 
-class Told(NamedTuple):
+class JournalEntry(NamedTuple):
     """One message: whose, where and when (since 1970) the log has it."""
 
     router: str
@@ -29,7 +29,7 @@ class Told(NamedTuple):
 class JournalMessages:
     """Gives each message of a journal that can be read to `take`; of the others the log names the first."""
 
-    def __init__(self, take: Callable[[Told], None]) -> None:
+    def __init__(self, take: Callable[[JournalEntry], None]) -> None:
         self._take = take
         self._refused = 0
 
@@ -37,7 +37,7 @@ class JournalMessages:
         """Take one message of the journal's stream."""
         name = message.subject.rpartition(".")[2]
         try:
-            told = Told(name, message.stream_seq, message.time_ns, decode_journal(message.data))
+            told = JournalEntry(name, message.stream_seq, message.time_ns, decode_journal(message.data))
         except MalformedMessage as error:
             if not self._refused:
                 reason = str(error)
@@ -67,7 +67,7 @@ async def read_journal(
     log: EventLog,
     clock: Clock,
     router: str,
-    take: Callable[[Told], None],
+    take: Callable[[JournalEntry], None],
     stop: asyncio.Event,
     *,
     after_seq: int = 0,
@@ -83,7 +83,7 @@ async def read_journal(
     if from_ns is not None:
         after_seq = max(after_seq, await log.seq_at(subjects.JOURNAL_STREAM, from_ns - 1))
 
-    def take_until_end(told: Told) -> None:
+    def take_until_end(told: JournalEntry) -> None:
         if told.stream_seq <= end:
             take(told)
 

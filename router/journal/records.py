@@ -1,4 +1,4 @@
-"""What a router records, and how it becomes small.
+"""The records of the journal, and how they are made small.
 
 On a request's path a `Recorder` only gets what was applied: a record, a decision or a refusal. Whoever encodes later
 hands each to `Shortener.records`, which says what the journal has of it:

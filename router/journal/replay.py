@@ -1,4 +1,4 @@
-"""A journal folded, and every decision in it taken again.
+"""Folds a journal and takes every decision in it again.
 
     JournalBegan   an empty state of its settings: what follows is exact
     checkpoint     where nothing was exact: the state that it holds, and what follows is exact. Where the fold is exact:

@@ -1,4 +1,4 @@
-"""In what a decision that was taken again differs from what was recorded of it, in words."""
+"""Says in words how a decision that was taken again differs from the recorded one."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The journal's writer: what was applied goes to `kv.v1.journal.<router>`, in its order, off the requests' path.
+"""Writes the journal: applied records go to `kv.v1.journal.<router>`, in order, off the path of requests.
 
     record          a bounded buffer takes it; when it is full the oldest gives way, and is counted
     `PERIOD_S` after the first, or when a quarter of the buffer is full

@@ -1,4 +1,4 @@
-"""Which pools are asked, and in which order, until one answers.
+"""Which pools are tried, and in which order.
 
     preference   the selected pool, then faster ones (a smaller priority number) from slow to fast, then the others
                  from fast to slow; ties by index
@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from router.pools.probes import FITNESSES, Cause, Fitness, Standing
+from router.pools.probes import FITNESSES, Cause, Fitness, PoolStatus
 from router.pools.selection import PoolGroup, Selection
 
 Place = Literal["selected", "faster", "other"]
@@ -33,7 +33,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     reasons: tuple[str, ...] = ()
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class PoolSequence(msgspec.Struct, frozen=True, kw_only=True):
     """What is done with a request in one phase: `order` is asked in turn, `passed_over` were preferred and not fit."""
 
     selection: Selection
@@ -50,20 +50,20 @@ def preference(selected: int, priorities: Sequence[int]) -> tuple[int, ...]:
     return (selected, *faster, *rest)
 
 
-def plan(group: PoolGroup, selection: Selection, standings: Sequence[Standing], *, retry: bool) -> Plan:
+def plan(group: PoolGroup, selection: Selection, standings: Sequence[PoolStatus], *, retry: bool) -> PoolSequence:
     """Return who is asked in which order; `standings` are those of the group's pools, by index."""
     selected = selection.pool
     preferred = preference(selected, group.priorities)
     candidates = tuple(_candidate(group, selected, pool, standings[pool]) for pool in preferred)
     order = sorted(candidates, key=lambda each: FITNESSES.index(each.fitness))
-    return Plan(
+    return PoolSequence(
         selection=selection,
         order=tuple(order if retry else order[:1]),
         passed_over=candidates[: candidates.index(order[0])],
     )
 
 
-def _candidate(group: PoolGroup, selected: int, pool: int, standing: Standing) -> Candidate:
+def _candidate(group: PoolGroup, selected: int, pool: int, standing: PoolStatus) -> Candidate:
     place: Place = "selected" if pool == selected else "other"
     if group.priorities[pool] < group.priorities[selected]:
         place = "faster"

@@ -1,4 +1,4 @@
-"""The configuration of pools: Dynamo's JSON in full, and our own keys in one object of its own, `pools`.
+"""The configuration of pools: NVIDIA Dynamo's JSON in full, and keys of ours in its object `pools`.
 
     {"mode": "disagg",                              or "agg"; disagg without it
      "enable_priority_retry": false,
@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from router.pools.json_values import Found, PoolsConfigInvalid, Words, is_number
-from router.pools.selection import Axis, AxisName, Override, Phase, PoolGroup
+from router.pools.selection import Axis, AxisName, Override, PoolGroup, PoolPhase
 from router.pools.selection import Mapping as PoolMapping
 from router.pools.targets import Own, PoolPlace, read_own
 
@@ -34,12 +34,12 @@ POOLS_MAX = 256
 RESOLUTION_MAX = 1024
 _NUMBER_MAX = 1e12
 _PRIORITY_MAX = 1 << 62
-_MAPPING_KEYS: Mapping[Phase, str] = {
+_MAPPING_KEYS: Mapping[PoolPhase, str] = {
     "prefill": "prefill_pool_mapping",
     "decode": "decode_pool_mapping",
     "agg": "agg_pool_mapping",
 }
-_AXES: Mapping[Phase, tuple[AxisName, ...]] = {
+_AXES: Mapping[PoolPhase, tuple[AxisName, ...]] = {
     "prefill": ("isl", "ttft_ms"),
     "decode": ("context_length", "itl_ms"),
     "agg": ("ttft_ms", "itl_ms"),
@@ -71,7 +71,7 @@ def read_config(data: Any, given: Mapping[str, PoolPlace] | None = None) -> Pool
     elif mode not in ("disagg", "agg"):
         top.problem("mode", mode, "'disagg' or 'agg'")
         raise PoolsConfigInvalid(tuple(top.problems))
-    phases: tuple[Phase, ...] = ("prefill", "decode") if mode == "disagg" else ("agg",)
+    phases: tuple[PoolPhase, ...] = ("prefill", "decode") if mode == "disagg" else ("agg",)
     retry = top.flag("enable_priority_retry", default=False)
     groups = tuple(_group(top, phase) for phase in phases)
     own = read_own(top, [name for group in groups for name in group.namespaces], given or {})
@@ -83,7 +83,7 @@ def read_config(data: Any, given: Mapping[str, PoolPlace] | None = None) -> Pool
     )
 
 
-def _group(top: Found, phase: Phase) -> PoolGroup:
+def _group(top: Found, phase: PoolPhase) -> PoolGroup:
     count = top.whole(f"num_{phase}_pools", 1, POOLS_MAX)
     group = PoolGroup(
         phase=phase,
@@ -103,7 +103,7 @@ def _group(top: Found, phase: Phase) -> PoolGroup:
     return group
 
 
-def _namespaces(top: Found, phase: Phase, count: int) -> tuple[str, ...]:
+def _namespaces(top: Found, phase: PoolPhase, count: int) -> tuple[str, ...]:
     key, allowed = f"{phase}_pool_dynamo_namespaces", f"a list of {count} names, as num_{phase}_pools says"
     found = top.items(key, allowed)
     if isinstance(top.value(key), list) and len(found) != count:
@@ -114,7 +114,7 @@ def _namespaces(top: Found, phase: Phase, count: int) -> tuple[str, ...]:
     return tuple(name if isinstance(name, str) else "" for name in found)
 
 
-def _priorities(top: Found, phase: Phase, count: int) -> tuple[int, ...]:
+def _priorities(top: Found, phase: PoolPhase, count: int) -> tuple[int, ...]:
     key = f"{phase}_pool_priorities"
     if top.value(key) is None:
         return tuple(range(count))
@@ -128,7 +128,7 @@ def _priorities(top: Found, phase: Phase, count: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _axes(strategy: Found, phase: Phase) -> tuple[Axis, ...]:
+def _axes(strategy: Found, phase: PoolPhase) -> tuple[Axis, ...]:
     names = _AXES[phase]
     if phase == "agg" and _has_isl(strategy):
         names = ("isl", *names)

@@ -1,4 +1,4 @@
-"""The control plane of `router pools`. A token guards it beyond loopback.
+"""The control plane of `router pools`. Beyond loopback a token guards it.
 
 GET /v1/pools                                     every pool: where, within which limits, how it stands and why
 GET /metrics, /health, /live, /ready, /version

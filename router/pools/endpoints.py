@@ -1,4 +1,4 @@
-"""What clients of pools may ask.
+"""The data plane's endpoints of `router pools`.
 
 POST /v1/chat/completions, /v1/completions    served by pools (`served.py`)
 POST /v1/pools/select                         which pools such a request would be for now, and why: nothing is forwarded
@@ -9,7 +9,7 @@ GET  /health, /live, /ready, /version         of this process; /ready is 503 whi
 from collections.abc import Callable
 from importlib.metadata import version
 
-from router.pools.reader import PoolAsking
+from router.pools.reader import PoolRequestReader
 from router.pools.served import PoolServed
 from router.pools.service import PoolService
 from router.request import refusals
@@ -78,7 +78,7 @@ class PoolEndpoints:
         answer(exchange, {"version": version("kv-router")})
 
 
-class SelectionOnly(PoolAsking):
+class SelectionOnly(PoolRequestReader):
     """`/v1/pools/select`: which pools a request would be for, and why."""
 
     __slots__ = ()

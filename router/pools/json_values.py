@@ -1,4 +1,4 @@
-"""Values out of JSON, each with its path; what may not be is a problem, and reading goes on: all are told together.
+"""Reads typed values out of JSON with their paths, and collects all problems.
 
     path: found what, allowed what
 

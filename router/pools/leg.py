@@ -1,4 +1,4 @@
-"""One phase of a request: its pools are asked in turn, until one answers.
+"""One phase of a request: its pools are tried in turn until one answers.
 
 | a router | then |
 |---|---|
@@ -17,12 +17,12 @@ from typing import NamedTuple
 import structlog
 
 from kv_protocol.body_limits import Bytes
-from router.pools.attempts import Plan
+from router.pools.attempts import PoolSequence
 from router.pools.metrics import AttemptOutcome
 from router.pools.service import PoolService
 from router.request import refusals
 from router.request.refusals import Refusal
-from router.server.exchange import OutboundCall, Phase, Watcher
+from router.server.exchange import OutboundCall, ResponseHandler, UpstreamStage
 from router.server.heads import Headers
 
 _CLIENT_FAULT, _SERVER_FAULT = 400, 500
@@ -59,7 +59,7 @@ def pool_failed(namespace: str, reason: str) -> Refusal:
     return Refusal(502, message, "server_error", code="upstream_failed", outcome="failed")
 
 
-class Leg:
+class PoolPhaseRun:
     """A phase on its way, the watcher of its own calls, which `ask` sends; `ended` is told once what became of it.
 
     `lines`, given a pool, returns the header lines that its answer is passed on with.
@@ -71,9 +71,9 @@ class Leg:
     def __init__(
         self,
         service: PoolService,
-        plan: Plan,
+        plan: PoolSequence,
         outbound: Outbound,
-        ask: Callable[[OutboundCall, Watcher], None],
+        ask: Callable[[OutboundCall, ResponseHandler], None],
         lines: Callable[[str], bytes],
         ended: Callable[[Ended], None],
     ) -> None:
@@ -119,11 +119,11 @@ class Leg:
         else:
             self._end("refused" if _CLIENT_FAULT <= self._status < _SERVER_FAULT else "failed")
 
-    def on_cut(self, phase: Phase, reason: str) -> bytes | None:  # noqa: ARG002 - `on_failed` says it
+    def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:  # noqa: ARG002 - `on_failed` says it
         """Return that nothing follows what the client has."""
         return None
 
-    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
+    def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The router failed; the next is asked, unless there are bytes of this one's answer already."""
         namespace, url = self._targets[self._at]
         if phase == "local":

@@ -1,4 +1,4 @@
-"""What is counted of pools, and how they stand, as metrics.
+"""Metrics of pools: requests, attempts, fitness.
 
 Every label set is there at 0 before anything was counted: phases, pools and causes are those of the configuration.
 """
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from kv_runtime.telemetry import Family, counter, gauge
-from router.pools.attempts import Plan
-from router.pools.probes import CAUSES, FITNESSES, TARGETS, Standing
-from router.pools.selection import Phase, PoolGroup
+from router.pools.attempts import PoolSequence
+from router.pools.probes import CAUSES, FITNESSES, TARGETS, PoolStatus
+from router.pools.selection import PoolGroup, PoolPhase
 from router.pools.state import PoolsLive
 
 AttemptOutcome = Literal["ok", "refused", "failed", "cancelled"]
@@ -36,7 +36,7 @@ class PoolMetrics:
         self.inflight = 0
         """Requests being served."""
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, plan: PoolSequence) -> None:
         """A pool was chosen for one phase of a request; by each cause, those that it was not."""
         selection = plan.selection
         why = "grid" if selection.override is None else "override"
@@ -45,7 +45,7 @@ class PoolMetrics:
             for cause in candidate.causes:
                 self._passed_over[selection.phase, candidate.namespace, cause] += 1
 
-    def attempted(self, phase: Phase, namespace: str, outcome: AttemptOutcome) -> None:
+    def attempted(self, phase: PoolPhase, namespace: str, outcome: AttemptOutcome) -> None:
         """A pool was asked, and this became of it."""
         self._attempts[phase, namespace, outcome] += 1
 
@@ -79,7 +79,7 @@ class PoolMetrics:
         yield from _standing_families(self._live.standings())
 
 
-def _standing_families(standings: tuple[Standing, ...]) -> Iterator[Family]:
+def _standing_families(standings: tuple[PoolStatus, ...]) -> Iterator[Family]:
     states = [((each.namespace, state), float(each.fitness == state)) for each in standings for state in FITNESSES]
     yield gauge("pool_state", "1 for the present state of the pool", ("pool", "state"), states)
     up = [((each.namespace,), float(len(each.routers_up))) for each in standings]

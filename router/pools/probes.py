@@ -1,4 +1,4 @@
-"""What is seen of pools, within which limits they are judged, and how they stand: the words of `state.py`."""
+"""What is observed of pools, the limits by which they are judged, and their status."""
 
 from typing import Literal, NamedTuple
 
@@ -67,7 +67,7 @@ class AttemptFailed(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class PoolStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A pool at this moment. `causes` say why it is not fit, `reasons` in words; ratios are of the last window."""
 
     namespace: str

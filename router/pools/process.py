@@ -1,4 +1,4 @@
-"""The process of `router pools`: its parts, made and wired, and the routers that run in it.
+"""The process of `router pools`: makes its parts and connects them.
 
 data plane -> control plane, looks at routers -> the routers of this process       the order in which it stops
 """

@@ -1,4 +1,4 @@
-"""The first half of a request's way: from the client's bytes to what the grids read of it.
+"""Reads a request to pools: from the client's bytes to what the grids select by.
 
 | read | from |
 |---|---|
@@ -25,8 +25,8 @@ from kv_protocol.hashing import Hashing
 from kv_protocol.openai import ChatInbound, CompletionInbound, Inbound, RequestInvalid
 from kv_runtime.chat_template import TextError
 from router.decision.view import RouteRequest
-from router.pools.attempts import Plan
-from router.pools.selection import Asked, Targets
+from router.pools.attempts import PoolSequence
+from router.pools.selection import SelectionInput, Targets
 from router.pools.service import PoolService
 from router.prompt import EncodersBusy, Prompt
 from router.request import refusals
@@ -48,11 +48,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     model: str
-    asked: Asked
+    asked: SelectionInput
     isl_origin: IslOrigin
 
 
-class PoolAsking(ABC):
+class PoolRequestReader(ABC):
     """One request as it is read; `body`, `inbound`, `question` and `plans` are there when `_asked` is called."""
 
     __slots__ = ("_awaited", "_over", "body", "exchange", "inbound", "plans", "question", "service")
@@ -60,7 +60,7 @@ class PoolAsking(ABC):
     body: Body
     inbound: Inbound
     question: Question
-    plans: tuple[Plan, ...]
+    plans: tuple[PoolSequence, ...]
 
     def __init__(self, exchange: Exchange, service: PoolService) -> None:
         self.exchange, self.service = exchange, service
@@ -132,7 +132,7 @@ class PoolAsking(ABC):
         route = self.service.route_request(inbound, headers, _HASHING, None, lora="", tenant="")
         is_prioritised = b"x-request-priority" in headers or inbound.priority is not None
         has_priority = is_prioritised or inbound.extension.hints.priority is not None
-        asked = Asked(isl_tokens, _targets(route), route.priority if has_priority else None)
+        asked = SelectionInput(isl_tokens, _targets(route), route.priority if has_priority else None)
         self.question = Question(request_id=route.request_id, model=inbound.model, asked=asked, isl_origin=isl_origin)
         self.plans = self.service.plans(asked, one_token=inbound.limit_tokens == 1)
         self._asked()

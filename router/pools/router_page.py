@@ -1,4 +1,4 @@
-"""What a pool's router says of itself, as text and JSON.
+"""Parses what a pool's router says of itself, as text and JSON.
 
 | asked | plane | read |
 |---|---|---|

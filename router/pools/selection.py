@@ -1,4 +1,4 @@
-"""Which pool a request is for: a cell of a grid, unless its priority says otherwise. Pure, and the same every time.
+"""Selects the pool of a request: a cell of a grid, unless a priority rule says otherwise. Pure.
 
     step  = (most - least) / resolution                        of an axis
     index = clamp(int((x - least) / step), 0, resolution - 1)  `int` cuts toward 0: below `least` is 0, `most` the last
@@ -22,7 +22,7 @@ from typing import Literal
 
 import msgspec
 
-Phase = Literal["prefill", "decode", "agg"]
+PoolPhase = Literal["prefill", "decode", "agg"]
 AxisName = Literal["isl", "context_length", "ttft_ms", "itl_ms"]
 Origin = Literal["request", "default", "midpoint"]
 TOKEN_AXES: frozenset[AxisName] = frozenset({"isl", "context_length"})
@@ -62,7 +62,7 @@ class Override(msgspec.Struct, frozen=True):
 class PoolGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The pools of one phase, by index: their namespaces, how fast each is (less is faster), and who goes where."""
 
-    phase: Phase
+    phase: PoolPhase
     namespaces: tuple[str, ...]
     priorities: tuple[int, ...]
     axes: tuple[Axis, ...]
@@ -82,7 +82,7 @@ class Targets(msgspec.Struct, frozen=True):
     itl_ms: float | None = None
 
 
-class Asked(msgspec.Struct, frozen=True):
+class SelectionInput(msgspec.Struct, frozen=True):
     """What selection reads of a request; None: not said, or not known."""
 
     isl_tokens: int | None = None
@@ -103,7 +103,7 @@ class Coordinate(msgspec.Struct, frozen=True):
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
     """The pool of one phase, and why. `override`: the index of the rule that matched; None: the grid's word holds."""
 
-    phase: Phase
+    phase: PoolPhase
     pool: int
     namespace: str
     coordinates: tuple[Coordinate, ...]
@@ -112,7 +112,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     override: int | None
 
 
-def select(group: PoolGroup, asked: Asked, defaults: Targets) -> Selection:
+def select(group: PoolGroup, asked: SelectionInput, defaults: Targets) -> Selection:
     """Return the pool of `group` that the request is for."""
     coordinates = tuple(_coordinate(axis, asked, defaults) for axis in group.axes)
     grid_pool = _cell(group.mapping, coordinates)
@@ -129,14 +129,14 @@ def select(group: PoolGroup, asked: Asked, defaults: Targets) -> Selection:
     )
 
 
-def _coordinate(axis: Axis, asked: Asked, defaults: Targets) -> Coordinate:
+def _coordinate(axis: Axis, asked: SelectionInput, defaults: Targets) -> Coordinate:
     value, origin = _value(axis, asked, defaults)
     last = axis.resolution - 1
     raw = int((value - axis.least) / axis.step)
     return Coordinate(axis.name, value, origin, max(0, min(raw, last)), value < axis.least or raw > last)
 
 
-def _value(axis: Axis, asked: Asked, defaults: Targets) -> tuple[float, Origin]:
+def _value(axis: Axis, asked: SelectionInput, defaults: Targets) -> tuple[float, Origin]:
     default: float | None = None
     if axis.name == "ttft_ms":
         given, default = asked.targets.ttft_ms, defaults.ttft_ms

@@ -1,4 +1,4 @@
-"""One request on its way through pools.
+"""One request to pools, from the client's bytes to the end of its answer.
 
     agg      read -> planned -> forwarded
              likewise in disagg where one token is all: to the decode pool
@@ -17,13 +17,13 @@ on to the decode pool as TensorRT-LLM's servers pass it on (`router.request.hand
 import structlog
 
 from kv_protocol.body_limits import Bytes
-from router.pools.leg import Ended, Leg, Outbound, pool_failed
+from router.pools.leg import Ended, Outbound, PoolPhaseRun, pool_failed
 from router.pools.metrics import AttemptOutcome
-from router.pools.reader import PoolAsking
+from router.pools.reader import PoolRequestReader
 from router.pools.service import PoolService, sent_on
 from router.request.handoff import ALONE, AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
 from router.request.refusals import Refusal
-from router.server.buffered_response import Collected
+from router.server.buffered_response import BufferedResponse
 from router.server.exchange import Exchange, HeaderLines
 
 ANSWER_BYTES_MAX = 4 << 20
@@ -32,14 +32,14 @@ _OK = 200
 _log = structlog.get_logger("pools")
 
 
-class PoolServed(PoolAsking):
+class PoolServed(PoolRequestReader):
     """One request: `begin` starts it; it counts until it is over."""
 
     __slots__ = ("_prefill",)
 
     def __init__(self, exchange: Exchange, service: PoolService) -> None:
         super().__init__(exchange, service)
-        self._prefill: Collected | None = None
+        self._prefill: BufferedResponse | None = None
 
     def begin(self) -> None:
         """The request is on its way."""
@@ -66,7 +66,7 @@ class PoolServed(PoolAsking):
 
         headers = sent_on(self.exchange.headers, self.question.request_id)
         outbound = Outbound(self.inbound.path, headers, self._sent(text), streamed=bool(self.inbound.stream))
-        Leg(self.service, self.plans[-1], outbound, self.exchange.forward, with_pool, self._forwarded).begin()
+        PoolPhaseRun(self.service, self.plans[-1], outbound, self.exchange.forward, with_pool, self._forwarded).begin()
 
     def _sent(self, text: Bytes) -> bytes | tuple[Bytes | memoryview, ...]:
         return text if isinstance(text, bytes) and not self.body.images else self.body.with_images(text)
@@ -80,10 +80,10 @@ class PoolServed(PoolAsking):
     # ------------------------------------------------------------------------------------------- prefill before it
 
     def _ask_prefill(self) -> None:
-        prefill = self._prefill = Collected(self.service.upstreams, ANSWER_BYTES_MAX)
+        prefill = self._prefill = BufferedResponse(self.service.upstreams, ANSWER_BYTES_MAX)
         headers = sent_on(self.exchange.headers, self.question.request_id, to_prefill=True)
         outbound = Outbound(self.inbound.path, headers, self._sent(prefill_body(self.body.text)), streamed=False)
-        Leg(self.service, self.plans[0], outbound, prefill.ask, lambda _: b"", self._prefilled).begin()
+        PoolPhaseRun(self.service, self.plans[0], outbound, prefill.ask, lambda _: b"", self._prefilled).begin()
 
     def _prefilled(self, ended: Ended) -> None:
         prefill, self._prefill = self._prefill, None

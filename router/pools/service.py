@@ -1,4 +1,4 @@
-"""What all requests to pools share: the configuration, what is known of pools, limits, counters."""
+"""What all requests to pools share: configuration, state of pools, limits, counters."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,14 +8,13 @@ import msgspec
 
 from router.config import RouterSettings
 from router.decision.routing import Readiness
-from router.pools.attempts import Plan, plan
+from router.pools.attempts import PoolSequence, plan
 from router.pools.config import PoolsConfig
-from router.pools.selection import Asked as SelectionAsked
-from router.pools.selection import PoolGroup, Targets, select
+from router.pools.selection import PoolGroup, SelectionInput, Targets, select
 from router.pools.watch import PoolWatch
 from router.prompt import Prompts
 from router.request.bodies import BodyReader
-from router.request.route_request import Asked as RouteAsked
+from router.request.route_request import RouteRequestBuilder
 from router.server.heads import HOP_BY_HOP, Headers
 from router.server.upstream import Upstreams
 
@@ -60,7 +59,7 @@ class PoolService:
         self.config, self.identity, self.live, self.metrics = config, identity, watch.live, watch.metrics
         self.upstreams, self.prompts = upstreams, prompts
         self.bodies = BodyReader(settings.data.body_limits())
-        self.route_request = RouteAsked(new_id).route_request
+        self.route_request = RouteRequestBuilder(new_id).route_request
         self.attempt_failed = watch.attempt_failed
         self.inflight_max = settings.queue.inflight_requests_max
         limits = settings.failures
@@ -77,12 +76,12 @@ class PoolService:
         """Return how long a router's answer is awaited."""
         return self._streamed if streamed else self._whole
 
-    def plans(self, asked: SelectionAsked, *, one_token: bool) -> tuple[Plan, ...]:
+    def plans(self, asked: SelectionInput, *, one_token: bool) -> tuple[PoolSequence, ...]:
         """Return which pools are asked now, in which order, for each phase in turn; for `one_token` the last alone."""
         groups = self.config.groups[-1:] if one_token else self.config.groups
         return tuple(self._plan(group, asked) for group in groups)
 
-    def _plan(self, group: PoolGroup, asked: SelectionAsked) -> Plan:
+    def _plan(self, group: PoolGroup, asked: SelectionInput) -> PoolSequence:
         selection = select(group, asked, self.identity.defaults)
         standings = [self.live.standing(name) for name in group.namespaces]
         return plan(group, selection, standings, retry=self.config.retry)

@@ -1,4 +1,4 @@
-"""What is known of pools now, as a fold: `apply` of what was seen, `tick` for what time changes.
+"""The state of pools, as a fold: `apply` of what was observed, `tick` for the passing of time.
 
 A pool is
 
@@ -30,8 +30,8 @@ from router.pools.probes import (
     Change,
     LiveLimits,
     Looked,
+    PoolStatus,
     Queue,
-    Standing,
     Target,
 )
 
@@ -156,11 +156,11 @@ class _Pool:
             return None
         return sum(queue.router for queue in queues) + max(queue.engines for queue in queues)
 
-    def standing(self) -> Standing:
+    def standing(self) -> PoolStatus:
         up = tuple(url for url, each in self._routers.items() if each.up is not False)
         found = dict(self._strains()) if up else {"unhealthy": self._why_down()}
         ratios = {target: window.ratio for target, window in self._windows.items()}
-        return Standing(
+        return PoolStatus(
             namespace=self._namespace,
             fitness="down" if not up else "strained" if found else "fit",
             causes=tuple(cause for cause in CAUSES if cause in found),
@@ -208,11 +208,11 @@ class PoolsLive:
             pool.tick(now_s)
         return self._changes(self._pools)
 
-    def standing(self, namespace: str) -> Standing:
+    def standing(self, namespace: str) -> PoolStatus:
         """Return how a pool stands."""
         return self._standings[namespace]
 
-    def standings(self) -> tuple[Standing, ...]:
+    def standings(self) -> tuple[PoolStatus, ...]:
         """Return how all pools stand."""
         return tuple(self._standings.values())
 

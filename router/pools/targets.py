@@ -1,4 +1,4 @@
-"""Our own keys of the configuration of pools, in its object `pools`: where pools are, and within which limits.
+"""The keys of ours in the configuration of pools: where pools are, and their limits.
 
 | key | means |
 |---|---|

@@ -1,4 +1,4 @@
-"""Looks at every router of every pool, again and again; what is seen is folded (`router/pools/state.py`).
+"""Probes every router of every pool periodically; `state.py` folds what it sees.
 
 A look is three questions, answered within `look_timeout_s` together, each answer within its size. What cannot be had
 of the control plane says nothing against a router: its queue and latencies are not known then.

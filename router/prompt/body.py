@@ -1,4 +1,4 @@
-"""A client's body on its way to a worker: all its bytes, and the token ids of its prompt before them."""
+"""A client's body on its way to a worker, with the token ids of its prompt put before its first key."""
 
 import base64
 

@@ -1,4 +1,4 @@
-"""A rendered chat to ids, from where it is known on. Plain functions of their arguments, on whatever thread.
+"""Encodes a rendered chat from the place on where it is new. Plain functions, for any thread.
 
 The text is encoded in stretches that end at marks, so that it can be known up to each; a stretch has at least
 `_STRETCH_CHARACTERS`, but the last mark always ends one, since there the next turn goes on.
@@ -6,14 +6,14 @@ The text is encoded in stretches that end at marks, so that it can be known up t
 
 from kv_runtime.text import TokenizerText
 from router.prompt.body import base64_of
-from router.prompt.prefix_cache import Cut, Kept, Known
+from router.prompt.prefix_cache import CachedChat, Cut, Known
 
 _STRETCH_CHARACTERS = 256
 _TOKEN_BYTES = 4
 _TEXT_BYTES, _TEXT_CHARACTERS = 3, 4
 
 
-def encode_chat(text: TokenizerText, rendered: bytes, known: Known | None) -> Kept:
+def encode_chat(text: TokenizerText, rendered: bytes, known: Known | None) -> CachedChat:
     """Return the whole chat with its ids; what is `known` of it is not encoded again."""
     start = known.cut.at if known else 0
     parts: list[bytes | memoryview] = [known.ids] if known else []
@@ -34,7 +34,7 @@ def encode_chat(text: TokenizerText, rendered: bytes, known: Known | None) -> Ke
         if end > begin > 0:
             cuts.append(Cut(byte_at, byte_at + len(new[begin:end].encode()), tokens))
     ids = b"".join(parts)
-    return Kept(rendered, ids, _encoded(ids, known), tuple(cuts))
+    return CachedChat(rendered, ids, _encoded(ids, known), tuple(cuts))
 
 
 def _stretches(places: list[tuple[int, int]]) -> list[tuple[int, int]]:

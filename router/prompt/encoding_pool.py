@@ -1,4 +1,4 @@
-"""Threads that read and encode what is long while the event loop serves others.
+"""Threads that decode and encode long requests while the event loop serves others.
 
 submit(work, size)    its outcome, as a future of the calling loop
 cancelled             work that was not begun never is; of what was begun the outcome is let go

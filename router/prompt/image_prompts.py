@@ -1,4 +1,4 @@
-"""A chat with images as far as a router can know it: its first tokens, and where images stand in them.
+"""Prompts with images: the tokens up to which the router knows them, and where images stand.
 
     the workers state a rule for images           the prompt is known up to the first image that is not seen
       the image is in a `data:` URL, and counted    seen: BLAKE3 of its bytes, and its size in its first ones

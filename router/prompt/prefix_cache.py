@@ -1,4 +1,4 @@
-"""Rendered chats that were encoded before, so that of the next turn only what is new is encoded.
+"""Chats that were encoded before: of the next turn only what is new is encoded.
 
     known(text)     the longest beginning of `text`, up to a mark, that a kept chat has too, and its ids
     keep(...)       a chat, its ids, and where in both it may be cut
@@ -33,7 +33,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedChat:
     """A chat: its text in UTF-8, its ids as packed u32s, these in base64, and its cuts in order."""
 
     text: bytes
@@ -50,7 +50,7 @@ class Kept:
 class Known(NamedTuple):
     """The beginning of a text that is known: of which chat, and how many of its cuts; at the last of them it ends."""
 
-    chat: Kept
+    chat: CachedChat
     cut_count: int
 
     @property
@@ -76,7 +76,7 @@ class PrefixCache:
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._texts: list[bytes] = []
-        self._chats: OrderedDict[bytes, Kept] = OrderedDict()
+        self._chats: OrderedDict[bytes, CachedChat] = OrderedDict()
         self._lock = Lock()
         self.size_bytes = 0
         self.evicted = 0
@@ -102,7 +102,7 @@ class PrefixCache:
             self.known_bytes += found.cut.at
             return found
 
-    def keep(self, chat: Kept) -> None:
+    def keep(self, chat: CachedChat) -> None:
         """The chat is known, and no chat any more that it goes on from."""
         if chat.size_bytes > self._bytes_max:
             return

@@ -1,4 +1,4 @@
-"""The prompt of a request: its token ids, as its worker will see them, and the sequence hashes of their full blocks.
+"""Turns a request into its prompt: token ids as the worker will see them, and sequence hashes of full blocks.
 
     the request has            the ids are
     ----------------------     ------------------------------------------------------------------------

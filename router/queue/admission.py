@@ -1,4 +1,4 @@
-"""The queue before the fleet: pure. It is off until a threshold is set.
+"""The queue before the fleet, pure. It is off until a threshold is set.
 
     asked          nobody of its kind waits and there is room: it goes at once. Else it waits, or is refused (below)
     room           some rank that may take the request has no more uncached tokens queued than threshold x

@@ -1,4 +1,4 @@
-"""Deficit round robin: whose turn it is, so that none can starve another.
+"""Deficit round robin between tenants: none can starve another.
 
     quantum        of a key = `quantum_tokens` x its weight: what it may be served a round, in tokens
     round          each key whose head may go now is given its quantum; while its deficit covers its head, it is served

@@ -1,4 +1,4 @@
-"""Admission in motion: the pure queue (`admission.py`) with the router's clock and callbacks around it.
+"""Runs the queue (`admission.py`) with the router's clock and callbacks.
 
     ask     where there is room and nobody waits for it, `admitted` is called before `ask` returns.
             Else `admitted` or `refused` is called in its time, once, from `poke` or `run`; or, where the queue is full,
@@ -39,7 +39,7 @@ _TENANT_LIMIT = 429
 _SIGHTS_MAX = 64
 
 
-class Room(Protocol):
+class HeadroomProbe(Protocol):
     """Whoever knows how busy the fleet is."""
 
     def has_room(self, request: RouteRequest) -> bool:
@@ -180,7 +180,7 @@ class Ticket:
 class Admission:
     """Who goes on now, who waits, who is refused."""
 
-    def __init__(self, clock: Clock, room: Room, limits: QueueLimits | None = None) -> None:
+    def __init__(self, clock: Clock, room: HeadroomProbe, limits: QueueLimits | None = None) -> None:
         self._clock, self._room = clock, room
         self._queue = RequestQueue(limits)
         self._tickets: dict[int, Ticket] = {}

@@ -1,4 +1,4 @@
-"""Whether the fleet has room for a request: some rank that may take it is at its threshold or below.
+"""Whether the fleet has room for a request: some eligible rank is at its threshold or below.
 
     over its threshold    queued uncached tokens > threshold x max_num_batched_tokens of its worker
 

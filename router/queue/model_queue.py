@@ -1,4 +1,4 @@
-"""One model's waiting requests: by tenant, by kind, in their order.
+"""The waiting requests of one model: by tenant, by kind, in order.
 
 Requests of one kind (`placing_of`: the same constraints and targets) find the same room, so only the first of each
 kind is ever looked at. The rules: `admission.py`.

@@ -1,4 +1,4 @@
-"""Whose request it is, for fair shares: a name that says nothing of a secret.
+"""Names tenants for fair shares, without revealing a secret.
 
     none       everybody's is the same
     api_key    a keyed hash of `authorization`, else of `x-api-key`; who sends neither is `anonymous`

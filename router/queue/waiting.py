@@ -1,4 +1,4 @@
-"""What waits in the queue before the fleet, how it may wait, and why it may not. The rules: `admission.py`."""
+"""The queue's limits, waiting requests, and reasons for refusal. The rules are in `admission.py`."""
 
 from typing import Literal, NamedTuple
 

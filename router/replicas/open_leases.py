@@ -1,4 +1,4 @@
-"""One router's open leases, as they are told to its replicas: which, and what they come to."""
+"""The open leases of one router, as its replicas are told: which, and their sums."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar

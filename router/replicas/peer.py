@@ -1,4 +1,4 @@
-"""What one life of another router has told of its leases, and how far that can be relied on.
+"""What one instance of another router has told of its leases, and how far that can be relied on.
 
 seq       the messages up to here are folded in; `told_to` is the highest that there is, as far as was heard
 behind    seq < told_to: something was missed. `differs`: a beat at the very `seq` says that its leases are others

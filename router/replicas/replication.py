@@ -1,4 +1,4 @@
-"""What the replicas of a router tell each other of their leases, for one model: a state machine without a network.
+"""The state machine of replication: leases told between routers, for one model, without a network.
 
     told       an event of an own lease: goes out with the next message (`flush`), in its order
     alone      while no other router was heard nothing but the beat goes out, and of a lease that ends before it nothing

@@ -1,4 +1,4 @@
-"""A router's replicas: its leases told to the other routers of the fleet, and theirs applied here. Core NATS.
+"""Exchanges leases with the other routers of the fleet over core NATS.
 
     tell(event)    what was applied here to an own lease (and what this ledger ended of others') goes to all others
     apply(event, router)    what another router told is handed to the caller, who applies it to its state

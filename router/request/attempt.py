@@ -1,4 +1,4 @@
-"""One rank's try at a request, and what it says of the rank's health.
+"""One attempt to have a rank serve a request, and what its end says about the rank's health.
 
 | the worker | outcome |
 |---|---|
@@ -17,7 +17,7 @@ from kv_protocol.journal import AttemptOutcome
 from router.decision.routing import Lease
 from router.decision.verdict import Verdict
 from router.request.latency import Arrival
-from router.server.exchange import Phase
+from router.server.exchange import UpstreamStage
 from router.server.heads import Headers
 
 CLIENT_FAULT, SERVER_FAULT = 400, 500
@@ -36,7 +36,7 @@ class Attempt:
 
     __slots__ = ("_decode_ms", "is_streamed", "lease", "phase", "reason", "retry_after_s", "status", "verdict")
 
-    phase: Phase
+    phase: UpstreamStage
     """Where it failed, if it did; `reason` says how, and is empty if it did not."""
 
     def __init__(self, verdict: Verdict, lease: Lease) -> None:

@@ -1,4 +1,4 @@
-"""The body of a request becomes what is read of it: at once where it is small, else on a thread, within bounds.
+"""Decodes request bodies: small ones at once, large ones on a thread, within bounds.
 
     SCANNED_BYTES at most    decoded on the event loop: a few milliseconds at worst
     larger                   scanned, its images cut out, decoded: on the thread (`kv_protocol/body_limits.py`)

@@ -1,4 +1,4 @@
-"""What a worker is sent, by the phase of the request that it is asked for.
+"""Builds the request that a worker is sent, for each phase.
 
 | phase | body | limits |
 |---|---|---|
@@ -24,7 +24,7 @@ from router.prompt import Prompt, with_prompt_ids
 from router.request.handoff import ALONE, PrefillAnswer, decode_body, prefill_body
 from router.server.exchange import WHOLE_BYTES_MAX, OutboundCall
 from router.server.heads import Headers
-from router.server.stream_replay import Kept
+from router.server.stream_replay import StreamReplayBuffer
 
 _PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
 """Headers of a client that workers get, too."""
@@ -66,7 +66,7 @@ class Calls:
         prompt: Prompt | None,
         handoff: PrefillAnswer | None = None,
         progress: Progress | None = None,
-        kept: Kept | None = None,
+        kept: StreamReplayBuffer | None = None,
     ) -> OutboundCall | None:
         """Return what the winner is sent; None where it left meanwhile.
 

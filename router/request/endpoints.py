@@ -19,8 +19,8 @@ from router.decision.errors import NoEligibleWorker
 from router.decision.explain import explain
 from router.decision.verdict import Verdict
 from router.request import refusals
-from router.request.plan import Plan
-from router.request.reader import Asking
+from router.request.plan import RequestPlan
+from router.request.reader import RequestReader
 from router.request.refusals import Refusal, Refused
 from router.request.replies import MODELS_PATH, answer, answer_model, answer_models, refuse, unknown_path
 from router.request.served import Served
@@ -93,7 +93,7 @@ class Endpoints:
         answer(exchange, {"version": version("kv-router"), "index": self._index_name, "hot_path": hot_path()})
 
 
-class DecisionOnly(Asking):
+class DecisionOnly(RequestReader):
     """`/v1/route`: what would be decided now, and why; where prompts are computed apart, of both workers.
 
     `?endpoint=` names the endpoint that the body is for; without it the body itself says.
@@ -124,7 +124,7 @@ class DecisionOnly(Asking):
             told["decode"] = _told(self._decided(plan, None if worker is None else worker.registration))
         answer(self.exchange, told)
 
-    def _decided(self, plan: Plan, prefill: WorkerRegistered | None = None) -> Verdict:
+    def _decided(self, plan: RequestPlan, prefill: WorkerRegistered | None = None) -> Verdict:
         serving = self.serving
         while True:
             route = serving.route_of(self.route, plan, self.inbound, prefill)

@@ -1,4 +1,4 @@
-"""One request to two workers, or pools of them: what each is asked, and what the first says for the second.
+"""One request for two workers, or two pools: the prefill request, its answer, the decode request.
 
     client's body                        to who prefills                to who decodes
     ----------------------------------   ----------------------------   -------------------------------------------

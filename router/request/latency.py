@@ -1,4 +1,4 @@
-"""When an answer's first token came, and how far apart the others were: what is known of it, and what is not.
+"""TTFT and ITL of an answer: when each is known, and when not.
 
 | answer | first token | mean time between tokens |
 |---|---|---|

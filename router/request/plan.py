@@ -1,4 +1,4 @@
-"""One request's way through the fleet, as a pure machine: which phase comes next, and whose turn it is no more.
+"""The phases of one request, pure: which comes next, and which ranks are no longer tried.
 
     phase     its worker answered      nobody may take it    its worker failed before its answer began
     whole     the answer               -                     whole elsewhere
@@ -19,7 +19,7 @@ where its KV was lost.
 
 from typing import Literal, get_args
 
-from kv_protocol.decided import Phase
+from kv_protocol.decided import RequestPhase
 from kv_protocol.ids import WorkerRank
 
 Turn = Literal["no_prefill_worker", "prefill_failed", "no_decode_worker", "decode_failed", "migrated"]
@@ -27,19 +27,19 @@ Turn = Literal["no_prefill_worker", "prefill_failed", "no_decode_worker", "decod
 TURNS: tuple[Turn, ...] = get_args(Turn)
 
 
-class Plan:
+class RequestPlan:
     """Where one request is. Not for sharing: it changes with every event."""
 
     __slots__ = (
         "_failures", "_migration_limit", "_retry_limit", "_tried", "is_fixed", "migrations", "phase", "turns",
     )  # fmt: skip
 
-    def __init__(self, phase: Phase, *, retry_limit: int, migration_limit: int = 0, fixed: bool = False) -> None:
+    def __init__(self, phase: RequestPhase, *, retry_limit: int, migration_limit: int = 0, fixed: bool = False) -> None:
         self.phase = phase
         self.is_fixed = fixed
         self._retry_limit, self._migration_limit = retry_limit, migration_limit
-        self._tried: dict[Phase, tuple[WorkerRank, ...]] = {}
-        self._failures: dict[Phase, int] = {}
+        self._tried: dict[RequestPhase, tuple[WorkerRank, ...]] = {}
+        self._failures: dict[RequestPhase, int] = {}
         self.migrations = 0
         self.turns: tuple[Turn, ...] = ()
 
@@ -63,9 +63,9 @@ class Plan:
         assert not self.is_fixed
         self.phase = "alone"
 
-    def beside(self, phase: Phase) -> "Plan":
+    def beside(self, phase: RequestPhase) -> "RequestPlan":
         """Return the same plan in another phase, to look at."""
-        plan = Plan(phase, retry_limit=self._retry_limit, migration_limit=self._migration_limit)
+        plan = RequestPlan(phase, retry_limit=self._retry_limit, migration_limit=self._migration_limit)
         plan._tried = self._tried
         return plan
 
@@ -113,7 +113,7 @@ class Plan:
         self._tried = {phase: (rank,)}
         self._turn("migrated", "prefill" if phase == "decode" else phase)
 
-    def _turn(self, why: Turn, phase: Phase) -> None:
+    def _turn(self, why: Turn, phase: RequestPhase) -> None:
         self.turns = (*self.turns, why)
         self.phase = phase
         if phase == "alone":  # of the same workers

@@ -1,4 +1,4 @@
-"""The first half of a request's way: from the client's bytes to what is asked of routing.
+"""Reads a request: from the client's bytes to the `RouteRequest`.
 
     body -> inbound -> prompt -> route request
      |         |         |
@@ -29,7 +29,7 @@ from router.server.exchange import Exchange
 _log = structlog.get_logger("router")
 
 
-class Asking(ABC):
+class RequestReader(ABC):
     """One request as it is read; `body`, `inbound`, `prompt` and `route` are there when `_asked` is called."""
 
     __slots__ = ("_awaited", "_began_s", "_over", "body", "exchange", "inbound", "prompt", "route", "serving")

@@ -1,4 +1,4 @@
-"""Answers that the router gives itself: why a request ends here, in the words and the form of the OpenAI interface.
+"""Errors that the router answers itself, in the form of the OpenAI API.
 
 400  what the client sent cannot be              404  no worker serves the model or endpoint, or no such path
 413, 415, 431  refused before it was read        429  the client's own limit; 503  the fleet's

@@ -1,4 +1,4 @@
-"""What both routers and pools of them say in their own words, on their data planes."""
+"""Answers that the router and `router pools` make themselves: JSON bodies and their headers."""
 
 from collections.abc import Sequence
 from urllib.parse import unquote

@@ -24,7 +24,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.telemetry import RateLimitedLog
 from router.decision.view import RouteRequest
 from router.request.attempt import Attempt
-from router.request.plan import Plan
+from router.request.plan import RequestPlan
 from router.request.refusals import Refusal
 from router.request.usage import Usage
 
@@ -45,7 +45,7 @@ class EndedRequest(NamedTuple):
     """
 
     route: RouteRequest | None
-    plan: Plan | None
+    plan: RequestPlan | None
     mode: str
     attempts: tuple[Attempt, ...]
     usage: Usage

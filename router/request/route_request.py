@@ -1,4 +1,4 @@
-"""What a client asks of routing: its request's body and headers as a `RouteRequest`.
+"""Parses a request's body and headers into a `RouteRequest`.
 
 | header | means | without it, in the body |
 |---|---|---|
@@ -41,7 +41,7 @@ _CONSTRAINTS = frozenset(
 _WHOLE = re.compile(r"-?[0-9]{1,9}")
 
 
-class Asked:
+class RouteRequestBuilder:
     """Makes `RouteRequest`s; `new_id` returns a name that nothing had before."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:

@@ -1,4 +1,4 @@
-"""One request on its way from the client's bytes to the end of its answer.
+"""One request from the client's bytes to the end of its answer.
 
     read -> prompt -> admitted -> decided -> forwarded -> settled
 
@@ -30,26 +30,26 @@ from router.request import refusals
 from router.request.attempt import Attempt
 from router.request.handoff import AnswerUnusable, PrefillAnswer, as_events, prefill_answer
 from router.request.latency import Arrival
-from router.request.plan import Plan
-from router.request.reader import Asking
+from router.request.plan import RequestPlan
+from router.request.reader import RequestReader
 from router.request.refusals import Refusal, Refused
 from router.request.request_log import EndedRequest
 from router.request.serving import Serving
 from router.request.usage import NOTHING_SAID, Usage, usage_in
-from router.server.buffered_response import Collected
-from router.server.exchange import Exchange, OutboundCall, Phase
+from router.server.buffered_response import BufferedResponse
+from router.server.exchange import Exchange, OutboundCall, UpstreamStage
 from router.server.heads import Headers
 
 if TYPE_CHECKING:
     from kv_protocol.fleet import WorkerRegistered
-    from router.server.stream_replay import Kept
+    from router.server.stream_replay import StreamReplayBuffer
 
 _PREFILL_BYTES_MAX = 4 << 20
 """Of a prefill worker's answer: its handoff may have a megabyte of state, in base64."""
 _USAGE_BYTES = 4096
 
 
-class Served(Asking):
+class Served(RequestReader):
     """One request: `begin` starts it; it is the watcher of its own calls."""
 
     __slots__ = (
@@ -57,7 +57,7 @@ class Served(Asking):
         "_kept", "_mode", "_plan", "_prefill", "_prefiller", "_progress", "_retried", "_ticket", "_usage",
     )  # fmt: skip
 
-    _plan: Plan
+    _plan: RequestPlan
     _asked_route: RouteRequest
     """As the client asked; `route` is that of the phase."""
     _ticket: Ticket | None
@@ -71,15 +71,15 @@ class Served(Asking):
         self._attempts: tuple[Attempt, ...] = ()
         self._usage = NOTHING_SAID
         self._failed: Attempt | None = None
-        self._retried: Phase | None = None
+        self._retried: UpstreamStage | None = None
         self._erred_at = ()
         self._decided_s: float | None = None
-        self._aside: Collected | None = None
+        self._aside: BufferedResponse | None = None
         self._handoff: PrefillAnswer | None = None
         self._prefiller = b""
         self._prefill: WorkerRegistered | None = None
         """The worker that computed the prompt."""
-        self._kept: Kept | None = None
+        self._kept: StreamReplayBuffer | None = None
         self._progress: Progress | None = None
 
     def begin(self) -> None:
@@ -147,7 +147,7 @@ class Served(Asking):
         if call is None:
             self.on_failed("connect", "the worker left", begun=False)
         elif self._is_aside:
-            aside = self._aside = Collected(self.exchange.outward, _PREFILL_BYTES_MAX)
+            aside = self._aside = BufferedResponse(self.exchange.outward, _PREFILL_BYTES_MAX)
             aside.ask(call, self)
         else:
             self.exchange.forward(call, self)
@@ -233,7 +233,7 @@ class Served(Asking):
         before = 0 if self._progress is None else self._progress.token_count
         return max(0, usage.output_tokens - before - 1)
 
-    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
+    def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed; another is tried, unless the client has bytes of this one's answer."""
         attempt = self._attempt
         if attempt is None:  # of a call for whose answer nobody waits
@@ -319,7 +319,7 @@ class Served(Asking):
         else:
             self.exchange.answer(200, events, content_type=b"text/event-stream", headers=headers)
 
-    def on_cut(self, phase: Phase, reason: str) -> bytes | None:
+    def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
         """Return how an event stream goes on whose worker failed: by another one, by its end, or not at all."""
         attempt, kept, plan = self._attempt, self._kept, self._plan
         if phase == "local" or attempt is None or kept is None or kept.is_overfull:
@@ -373,7 +373,7 @@ class Served(Asking):
             if is_waiting and self._plan.phase == "decode":
                 self._let_fetch(self._aside.another())
 
-    def _let_fetch(self, aside: Collected) -> None:
+    def _let_fetch(self, aside: BufferedResponse) -> None:
         """Some decode worker fetches the KV that waits for one, so that it waits no longer; its answer is not read."""
         try:
             call = self._call(self.serving.decide(self.route))

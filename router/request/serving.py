@@ -1,4 +1,4 @@
-"""What all requests on their way share: reading, deciding, and the words of calls and answers."""
+"""What all requests share: reading, deciding, building calls and answers."""
 
 import asyncio
 import re
@@ -36,13 +36,13 @@ from router.request import refusals
 from router.request.attempt import Attempt
 from router.request.bodies import BodyReader
 from router.request.calls import Calls, wants_tokens
-from router.request.plan import Plan
+from router.request.plan import RequestPlan
 from router.request.refusals import Refusal, Refused
 from router.request.request_log import RequestLog
-from router.request.route_request import Asked
+from router.request.route_request import RouteRequestBuilder
 from router.request.usage import Usage
 from router.server.heads import Headers
-from router.server.stream_replay import Kept
+from router.server.stream_replay import StreamReplayBuffer
 
 _BACK_OFF_S = 0.02
 """Before the first retry, on average; twice as long before each that follows."""
@@ -91,7 +91,7 @@ class Serving:
         self._inflight_max = settings.queue.inflight_requests_max
         self._prompts, self._tenants, self._settings = prompts, tenants, settings
         self.bodies = BodyReader(settings.data.body_limits())
-        self._asked = Asked(new_id)
+        self._asked = RouteRequestBuilder(new_id)
         self.calls = Calls(routing.state.fleet, settings)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self._worker_log = RateLimitedLog(_log, routing.clock)
@@ -171,32 +171,32 @@ class Serving:
 
     # ------------------------------------------------------------------------------------------- deciding
 
-    def plan(self, route: RouteRequest, inbound: Inbound) -> Plan:
+    def plan(self, route: RouteRequest, inbound: Inbound) -> RequestPlan:
         """Return how the request is to be served, as the fleet stands; raise `RequestInvalid`."""
         failures, disaggregation = self._settings.failures, self._settings.disaggregation
         if inbound.endpoint not in DEFAULT_ENDPOINTS:
-            return Plan("whole", retry_limit=failures.retry_limit)
+            return RequestPlan("whole", retry_limit=failures.retry_limit)
         is_told = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
         if is_given(params := inbound.disaggregated_params) or is_told:
             asked = asked_phase(bytes(params), accepted=disaggregation.accept_params)
-            return Plan(asked, retry_limit=failures.retry_limit, fixed=True)
+            return RequestPlan(asked, retry_limit=failures.retry_limit, fixed=True)
         roles = self.routing.state.standing(route.model, route.hashing, self.routing.clock.now()).roles
         is_one = inbound.n in (None, 1)
         goes_on = inbound.limit_tokens != 1  # of one token nobody would fetch what the prefill worker holds
         is_long = route.isl_tokens > failures.migration_tokens_max
         is_movable = inbound.stream and is_one and not is_long and not inbound.is_guided
-        return Plan(
+        return RequestPlan(
             first_phase(roles, may_split=disaggregation.enabled and is_one and goes_on),
             retry_limit=failures.retry_limit,
             migration_limit=failures.migration_limit if is_movable else 0,
         )
 
-    def kept(self, headers: Headers) -> Kept:
+    def kept(self, headers: Headers) -> StreamReplayBuffer:
         """Return what keeps a stream that may go on elsewhere, for a client of these headers."""
-        return Kept(self._settings.failures.migration_bytes_max, hides_tokens=not wants_tokens(headers))
+        return StreamReplayBuffer(self._settings.failures.migration_bytes_max, hides_tokens=not wants_tokens(headers))
 
     def route_of(
-        self, route: RouteRequest, plan: Plan, inbound: Inbound, prefill: WorkerRegistered | None
+        self, route: RouteRequest, plan: RequestPlan, inbound: Inbound, prefill: WorkerRegistered | None
     ) -> RouteRequest:
         """Return what routing reads for the plan's phase, under a new decision's name.
 
@@ -220,7 +220,7 @@ class Serving:
             **pins,
         )
 
-    def placed(self, route: RouteRequest, plan: Plan, inbound: Inbound) -> None:
+    def placed(self, route: RouteRequest, plan: RequestPlan, inbound: Inbound) -> None:
         """The prompt is computed where it is decoded, if the configuration says so of it as the fleet stands."""
         if self._conditional.policy == "off" or plan.phase != "prefill" or plan.is_fixed:
             return

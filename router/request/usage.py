@@ -1,4 +1,4 @@
-"""What is looked at in an answer that is otherwise passed on unread: how many tokens it had, near its end.
+"""Reads the token counts near the end of an answer that is otherwise passed on unread.
 
     "usage": {"prompt_tokens": <n>, "completion_tokens": <n>, "prompt_tokens_details": {"cached_tokens": <n>}}
     "usage": {"input_tokens": <n>, "output_tokens": <n>, "input_tokens_details": {"cached_tokens": <n>}}  of a response

@@ -1,23 +1,23 @@
-"""A worker's answer that no client gets: gathered whole for whoever asked, or read to nobody until it has begun.
+"""A worker's answer that is not passed on: collected whole, or read and dropped until its first byte.
 
-`Collected` stands where a client's connection stands, between a worker's answer and whoever follows the call: there
-need be no client, or it may have left.
+`BufferedResponse` takes the place of a client's connection, between a worker's answer and the handler of the call.
+There need be no client, or it may have left.
 """
 
 import asyncio
 
-from router.server.exchange import Exchange, HeaderLines, OutboundCall, Outward, Watcher
+from router.server.exchange import Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
 from router.server.heads import RequestHead
 
 _HEAD_END = b"\r\n\r\n"
 
 
-class Collected:
+class BufferedResponse:
     """At most `bytes_max` bytes of an answer, head included: of more, the call is given up. A `ClientEnd`."""
 
     __slots__ = ("_bytes_max", "_exchange", "_outward", "_size", "_written", "http_1_1")
 
-    def __init__(self, outward: Outward, bytes_max: int) -> None:
+    def __init__(self, outward: UpstreamPool, bytes_max: int) -> None:
         self._outward, self._bytes_max = outward, bytes_max
         self.http_1_1 = False
         """Bodies come as they are, not in chunks."""
@@ -25,7 +25,7 @@ class Collected:
         self._written: list[bytes] = []
         self._size = 0
 
-    def ask(self, call: OutboundCall, watcher: Watcher) -> None:
+    def ask(self, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call; `watcher` hears of it, and may read `body` when its answer has ended."""
         exchange = self._exchange = Exchange(
             self, RequestHead("POST", call.path, "", {}, 0, keep_alive=False, http_1_1=False), b"", 0.0
@@ -34,9 +34,9 @@ class Collected:
         self._size = 0
         exchange.forward(call, watcher)
 
-    def another(self) -> "Collected":
+    def another(self) -> "BufferedResponse":
         """Return a place for another answer."""
-        return Collected(self._outward, self._bytes_max)
+        return BufferedResponse(self._outward, self._bytes_max)
 
     def give_up(self) -> None:
         """Nobody waits for the answer any more: the worker's connection is closed, if there is one."""
@@ -62,11 +62,11 @@ class Collected:
         return ""
 
     @property
-    def outward(self) -> Outward:
+    def outward(self) -> UpstreamPool:
         """Who sends the call."""
         return self._outward
 
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher) -> None:
+    def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call and gather its answer."""
         self._outward.forward(exchange, self, call, watcher, asyncio.get_running_loop().time())
 

@@ -1,4 +1,4 @@
-"""How many connections fit into the file descriptors that the process may have.
+"""How many connections fit into the file descriptors of the process.
 
     limit of open files = used at the start + RESERVED + clients' connections + connections to workers
 

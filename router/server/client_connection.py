@@ -1,4 +1,4 @@
-"""One connection of a client.
+"""One connection of a client: reads requests, writes answers.
 
     head --head read--> body --all of it--> serving --answered--> head ...
                                             serving --answered, and it is to end--> lingering --> closed
@@ -26,7 +26,7 @@ import structlog
 
 from kv_protocol.body_limits import SCANNED_BYTES, Bytes
 from kv_runtime.http import error_body
-from router.server.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, Outward, Watcher
+from router.server.exchange import CONTINUE, Exchange, HeaderLines, OutboundCall, ResponseHandler, UpstreamPool
 from router.server.framing import BodyReader, ChunkReader, body_reader
 from router.server.heads import HEAD_BYTES_MAX, Malformed, RequestHead, without_empty_lines
 from router.server.limits import HttpLimits
@@ -319,11 +319,11 @@ class ClientConnection:
         return self._site_lines if self._keep_alive else self._site_lines + b"connection: close\r\n"
 
     @property
-    def outward(self) -> Outward:
+    def outward(self) -> UpstreamPool:
         """Who sends its calls to workers."""
         return self._plane.upstreams
 
-    def forward(self, exchange: Exchange, call: OutboundCall, watcher: Watcher) -> None:
+    def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call and splice its answer."""
         self._plane.upstreams.forward(exchange, self, call, watcher, self._loop.time())
         if self._writing_paused and exchange.carried is not None:

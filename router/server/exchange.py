@@ -1,4 +1,4 @@
-"""What stands between the data plane's connections and the service that decides: one request, and what becomes of it.
+"""The interface between connections and the service that decides: one request and its answer.
 
     service(exchange)  ->  exchange.answer(...)                     our own answer
                        ->  exchange.forward(call, watcher)          a worker's answer, spliced
@@ -22,9 +22,9 @@ import msgspec
 from kv_protocol.body_limits import Bytes
 from router.server.framing import LAST_CHUNK, chunk
 from router.server.heads import Headers, RequestHead
-from router.server.stream_replay import Kept
+from router.server.stream_replay import StreamReplayBuffer
 
-Phase = Literal["local", "connect", "first_byte", "body"]
+UpstreamStage = Literal["local", "connect", "first_byte", "body"]
 """Where a call failed: at a limit of our own, which says nothing of the worker; or at which of its steps."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
@@ -50,7 +50,7 @@ class OutboundCall(NamedTuple):
     first_byte_s: float
     between_bytes_s: float
     total_s: float
-    kept: Kept | None = None
+    kept: StreamReplayBuffer | None = None
     is_once: bool = False
     """What it asks for can be had once: it is never sent again, and, when the client leaves, its worker is left only
     when the answer has begun."""
@@ -61,7 +61,7 @@ class OutboundCall(NamedTuple):
     """Of a response's stream: what each event with tokens has, and no other; empty: every event has a token."""
 
 
-class Watcher(Protocol):
+class ResponseHandler(Protocol):
     """Whoever follows a forwarded call. After `on_dropped`, `on_end`, `on_failed` or `on_gone` it hears no more.
 
     `on_failed` and `on_gone` may come before `forward` returns.
@@ -85,20 +85,20 @@ class Watcher(Protocol):
         `later_events` are those of an event stream that came behind its first bytes, without the mark of its end.
         """
 
-    def on_cut(self, phase: Phase, reason: str) -> bytes | None:
+    def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
         """The worker failed in the middle of a `kept` event stream; return what follows what the client has of it.
 
         None: an error event, and `on_failed`. Nothing: another call, for `forward` is called. Else the stream's end.
         """
 
-    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
+    def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """The worker failed. `begun`: the client had bytes of the answer, which was ended; else it waits for one."""
 
     def on_gone(self) -> None:
         """The client left; the worker's connection was closed."""
 
 
-class Carried(Protocol):
+class UpstreamCall(Protocol):
     """A call on its way, as the client's connection sees it."""
 
     @property
@@ -118,7 +118,7 @@ class Carried(Protocol):
         """The plane stops: the answer is ended now."""
 
 
-class AnswerEnd(Protocol):
+class ResponseSink(Protocol):
     """Where an answer on its way goes: a client's connection, or whoever stands in its place."""
 
     http_1_1: bool
@@ -140,16 +140,16 @@ class AnswerEnd(Protocol):
         """The answer cannot be completed: the connection ends, so that nobody takes it for a whole one."""
 
 
-class Outward(Protocol):
+class UpstreamPool(Protocol):
     """Whoever sends calls to workers."""
 
     def forward(
-        self, exchange: "Exchange", client: AnswerEnd, call: OutboundCall, watcher: Watcher, now_s: float
+        self, exchange: "Exchange", client: ResponseSink, call: OutboundCall, watcher: ResponseHandler, now_s: float
     ) -> None:
         """Send the call, and splice its answer to `client`; `now_s` is the loop's time."""
 
 
-class ClientEnd(AnswerEnd, Protocol):
+class ClientEnd(ResponseSink, Protocol):
     """The client's connection, as a request sees it."""
 
     @property
@@ -157,10 +157,10 @@ class ClientEnd(AnswerEnd, Protocol):
         """Host and port."""
 
     @property
-    def outward(self) -> Outward:
+    def outward(self) -> UpstreamPool:
         """Who sends its calls to workers."""
 
-    def forward(self, exchange: "Exchange", call: OutboundCall, watcher: Watcher) -> None:
+    def forward(self, exchange: "Exchange", call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call and splice its answer."""
 
 
@@ -180,12 +180,12 @@ def response_error_event(message: str, code: str, passed_on: bytes, *, mid_event
     return b"%bevent: error\ndata: %b\n\n" % (b"\n\n" if mid_event else b"", msgspec.json.encode(error))
 
 
-def head_probe(client: AnswerEnd) -> bytes:
+def head_probe(client: ResponseSink) -> bytes:
     """Return what may come before an answer: an interim answer, which HTTP/1.0 does not have (RFC 9110, 15.2)."""
     return CONTINUE if client.http_1_1 else b""
 
 
-def event_probe(client: AnswerEnd) -> bytes:
+def event_probe(client: ResponseSink) -> bytes:
     """Return what may come between two events of a stream: a comment."""
     return chunk(_COMMENT) if client.http_1_1 else _COMMENT
 
@@ -202,7 +202,7 @@ class Exchange:
         self.body = body
         self.began_s = began_s
         """`perf_counter` when its first byte came."""
-        self.carried: Carried | None = None
+        self.carried: UpstreamCall | None = None
         self.is_begun = False
         """Whether the client has the beginning of an event stream, which is to go on."""
         self._on_gone: Callable[[], None] | None = None
@@ -248,7 +248,7 @@ class Exchange:
         else:
             self._on_gone = callback
 
-    def forward(self, call: OutboundCall, watcher: Watcher) -> None:
+    def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
         """Send the call to its worker and splice the answer; tell `watcher` at once where the client left."""
         if self._client is None:
             watcher.on_gone()
@@ -266,7 +266,7 @@ class Exchange:
             client.finish()
 
     @property
-    def outward(self) -> Outward:
+    def outward(self) -> UpstreamPool:
         """Who sends calls to workers. The client is still there."""
         assert self._client is not None
         return self._client.outward

@@ -1,4 +1,4 @@
-"""Where a body ends, and what is in it: by its length, by chunks, or by the end of its connection.
+"""Reads message bodies: by length, in chunks, or to the end of the connection.
 
     chunked = chunk* last-chunk trailer* CRLF
     chunk   = size [extension] CRLF, `size` bytes, CRLF

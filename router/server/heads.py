@@ -1,4 +1,4 @@
-"""Heads of HTTP/1.1 messages, read strictly: nobody behind or before us may see other messages in the same bytes.
+"""Parses heads of HTTP/1.1 messages strictly: no other server may read other messages in the same bytes.
 
     head         = start line, then header lines, each ended by CRLF; an empty line ends it
     name         = token; no space before the colon, no continuation lines (obs-fold)

@@ -1,12 +1,12 @@
-"""For calls that can be had once: whoever stands in the client's and the watcher's place when the client has left."""
+"""Takes the place of a client that has left, and of the handler of its call."""
 
 from collections.abc import Callable
 
-from router.server.exchange import HeaderLines, Phase
+from router.server.exchange import HeaderLines, UpstreamStage
 from router.server.heads import Headers
 
 
-class Nobody:
+class NullSink:
     """Stands where the client stood that has left: the worker is left, too, as soon as its answer has begun."""
 
     __slots__ = ("_leave", "http_1_1")
@@ -50,11 +50,11 @@ class Nobody:
     def on_end(self, tail: bytes, later_events: int) -> None:
         """It was short."""
 
-    def on_cut(self, phase: Phase, reason: str) -> bytes | None:  # noqa: ARG002 - whatever it was
+    def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:  # noqa: ARG002 - whatever it was
         """Return that nothing follows."""
         return None
 
-    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
+    def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
         """Nobody waits."""
 
     def on_gone(self) -> None:

@@ -1,4 +1,4 @@
-"""A whole answer that the router gives itself, as bytes."""
+"""An answer of the router itself, as bytes."""
 
 from http import HTTPStatus
 

@@ -1,4 +1,4 @@
-"""The data plane: an address on which clients are served, and the connections to workers behind it.
+"""The data plane: the address that clients connect to, and the connections to workers.
 
 `start` binds and listens: what comes waits in the system's queue. `run` serves until it is stopped:
 
@@ -29,7 +29,7 @@ from router.server.heads import HeadReader
 from router.server.limits import HttpLimits
 from router.server.own_answer import own_answer
 from router.server.sites import Sites
-from router.server.timeout_sweeper import Sweep, Watched
+from router.server.timeout_sweeper import TimeoutSweeper, Watched
 from router.server.upstream import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
 
 REFUSED_MAX = 16
@@ -73,7 +73,7 @@ class HttpPlane:
         """
         self._service = service
         self.limits = limits or HttpLimits()
-        self.sweep = Sweep(self.limits.sweep_s)
+        self.sweep = TimeoutSweeper(self.limits.sweep_s)
         self.upstreams = Upstreams(self.limits, self.sweep, not_passed_on)
         self.heads = HeadReader()
         self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))

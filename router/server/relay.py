@@ -1,4 +1,4 @@
-"""A worker's answer on its way to the client.
+"""Relays a worker's answer to the client.
 
 | answer | what the client gets, and when | after the worker's death |
 |---|---|---|
@@ -20,11 +20,11 @@ from typing import Protocol
 
 from kv_runtime.http import error_body
 from router.server.exchange import (
-    AnswerEnd,
     Exchange,
     OutboundCall,
-    Phase,
-    Watcher,
+    ResponseHandler,
+    ResponseSink,
+    UpstreamStage,
     error_events,
     event_probe,
     head_probe,
@@ -32,7 +32,7 @@ from router.server.exchange import (
 )
 from router.server.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, whole_chunks
 from router.server.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
-from router.server.null_sink import Nobody
+from router.server.null_sink import NullSink
 
 TAIL_BYTES = 4096
 _RECENT_MAX = 8
@@ -65,7 +65,7 @@ class Dial(Protocol):
         """It is not wanted any more."""
 
 
-class Splice:
+class ResponseRelay:
     """One forwarded call: fed what its worker sends, it feeds the client and tells the watcher."""
 
     __slots__ = (
@@ -77,9 +77,9 @@ class Splice:
     def __init__(
         self,
         exchange: Exchange,
-        client: AnswerEnd,
+        client: ResponseSink,
         call: OutboundCall,
-        watcher: Watcher,
+        watcher: ResponseHandler,
         heads: HeadReader,
         now_s: float,
     ) -> None:
@@ -370,7 +370,7 @@ class Splice:
         if not known:
             self._watcher.on_gone()
 
-    def fail(self, phase: Phase, reason: str) -> None:
+    def fail(self, phase: UpstreamStage, reason: str) -> None:
         """The attempt is over, as the worker failed."""
         self._detach(reusable=False)
         if self._begun:
@@ -383,7 +383,7 @@ class Splice:
             self._exchange.carried = None
             self._watcher.on_failed(phase, reason, begun=False)
 
-    def _goes_on(self, phase: Phase, reason: str) -> bool:
+    def _goes_on(self, phase: UpstreamStage, reason: str) -> bool:
         """Return whether the stream goes on without this worker, or is whole without it."""
         exchange = self._exchange
         exchange.is_begun, exchange.carried = True, None
@@ -398,7 +398,7 @@ class Splice:
         """The client left; the worker's connection is closed, now or, where the call is one of a kind, soon."""
         watcher = self._watcher
         if self.call.is_once and self._silent and self._state != _OVER:
-            self._client = self._watcher = Nobody(self.leave)
+            self._client = self._watcher = NullSink(self.leave)
         else:
             self._detach(reusable=False)
         watcher.on_gone()

@@ -1,4 +1,4 @@
-"""Which names the data plane may be called by, and pages of which sites may send it requests through a browser.
+"""Checks `Host` and `Origin`: names that the data plane answers to, and sites whose pages may call it.
 
 | a request has | outcome |
 |---|---|

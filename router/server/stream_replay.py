@@ -1,4 +1,4 @@
-"""What a client has of an event stream, for another worker to go on with: kept as it came, read when it is needed.
+"""Keeps what a client has received of an event stream, so that another worker can resume it.
 
 An agent writes the ids of tokens into comments of such a stream (`kv_protocol/continuation.py`). They stay here, unless
 the client wants them, too.
@@ -8,7 +8,7 @@ from kv_protocol.continuation import COMMENT, without_tokens
 from router.server.framing import ChunkReader, chunk, payload_of
 
 
-class Kept:
+class StreamReplayBuffer:
     """The bytes of a stream's whole events, at most `bytes_max`: of a longer one nothing is kept."""
 
     __slots__ = ("_bytes_max", "_hides_tokens", "_parts", "_size", "is_overfull", "later_tokens")

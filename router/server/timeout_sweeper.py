@@ -1,4 +1,4 @@
-"""The passing of time for many connections at the price of one timer.
+"""Checks the timeouts of many connections with one timer.
 
 Every connection is looked at once a period. They stand in slots, of which one is looked at in each part of a period, so
 that thousands of them never take one long turn of the loop. While there are none, nothing is looked at.
@@ -18,7 +18,7 @@ class Watched(Protocol):
         """Act on what is overdue at `now_s`, of the loop's clock."""
 
 
-class Sweep:
+class TimeoutSweeper:
     """All that is watched, from `start` to `stop`."""
 
     def __init__(self, period_s: float) -> None:

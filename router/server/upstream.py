@@ -1,4 +1,4 @@
-"""Connections to workers: kept for the next request, and lent to one at a time.
+"""Connections to workers: kept alive, and lent to one request at a time.
 
     idle --send--> lent --answer read, all of it, worker wants to go on--> idle
                    lent --anything else--> closed
@@ -21,12 +21,12 @@ from kv_protocol.decode_time import DECODE_HEADER
 from kv_runtime.clock import SystemClock
 from kv_runtime.supervise import TaskSet, TaskSetFull
 from kv_runtime.telemetry import RateLimitedLog
-from router.server.exchange import AnswerEnd, Exchange, OutboundCall, Phase, Watcher
+from router.server.exchange import Exchange, OutboundCall, ResponseHandler, ResponseSink, UpstreamStage
 from router.server.heads import HOP_BY_HOP, HeadReader
 from router.server.limits import HttpLimits
-from router.server.relay import Splice
+from router.server.relay import ResponseRelay
 from router.server.sites import CORS_HEADERS
-from router.server.timeout_sweeper import Sweep, Watched
+from router.server.timeout_sweeper import TimeoutSweeper, Watched
 
 DIALS_MAX = 4096
 """Connections that are being opened at one time."""
@@ -90,7 +90,7 @@ class Origin:
 class Upstreams:
     """All connections to workers; new ones are opened by `dials`, while there are any."""
 
-    def __init__(self, limits: HttpLimits, sweep: Sweep, not_passed_on: frozenset[bytes] = OURS) -> None:
+    def __init__(self, limits: HttpLimits, sweep: TimeoutSweeper, not_passed_on: frozenset[bytes] = OURS) -> None:
         """`not_passed_on` are names, in lower case, of workers' headers that clients do not get."""
         self._limits, self.sweep = limits, sweep
         self.connections_max = limits.worker_connections_max
@@ -110,10 +110,10 @@ class Upstreams:
         return self._limits.worker_idle_s
 
     def forward(
-        self, exchange: Exchange, client: AnswerEnd, call: OutboundCall, watcher: Watcher, now_s: float
+        self, exchange: Exchange, client: ResponseSink, call: OutboundCall, watcher: ResponseHandler, now_s: float
     ) -> None:
         """Send `call` to its worker; `watcher` hears of it."""
-        splice = exchange.carried = Splice(exchange, client, call, watcher, self._heads, now_s)
+        splice = exchange.carried = ResponseRelay(exchange, client, call, watcher, self._heads, now_s)
         self._lent += 1
         origin = self._origins.get(call.base_url)
         if origin is None:
@@ -130,7 +130,7 @@ class Upstreams:
                 return
         self._dial(origin, splice)
 
-    def again(self, origin: Origin, splice: Splice) -> None:
+    def again(self, origin: Origin, splice: ResponseRelay) -> None:
         """Send a call over a new connection whose old one had been closed by the worker."""
         self._stale += 1
         self._dial(origin, splice)
@@ -164,7 +164,7 @@ class Upstreams:
         for connection in tuple(self.connections):
             connection.abort()
 
-    def _dial(self, origin: Origin, splice: Splice) -> None:
+    def _dial(self, origin: Origin, splice: ResponseRelay) -> None:
         if self.dials is None:
             splice.fail("local", "the router stops")
             return
@@ -187,8 +187,8 @@ class Upstreams:
                     return True
         return False
 
-    async def _dialed(self, origin: Origin, splice: Splice) -> None:
-        phase: Phase = "connect"
+    async def _dialed(self, origin: Origin, splice: ResponseRelay) -> None:
+        phase: UpstreamStage = "connect"
         reason, connection = "", None
         try:
             async with asyncio.timeout(splice.call.connect_s):
@@ -232,7 +232,7 @@ class WorkerConnection:
 
     def __init__(self, upstreams: Upstreams, origin: Origin) -> None:
         self._upstreams, self._origin = upstreams, origin
-        self._splice: Splice | None = None
+        self._splice: ResponseRelay | None = None
         self._slot: set[Watched] | None = None
         self._used = False
         self._idle_since_s = 0.0
@@ -252,7 +252,7 @@ class WorkerConnection:
         if not self._transport.is_closing():
             self._slot = self._upstreams.stands(self, self._origin)
 
-    def send(self, splice: Splice) -> None:
+    def send(self, splice: ResponseRelay) -> None:
         """Lend it to `splice`, whose call is sent."""
         if self._transport.is_closing():  # it was hardly open
             splice.closed(clean=False)
@@ -363,7 +363,7 @@ def _is_ours(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in _SYSTEMS
 
 
-def abandoned(splice: Splice) -> None:
+def abandoned(splice: ResponseRelay) -> None:
     """Whatever is wrong with us, it is in the log, and nobody waits for ever. Called where an exception is caught."""
     _log.exception("splice_failed")
     splice.abandon()

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.soak.answers import Outcome
-from bench.soak.run import Plan, SoakRun
+from bench.soak.answers import AnswerOutcome
+from bench.soak.run import SoakPlan, SoakRun
 
 pytestmark = pytest.mark.faults
 
@@ -65,7 +65,7 @@ class CuttingProxy:
 @pytest.mark.asyncio
 @pytest.mark.timeout(300)
 async def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
-    soak = await SoakRun(Plan(1_200, PROGRAMS, workers=4, fault_every=110, rounds=2), tmp_path, print).run()
+    soak = await SoakRun(SoakPlan(1_200, PROGRAMS, workers=4, fault_every=110, rounds=2), tmp_path, print).run()
     assert soak.tally.lost() == {}, soak.tally.examples
     assert soak.tally.requests == 1_200
     assert {each.fault.kind for each in soak.faults} >= {"worker killed", "nats-server killed"}
@@ -77,10 +77,10 @@ async def test_a_short_soak_loses_nothing(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 async def test_every_answer_that_is_cut_is_found(tmp_path: Path) -> None:
     proxy = CuttingProxy()
-    plan = Plan(1_000, PROGRAMS, workers=3, fault_every=1_000, rounds=1, entrance=proxy.before)
+    plan = SoakPlan(1_000, PROGRAMS, workers=3, fault_every=1_000, rounds=1, entrance=proxy.before)
     soak = await SoakRun(plan, tmp_path, print).run()
     assert proxy.cuts == 1_000 // CUT_EVERY
-    assert soak.tally.lost() == {Outcome.CUT: proxy.cuts}
+    assert soak.tally.lost() == {AnswerOutcome.CUT: proxy.cuts}
 
 
 @asynccontextmanager
@@ -101,6 +101,6 @@ async def killing_the_router(port: int) -> AsyncIterator[int]:
 @pytest.mark.asyncio
 @pytest.mark.timeout(300)
 async def test_a_router_that_ends_ends_the_soak_and_is_named(tmp_path: Path) -> None:
-    plan = Plan(600, PROGRAMS, workers=3, fault_every=100, rounds=1, entrance=killing_the_router)
+    plan = SoakPlan(600, PROGRAMS, workers=3, fault_every=100, rounds=1, entrance=killing_the_router)
     soak = await SoakRun(plan, tmp_path, print).run()
     assert any(each.startswith("router ended with exit code -9: ") for each in soak.complaints), soak.complaints

@@ -5,14 +5,14 @@ import socket
 import pytest
 
 from tests.integration.engine_doubles import EngineDouble, Fault, SglangDouble, TrtllmServeDouble, VllmDouble
-from worker_agent.engines.attached.client import EngineClient, EngineUnanswered, Outcome
+from worker_agent.engines.attached.client import EngineClient, EngineUnanswered, FetchOutcome
 from worker_agent.engines.attached.facts import EngineFacts
 from worker_agent.engines.attached.survey import EngineSurvey
 from worker_agent.load.engine_metrics import EngineKind
 
 CHATS = ("chat", "completions")
 """What the doubles list in /openapi.json."""
-FAULTS: list[tuple[Outcome, Fault]] = [
+FAULTS: list[tuple[FetchOutcome, Fault]] = [
     ("status", Fault(status=500)),
     ("status", Fault(status=302)),
     ("oversize", Fault(body=b"x" * 4097)),
@@ -23,7 +23,7 @@ FAULTS: list[tuple[Outcome, Fault]] = [
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("outcome", "fault"), FAULTS)
-async def test_an_answer_that_cannot_be_used_says_why(outcome: Outcome, fault: Fault) -> None:
+async def test_an_answer_that_cannot_be_used_says_why(outcome: FetchOutcome, fault: Fault) -> None:
     async with VllmDouble().serving() as engine, EngineClient(engine.url, answer_s=0.2) as client:
         engine.faults["/metrics"] = fault
         with pytest.raises(EngineUnanswered) as unanswered:

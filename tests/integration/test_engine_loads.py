@@ -14,7 +14,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.event_log import EventLog, LogMessage
 from tests.integration.broker import eventually
 from tests.integration.engine_doubles import EngineDouble, Fault, Rank, SglangDouble, TrtllmServeDouble, VllmDouble
-from worker_agent.engines.attached.client import EngineClient, Outcome
+from worker_agent.engines.attached.client import EngineClient, FetchOutcome
 from worker_agent.load.attached import EngineLoads
 from worker_agent.load.engine_metrics import EngineKind
 
@@ -111,7 +111,7 @@ async def test_a_server_with_prometheus_metrics_is_read_by_name(log: EventLog) -
     ],
 )
 async def test_metrics_that_cannot_be_had_are_counted_told_once_and_forgotten(
-    log: EventLog, outcome: Outcome, fault: Fault
+    log: EventLog, outcome: FetchOutcome, fault: Fault
 ) -> None:
     with capture_logs() as lines:
         async with VllmDouble().serving() as engine, reporting(log, "vllm", engine) as (loads, client, heard):

@@ -15,7 +15,7 @@ from kv_runtime.supervise import Part, run_parts
 from router.config import JournalSection
 from router.decision.state_settings import StateSettings
 from router.journal.continuity import Continuity
-from router.journal.reader import Told, read_journal
+from router.journal.reader import JournalEntry, read_journal
 from router.journal.replay import replay
 from router.journal.writer import JournalWriter, ensure_journal
 from tests.integration.broker import Broker, eventually
@@ -30,7 +30,7 @@ async def read(log: EventLog, router: str = "router-1") -> list[JournalRecord]:
     """Return the router's records that the log has."""
     continuity, records = Continuity(), list[JournalRecord]()
 
-    def take(told: Told) -> None:
+    def take(told: JournalEntry) -> None:
         records.extend(continuity.records(told.message))
 
     await read_journal(log, SystemClock(), router, take, asyncio.Event())

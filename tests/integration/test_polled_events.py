@@ -18,7 +18,7 @@ from tests.integration.broker import Broker, eventually
 from tests.integration.engine_doubles import Fault, TrtllmServeDouble
 from tests.integration.event_path import running_index, zmq_context
 from worker_agent.config import EventsSection
-from worker_agent.engines.attached.client import Outcome
+from worker_agent.engines.attached.client import FetchOutcome
 from worker_agent.engines.attached.config import WorkerHeadSection
 from worker_agent.engines.types import EngineError
 from worker_agent.events.attached_streams import EventStreams
@@ -98,7 +98,7 @@ async def test_events_that_somebody_else_took_clear_the_rank_and_are_counted(bro
     ],
 )
 async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
-    broker: Broker, log: EventLog, outcome: Outcome, fault: Fault
+    broker: Broker, log: EventLog, outcome: FetchOutcome, fault: Fault
 ) -> None:
     async with polling(broker, log) as at:
         at.engine.create(0)

@@ -15,7 +15,7 @@ import numpy as np
 from indexer.embedded import OverlapColumns, RankView
 from kv_protocol.checkpoint import CheckpointBegan
 from kv_protocol.codec import pack_u64
-from kv_protocol.decided import Phase
+from kv_protocol.decided import RequestPhase
 from kv_protocol.fleet import WorkerDraining, WorkerLeft
 from kv_protocol.ids import WorkerRank
 from kv_protocol.journal import (
@@ -80,7 +80,7 @@ POLICIES = {
 LIFE = 77
 _IMPOSSIBLE_EVERY = 20
 ARRIVALS = (None, Arrival(is_streamed=False, later_tokens=6), Arrival(is_streamed=False, later_tokens=6, decode_s=1e-3))
-PHASES: tuple[Phase, ...] = ("whole", "whole", "whole", "whole", "whole", "whole", "prefill", "decode", "alone")
+PHASES: tuple[RequestPhase, ...] = ("whole", "whole", "whole", "whole", "whole", "whole", "prefill", "decode", "alone")
 
 
 class RandomIndex:

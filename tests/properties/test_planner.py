@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, find, given, settings
 from hypothesis.errors import NoSuchExample
 
 from kv_protocol.ids import WorkerRank
-from router.request.plan import Plan
+from router.request.plan import RequestPlan
 from router.request.served import Served
 from tests.properties.planned_requests import World, live, worlds
 
@@ -28,12 +28,12 @@ def test_every_request_ends_in_one_answer_or_one_error_in_many_worlds(world: Wor
 
 
 def _always(monkeypatch: pytest.MonkeyPatch, *, took_handoff: bool) -> None:
-    failed = Plan.failed
+    failed = RequestPlan.failed
 
-    def mistaken(plan: Plan, rank: WorkerRank, **_: bool) -> bool:
+    def mistaken(plan: RequestPlan, rank: WorkerRank, **_: bool) -> bool:
         return failed(plan, rank, took_handoff=took_handoff)
 
-    monkeypatch.setattr(Plan, "failed", mistaken)
+    monkeypatch.setattr(RequestPlan, "failed", mistaken)
 
 
 def _takes_handoffs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,10 +45,10 @@ def _prefills_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _begins_anew_behind_a_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    def migrated(plan: Plan, rank: WorkerRank) -> None:
+    def migrated(plan: RequestPlan, rank: WorkerRank) -> None:
         del plan, rank
 
-    monkeypatch.setattr(Plan, "migrated", migrated)
+    monkeypatch.setattr(RequestPlan, "migrated", migrated)
     monkeypatch.setattr(Served, "_turned", lambda served: setattr(served, "_progress", None))
 
 

@@ -155,11 +155,11 @@ def test_a_miscounted_cut_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cut_counted_in_characters_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     encode = chat_encoding.encode_chat
 
-    def mistaken(text: TokenizerText, rendered: bytes, known: prefix_cache.Known | None) -> prefix_cache.Kept:
+    def mistaken(text: TokenizerText, rendered: bytes, known: prefix_cache.Known | None) -> prefix_cache.CachedChat:
         chat = encode(text, rendered, known)
         lost = len(rendered) - len(rendered.decode())
         cuts = tuple(cut._replace(at=cut.at - lost, mark_end=cut.mark_end - lost) for cut in chat.cuts)
-        return prefix_cache.Kept(chat.text, chat.ids, chat.encoded, cuts)
+        return prefix_cache.CachedChat(chat.text, chat.ids, chat.encoded, cuts)
 
     monkeypatch.setattr("router.prompt.prompts.encode_chat", mistaken)
     assert found_wrong("qwen")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from worker_agent.engines.simulated.exchange import Exchange
+from worker_agent.engines.simulated.exchange import TransferExchange
 from worker_agent.engines.simulated.scheduler import Simulator, Step
 from worker_agent.engines.simulated.transfer import UNBOUNDED, TransferRules
 from worker_agent.engines.types import EngineDescription, EngineOutput, EngineRequest
@@ -51,7 +51,7 @@ class Fleet:
         kind: type[Simulator] = Simulator,
     ) -> None:
         self.now_s = 0.0
-        self.exchange = Exchange()
+        self.exchange = TransferExchange()
         self.engines: dict[str, Simulator] = {}
         self.steps: dict[str, tuple[float, Step]] = {}
         self.answers: dict[str, Answer] = {}

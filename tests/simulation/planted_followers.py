@@ -7,9 +7,9 @@ import msgspec
 from indexer.follow.answer_parts import AnswerParts, RankState
 from indexer.follow.effects import ApplyEvent, Effect
 from indexer.follow.fold import IndexFold
-from indexer.follow.follower import AHEAD_MAX, FollowerLimits, Phase, StreamFollower
+from indexer.follow.follower import AHEAD_MAX, FollowerLimits, StreamFollower, StreamState
 from indexer.follow.inputs import Question
-from indexer.follow.question import Asking, Wants
+from indexer.follow.question import RecoveryQuestion, Wants
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import Batch, Tier
 from kv_protocol.recovery import DumpChunk
@@ -20,7 +20,7 @@ class AppliesOverGaps(StreamFollower):
     """Takes the next batch that comes for the next one."""
 
     def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
-        if self._phase is Phase.LIVE and batch.epoch == self._epoch and batch.seq > self._cursor:
+        if self._phase is StreamState.LIVE and batch.epoch == self._epoch and batch.seq > self._cursor:
             return [self._step(batch)]
         return super().on_batch(batch, now_s)
 
@@ -59,7 +59,7 @@ class BelievesJumps(StreamFollower):
     """Takes any seq that a batch has for its own."""
 
     def _take(self, batch: Batch, now_s: float) -> list[Effect]:
-        if batch.seq > self._cursor + AHEAD_MAX and self._phase is Phase.LIVE:
+        if batch.seq > self._cursor + AHEAD_MAX and self._phase is StreamState.LIVE:
             return [self._step(batch)]
         return super()._take(batch, now_s)
 
@@ -119,7 +119,7 @@ class PartsOfAnyAnswer(AnswerParts):
         return state
 
 
-class MixesAnswers(Asking):
+class MixesAnswers(RecoveryQuestion):
     """Puts parts of answers to old questions together with those of the newest."""
 
     def __init__(self, answer_s: float, backoff_max_s: float, request_ids: Iterator[int]) -> None:
@@ -130,28 +130,28 @@ class MixesAnswers(Asking):
         return self._is_open and request_id <= self.request_id
 
 
-class TakesLateAnswers(Asking):
+class TakesLateAnswers(RecoveryQuestion):
     """Hears an answer to whatever was asked, even once nothing is asked any more, or another thing."""
 
     def expects(self, request_id: int) -> bool:
         return 0 < request_id <= self.request_id
 
 
-class NeverAsksAgain(Asking):
+class NeverAsksAgain(RecoveryQuestion):
     """Waits for an answer for ever."""
 
     def is_in_flight(self, now_s: float) -> bool:
         return self._is_open and now_s >= 0
 
 
-class KeepsQuestionsOverEpochs(Asking):
+class KeepsQuestionsOverEpochs(RecoveryQuestion):
     """Goes on to wait for what it asked of another epoch."""
 
     def begin_anew(self) -> None:
         self.on_proof()
 
 
-class NeverForgivesPauses(Asking):
+class NeverForgivesPauses(RecoveryQuestion):
     """Waits longer before each question than before the last one, whatever was proven since."""
 
     def on_answered(self) -> None:
@@ -166,7 +166,7 @@ class NeverForgivesPauses(Asking):
         return max(self._answer_s, 4 * pause_s)
 
 
-class NeverPauses(Asking):
+class NeverPauses(RecoveryQuestion):
     """Asks again as long as there is no answer."""
 
     def is_in_flight(self, now_s: float) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from indexer.service.retention import KeepingLimits, LogExtent, Plan, plan
+from indexer.service.retention import KeepingLimits, LogExtent, RetentionPlan, plan
 from kv_protocol.ledger import Cancelled, FirstToken, LedgerEvent
 from router.fleet.ledger import Ledger
 from tests.simulation.planted import Planted
@@ -14,7 +14,7 @@ Names = Iterable[str]
 
 def purges_before_snapshots(
     log: LogExtent, names: Names, now_ns: int, limits: KeepingLimits, **known: Collection[str]
-) -> Plan:
+) -> RetentionPlan:
     """Let go of a large log's beginning, whatever is covered."""
     planned = plan(log, names, now_ns, limits, **known)
     is_large = log.bytes_now > limits.log_bytes_max / 2
@@ -23,7 +23,7 @@ def purges_before_snapshots(
 
 def purges_one_too_many(
     log: LogExtent, names: Names, now_ns: int, limits: KeepingLimits, **known: Collection[str]
-) -> Plan:
+) -> RetentionPlan:
     """Let go of the first message that no snapshot covers, too."""
     planned = plan(log, names, now_ns, limits, **known)
     return msgspec.structs.replace(planned, purge_up_to=planned.purge_up_to and planned.purge_up_to + 1)
@@ -31,7 +31,7 @@ def purges_one_too_many(
 
 def deletes_the_newest(
     log: LogExtent, names: Names, now_ns: int, limits: KeepingLimits, **known: Collection[str]
-) -> Plan:
+) -> RetentionPlan:
     """Let go of all snapshots but the oldest."""
     planned = plan(log, names := sorted(names), now_ns, limits, **known)
     return msgspec.structs.replace(planned, delete=tuple(names[1:]))

@@ -1,4 +1,4 @@
-"""What parsers found, as OpenAI chat clients read it.
+"""Events of answer parsers, as OpenAI chat clients read them.
 
     delta      {content, reasoning_content, tool_calls: [{index, id, type, function: {name, arguments}}]}: the keys
                that there is something for. `id`, `type` and `name` stand in a call's first delta alone

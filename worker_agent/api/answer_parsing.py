@@ -1,4 +1,4 @@
-"""The parsers of one worker's answers: which a request gets, what they see of special tokens, what came of its calls.
+"""Which parsers an answer gets, which special tokens they see, and metrics of the calls they find.
 
 counted as    a tool call
 complete      that ended

@@ -1,4 +1,4 @@
-"""The agent's HTTP: OpenAI completions served by the engine, health, metrics, and a barrier for those who must know.
+"""The agent's HTTP API: OpenAI endpoints, health, metrics, and a barrier for readers of its events.
 
 POST /v1/chat/completions, /v1/completions; where they are stated /v1/responses, /v1/embeddings
 GET  /v1/models, /health, /live, /version, /metrics
@@ -25,7 +25,7 @@ from worker_agent.api.answer_parsing import ENDINGS, AnswerParsing
 from worker_agent.api.bodies import DEFAULT_LIMITS
 from worker_agent.api.completions import Completions
 from worker_agent.api.embeddings_endpoint import Embeddings
-from worker_agent.api.in_flight import InFlight, Outcome
+from worker_agent.api.in_flight import InFlight, RequestOutcome
 from worker_agent.api.parsers.families import PLAIN, AnswerFormat
 from worker_agent.api.prompts import Prompts
 from worker_agent.api.request_rules import RequestRules
@@ -33,7 +33,7 @@ from worker_agent.engines.port import Engine
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _BARRIER_S = 5.0
-_OUTCOMES: tuple[Outcome, ...] = ("ok", "refused", "failed", "cancelled")
+_OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
 
 
 class AgentApi:

@@ -1,4 +1,4 @@
-"""The body of a client's request becomes what is read of it: on the event loop where it is small, else on a thread.
+"""Decodes request bodies: small ones on the event loop, large ones on a thread.
 
 What is large is read by one thread at a time, within bounds (`kv_protocol/body_limits.py`): others wait, and tokens of
 other requests are streamed meanwhile. A request that cannot be read gets a 400, a 413 or a 404 (`refusal`,

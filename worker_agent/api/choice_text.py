@@ -1,4 +1,4 @@
-"""One choice's tokens become text: decoded, cut at a stop string, each token's log probabilities beside its text.
+"""Turns one choice's tokens into text: decoded, cut at a stop string, with log probabilities.
 
     a token's text       what the detokenizer says once it has the token
     a token without      (half a character, a special one) belongs to the next that has some, or to the end

@@ -1,4 +1,4 @@
-"""OpenAI chats, completions and responses served by the engine: a request's way from its bytes to its answer's.
+"""Serves chats, completions and responses with the engine: a request from its bytes to its answer.
 
     what goes wrong                                  the client gets                       counted as
     the request may not be so, the engine refuses    400, the field, found, allowed        refused
@@ -39,7 +39,7 @@ from worker_agent.api.answer_parsing import AnswerParsing
 from worker_agent.api.answers import Answer
 from worker_agent.api.bodies import DEFAULT_LIMITS, ReadRequest, RequestBodies, no_such_model, refusal, worked
 from worker_agent.api.generation import Generation
-from worker_agent.api.in_flight import Answered, Outcome
+from worker_agent.api.in_flight import HandledRequest, RequestOutcome
 from worker_agent.api.parsers.families import PLAIN
 from worker_agent.api.prompts import Prompts
 from worker_agent.api.request_rules import RequestRules
@@ -80,19 +80,19 @@ class Completions:
         self._names, self._wall_ns, self._new_id = names, wall_ns, new_id
         self._rendering = asyncio.Semaphore(1)
 
-    async def chat(self, http: web.Request) -> Answered:
+    async def chat(self, http: web.Request) -> HandledRequest:
         """Return the answer to `POST /v1/chat/completions`, and how the request ended."""
         return await self._answered(http, openai.decode_chat)
 
-    async def completion(self, http: web.Request) -> Answered:
+    async def completion(self, http: web.Request) -> HandledRequest:
         """Return the answer to `POST /v1/completions`, and how the request ended."""
         return await self._answered(http, openai.decode_completion)
 
-    async def response(self, http: web.Request) -> Answered:
+    async def response(self, http: web.Request) -> HandledRequest:
         """Return the answer to `POST /v1/responses`, and how the request ended."""
         return await self._answered(http, decode_response)
 
-    async def _answered(self, http: web.Request, decode: Callable[[Bytes], Request]) -> Answered:
+    async def _answered(self, http: web.Request, decode: Callable[[Bytes], Request]) -> HandledRequest:
         try:
             read = await self._bodies.read(http, decode)
             request = read.request
@@ -143,7 +143,7 @@ class Completions:
         generation: Generation,
         answer: Answer | ResponseAnswer,
         asked: EngineRequest,
-    ) -> Answered:
+    ) -> HandledRequest:
         if request.stream:
             answered = await self._stream(http, generation, answer, include_usage=request.include_usage)
         else:
@@ -166,7 +166,9 @@ class Completions:
             parser_of=self._parsing.parser_of(request, prompt, answer_id),
         )
 
-    async def _whole(self, generation: Generation, answer: Answer | ResponseAnswer, asked: EngineRequest) -> Answered:
+    async def _whole(
+        self, generation: Generation, answer: Answer | ResponseAnswer, asked: EngineRequest
+    ) -> HandledRequest:
         pieces = await generation.whole()
         wants_prompt = asked.sampling.prompt_logprobs is not None
         render = partial(
@@ -188,9 +190,9 @@ class Completions:
 
     async def _stream(
         self, http: web.Request, generation: Generation, answer: Answer | ResponseAnswer, *, include_usage: bool
-    ) -> Answered:
+    ) -> HandledRequest:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        outcome: Outcome = "failed"
+        outcome: RequestOutcome = "failed"
         tells = HEADER in http.headers and answer.can_go_on  # token ids, with which another worker can go on
         async with aclosing(generation.pieces()) as pieces:
             first = await anext(pieces)

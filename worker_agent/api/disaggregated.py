@@ -1,4 +1,4 @@
-"""What one worker hands to the next so that it need not compute again: `disaggregated_params` as JSON.
+"""`disaggregated_params` as JSON: what one worker hands to the next so that it need not compute again.
 
     encode  -> prefill   handles of the media's embeddings, and a hash of eight ints for each
     prefill -> decode    the first token, and where its KV lies, in words that only the engine understands

@@ -24,7 +24,7 @@ from worker_agent.api.embeddings import (
     embeddings_answer,
     unit_vector,
 )
-from worker_agent.api.in_flight import Answered
+from worker_agent.api.in_flight import HandledRequest
 
 
 class Embeddings:
@@ -37,7 +37,7 @@ class Embeddings:
         self._text, self._names, self._tokens_max = text, tuple(names), tokens_max
         self._bodies = RequestBodies(body_limits)
 
-    async def embed(self, http: web.Request) -> Answered:
+    async def embed(self, http: web.Request) -> HandledRequest:
         """Return the answer, and how the request ended."""
         try:
             request = (await self._bodies.read(http, decode_embeddings)).request

@@ -1,4 +1,4 @@
-"""An attached engine's requests, where they cannot go to it directly: an address of ours that passes them on.
+"""Forwards requests to an attached engine that routers cannot reach directly.
 
     direct    the router sends to the engine's own address. The default of one rank: nothing has to be rewritten. This
               process is on no request's path; it may be slow, or begin anew, and no request notices
@@ -28,9 +28,9 @@ from kv_protocol.api_endpoints import PATHS
 from kv_protocol.openai_errors import as_json
 from kv_runtime.http import error_response, openai_errors, require_token
 from worker_agent.api.forwarding import ROUTER_RANK_HEADER, answered_headers, asked_headers, without_prompt_ids
-from worker_agent.api.in_flight import Answered, InFlight, Outcome
+from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
 
-__all__ = ["Forwarder", "Outcome"]
+__all__ = ["Forwarder", "RequestOutcome"]
 
 CONNECT_S = 5.0
 SILENCE_S = 600.0
@@ -59,7 +59,7 @@ class Forwarder:
         self._in_flight = InFlight(inflight_requests_max)
 
     @property
-    def requests_total(self) -> Counter[Outcome]:
+    def requests_total(self) -> Counter[RequestOutcome]:
         """How many requests have ended, by how: ok, refused, failed, cut, cancelled."""
         return self._in_flight.ended
 
@@ -99,7 +99,7 @@ class Forwarder:
     async def _forward(self, http: web.Request) -> web.StreamResponse:
         return await self._in_flight.serve(http, self._asked)
 
-    async def _asked(self, http: web.Request) -> Answered:
+    async def _asked(self, http: web.Request) -> HandledRequest:
         rank = http.headers.get(ROUTER_RANK_HEADER)
         if rank is not None and not self._is_rank(rank):
             return self._no_such_rank(rank), "refused"
@@ -114,7 +114,7 @@ class Forwarder:
         message = f"{ROUTER_RANK_HEADER}: found {as_json(rank, _FOUND_CHARACTERS_MAX)}, allowed {allowed}"
         return error_response(400, message, "invalid_request_error", param=ROUTER_RANK_HEADER)
 
-    async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> Answered:
+    async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> HandledRequest:
         assert self._session is not None
         asking = self._session.request(
             http.method,
@@ -134,7 +134,7 @@ class Forwarder:
         finally:
             engine.close()  # a whole answer's connection has gone back already; any other ends here, and the request
 
-    async def _passed_on(self, http: web.Request, engine: aiohttp.ClientResponse) -> Answered:
+    async def _passed_on(self, http: web.Request, engine: aiohttp.ClientResponse) -> HandledRequest:
         response = web.StreamResponse(status=engine.status, reason=engine.reason)
         for name, value in answered_headers(engine.headers.items()):
             response.headers.add(name, value)

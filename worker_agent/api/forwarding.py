@@ -1,4 +1,4 @@
-"""A router's request on its way to an engine that knows no router: what is taken out, and what is called otherwise.
+"""Rewrites a router's request for an engine that knows no router: keys removed, keys renamed.
 
     of the router's request                                  the engine gets
     ------------------------------------------------------   -----------------------------------------------------------

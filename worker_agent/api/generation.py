@@ -1,4 +1,4 @@
-"""One request's generation as pieces of answers: each choice's text side by side, counted, ended where all have ended.
+"""One request's generation as pieces of answers: all choices side by side, counted, until all have ended.
 
     an output says        here
     length, stop          the choice has ended

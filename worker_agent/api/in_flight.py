@@ -1,4 +1,4 @@
-"""Requests that are being served: at most so many at once, and of each, once, how it ended.
+"""Bounds requests in flight, and counts once how each ended.
 
 how it ended                                             counted as
 its answer was made                                      what whoever made it says
@@ -17,10 +17,10 @@ from aiohttp import web
 
 from kv_runtime.http import error_response
 
-Outcome = Literal["ok", "refused", "failed", "cut", "cancelled"]
-Answered = tuple[web.StreamResponse, Outcome]
+RequestOutcome = Literal["ok", "refused", "failed", "cut", "cancelled"]
+HandledRequest = tuple[web.StreamResponse, RequestOutcome]
 """An answer, and how the request ended."""
-Answering = Callable[[web.Request], Awaitable[Answered]]
+Answering = Callable[[web.Request], Awaitable[HandledRequest]]
 
 
 class InFlight:
@@ -29,17 +29,17 @@ class InFlight:
     def __init__(self, requests_max: int) -> None:
         self._requests_max = requests_max
         self.running = 0
-        self.ended: Counter[Outcome] = Counter()
+        self.ended: Counter[RequestOutcome] = Counter()
 
     async def serve(
-        self, http: web.Request, answer: Callable[[web.Request], Awaitable[Answered]]
+        self, http: web.Request, answer: Callable[[web.Request], Awaitable[HandledRequest]]
     ) -> web.StreamResponse:
         """Return what `answer` makes of the request, which is counted, however it ends."""
         if self.running >= self._requests_max:
             self.ended["refused"] += 1
             return self._overloaded()
         self.running += 1
-        outcome: Outcome = "failed"
+        outcome: RequestOutcome = "failed"
         try:
             answered, outcome = await answer(http)
         except web.HTTPException:

@@ -1,4 +1,4 @@
-"""From a client's request to the prompt that its engine computes: token ids, and the media among them.
+"""Turns a request into the prompt that the engine computes: token ids, and media among them.
 
 computed by another worker    as that one says, media and all: nothing is rendered or loaded
 a chat with media             `worker_agent/media/chats.py`

@@ -1,4 +1,4 @@
-"""What an engine can serve at all, whichever it is: the field, what was found, what is allowed, and whether it is."""
+"""Limits of any engine: the field, what was found, what is allowed."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Which part of a generation a request asks a worker of a role for, and what the worker before it said.
+"""Which phase a request asks a worker for, and the handoff of the worker before it.
 
     role          without              `disaggregated_params.request_type`
                   the key              context_only          generation_only   context_and_generation
@@ -26,7 +26,7 @@ _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
 }
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of that name of an `EngineRequest`."""
 
     handoff: Handoff | None = None
@@ -34,19 +34,19 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True):
     serves_alone: bool = False
 
 
-def phase_of(request: Request, role: Role) -> Phase:
+def phase_of(request: Request, role: Role) -> GenerationPhase:
     """Return what is asked for; raise `RequestInvalid` where the role does not do it."""
     if role == "encode":
         raise RequestInvalid("role", role, "aggregated, prefill or decode: an encoder generates nothing")
     told = handoff_of_request(request.disaggregated_params)
     if told is None:
-        return Phase()
+        return GenerationPhase()
     kind, allowed = told.request_type, _REQUEST_TYPES[role]
     if kind is not None and kind not in allowed:
         raise RequestInvalid(f"{_FIELD}.request_type", kind, f"{' or '.join(allowed)} on a worker whose role is {role}")
     if kind == "context_and_generation":
-        return Phase(serves_alone=role == "decode")
+        return GenerationPhase(serves_alone=role == "decode")
     if role != "prefill":
-        return Phase(handoff=told)
+        return GenerationPhase(handoff=told)
     has_media = told.multimodal_embedding_handles is not None
-    return Phase(handoff=told if has_media else None, transfer_id=told.disagg_request_id)
+    return GenerationPhase(handoff=told if has_media else None, transfer_id=told.disagg_request_id)

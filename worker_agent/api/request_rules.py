@@ -1,4 +1,4 @@
-"""What an engine is asked for a client's request, and what is refused before it is asked.
+"""Turns a client's request into an engine request, or refuses it.
 
     option                                               here
     what a role does not do                              refused (`request_phases.py`)

@@ -1,4 +1,4 @@
-"""What a client's request says of sampling, in the agent's own words.
+"""Sampling parameters of a client's request.
 
     the request                                        `Sampling`
     n, best_of                                         choices, best_of

@@ -1,4 +1,4 @@
-"""Tokens that a client's request names: those that stop it, are more or less likely, or are not to come at all.
+"""Tokens that a request names: stops, biases, banned ones.
 
     the request                    the engine gets
     stop_token_ids                 them, and the model's end tokens; without these under `ignore_eos`

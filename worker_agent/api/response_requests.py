@@ -1,4 +1,4 @@
-"""A request to `/v1/responses` becomes the chat that it is, so that all that follows is a chat's.
+"""Turns a request to `/v1/responses` into the chat that it means.
 
     of the response                      of the chat
     ----------------------------------   ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a worker of a role takes, whichever engine it is: handoffs, transfers, choices.
+"""What a worker of each role accepts, whichever engine it is: handoffs, transfers, choices.
 
     role                     handoff                         choices    the prompt is computed
     aggregated               an encoder's, or none           any        here

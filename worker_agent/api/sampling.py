@@ -1,4 +1,4 @@
-"""How the tokens of a generation are chosen, whichever engine chooses them; and what is told of each.
+"""How the tokens of a generation are chosen, and what is reported of each.
 
 What is None is the engine's own choice. `Sampling` is data: what an engine makes of it stands beside that engine.
 """

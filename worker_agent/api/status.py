@@ -1,4 +1,4 @@
-"""HTTP of a process that heads streams and serves no requests.
+"""The HTTP API of a process that publishes streams and serves no requests.
 
 GET /health, /live, /status    whether the log is there, every rank's place, and why it may be wrong
 GET /version, /metrics

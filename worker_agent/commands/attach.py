@@ -1,4 +1,4 @@
-"""`worker-agent attach` put together: an engine that runs elsewhere, brought into the fleet, while this process runs.
+"""`worker-agent attach`: brings an engine that runs elsewhere into the fleet, while this process runs.
 
     what of it        comes from                                                   goes to
     ---------------   ----------------------------------------------------------   ------------------------------------

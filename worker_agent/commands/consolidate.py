@@ -1,4 +1,4 @@
-"""`worker-agent consolidate` put together: the streams of a host's workers, whose engines publish their KV events."""
+"""`worker-agent consolidate`: streams of a host's engines that publish their KV events themselves."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Which engine `serve` is asked for, and that engine made: the simulated one, or TensorRT-LLM in this process.
+"""Chooses and makes the engine of `serve`: the simulated one, or TensorRT-LLM in this process.
 
 what                simulated                  trtllm
 made of             section `engine`           engine arguments (`engine_args/`), sections `engine` and `trtllm`

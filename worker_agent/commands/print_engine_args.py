@@ -1,4 +1,4 @@
-"""`worker-agent print-engine-args`: what the engine would get, and where each value is from. No engine is needed."""
+"""`worker-agent print-engine-args`: the arguments that the engine would get, and where each is from."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""`worker-agent serve` put together: an engine in this process, its requests, its KV events, its place in the fleet.
+"""`worker-agent serve`: an engine in this process, its requests, its KV events, its place in the fleet.
 
     what                    comes from                               goes to
     ---------------------   --------------------------------------   ---------------------------------------------

@@ -1,4 +1,4 @@
-"""What is counted of an engine in this process itself, as metrics made when they are scraped."""
+"""Metrics of an engine in this process, made at scrape time."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What was made to be run, and is not going to be."""
+"""Closes parts that were made and are not going to run."""
 
 import asyncio
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The engine's effective arguments: what every layer says, what the agent forces, what the engine gets in the end.
+"""The engine's effective arguments: all layers, forced values, and what the engine gets in the end.
 
 An argument that no layer sets is not sent: the engine's own default, or the model's, holds.
 

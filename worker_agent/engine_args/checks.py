@@ -1,4 +1,4 @@
-"""What no single argument shows: arguments that do not go together, or not with the installed engine.
+"""Checks across engine arguments: those that do not go together, or not with the installed engine.
 
     found                                                               severity   because
     reuse off under event publishing                                    warning    it serves, but the engine then has no

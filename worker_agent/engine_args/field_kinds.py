@@ -1,4 +1,4 @@
-"""What an engine argument may be: kind, range, choices; and what is said of one that is something else.
+"""The kinds of engine arguments: type, range, choices, and the messages for others.
 
     integer, number   from `least` to `most`, or more than `above`; an integer is a number too, a boolean is neither
     boolean, text     `choices`, where there are any, are the only texts (`any_case`: however they are capitalised)

@@ -1,4 +1,4 @@
-"""What is said of engine arguments that are not as they should be: an error ends the start, a warning is told.
+"""Findings about engine arguments: an error ends the start, a warning is printed.
 
 Both name the place (a file's line, a flag), the dotted path, what is expected there and what was found. Of values that
 look like secrets only the kind is shown: those whose name says so, and texts with the marks of well-known keys.

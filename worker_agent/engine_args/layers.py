@@ -1,4 +1,4 @@
-"""Layers of engine arguments, merged so that every value knows which layer it is from.
+"""Merges layers of engine arguments and keeps for each value which layer it is from.
 
 A layer is a tree: a mapping whose keys are texts is a section; all else (a number, a list, null, any other mapping) is
 a value, which is taken or replaced whole. What `merge` puts at one name:

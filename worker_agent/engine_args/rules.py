@@ -1,4 +1,4 @@
-"""Which engine arguments the agent itself knows better: named flags, forced values, what is left out.
+"""Engine arguments that the agent sets itself: named flags, forced values, omissions.
 
     forced                                     to                    because
     backend                                    pytorch               KV events are published, and `_autodeploy` with the

@@ -1,4 +1,4 @@
-"""The engine's arguments from the command line and its files, without the engine: what was replaced is logged.
+"""Reads the engine's arguments from the command line and its files, without the engine.
 
     --extra-engine-args FILE          YAML, over our own flags
     --override-engine-args JSON       over both; or, instead, any number of

@@ -1,4 +1,4 @@
-"""Engine arguments as text: a YAML file with the line of every name, JSON, and `--trtllm.a.b.c value` flags.
+"""Engine arguments as text: YAML with line numbers, JSON, and `--trtllm.a.b.c value` flags.
 
 What may not be is told together, each with its place. Nothing is constructed but texts, numbers, booleans, null, lists
 and mappings; a name stands once in a mapping; a text is at most `BYTES_MAX`, has at most `VALUES_MAX` values (an alias

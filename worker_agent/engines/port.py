@@ -1,4 +1,4 @@
-"""What the agent asks of an engine, whichever it is. TensorRT-LLM sets the shapes; the simulated engine obeys them.
+"""The interface of an engine. TensorRT-LLM sets the shapes; the simulated engine follows them.
 
 `kv_events` and `iteration_stats` block their calling thread until there is something or the time is up, and then drain
 everything; each belongs to one thread of the agent's own. All else runs on the event loop. A host tier that somebody

@@ -1,4 +1,4 @@
-"""What an engine is asked and what it answers, whichever engine it is, and how it says no."""
+"""What an engine is asked and what it answers, and its errors."""
 
 from collections.abc import Mapping
 from typing import Literal

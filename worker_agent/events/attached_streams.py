@@ -1,4 +1,4 @@
-"""Where an attached engine's KV events come from, and the head of its streams: frames of its own, or polled.
+"""The KV events of an attached engine: frames that it publishes, or polled ones; and the head of its streams.
 
 frames   the engine publishes (vLLM, SGLang, TensorRT-LLM when it streams): `engines/attached/consolidators.py`
 polled   it is asked for its events, and they take the way of an agent's own engine: a thread polls and publishes to

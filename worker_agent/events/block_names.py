@@ -1,4 +1,4 @@
-"""What one source of events calls the blocks that it holds, and how often it said so.
+"""The names that one source of events has for the blocks it holds, with their counts.
 
     name    engine hash -> our sequence hash, and per (tier, attention group) stores less removals
     usable  a name is usable on a tier from the moment when every attention group that was ever stored there has a copy,

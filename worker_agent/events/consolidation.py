@@ -1,4 +1,4 @@
-"""All ranks of one worker: payloads of its publishers in, numbered canonical streams out, with proof and recovery.
+"""All ranks of one worker: publishers' payloads in, numbered canonical streams out, with digests and recovery.
 
 A publisher speaks for one source (the engine, a host tier's owner, ...) and for one rank, or for all of them.
 

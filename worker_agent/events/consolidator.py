@@ -1,4 +1,4 @@
-"""Hop A to hop B: one worker's publishers folded into its ranks' mirrors, and the ranks' streams put into the log.
+"""Consolidates one worker's engine events into its ranks' mirrors, and puts the ranks' streams into the log.
 
 Parts of a process (see `kv_runtime.supervise`): the publishers' readers; each rank's stream; its answers to those who
 lack something of it; and the pulse, which proves every second what the ranks hold.

@@ -1,4 +1,4 @@
-"""One publisher of hop A: its sockets, and the cursor that says what came in order, what to ask for and what is lost.
+"""Subscribes to one publisher of engine events: sockets, replay, and a cursor that finds losses.
 
 Two parts of a process (see `kv_runtime.supervise`): live messages; replays, one question at a time. A question whose
 answer pauses for `answer_s` is given up together with its socket, so that nothing of the answer is heard later.

@@ -1,4 +1,4 @@
-"""What engines say of their KV caches, whichever wire they said it on: the words between dialects and the mirror.
+"""Engine events in one vocabulary, between dialects and the mirror.
 
 Hashes are the engine's own, u64. A foreign spelling has ended before one of these is built.
 """

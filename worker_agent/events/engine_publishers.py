@@ -1,4 +1,4 @@
-"""Where an engine publishes its KV events itself, by its own effective arguments: TensorRT-LLM's ZMQ streaming.
+"""Where an engine publishes its KV events itself, by its own arguments (TensorRT-LLM's ZMQ streaming).
 
     kv_cache_config.kv_events_config          the engine
     ---------------------------------------   ---------------------------------------------------------------------

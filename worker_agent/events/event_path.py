@@ -1,4 +1,4 @@
-"""The event path inside an agent's process: each source's publisher and replay server, and their consolidator.
+"""The event path inside an agent: each source's publisher and replay server, and their consolidator.
 
     polled      a source that is asked (`Source`): a thread of ours publishes what it says to hop A, inside this process
     published   a source that publishes itself (`PublisherAt`): an engine that streams its events, the KV block manager

@@ -1,4 +1,4 @@
-"""The blocks that a rank holds at one moment, kept apart from the mirror, which goes on.
+"""The blocks that a rank holds at one moment, apart from the mirror, which goes on.
 
 Taking them is copying two dictionaries (20 ms for a million blocks); putting them in order is left to whoever reads.
 """

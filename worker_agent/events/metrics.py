@@ -1,4 +1,4 @@
-"""Consolidators' figures as metrics, made when they are scraped; the label `source` says whose events they are."""
+"""Metrics of consolidators; the label `source` names the publisher."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

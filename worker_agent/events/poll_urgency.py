@@ -1,4 +1,4 @@
-"""How urgently a source is polled, which forgets its oldest events once its buffer is full.
+"""How urgently a source is polled whose buffer drops its oldest events when full.
 
     pace      begins                                     a turn                                       ends
     -------   ----------------------------------------   ------------------------------------------   ------------------

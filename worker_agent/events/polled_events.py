@@ -1,4 +1,4 @@
-"""KV events of an engine that tells them when it is asked: `POST /kv_cache_events` of `trtllm-serve`.
+"""Polls the KV events of `trtllm-serve`: `POST /kv_cache_events`.
 
 The answer is a JSON list of events, those since the last question, in the shape of TensorRT-LLM's polled events. An
 answer takes events out of the engine for good: who asks must be alone, and what a lost answer had is found missing by
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kv_protocol.errors import UNDECODABLE
-from worker_agent.engines.attached.client import WAITED_ANSWER_S, Outcome
+from worker_agent.engines.attached.client import WAITED_ANSWER_S, FetchOutcome
 from worker_agent.engines.types import EngineError
 
 PATH = "/kv_cache_events"
@@ -48,7 +48,7 @@ class PolledEvents:
         self._path = url.path.rstrip("/") + PATH
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._answer_s, self._bytes_max = answer_s, bytes_max
-        self.asked_total: Counter[Outcome] = Counter()
+        self.asked_total: Counter[FetchOutcome] = Counter()
 
     def take(self, timeout_s: float) -> list[Any]:
         """Return the events since the last call; after a pause of `timeout_s` where there are none.
@@ -96,9 +96,9 @@ class PolledEvents:
 
 
 class _Failed(Exception):
-    def __init__(self, outcome: Outcome, message: str) -> None:
+    def __init__(self, outcome: FetchOutcome, message: str) -> None:
         super().__init__(message)
-        self.outcome: Outcome = outcome
+        self.outcome: FetchOutcome = outcome
 
 
 def _decoded(body: bytes) -> list[Any]:

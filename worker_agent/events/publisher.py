@@ -1,4 +1,4 @@
-"""A source of events to hop A: a thread of its own polls the source and publishes; a replay server stands by.
+"""Publishes a source's events over ZeroMQ: a thread polls the source, another answers replay requests.
 
 Neither the source nor a request ever waits for it: the poll blocks this thread only, and a full socket drops, which the
 reader's cursor finds and the ring of recent payloads heals. How urgently it polls: `poll_urgency.py`.

@@ -1,4 +1,4 @@
-"""Where foreign publishers are: ZeroMQ addresses as configuration gives them, checked before a socket sees them.
+"""ZeroMQ addresses of publishers, checked before a socket uses them.
 
     tcp://host:port    `*` is this machine: the engine binds it, we connect
     ipc://path         a socket of this machine

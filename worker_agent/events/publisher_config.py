@@ -1,4 +1,4 @@
-"""The configuration of one publisher of hop A, whoever's caches it tells of."""
+"""The configuration of one publisher of engine events."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Engine events that could not be taken: why, how often, and the newest of them, cut short, for people.
+"""Engine events that could not be read: reasons, counts, and the newest of them, shortened.
 
     reason          the event
     -------------   ---------------------------------------------------------------------------------------------------

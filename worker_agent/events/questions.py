@@ -1,4 +1,4 @@
-"""Who asks about one rank, and who is answered next: one at a time, each asker once.
+"""Readers that ask about one rank: one is answered at a time, each once.
 
 an asker        the inbox that answers go to; whoever asks again has given up what it asked before
 asks            waits its turn; beyond `QUESTIONS_MAX` waiting askers it is turned away, and asks again

@@ -1,4 +1,4 @@
-"""Answers of one rank's consolidator to those who follow its stream and lack something: one asker at a time.
+"""Answers readers of one rank's stream that lack batches: one reader at a time.
 
 An answer is of the moment when it is begun; between its parts others have their turn. Who waits, and whose answer is
 not wanted any more: `questions.py`.

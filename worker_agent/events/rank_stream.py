@@ -1,4 +1,4 @@
-"""One rank's outbox on its way into the log: in order, several messages unacknowledged, each until the log has it.
+"""Sends one rank's outbox to the log: in order, several messages unacknowledged.
 
     the log took it        acknowledged; there is room for the next
     it did not, or could   everything unacknowledged is published again after a while (0.1 s, doubled up to 2 s), with

@@ -1,4 +1,4 @@
-"""What a reader of a rank's stream is answered that asks for what it lacks.
+"""Answers a reader's question about what it lacks: replay, repair or dump.
 
     asked with                              and                                    answered with
     -------------------------------------   ------------------------------------   -------------------------------------

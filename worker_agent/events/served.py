@@ -1,4 +1,4 @@
-"""The KV events of an engine in this process, on their way into the log; and its ranks' heartbeats, which never stop.
+"""The KV events of an engine in this process on their way to the log, and its ranks' heartbeats.
 
 simulated                                    polled; a host tier that is a source of its own, too
 trtllm, KV events are wanted                 polled

@@ -1,4 +1,4 @@
-"""Reading place in one publisher's hop A stream: in order, without holes, once each; and whose life it is.
+"""The reading position in one publisher's stream: in order, without holes, each message once, by epoch.
 
 With a replay endpoint (a living publisher's ring has at least the newest message, so it answers with that one)
 

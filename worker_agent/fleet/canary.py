@@ -1,4 +1,4 @@
-"""An idle engine asked for one token now and then; one that does not answer is no worker of the fleet until it does.
+"""Asks an idle engine for one token now and then; an engine that does not answer leaves the fleet until it does.
 
 What is asked, and when, stands in `canary_rules.py`.
 """
@@ -14,7 +14,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.supervise import until
 from worker_agent.engines.port import Engine
 from worker_agent.engines.types import EngineError, EngineOutput, EngineRequest
-from worker_agent.fleet.canary_rules import OUTCOMES, Canary, Outcome, canary_request
+from worker_agent.fleet.canary_rules import OUTCOMES, Canary, CanaryOutcome, canary_request
 from worker_agent.fleet.membership import Membership
 
 BEGIN_ID = 1
@@ -56,7 +56,7 @@ class CanaryWatch:
         self._engine, self._canary, self._membership, self._clock = engine, canary, membership, clock
         self._timeout_s, self._is_decode = timeout_s, is_decode
         self._begin_id = BEGIN_ID if begin_id is None else begin_id
-        self.asked_total: Counter[Outcome] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.asked_total: Counter[CanaryOutcome] = Counter(dict.fromkeys(OUTCOMES, 0))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ask whenever it is time, until `stop` is set."""
@@ -67,7 +67,7 @@ class CanaryWatch:
             elif (answered := await until(stop, self._asked())) is not None:
                 self._judge(*answered)
 
-    async def _asked(self) -> tuple[Outcome, str]:
+    async def _asked(self) -> tuple[CanaryOutcome, str]:
         """Return how the question ended, and why not well."""
         number = self.asked_total.total()
         asked = canary_request(f"canary-{number}", self._begin_id, self._canary.dp_rank, is_decode=self._is_decode)
@@ -86,7 +86,7 @@ class CanaryWatch:
         if last.finish_reason == "error":
             raise EngineError("the generation failed")
 
-    def _judge(self, outcome: Outcome, reason: str) -> None:
+    def _judge(self, outcome: CanaryOutcome, reason: str) -> None:
         rank, was_fit = self._canary.dp_rank, self._canary.is_fit
         self.asked_total[outcome] += 1
         self._canary.on_answer(outcome, self._clock.now())

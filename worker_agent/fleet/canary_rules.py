@@ -1,4 +1,4 @@
-"""When an idle engine is asked for one token, to know that it still can: a table over its life and the answers.
+"""When an idle engine is asked for a token: a table over its state and its answers.
 
     fit,   some generation had an output within `wait_s`    nothing
     fit,   none had, `wait_s` long                          asked; the next time, another rank
@@ -15,8 +15,8 @@ from typing import Literal
 from worker_agent.api.sampling import Sampling
 from worker_agent.engines.types import EngineRequest
 
-Outcome = Literal["ok", "failed", "late"]
-OUTCOMES: tuple[Outcome, ...] = ("ok", "failed", "late")
+CanaryOutcome = Literal["ok", "failed", "late"]
+OUTCOMES: tuple[CanaryOutcome, ...] = ("ok", "failed", "late")
 SALT = "kvrouter-canary"
 _HIGHEST = 1.0
 
@@ -44,7 +44,7 @@ class Canary:
         """Return how long it is until the engine is to be asked; 0: now."""
         return max(0.0, self._last_s + self._wait_s - now_s)
 
-    def on_answer(self, outcome: Outcome, now_s: float) -> None:
+    def on_answer(self, outcome: CanaryOutcome, now_s: float) -> None:
         """The question to `dp_rank` ended so."""
         self._last_s = now_s
         self.is_fit = outcome == "ok"

@@ -1,4 +1,4 @@
-"""The worker's place in the fleet: registered while it is fit and serves, draining when asked to stop, then gone.
+"""The worker's membership: registered while fit, draining when asked to stop, then gone.
 
 fit                       registered; again whenever the log was lost and found: it may be a new one
 its registration is gone  registered again: it was overwritten, forged or purged (`worker_id_rules.py`)

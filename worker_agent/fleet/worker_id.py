@@ -1,4 +1,4 @@
-"""One worker id in the log, as one instance claims, watches and leaves it. The rules are in `worker_id_rules.py`.
+"""Claims, watches and leaves one worker id in the log. The rules are in `worker_id_rules.py`.
 
 Each publication names the place that the subject's newest message must have (`Nats-Expected-Last-Subject-Sequence`), so
 that an instance never writes over an event that it has not read: of two agents that start together one is refused, and

@@ -1,4 +1,4 @@
-"""Which instance keeps a worker id: decided from the id's newest fleet event, the order of claims, and heartbeats.
+"""Which instance keeps a worker id: by its newest fleet event, the order of claims, and heartbeats.
 
 An instance *claims* the id with its first registration, whose place in `KV_FLEET` is the claim; later events of the
 instance carry that place (`Kv-Claim`). The lower claim is the earlier one. An instance that leaves gives its claim up.

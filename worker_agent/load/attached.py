@@ -1,4 +1,4 @@
-"""A foreign engine's metrics to load reports: read every `poll_s`, the newest of each rank is announced.
+"""Turns an attached engine's metrics into load reports: read every `poll_s`, the newest of each rank is sent.
 
     text    the engine's names (`engine_metrics.py`)
     JSON    TensorRT-LLM's iteration statistics (`reports.py`): what `GET /metrics` of `trtllm-serve` answers, every

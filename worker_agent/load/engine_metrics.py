@@ -1,4 +1,4 @@
-"""What an engine's metrics say of its load, by name; the Prometheus text itself is read by the shell.
+"""What engines' metrics say of their load, by metric name.
 
     of a rank        vLLM                                 SGLang                           TensorRT-LLM
     --------------   ----------------------------------   ------------------------------   ---------------------------

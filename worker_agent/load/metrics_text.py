@@ -1,4 +1,4 @@
-"""Prometheus text to samples: the lines whose names are read, and no others.
+"""Parses Prometheus text: only the lines whose names are wanted.
 
 An engine shows thousands of lines. What is not read costs a look at its first characters, and cannot make the rest
 unreadable.

@@ -1,4 +1,4 @@
-"""Iteration statistics to core NATS: a thread of its own polls the engine, the newest report of each rank is announced.
+"""Publishes load reports: a thread polls the engine's statistics, the newest report of each rank is sent.
 
     the engine                                            announced
     ---------------------------------------------------   ----------------------------------------------------------

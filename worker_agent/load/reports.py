@@ -1,4 +1,4 @@
-"""TensorRT-LLM's iteration statistics become load reports; a row that does not say what a report needs is skipped.
+"""Turns TensorRT-LLM's iteration statistics into load reports; incomplete rows are skipped.
 
     of a row                                          absent, null            of another type, no count
     -----------------------------------------------   ---------------------   -------------------------

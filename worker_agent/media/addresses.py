@@ -1,4 +1,4 @@
-"""Which addresses media may be fetched from: public ones, and those of networks that the configuration names.
+"""Which addresses media may be fetched from: public ones, and configured networks.
 
     address                                    judged as
     one that serves a cloud's metadata         itself: never allowed, whatever the configuration names

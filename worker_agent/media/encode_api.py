@@ -18,7 +18,7 @@ from aiohttp import web
 from kv_runtime.http import error_response
 from worker_agent.api.bodies import no_such_model
 from worker_agent.api.disaggregated import Handoff, handoff_json
-from worker_agent.api.in_flight import Answered, InFlight, Outcome
+from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
 from worker_agent.engines.types import EngineError, EngineStopped, RequestRefused
 from worker_agent.media.embedding_cache import EmbeddingCache
 from worker_agent.media.encode_wire import PATH, EncodeAnswer, EncodeRequest, EncodeUnreadable, read_request
@@ -30,7 +30,7 @@ from worker_agent.media.parts import Media, media_part
 from worker_agent.media.refusals import MediaRefused
 from worker_agent.media.transfer import EmbeddingDescriptor, EmbeddingTransfer
 
-OUTCOMES: tuple[Outcome, ...] = ("ok", "refused", "failed", "cancelled")
+OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
 
 
 class Encoder(Protocol):
@@ -79,7 +79,7 @@ class EncodeApi:
     async def _post(self, http: web.Request) -> web.StreamResponse:
         return await self._in_flight.serve(http, self._answered)
 
-    async def _answered(self, http: web.Request) -> Answered:
+    async def _answered(self, http: web.Request) -> HandledRequest:
         try:
             request = read_request(await http.read())
             if request.model not in self._served_names:

@@ -1,4 +1,4 @@
-"""Asking the encode worker: a `MediaEncoder` of chats (`media/chats.py`).
+"""A client of encode workers: the `MediaEncoder` of chats (`chats.py`).
 
     its answer                    becomes
     200, handles                  a handoff, whose hashes are the media's digests

@@ -1,4 +1,4 @@
-"""What an encode worker is asked, and what it answers: `POST /v1/encode`, JSON.
+"""The request and the answer of an encode worker: `POST /v1/encode`, JSON.
 
     form          the answer has                                              good for
     handles       `disaggregated_params`: the engine's handles, and a hash    a worker of the same machine, or wherever

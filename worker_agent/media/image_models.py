@@ -1,4 +1,4 @@
-"""What models call an image: the text that stands for one in a chat, and the token that the image takes the place of.
+"""What models call an image: the text for one in a chat, and the token in its place.
 
     image token     the settings, else the first of the model's `image_token_id`, `image_token_index` (LLaVA),
                     `media_placeholder_token_id` (Kimi)

@@ -1,4 +1,4 @@
-"""Placeholders of media in an agent's prompts; what they become is `kv_protocol/mm_keys.py`'s, the router's too."""
+"""Placeholders of media in an agent's prompts; block hashes use `kv_protocol/mm_keys.py`."""
 
 from collections.abc import Sequence
 

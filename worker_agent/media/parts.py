@@ -1,4 +1,4 @@
-"""From OpenAI content parts to text and media: which parts a chat has, and what may become of their bytes.
+"""Splits OpenAI content parts into text and media, and checks the media's bytes.
 
     part                                   becomes
     {"type": "text", "text": ...}          itself

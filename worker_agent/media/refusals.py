@@ -1,4 +1,4 @@
-"""Why media of a request are not taken: an exception with a reason from a closed list, and no secret in it.
+"""Why media of a request are refused: an exception with a reason from a closed list, without secrets.
 
     field     the path in the request, as its client wrote it
     found     what stood there: of an URL only scheme, host, port and path, of data only how much there is

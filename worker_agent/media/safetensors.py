@@ -1,4 +1,4 @@
-"""Embeddings in a file: the header of `.safetensors`, read by hand and checked before anything is made of it.
+"""Reads the header of `.safetensors` files and checks it before anything is made of it.
 
     8 bytes   N, u64 little-endian
     N bytes   JSON in UTF-8 that begins with `{`: name -> {dtype, shape, data_offsets: [begin, end]}

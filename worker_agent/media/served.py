@@ -1,4 +1,4 @@
-"""Media of one worker that is served: what its prompts take, what routers are told, and an encode worker's endpoint.
+"""Media of one served worker: what its prompts take, what routers are told, the encode endpoint.
 
 role                       `encode.url`              embeddings are
 aggregated, prefill        asked for its images      fetched, where `encode.form` says so

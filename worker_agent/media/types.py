@@ -1,4 +1,4 @@
-"""What bytes are, by how they begin: `kv_protocol/image_headers.py` has the table."""
+"""Recognises media by their first bytes (`kv_protocol/image_headers.py`)."""
 
 from kv_protocol.image_headers import IMAGE_TYPES, Pixels, image_pixels, image_type
 

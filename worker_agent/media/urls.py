@@ -1,4 +1,4 @@
-"""Where media come from, read strictly: what two readers could understand differently is refused.
+"""Parses addresses of media strictly: what two parsers could read differently is refused.
 
     data:<type>;base64,<base64>           bytes, bounded before they are decoded
     file:///<path>, /<path>               a path: no host, no `..`, decoded once (`file:` only), no control characters

@@ -1,4 +1,4 @@
-"""The router's figures: what is counted as requests pass, and projections of its state at scrape time.
+"""The router's metrics: counted as requests pass, or read from its state at scrape time.
 
 What a request passes are plain additions on objects with slots; they become samples when they are scraped. Every label
 set exists at 0 before anything was counted, and goes with the model or worker that it names.

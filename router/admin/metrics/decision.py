@@ -1,4 +1,4 @@
-"""What is counted of decisions: how long each stage took, why who won, by how much, and what it gave up.
+"""Metrics of decisions: duration by stage, reason of the choice, margin, overlap given up.
 
 margin     the runner-up's cost minus the winner's: small margins are decided by little
 regret     the longest overlap of a candidate minus the winner's: what was given up for the sake of load

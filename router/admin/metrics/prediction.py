@@ -1,4 +1,4 @@
-"""What caches were expected to give, beside what workers say they gave: per worker, and the error of each request.
+"""Metrics of predicted and actual cached tokens, by worker.
 
 error = predicted - actual: above 0 the index promised too much (evicted meanwhile), below 0 too little (in flight)
 """

@@ -1,4 +1,4 @@
-"""What turning chats into tokens was spared, and what it waits for."""
+"""Metrics of tokenization: chats encoded from a cache, waiting encodings."""
 
 from collections.abc import Iterator
 

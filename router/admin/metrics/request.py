@@ -1,4 +1,4 @@
-"""What is counted of requests, from their head to their last byte; the one door for who serves them.
+"""Metrics of requests, from their head to their last byte.
 
 begin -> parsed -> stage... -> [queue_waited] -> chosen -> decided -> first_token -> finished, settled -> end
 rejected, retried, worker_failed, fallback: wherever it happens

@@ -1,4 +1,4 @@
-"""What the data plane's connections are at: clients', and those to workers."""
+"""Metrics of the data plane's connections: clients', and those to workers."""
 
 from collections.abc import Iterator
 

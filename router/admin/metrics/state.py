@@ -1,4 +1,4 @@
-"""What the router's state shows when it is scraped: promised work, trust, parity, what stands in for events."""
+"""Metrics of the router's state at scrape time: promised work, trust, parity, approximate ranks."""
 
 from collections.abc import Iterator
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""What winners cost, by term, and for which term overlap was given up: of decisions that weighed costs.
+"""Metrics of cost terms: what winners cost, and which term outweighed overlap.
 
     regret of a decision     the longest overlap of a candidate minus the winner's
     was given up for         the term by which that candidate cost most more than the winner; `not_cost` where it cost

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from kv_runtime.open_files import OpenFiles
-from router.server.exchange import Exchange, OutboundCall, Phase
+from router.server.exchange import Exchange, OutboundCall, UpstreamStage
 from router.server.heads import Headers
 from router.server.limits import HttpLimits
 from router.server.plane import HttpPlane
 from router.server.sites import Sites
-from router.server.stream_replay import Kept
+from router.server.stream_replay import StreamReplayBuffer
 
 OURS = b"x-decision-id: d1\r\n"
 MANY_FILES = OpenFiles(used=20, allowed=1 << 20)
@@ -57,14 +57,14 @@ class Recorded:
         self.heard.append("end")
         self.tail, self.later_events = tail, later_events
 
-    def on_cut(self, phase: Phase, reason: str) -> bytes | None:
+    def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
         self.heard.append(f"cut {phase}: {reason}")
         answer = self.http.at_cut.pop(0) if self.http.at_cut else None
         if answer == b"":
             self.http.forward(self.exchange, self.tries)
         return answer
 
-    def on_failed(self, phase: Phase, reason: str, begun: bool) -> None:
+    def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:
         self.heard.append(f"failed {phase}{' begun' if begun else ''}: {reason}")
         if begun:
             return
@@ -90,7 +90,7 @@ class Http:
         self.unwanted: set[int] = set()
         self.kept_bytes: int | None = None
         """How much is kept of each stream; None: streams are not kept."""
-        self.kept: list[Kept] = []
+        self.kept: list[StreamReplayBuffer] = []
         self.is_once = False
         self.at_cut: list[bytes | None] = []
         """What follows each stream in turn that is cut; nothing: the call is sent again."""
@@ -117,7 +117,7 @@ class Http:
         watcher = Recorded(self, exchange, tries)
         self.watchers.append(watcher)
         headers = b"content-type: application/json\r\n"
-        kept = None if self.kept_bytes is None else Kept(self.kept_bytes)
+        kept = None if self.kept_bytes is None else StreamReplayBuffer(self.kept_bytes)
         if kept is not None:
             self.kept.append(kept)
         call = OutboundCall(self.worker, exchange.path, headers, (exchange.body,), *self.timeouts, kept, self.is_once)

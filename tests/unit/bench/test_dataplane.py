@@ -14,7 +14,7 @@ from bench.dataplane.command import dataplane
 from bench.dataplane.load import LoadRole
 from bench.dataplane.report import Facts, as_json, tables, verdict_table
 from bench.dataplane.run import BURST, CRAWLED, HELD, HIGH_RATE, IDLE, LARGE, LEFT, PACED, SMALL, Results, Shape
-from bench.dataplane.systems import DIRECT, NGINX, OURS, ROUND_ROBIN, Backend, Plan, SystemAbsent, found, start
+from bench.dataplane.systems import DIRECT, NGINX, OURS, ROUND_ROBIN, Backend, SystemAbsent, SystemPlan, found, start
 from bench.dataplane.verdicts import verdicts
 from bench.dataplane.wire import (
     CHUNK,
@@ -153,7 +153,7 @@ def test_a_system_that_does_not_start_is_absent_with_what_it_said(tmp_path: Path
         backend = await Child.start("dataplane.backend", {})
         try:
             async with asyncio.TaskGroup() as group:
-                plan = Plan("smg", ROUND_ROBIN, str(broken))
+                plan = SystemPlan("smg", ROUND_ROBIN, str(broken))
                 with pytest.raises(SystemAbsent, match="no licence"):
                     await start(plan, Backend(backend, backend.told["ports"]), (-1, -1), tmp_path, group)
         finally:
@@ -164,7 +164,12 @@ def test_a_system_that_does_not_start_is_absent_with_what_it_said(tmp_path: Path
 
 def measured(cpu_us: dict[str, float], *, more_mib: float = 0.5) -> Results:
     results = Results()
-    results.systems = [Plan(DIRECT, ""), Plan(OURS, ROUND_ROBIN), Plan(NGINX, ""), Plan("smg", ROUND_ROBIN)]
+    results.systems = [
+        SystemPlan(DIRECT, ""),
+        SystemPlan(OURS, ROUND_ROBIN),
+        SystemPlan(NGINX, ""),
+        SystemPlan("smg", ROUND_ROBIN),
+    ]
     for plan in results.systems:
         us = cpu_us.get(plan.kind, 1.0)
         for cell in (SMALL, LARGE, PACED, BURST, HIGH_RATE):

@@ -12,7 +12,7 @@ from bench.disagg.layouts import Layout, layout_of, layouts_of
 from bench.disagg.plot import Point, frontier, pareto_svg
 from bench.routing.figures import Slo
 from bench.routing.trace import TraceInvalid
-from bench.routing.virtual_fleet import Outcome
+from bench.routing.virtual_fleet import RequestFigures
 from worker_agent.engines.simulated.transfer import TransferCounts, TransferRules
 
 SLOS = (Slo(1.0, 0.050), Slo(1.0, 0.010))
@@ -22,9 +22,9 @@ TRANSFERS = msgspec.structs.replace(
 )
 
 
-def outcome(ttft_s: float, itl_s: float, cached_tokens: int = 0) -> Outcome:
+def outcome(ttft_s: float, itl_s: float, cached_tokens: int = 0) -> RequestFigures:
     """Return what became of a request for 100 tokens that was answered with 11."""
-    return Outcome(0.0, 0, 100, 11, cached_tokens, 0, ttft_s, ttft_s + 10 * itl_s)
+    return RequestFigures(0.0, 0, 100, 11, cached_tokens, 0, ttft_s, ttft_s + 10 * itl_s)
 
 
 RUN = Run(

@@ -15,7 +15,7 @@ from bench.disagg.fleet import DisaggFleet, Run, Setting
 from bench.disagg.layouts import layout_of
 from bench.routing.trace import TraceRequest, without_sharing
 from bench.routing.virtual_fleet import FleetShape, VirtualFleet
-from kv_protocol.decided import Phase, promise
+from kv_protocol.decided import RequestPhase, promise
 from kv_protocol.ledger import Routed
 from router.decision.disaggregation import ConditionalLimits
 from router.decision.policy import Policy
@@ -197,7 +197,7 @@ def test_decode_workers_that_compute_the_prompts_they_should_fetch_would_be_noti
     right = table(trace)
 
     def computes(engine: RoleEngine, request_id: str, asked: TraceRequest, now_s: float, **rest: Any) -> None:
-        phase: Phase = "alone" if rest["handoff"] else rest["phase"]
+        phase: RequestPhase = "alone" if rest["handoff"] else rest["phase"]
         submit(engine, request_id, asked, now_s, phase=phase)
 
     monkeypatch.setattr(RoleEngine, "submit", computes)

@@ -4,7 +4,7 @@ import msgspec
 
 from bench.events.cold import Cold, Snapshot, Start
 from bench.events.freshness import Freshness
-from bench.events.heartbeats import Pulse, Pulses
+from bench.events.heartbeats import HeartbeatFigures, Pulses
 from bench.events.recovery import Recovery
 from bench.events.results import Results, as_plain
 from bench.events.run import Busy, Cpu
@@ -36,7 +36,10 @@ ALL = Results(
     ),
     recovery=[Recovery("1 batches lost", "replay", 0.002, 0.006, 51, 296, 0.001, 3)],
     pulse=Pulses(
-        [Pulse(1, Busy(Cpu(0.001, 0.0, 0.002), 0.1)), Pulse(64, Busy(Cpu(0.0073, 0.0, 0.0083), 0.1))],
+        [
+            HeartbeatFigures(1, Busy(Cpu(0.001, 0.0, 0.002), 0.1)),
+            HeartbeatFigures(64, Busy(Cpu(0.0073, 0.0, 0.0083), 0.1)),
+        ],
         Cpu(6.0, 2.0, 7.0),
     ),
 )

@@ -14,7 +14,7 @@ from bench.routing.hot_spots import (
     workloads,
 )
 from bench.routing.hot_spots_command import SPREAD_MAX, verdicts
-from bench.routing.virtual_fleet import Outcome
+from bench.routing.virtual_fleet import RequestFigures
 
 WORKERS = 8
 SMALL = {
@@ -58,8 +58,8 @@ def test_all_requests_begin_with_the_one_system_prompt() -> None:
         assert max(request.isl_tokens for request in everybody) < KV_TOKENS
 
 
-def outcome(arrival_s: float, worker: int, uncached_tokens: int) -> Outcome:
-    return Outcome(arrival_s, worker, uncached_tokens, 1, 0, 0, 0.1, 0.1)
+def outcome(arrival_s: float, worker: int, uncached_tokens: int) -> RequestFigures:
+    return RequestFigures(arrival_s, worker, uncached_tokens, 1, 0, 0, 0.1, 0.1)
 
 
 def test_the_spread_is_the_most_of_a_worker_over_the_mean_of_all_by_window() -> None:

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from bench.index.child import WORK
 from bench.index.exact import SCENARIOS
-from bench.index.plan import GROUPS, SEATS, UNSIZED, Cell, Plan, cells
+from bench.index.plan import GROUPS, SEATS, UNSIZED, Cell, IndexPlan, cells
 from bench.index.report import Facts, as_json, as_markdown, show
 from bench.index.results import CPU, WALL, Results
 from bench.index.tables import NONE, number, tables, times
 from bench.index.verdicts import verdicts
 
-PLAN = Plan(schedule="file", is_huge=True)
+PLAN = IndexPlan(schedule="file", is_huge=True)
 FACTS = Facts("a machine", "abc", "native", "ai-dynamo-runtime 1", 1, 3, 1.0, "none")
 TIMED = {
     "match": ("match",),

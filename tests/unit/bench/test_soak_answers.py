@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench.soak.answers import AnswerInvalid, AnswerReader, Outcome, judged, judged_when_left
+from bench.soak.answers import AnswerInvalid, AnswerOutcome, AnswerReader, judged, judged_when_left
 from bench.soak.requests import KINDS, REFUSED, Kind, Request, User
 
 BY_NAME = {kind.name: kind for kind in (*KINDS, REFUSED)}
@@ -67,7 +67,7 @@ def test_bytes_that_are_no_answer_are_refused(data: bytes) -> None:
 
 
 def test_a_stream_is_right_with_its_text_reason_usage_and_end() -> None:
-    assert judged(request(STREAM, "abc"), answer(GOOD)) is Outcome.RIGHT
+    assert judged(request(STREAM, "abc"), answer(GOOD)) is AnswerOutcome.RIGHT
 
 
 @pytest.mark.parametrize(
@@ -87,42 +87,42 @@ def test_a_stream_is_right_with_its_text_reason_usage_and_end() -> None:
     ids=["text", "twice", "no reason", "reason", "usage", "no usage", "no end", "error", "error, no end", "no JSON"],
 )
 def test_a_stream_that_says_something_else_is_wrong(events: tuple[object, ...]) -> None:
-    assert judged(request(STREAM, "abc"), answer(chunked(*events))) is Outcome.WRONG
+    assert judged(request(STREAM, "abc"), answer(chunked(*events))) is AnswerOutcome.WRONG
 
 
 def test_an_error_event_behind_the_right_beginning_is_an_honest_end() -> None:
     events = (said("ab"), {"error": {"message": "it died"}}, "[DONE]")
-    assert judged(request(STREAM, "abc"), answer(chunked(*events))) is Outcome.ERROR_EVENT
+    assert judged(request(STREAM, "abc"), answer(chunked(*events))) is AnswerOutcome.ERROR_EVENT
 
 
 def test_each_choice_is_compared_with_its_own_text() -> None:
     events = [said("a", 0), said("x", 1), said("b", 0, "length"), said("y", 1, "length"), usage(4), "[DONE]"]
-    assert judged(request(TWO, "ab", "xy"), answer(chunked(*events))) is Outcome.RIGHT
-    assert judged(request(TWO, "ab", "yx"), answer(chunked(*events))) is Outcome.WRONG
+    assert judged(request(TWO, "ab", "xy"), answer(chunked(*events))) is AnswerOutcome.RIGHT
+    assert judged(request(TWO, "ab", "yx"), answer(chunked(*events))) is AnswerOutcome.WRONG
 
 
 def test_a_whole_answer_is_compared_too() -> None:
     body = json.dumps(usage(3) | said("abc", finish_reason="length")).encode()
-    assert judged(request(WHOLE, "abc"), answer(framed(200, body))) is Outcome.RIGHT
-    assert judged(request(WHOLE, "abd"), answer(framed(200, body))) is Outcome.WRONG
+    assert judged(request(WHOLE, "abc"), answer(framed(200, body))) is AnswerOutcome.RIGHT
+    assert judged(request(WHOLE, "abd"), answer(framed(200, body))) is AnswerOutcome.WRONG
 
 
 def test_a_refusal_is_due_only_with_the_status_that_the_request_deserves() -> None:
     error = b'{"error": {"message": "max_tokens: found -1"}}'
     bad = request(REFUSED, status=400)
-    assert judged(bad, answer(framed(400, error))) is Outcome.REFUSED
-    assert judged(bad, answer(framed(404, error))) is Outcome.FAILED
-    assert judged(bad, answer(framed(400, b"{}"))) is Outcome.WRONG
-    assert judged(request(WHOLE, "abc"), answer(framed(400, error))) is Outcome.FAILED
+    assert judged(bad, answer(framed(400, error))) is AnswerOutcome.REFUSED
+    assert judged(bad, answer(framed(404, error))) is AnswerOutcome.FAILED
+    assert judged(bad, answer(framed(400, b"{}"))) is AnswerOutcome.WRONG
+    assert judged(request(WHOLE, "abc"), answer(framed(400, error))) is AnswerOutcome.FAILED
 
 
 def test_who_is_turned_away_learns_when_to_come_again() -> None:
-    assert judged(request(WHOLE, "abc"), answer(framed(503, b"{}", "Retry-After: 1"))) is Outcome.TURNED_AWAY
-    assert judged(request(WHOLE, "abc"), answer(framed(503, b"{}"))) is Outcome.FAILED
+    assert judged(request(WHOLE, "abc"), answer(framed(503, b"{}", "Retry-After: 1"))) is AnswerOutcome.TURNED_AWAY
+    assert judged(request(WHOLE, "abc"), answer(framed(503, b"{}"))) is AnswerOutcome.FAILED
 
 
 def test_what_came_before_a_client_left_must_be_right() -> None:
-    for text, outcome in {"ab": Outcome.LEFT, "ax": Outcome.WRONG}.items():
+    for text, outcome in {"ab": AnswerOutcome.LEFT, "ax": AnswerOutcome.WRONG}.items():
         begun = answer(chunked(said(text), said("c"))[:-20], complete=False)
         assert judged_when_left(request(STREAM, "abc"), begun) is outcome
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from bench.soak.answers import Outcome
+from bench.soak.answers import AnswerOutcome
 from bench.soak.faults import schedule
 from bench.soak.figures import Quiet, Taken, summed
 from bench.soak.requests import KINDS, Kind
@@ -17,10 +17,10 @@ STREAM = next(kind for kind in KINDS if kind.can_migrate)
 TWO_CHOICES = next(kind for kind in KINDS if kind.choices == 2)
 
 
-def tally(*odd: tuple[Kind, Outcome, bool]) -> Tally:
+def tally(*odd: tuple[Kind, AnswerOutcome, bool]) -> Tally:
     """Return that of ten thousand right answers and of some `odd` ones: kind, outcome, was hit."""
     counted = Tally()
-    for kind, outcome, was_hit in [(STREAM, Outcome.RIGHT, False)] * 10_000 + list(odd):
+    for kind, outcome, was_hit in [(STREAM, AnswerOutcome.RIGHT, False)] * 10_000 + list(odd):
         counted.add(kind, outcome, tokens=4, took_s=0.01, was_hit=was_hit, detail="some bytes")
     return counted
 
@@ -57,9 +57,17 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    "outcome", [Outcome.CUT, Outcome.WRONG, Outcome.HUNG, Outcome.FAILED, Outcome.TURNED_AWAY, Outcome.ERROR_EVENT]
+    "outcome",
+    [
+        AnswerOutcome.CUT,
+        AnswerOutcome.WRONG,
+        AnswerOutcome.HUNG,
+        AnswerOutcome.FAILED,
+        AnswerOutcome.TURNED_AWAY,
+        AnswerOutcome.ERROR_EVENT,
+    ],
 )
-def test_one_lost_request_in_ten_thousand_is_found(outcome: Outcome) -> None:
+def test_one_lost_request_in_ten_thousand_is_found(outcome: AnswerOutcome) -> None:
     (problem,) = found(counted=tally((STREAM, outcome, False)))
     assert problem.startswith(f"1 requests lost: {outcome}")
     assert "some bytes" in problem
@@ -73,7 +81,7 @@ def test_one_lost_request_in_ten_thousand_is_found(outcome: Outcome) -> None:
 def test_an_error_event_is_excused_only_of_a_killed_worker_s_stream_that_could_not_migrate(
     kind: Kind, *, was_hit: bool, is_excused: bool
 ) -> None:
-    assert bool(found(counted=tally((kind, Outcome.ERROR_EVENT, was_hit)))) is not is_excused
+    assert bool(found(counted=tally((kind, AnswerOutcome.ERROR_EVENT, was_hit)))) is not is_excused
 
 
 def test_a_descriptor_leaked_for_each_fault_is_found() -> None:

@@ -9,11 +9,11 @@ from bench.routing.figures import Figures, Slo, figures
 from bench.routing.grid import Cell, GridResult, GridShape, cells, check_fits, control_cells, lag_cells
 from bench.routing.trace import TraceInvalid
 from bench.routing.verdicts import Verdict, verdicts
-from bench.routing.virtual_fleet import Outcome
+from bench.routing.virtual_fleet import RequestFigures
 from tests.unit.bench.traces import request
 
 
-def outcome(**changed: Any) -> Outcome:
+def outcome(**changed: Any) -> RequestFigures:
     fields: dict[str, Any] = {
         "arrival_s": 0.0,
         "worker": 0,
@@ -24,7 +24,7 @@ def outcome(**changed: Any) -> Outcome:
         "ttft_s": 1.0,
         "e2e_s": 1.3,
     }
-    return Outcome(**fields | changed)
+    return RequestFigures(**fields | changed)
 
 
 def test_rates_are_shares_of_all_prompt_tokens() -> None:

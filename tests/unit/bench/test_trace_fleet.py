@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bench.routing.tokens import ANSWER_TOKEN, TraceHashes, prompt_tokens
 from bench.routing.trace import TraceRequest, without_sharing
 from bench.routing.virtual_engine import scaled
-from bench.routing.virtual_fleet import FleetShape, Outcome, VirtualFleet
+from bench.routing.virtual_fleet import FleetShape, RequestFigures, VirtualFleet
 from kv_protocol.hashing import sequence_hashes
 from router.decision.policy import Policy
 from tests.unit.bench.traces import random_trace, request
@@ -26,12 +26,12 @@ KV, ROUND_ROBIN = Policy(mode="kv"), Policy(mode="round-robin")
 
 def played(
     trace: Sequence[TraceRequest], shape: FleetShape = SHAPE, policy: Policy = KV
-) -> tuple[VirtualFleet, list[Outcome]]:
+) -> tuple[VirtualFleet, list[RequestFigures]]:
     fleet = VirtualFleet(shape, policy, trace, seed=7)
     return fleet, fleet.run()
 
 
-def told(run: tuple[VirtualFleet, list[Outcome]]) -> tuple[list[Outcome], list[Any]]:
+def told(run: tuple[VirtualFleet, list[RequestFigures]]) -> tuple[list[RequestFigures], list[Any]]:
     """Return all that a run shows of itself: outcomes, and each engine's batches, blocks and counts."""
     fleet, outcomes = run
     return outcomes, [

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indexer.service.retention import KeepingLimits, LogExtent, Plan, SnapshotName, of_this_log, plan, to_give_up
+from indexer.service.retention import (
+    KeepingLimits,
+    LogExtent,
+    RetentionPlan,
+    SnapshotName,
+    of_this_log,
+    plan,
+    to_give_up,
+)
 
 S = 10**9
 NOW_S = 10_000
@@ -20,7 +28,7 @@ def name(stream_seq: int, age_s: float = 0.0) -> str:
     return str(SnapshotName(stream_seq, round((NOW_S - age_s) * S)))
 
 
-def planned(log: LogExtent, *names: str, verified: tuple[str, ...] = (), others: tuple[str, ...] = ()) -> Plan:
+def planned(log: LogExtent, *names: str, verified: tuple[str, ...] = (), others: tuple[str, ...] = ()) -> RetentionPlan:
     return plan(log, names, NOW_S * S, LIMITS, verified=verified, others=others)
 
 
@@ -37,7 +45,7 @@ def test_a_name_says_the_place_and_the_time_and_sorts_by_them() -> None:
 @pytest.mark.parametrize("text", ["", "x", "17-5", f"{name(1)}x", f"x{name(1)}", name(1).replace("-", "_"), "٣" * 41])
 def test_other_names_are_nobodys(text: str) -> None:
     assert SnapshotName.read(text) is None
-    assert planned(QUIET, text) == Plan(write=True, purge_up_to=0, delete=())
+    assert planned(QUIET, text) == RetentionPlan(write=True, purge_up_to=0, delete=())
     assert (to_try(QUIET, [text]), to_give_up(QUIET, [text, text])) == ([], [])
 
 

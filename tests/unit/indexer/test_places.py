@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BytesRefused, HeartbeatArrived, WorkerCame, WorkerGone
 from indexer.index.reference import ReferenceIndex
-from indexer.index.slots import RANKS_MAX, Places
+from indexer.index.slots import RANKS_MAX, RankSlots
 from indexer.native.index import NativeIndex
 from kv_protocol.fleet import Heartbeat
 from kv_protocol.ids import WorkerRank
@@ -30,8 +30,8 @@ class Recording(ReferenceIndex):
         return told
 
 
-def recorded() -> tuple[Places, Recording]:
-    return Places(index := Recording()), index
+def recorded() -> tuple[RankSlots, Recording]:
+    return RankSlots(index := Recording()), index
 
 
 def test_a_capacity_that_was_said_before_goes_with_each_rank_of_its_worker() -> None:

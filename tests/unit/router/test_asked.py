@@ -9,7 +9,7 @@ import pytest
 from kv_protocol.hashing import Hashing
 from kv_protocol.openai import RequestInvalid, decode_inbound
 from router.decision.view import RouteRequest
-from router.request.route_request import Asked
+from router.request.route_request import RouteRequestBuilder
 
 HASHING = Hashing(16, "xxh3-1337")
 
@@ -17,7 +17,7 @@ HASHING = Hashing(16, "xxh3-1337")
 def asked(headers: dict[bytes, bytes] | None = None, **body: Any) -> RouteRequest:
     numbers = count(1)
     inbound = decode_inbound("/v1/completions", json.dumps({"model": "m", "prompt": "hello"} | body).encode())
-    new = Asked(lambda: f"id-{next(numbers)}")
+    new = RouteRequestBuilder(lambda: f"id-{next(numbers)}")
     return new.route_request(inbound, headers or {}, HASHING, None, lora="", tenant="t")
 
 

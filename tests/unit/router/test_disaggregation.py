@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kv_protocol.decided import Phase
+from kv_protocol.decided import RequestPhase
 from kv_protocol.openai import RequestInvalid
 from kv_protocol.splitmix import splitmix64
 from router.decision.decide import decide
@@ -110,7 +110,7 @@ PREFILL = [row("p0/0", role="prefill", overlap_blocks=(2, 2, 2, 2), active_block
 DECODE = [row("d0/0", role="decode", overlap_blocks=(2, 2, 2, 2), active_blocks=3), row("d1/0", role="decode")]
 
 
-def winner(phase: Phase, policy: Policy) -> str:
+def winner(phase: RequestPhase, policy: Policy) -> str:
     return decide(view(*PREFILL, *DECODE), route(phase=phase), policy, 1).winner.worker_id
 
 
@@ -131,7 +131,7 @@ def test_phases_have_policies_of_their_own() -> None:
 
 
 def test_a_decode_worker_is_promised_blocks_and_nothing_to_compute() -> None:
-    promises: tuple[tuple[Phase, int], ...] = (("decode", 0), ("prefill", 40), ("alone", 40))
+    promises: tuple[tuple[RequestPhase, int], ...] = (("decode", 0), ("prefill", 40), ("alone", 40))
     for phase, uncached in promises:
         rows = PREFILL[1:] if phase == "prefill" else DECODE[1:]
         promised = taken(decide(view(*rows), route(phase=phase), Policy(), 1)).promise

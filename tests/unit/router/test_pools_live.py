@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from router.pools.attainment import attained
 from router.pools.attempts import plan, preference
-from router.pools.probes import Attained, AttemptFailed, Change, LiveLimits, Looked, Queue, Standing
-from router.pools.selection import Asked, Axis, Override, PoolGroup, Targets, select
+from router.pools.probes import Attained, AttemptFailed, Change, LiveLimits, Looked, PoolStatus, Queue
+from router.pools.selection import Axis, Override, PoolGroup, SelectionInput, Targets, select
 from router.pools.state import PoolsLive
 
 LIMITS = LiveLimits(
@@ -54,7 +54,7 @@ class World:
         self.now_s += seconds
         self.changes.extend(self.live.tick(self.now_s))
 
-    def now(self) -> Standing:
+    def now(self) -> PoolStatus:
         return self.live.standing("p")
 
 
@@ -266,7 +266,7 @@ def test_all_pools_are_in_the_order_and_the_peers_retries_are_its_beginning(
     assert list(found[: len(peers)]) == peers
 
 
-def standing(name: str, fitness: str) -> Standing:
+def standing(name: str, fitness: str) -> PoolStatus:
     live = PoolsLive({name: ("u",)}, {name: LiveLimits(queue_requests_max=1)})
     queued, ready = (2 if fitness == "strained" else 0), fitness != "down"
     live.apply(Looked(now_s=0.0, namespace=name, url="u", ready=ready, reason="x", queue=Queue(queued)))
@@ -279,7 +279,7 @@ def order(fitnesses: str, *, retry: bool, target: float = 2.0) -> tuple[list[int
     words = {"f": "fit", "s": "strained", "d": "down"}
     pools = group(tuple(range(len(fitnesses))))
     standings = [standing(name, words[letter]) for name, letter in zip(pools.namespaces, fitnesses, strict=True)]
-    found = plan(pools, select(pools, Asked(targets=Targets(target)), Targets()), standings, retry=retry)
+    found = plan(pools, select(pools, SelectionInput(targets=Targets(target)), Targets()), standings, retry=retry)
     return [each.pool for each in found.order], [each.pool for each in found.passed_over]
 
 
@@ -304,7 +304,7 @@ def test_fit_pools_come_first_and_those_that_are_down_last(
 def test_a_candidate_says_why_it_is_there_and_why_not() -> None:
     pools = group((0, 1, 2))
     standings = [standing("p0", "fit"), standing("p1", "strained"), standing("p2", "fit")]
-    found = plan(pools, select(pools, Asked(targets=Targets(1.0)), Targets()), standings, retry=True)
+    found = plan(pools, select(pools, SelectionInput(targets=Targets(1.0)), Targets()), standings, retry=True)
     assert [(each.namespace, each.place, each.fitness, each.causes) for each in found.order] == [
         ("p0", "faster", "fit", ()), ("p2", "other", "fit", ()), ("p1", "selected", "strained", ("queue",)),
     ]  # fmt: skip

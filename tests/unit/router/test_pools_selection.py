@@ -8,12 +8,12 @@ import pytest
 
 from router.pools import selection
 from router.pools.selection import (
-    Asked,
     Axis,
     Coordinate,
     Override,
     PoolGroup,
     Selection,
+    SelectionInput,
     Targets,
     select,
 )
@@ -29,11 +29,11 @@ PREFILL = PoolGroup(
 NO_DEFAULTS = Targets()
 
 
-def pool(asked: Asked, defaults: Targets = NO_DEFAULTS, group: PoolGroup = PREFILL) -> int:
+def pool(asked: SelectionInput, defaults: Targets = NO_DEFAULTS, group: PoolGroup = PREFILL) -> int:
     return select(group, asked, defaults).pool
 
 
-def literal(group: PoolGroup, asked: Asked, defaults: Targets) -> tuple[int, list[int]]:
+def literal(group: PoolGroup, asked: SelectionInput, defaults: Targets) -> tuple[int, list[int]]:
     """Return pool and indices as section 5.2 of the reference says it, word by word."""
     given: dict[str, Any] = {
         "isl": (asked.isl_tokens, None),
@@ -112,12 +112,12 @@ def drawn_group(draw: random.Random) -> PoolGroup:
     )
 
 
-def drawn_request(draw: random.Random, group: PoolGroup) -> tuple[Asked, Targets]:
+def drawn_request(draw: random.Random, group: PoolGroup) -> tuple[SelectionInput, Targets]:
     values = {axis.name: drawn_value(draw, axis) for axis in group.axes}
     isl = values.get("isl", values.get("context_length"))
     targets = Targets(values.get("ttft_ms"), values.get("itl_ms"))
     defaults = Targets(draw.choice([None, draw.random() * 3000]), draw.choice([None, draw.random() * 500]))
-    asked = Asked(None if isl is None else int(isl), targets, draw.choice([None, draw.randint(-4, 12)]))
+    asked = SelectionInput(None if isl is None else int(isl), targets, draw.choice([None, draw.randint(-4, 12)]))
     return asked, defaults
 
 
@@ -156,13 +156,13 @@ def exclusive_override(overrides: tuple[Override, ...], priority: int | None) ->
     return next((i for i, rule in rules if rule.min_priority <= (priority or -99) < rule.max_priority), None)
 
 
-def rounded(axis: Axis, asked: Asked, defaults: Targets) -> Coordinate:
+def rounded(axis: Axis, asked: SelectionInput, defaults: Targets) -> Coordinate:
     value, origin = selection._value(axis, asked, defaults)
     index = round((value - axis.least) / axis.step)
     return Coordinate(axis.name, value, origin, max(0, min(index, axis.resolution - 1)), clamped=False)
 
 
-def absent_if_0(axis: Axis, asked: Asked, defaults: Targets) -> tuple[float, str]:
+def absent_if_0(axis: Axis, asked: SelectionInput, defaults: Targets) -> tuple[float, str]:
     del defaults
     given = {"ttft_ms": asked.targets.ttft_ms, "itl_ms": asked.targets.itl_ms}.get(axis.name, asked.isl_tokens)
     return (given, "request") if given else (axis.midpoint, "midpoint")
@@ -190,15 +190,15 @@ def test_a_planted_fault_is_found(name: str, planted: object, monkeypatch: pytes
     ],
 )  # fmt: skip
 def test_the_bounds_of_a_grid(isl: int, ttft: float, expected: int) -> None:
-    assert pool(Asked(isl, Targets(ttft_ms=ttft))) == expected
+    assert pool(SelectionInput(isl, Targets(ttft_ms=ttft))) == expected
 
 
 def test_an_absent_target_is_the_processs_or_the_middle_and_an_explicit_0_is_neither() -> None:
-    middle = select(PREFILL, Asked(100), NO_DEFAULTS).coordinates[1]
+    middle = select(PREFILL, SelectionInput(100), NO_DEFAULTS).coordinates[1]
     assert middle == Coordinate("ttft_ms", 1505.0, "midpoint", 1, clamped=False)
-    default = select(PREFILL, Asked(100), Targets(ttft_ms=20.0)).coordinates[1]
+    default = select(PREFILL, SelectionInput(100), Targets(ttft_ms=20.0)).coordinates[1]
     assert default == Coordinate("ttft_ms", 20.0, "default", 0, clamped=False)
-    zero = select(PREFILL, Asked(100, Targets(ttft_ms=0.0)), Targets(ttft_ms=2000.0)).coordinates[1]
+    zero = select(PREFILL, SelectionInput(100, Targets(ttft_ms=0.0)), Targets(ttft_ms=2000.0)).coordinates[1]
     assert zero == Coordinate("ttft_ms", 0.0, "request", 0, clamped=True)
 
 
@@ -207,11 +207,11 @@ def test_an_absent_length_is_the_whole_middle() -> None:
         phase="agg", namespaces=("a",), priorities=(0,), axes=(Axis("isl", 1, 4, 1), Axis("ttft_ms", 1, 4, 1)),
         mapping=((0,),),
     )  # fmt: skip
-    assert [each.value for each in select(group, Asked(), NO_DEFAULTS).coordinates] == [2, 2.5]
+    assert [each.value for each in select(group, SelectionInput(), NO_DEFAULTS).coordinates] == [2, 2.5]
 
 
 def test_the_first_override_that_matches_wins_after_the_grid_and_none_without_a_priority() -> None:
-    slow = Asked(0, Targets(ttft_ms=2000.0))
+    slow = SelectionInput(0, Targets(ttft_ms=2000.0))
     assert select(PREFILL, slow, NO_DEFAULTS) == Selection(
         phase="prefill",
         pool=1,
@@ -225,7 +225,7 @@ def test_the_first_override_that_matches_wins_after_the_grid_and_none_without_a_
         override=None,
     )
     by_priority = {
-        priority: select(PREFILL, Asked(0, slow.targets, priority), NO_DEFAULTS) for priority in range(4, 22)
+        priority: select(PREFILL, SelectionInput(0, slow.targets, priority), NO_DEFAULTS) for priority in range(4, 22)
     }
     assert [p for p, found in by_priority.items() if found.override == 0] == [5, 6, 7, 8, 9, 10]
     assert [p for p, found in by_priority.items() if found.override == 1] == list(range(11, 21))

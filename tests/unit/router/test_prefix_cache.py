@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.prompt.prefix_cache import Cut, Kept, PrefixCache, shared_bytes
+from router.prompt.prefix_cache import CachedChat, Cut, PrefixCache, shared_bytes
 
 
-def kept(text: bytes) -> Kept:
+def kept(text: bytes) -> CachedChat:
     """Return a chat with a token a byte, that may be cut before each '#'."""
     cuts = tuple(Cut(at, at + 1, at) for at, byte in enumerate(text) if byte == ord("#") and at)
-    return Kept(text, b"".join(bytes([byte, 0, 0, 0]) for byte in text), b"", cuts)
+    return CachedChat(text, b"".join(bytes([byte, 0, 0, 0]) for byte in text), b"", cuts)
 
 
 def cache_of(*texts: bytes, bytes_max: int = 1 << 20) -> PrefixCache:
@@ -51,7 +51,7 @@ def test_the_longest_known_beginning_ends_before_a_mark_that_both_have(
 
 def test_half_a_mark_is_none() -> None:
     cache = PrefixCache(1 << 20)
-    cache.keep(Kept(b"ab<mark>cd", b"", b"", (Cut(2, 8, 2),)))
+    cache.keep(CachedChat(b"ab<mark>cd", b"", b"", (Cut(2, 8, 2),)))
     assert [known_or_none(cache, text) for text in (b"ab<mark", b"ab<mark]", b"ab<mark>", b"ab<mark>x")] == [0, 0, 2, 2]
 
 

@@ -8,7 +8,7 @@ import pytest
 from kv_protocol.fleet import Role
 from kv_protocol.openai import Request, RequestInvalid, decode_chat
 from worker_agent.api.disaggregated import Handoff
-from worker_agent.api.request_phases import Phase, phase_of
+from worker_agent.api.request_phases import GenerationPhase, phase_of
 
 STATE = {"first_gen_tokens": [4], "encoded_opaque_state": "/w=="}
 HANDOFF = {"first_gen_tokens": (4,), "opaque_state": b"\xff"}
@@ -22,27 +22,29 @@ def asked(params: dict[str, Any] | None) -> Request:
 
 @pytest.mark.parametrize("role", ["aggregated", "prefill", "decode"])
 def test_a_request_that_says_nothing_asks_for_what_the_role_does(role: Role) -> None:
-    assert phase_of(asked(None), role) == Phase()
+    assert phase_of(asked(None), role) == GenerationPhase()
 
 
 @pytest.mark.parametrize("kind", ["context_only", "generation_only"])
 def test_a_decode_worker_goes_on_where_the_prefill_worker_stopped(kind: str) -> None:
     phase = phase_of(asked({"request_type": kind, **STATE}), "decode")
-    assert phase == Phase(handoff=Handoff(request_type=kind, **HANDOFF))  # type: ignore[arg-type]
+    assert phase == GenerationPhase(handoff=Handoff(request_type=kind, **HANDOFF))  # type: ignore[arg-type]
 
 
 def test_a_decode_worker_serves_alone_where_it_is_asked_for_all() -> None:
-    assert phase_of(asked({"request_type": "context_and_generation"}), "decode") == Phase(serves_alone=True)
-    assert phase_of(asked({"request_type": "context_and_generation"}), "aggregated") == Phase()
+    assert phase_of(asked({"request_type": "context_and_generation"}), "decode") == GenerationPhase(serves_alone=True)
+    assert phase_of(asked({"request_type": "context_and_generation"}), "aggregated") == GenerationPhase()
 
 
 def test_a_prefill_worker_may_be_told_the_transfer_s_id_and_nothing_else() -> None:
-    assert phase_of(asked({"request_type": "context_only", "disagg_request_id": 7}), "prefill") == Phase(transfer_id=7)
+    assert phase_of(asked({"request_type": "context_only", "disagg_request_id": 7}), "prefill") == GenerationPhase(
+        transfer_id=7
+    )
 
 
 def test_a_prefill_worker_takes_what_an_encode_worker_said() -> None:
     handoff = Handoff(multimodal_embedding_handles=({"a": 1},))
-    assert phase_of(asked(MEDIA), "prefill") == Phase(handoff=handoff)
+    assert phase_of(asked(MEDIA), "prefill") == GenerationPhase(handoff=handoff)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""When a foreign engine belongs to the fleet: a table over its health, probed every `PROBE_PERIOD_S`.
+"""When an attached engine belongs to the fleet: a table over its health, probed every `PROBE_PERIOD_S`.
 
 out, answers                             register
 in,  answers                             nothing

@@ -1,4 +1,4 @@
-"""What is asked of an engine over HTTP, each answer within its time and its size; and what became of each question.
+"""Asks an engine over HTTP, each question within its time and size, and counts what came of it.
 
 outcome       an answer that
 -----------   ----------------------------------------------------------------------------
@@ -25,15 +25,15 @@ _OK = 200
 _CHUNK_BYTES = 64 << 10
 
 What = Literal["health", "metrics", "models", "info", "events"]
-Outcome = Literal["ok", "unreachable", "slow", "status", "oversize", "unreadable"]
+FetchOutcome = Literal["ok", "unreachable", "slow", "status", "oversize", "unreadable"]
 
 
 class EngineUnanswered(Exception):
     """The engine gave no answer that can be used; `outcome` says why in a word."""
 
-    def __init__(self, outcome: Outcome, message: str) -> None:
+    def __init__(self, outcome: FetchOutcome, message: str) -> None:
         super().__init__(message)
-        self.outcome: Outcome = outcome
+        self.outcome: FetchOutcome = outcome
 
 
 class EngineClient:
@@ -43,7 +43,7 @@ class EngineClient:
         self._base_url, self._answer_s = base_url.rstrip("/"), answer_s
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
-        self.asked_total: Counter[tuple[What, Outcome]] = Counter()
+        self.asked_total: Counter[tuple[What, FetchOutcome]] = Counter()
 
     @property
     def base_url(self) -> str:

@@ -1,4 +1,4 @@
-"""The configuration trees of `consolidate` and `attach`: engines that publish their KV events themselves."""
+"""The configuration of `consolidate` and `attach`: engines that publish their KV events themselves."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""What `consolidate` and `attach` are made of: consolidators of foreign publishers, and an engine's registration."""
+"""Parts of `consolidate` and `attach`: consolidators of publishers, and an engine's registration."""
 
 import secrets
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What an engine says of itself over HTTP, as far as the fleet is told of it; what it does not say is empty or 0.
+"""What an engine says of itself over HTTP; what it does not say is empty or 0.
 
     path                     engine          says
     ----------------------   -------------   ------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A foreign engine's place in the fleet: registered while its HTTP `/health` answers.
+"""Registers an attached engine while its HTTP `/health` answers.
 
 The table is in `attachment.py`. Before it is registered, the engine is asked anew what it is: it may have begun
 anew with another cache. Source of the path: vLLM, SGLang and `trtllm-serve` all answer GET /health.

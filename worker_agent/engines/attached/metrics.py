@@ -1,11 +1,11 @@
-"""The figures of `worker-agent attach` as metrics, beside those of the streams; made when they are scraped."""
+"""Metrics of `worker-agent attach`, beside those of its streams."""
 
 from collections import Counter
 from collections.abc import Iterator
 
 from kv_runtime.telemetry import Family, counter, gauge
 from worker_agent.api.forwarder import Forwarder
-from worker_agent.api.in_flight import Outcome
+from worker_agent.api.in_flight import RequestOutcome
 from worker_agent.engines.attached.client import EngineClient
 from worker_agent.engines.attached.health import HealthWatch
 from worker_agent.events.attached_streams import EventStreams
@@ -19,7 +19,7 @@ from worker_agent.metrics import (
     thread_family,
 )
 
-_FORWARDED: tuple[Outcome, ...] = ("ok", "refused", "failed", "cut", "cancelled")
+_FORWARDED: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cut", "cancelled")
 
 
 class AttachMetrics:

@@ -1,4 +1,4 @@
-"""An engine asked what it is: all it tells over HTTP, put together. What it does not answer it does not say."""
+"""Asks an attached engine what it is, over HTTP, and combines the answers."""
 
 import structlog
 

@@ -1,4 +1,4 @@
-"""Which cached block gives way.
+"""Chooses the cached block to evict.
 
     lowest priority first; of equal priority the one that was added longest ago
 

@@ -1,4 +1,4 @@
-"""KV between simulators of one process, in virtual time: what sockets do between agents.
+"""KV transfers between simulators of one process, in virtual time.
 
     exchange.join("prefill-0", simulator)           # its handoffs say so from now on
     step = decode.step(now_s)
@@ -36,7 +36,7 @@ class _Transfer:
         self.is_over = False
 
 
-class Exchange:
+class TransferExchange:
     """Engines by name, which is the endpoint that their handoffs name, and the transfers between them."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The requests of a decode rank whose KV another engine has: on its way, come, or not to be had.
+"""Requests of a decode rank that wait for KV of another engine.
 
 begin    an admitted request waits, with its blocks
 end      its KV has come, or does not come; whoever was given up meanwhile is nobody's any more

@@ -1,4 +1,4 @@
-"""What passes between engines in words: the handoff of a computed prompt, and what the next engine makes of it."""
+"""The handoff of a computed prompt between simulated engines."""
 
 from itertools import chain, repeat
 

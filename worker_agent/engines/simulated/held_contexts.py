@@ -1,4 +1,4 @@
-"""What a prefill engine holds for others: contexts whose blocks stay a sequence's until somebody has fetched their KV.
+"""Contexts that a prefill engine holds until their KV was fetched.
 
 hold        a name: the request's `transfer_id`, else the next number of this engine's own that is free
 holds       whether a name and the state that was said with it are those of a context here

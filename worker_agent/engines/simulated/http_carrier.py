@@ -1,4 +1,4 @@
-"""Words of simulated KV transfers over plain HTTP; the KV itself is imagined, and its time passes at the sender.
+"""Messages of simulated KV transfers over HTTP; the KV itself is imagined, its time passes at the sender.
 
     POST /v1/kv_transfers {"transfer_id", "state", "tokens"}    200 {"transfer_id", "size_bytes"}, when all is sent
                                                                 404: not held, or somebody else gets it
@@ -37,7 +37,7 @@ _DRAIN_S = 0.5
 _FIELD = "disaggregated_params.ctx_info_endpoint"
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CarrierRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which context is wanted, and how many of its tokens."""
 
     transfer_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
@@ -95,7 +95,7 @@ class HttpCarrier:
 
     async def fetch(self, fetch: Fetch) -> None:
         """Return when all has come; raise `FetchRefused`."""
-        asked = Asked(transfer_id=fetch.transfer_id, state=fetch.state, tokens=fetch.tokens)
+        asked = CarrierRequest(transfer_id=fetch.transfer_id, state=fetch.state, tokens=fetch.tokens)
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
@@ -121,7 +121,7 @@ class HttpCarrier:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
-            asked = msgspec.json.decode(await request.read(), type=Asked)
+            asked = msgspec.json.decode(await request.read(), type=CarrierRequest)
         except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error")
         if self._send is None or self._asking >= ASKING_MAX:

@@ -1,4 +1,4 @@
-"""What a block of the reuse tree is: its tokens, all before them, adapter and salt; and the engine's hash of it."""
+"""The identity of a cached block: its tokens, all before them, adapter and salt; and the engine's hash of it."""
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256

@@ -1,4 +1,4 @@
-"""What a rank's KV cache consists of, and the building of it.
+"""The layout of a rank's KV cache, and its construction.
 
     pool            blocks                              window                  host tier
     widest          `total_kv_blocks`                   `max_seq_len`           `host_blocks`

@@ -1,4 +1,4 @@
-"""What an engine can never serve, and therefore refuses at once: one rule a line, the first that is broken counts."""
+"""Requests that an engine can never serve and refuses at once: one rule a line."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A simulated engine's KV transfers, live: both ends of one, in wall time.
+"""A simulated engine's KV transfers in wall time, both ends.
 
     fetch   the receiver: places in the own buffer, then the other engine is asked, which answers when all is sent
     send    the sender: places in the own buffer, then the transfer's time passes; then the context is held no more

@@ -1,4 +1,4 @@
-"""A simulated encoder: what a `MultimodalEncoder` says of images, made of their digests.
+"""A simulated encoder: embeddings made of the images' digests.
 
     handle   shaped as a shared tensor's; `storage_handle` is the image's digest, and nothing can be read through it
     hash     the digest's words

@@ -1,4 +1,4 @@
-"""A simulated engine's transfers of KV as metrics, made when they are scraped. Seconds are the engine's."""
+"""Metrics of a simulated engine's KV transfers. Seconds are the engine's."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""One rank of the simulated engine: who computes what in an iteration.
+"""One rank of the simulated engine: which requests compute what in an iteration.
 
     1. every decoding sequence computes one token, oldest first
     2. sequences in their context phase take what is left of the token budget, oldest first, in chunks

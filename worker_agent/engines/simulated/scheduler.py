@@ -1,4 +1,4 @@
-"""The simulated engine in virtual time: requests in, iterations out, nothing waits and nothing runs by itself.
+"""The simulated engine in virtual time: requests in, iterations out.
 
     while simulator.has_work:
         step = simulator.step(now_s)        # the state is now that at the end of the iteration

@@ -1,4 +1,4 @@
-"""What engines schedule differently.
+"""Scheduling rules that differ between engines.
 
 plans_ahead     the batch of an iteration is fixed when the iteration before it begins, so that the host plans while
                 the GPU computes; a request that comes meanwhile waits for the end of both. Otherwise: it is fixed

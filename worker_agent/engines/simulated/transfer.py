@@ -1,4 +1,4 @@
-"""KV on its way from a prefill to a decode engine: how long it takes, and where it has to wait.
+"""The duration of KV transfers from a prefill to a decode engine, and where they queue.
 
     duration   latency + tokens * bytes of a token / bandwidth
     buffer     each engine has one, of `buffer_tokens` places; a transfer has a place for each of its tokens, first in

@@ -1,4 +1,4 @@
-"""The configuration section of what only a TensorRT-LLM engine has, beyond its own arguments.
+"""The configuration section of settings that only a TensorRT-LLM engine has, beyond its own arguments.
 
 Its arguments come from flags and files of their own (`worker_agent/engine_args/sources.py`), so that they read
 as the engine's.

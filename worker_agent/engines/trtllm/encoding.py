@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's encoder makes of a prompt's images: handles, or files of what stands behind them."""
+"""What TensorRT-LLM's encoder makes of a prompt's images: handles, or files with the embeddings."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""TensorRT-LLM as an `Engine`: loaded in this process, asked on the event loop, polled from threads, watched.
+"""TensorRT-LLM as an `Engine`: loaded in this process, called on the event loop, polled from threads, watched.
 
     loading            by `call`: on the main thread of `worker-agent serve`, for MPI is finalized there and belongs to
                        the thread that initialized it; else on a thread. `load_s` says how long it took. Whoever cancels

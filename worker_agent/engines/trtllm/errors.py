@@ -1,4 +1,4 @@
-"""What an error of TensorRT-LLM means, on an engine that lives.
+"""What an error of TensorRT-LLM means while the engine lives.
 
     error                                            raised               means
     ----------------------------------------------   ------------------   ----------------------------------------------

@@ -1,4 +1,4 @@
-"""Loading TensorRT-LLM's engine on a thread, and what the loaded one is."""
+"""Loads TensorRT-LLM's engine and describes it."""
 
 import os
 import threading

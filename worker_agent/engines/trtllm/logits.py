@@ -1,4 +1,4 @@
-"""Logits processors by name, as TensorRT-LLM calls them: one request, one beam, in place, on a stream of its own.
+"""Logits processors by name, as TensorRT-LLM calls them: one request, one beam, in place.
 
     the engine calls     (request id, logits of shape (1, 1, vocabulary), [tokens so far], stream, client id)
     a processor gets     (tokens so far, logits of shape (vocabulary,)), and changes these in place

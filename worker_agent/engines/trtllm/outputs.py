@@ -1,4 +1,4 @@
-"""What TensorRT-LLM says of a request, which is always all so far, becomes what is new since the last time.
+"""Turns TensorRT-LLM's cumulative outputs into what is new since the last one.
 
     its finish reason     ours       because
     stop, length          the same

@@ -1,4 +1,4 @@
-"""Polling TensorRT-LLM: fetches that do not wait, and pauses between those that bring nothing.
+"""Polls TensorRT-LLM: fetches that do not wait, with pauses after empty ones.
 
     fetch             always with timeout 0. With a timeout the RPC worker sleeps 100 ms after each empty fetch, however
                       soon something comes

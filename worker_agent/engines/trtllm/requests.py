@@ -1,4 +1,4 @@
-"""An engine's request as TensorRT-LLM wants it: keywords of its classes, as data.
+"""An engine request as keyword arguments of TensorRT-LLM's classes.
 
     role                                    request_type               max_tokens    streamed
     aggregated                              -                          as asked      yes

@@ -1,4 +1,4 @@
-"""How long a sequence may be in a TensorRT-LLM engine of the PyTorch backend, before the engine is loaded.
+"""Computes the longest sequence of a TensorRT-LLM engine (PyTorch backend) before the engine is loaded.
 
     the model           `max_position_embeddings`, times `rope_scaling.factor` (rounded up) unless the kind of scaling
                         is one of `_COUNTED`: there the positions are scaled already

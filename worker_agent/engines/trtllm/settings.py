@@ -1,4 +1,4 @@
-"""What an agent says of its TensorRT-LLM engine beyond the engine's own arguments."""
+"""Settings of a TensorRT-LLM engine beyond its own arguments."""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Slurm's short spelling of many hosts, `SLURM_STEP_NODELIST`, in full.
+"""Expands Slurm's short form of host lists, `SLURM_STEP_NODELIST`.
 
     list    = group {"," group}                      a,b             a b
     group   = (text | "[" numbers "]") {...}         n[1-3,7]        n1 n2 n3 n7

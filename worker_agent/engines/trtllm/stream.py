@@ -1,4 +1,4 @@
-"""One request in TensorRT-LLM: waiting for its responses, which can be cut short, and giving it up."""
+"""One request in TensorRT-LLM: waiting for its responses, and aborting it."""
 
 import asyncio
 from typing import Any

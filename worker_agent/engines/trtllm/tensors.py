@@ -1,4 +1,4 @@
-"""Images and embeddings as the libraries beside TensorRT-LLM have them: the one module that imports Pillow, and torch.
+"""Images and embeddings as tensors: the one module that imports Pillow and torch.
 
     image          Pillow's, decoded, RGB: what the library's own server hands to its processors
     embeddings     a torch tensor of the file's one tensor; and back: a file of a tensor on whichever device

@@ -1,1 +1,1 @@
-"""The wires of engines, old and new. Foreign spellings end here."""
+"""Wire formats of engines, old and new. Foreign spellings end here."""

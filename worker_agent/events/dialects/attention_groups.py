@@ -1,4 +1,4 @@
-"""Which attention groups of a model say something about prefixes.
+"""Which attention groups of a model count for prefixes.
 
     kind on the event      a main kind passes, every other one does not; a store that names its group teaches it
     none, group taught     as the group's last kind

@@ -1,4 +1,4 @@
-"""The payloads of one publisher, in whatever dialect, become batches of engine events.
+"""Decodes the payloads of one publisher, in any dialect, into batches of engine events.
 
 For every event, the first line that applies:
 

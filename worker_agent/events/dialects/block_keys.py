@@ -1,4 +1,4 @@
-"""What publishers say of a block's content beside its tokens: multimodal items and the cache salt.
+"""Keys of a block's content beside its tokens: multimodal items and the cache salt.
 
     block_mm_infos   {"mm_objects": [{"mm_hash": n}]}               the number n of an item
     mm_keys          {"hash": name}                                 the name of an item

@@ -1,4 +1,4 @@
-"""Hop A, the field's own wire from an engine's side: frames, and payloads as we write them (`batches.py` reads them).
+"""The wire of engine events: frames, and payloads as this project writes them (`batches.py` reads all dialects).
 
     frames  = topic | sequence, 8 bytes big-endian, counts batches of one publisher from 0 | payload
     payload = msgpack [ts (s since 1970), events, dp_rank]; an event is a map with the key `type`

@@ -1,4 +1,4 @@
-"""Names of media, as engines spell them, and tiers. Case counts: another spelling is not known to mean the same.
+"""Names of media and tiers, as engines spell them. Case counts.
 
 Source: `docs/SOURCES.md` E3.3, E3.4.
 """

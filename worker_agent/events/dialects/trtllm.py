@@ -1,4 +1,4 @@
-"""The publisher's rules: TensorRT-LLM's polled KV events (JSON maps) become hop A events. All state is per rank.
+"""Turns TensorRT-LLM's polled KV events (JSON maps) into engine events. All state is per rank.
 
     reading     what an event says, and when it is refused: `trtllm_wire.py`. One that is refused or cannot be read is
                 counted, kept for people (`events/quarantine.py`), and costs nothing else; what its rank holds is in

@@ -1,4 +1,4 @@
-"""One rank's blocks of the window that counts: what is published of an event, by attention group.
+"""One rank's blocks of the window that counts: what is published, by attention group.
 
     `stored`    is walked in order, until a block that cannot be published:
                   oversize     (more tokens than `block_size`) the whole event is dropped

@@ -1,4 +1,4 @@
-"""Which attention window of a rank counts: the widest. Blocks of narrower ones (sliding windows) are no prefix.
+"""Which attention window of a rank counts: the widest; blocks of sliding windows are no prefix.
 
     known by                    the widest window is
     nothing yet                 not known: events are held back, their order kept

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's polled KV events: every version's JSON, read into checked values.
+"""Parses TensorRT-LLM's polled KV events: every version's JSON into checked values.
 
     event_id            counts one rank's events
     attention_dp_rank   absent or null without attention DP: rank 0

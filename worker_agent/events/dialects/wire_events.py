@@ -1,4 +1,4 @@
-"""One event of hop A, in any of its forms, becomes one struct; what it means is decided elsewhere (`batches.py`).
+"""Decodes one event in any of its forms; `batches.py` decides what it means.
 
     map       key `type` and the fields by name; unknown keys are skipped
     array     0 tag, then the fields by position; from FIXED_HEAD on, a tail:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.continuation import COMMENT, token_comment, without_tokens
 from router.server.framing import chunk
-from router.server.stream_replay import Kept
+from router.server.stream_replay import StreamReplayBuffer
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=9)
 TEXT = st.one_of(st.text(max_size=20), st.sampled_from([": tokens AAAA", "\n: tokens AAAA\n", "data: [DONE]"]))
@@ -36,7 +36,7 @@ def test_events_lose_their_comments_and_nothing_else(events: list[tuple[list[int
 def test_all_is_kept_and_the_client_gets_what_it_wants(
     events: list[tuple[list[int], str]], is_framed: bool, hides_tokens: bool
 ) -> None:
-    kept, got = Kept(1 << 20, hides_tokens=hides_tokens), b""
+    kept, got = StreamReplayBuffer(1 << 20, hides_tokens=hides_tokens), b""
     for whole, bare in parts(events):
         sent, wanted = whole, bare if hides_tokens else whole
         if is_framed:
@@ -50,12 +50,12 @@ def test_all_is_kept_and_the_client_gets_what_it_wants(
 
 @pytest.mark.parametrize("bytes_max", [0, 60])
 def test_of_a_stream_that_is_too_long_comments_are_hidden_and_counted_on(bytes_max: int) -> None:
-    kept, event = Kept(bytes_max), token_comment([1, 2]) + said("ab")
+    kept, event = StreamReplayBuffer(bytes_max), token_comment([1, 2]) + said("ab")
     assert [kept.add(event, framed=False) for _ in range(4)] == [said("ab")] * 4
     assert (kept.is_overfull, kept.events(), kept.later_tokens) == (True, b"", 6)
 
 
 def test_several_chunks_of_one_read_become_one() -> None:
     one, two = token_comment([1]) + said("a"), said("b")
-    assert Kept(1 << 20).add(chunk(one) + chunk(two), framed=True) == chunk(said("a") + two)
+    assert StreamReplayBuffer(1 << 20).add(chunk(one) + chunk(two), framed=True) == chunk(said("a") + two)
     assert COMMENT not in said("a")

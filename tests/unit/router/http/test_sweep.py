@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.server.timeout_sweeper import SLOTS, Sweep
+from router.server.timeout_sweeper import SLOTS, TimeoutSweeper
 
 
 class Looked:
@@ -19,7 +19,7 @@ class Looked:
         self.at.set()
 
 
-async def added(sweep: Sweep) -> None:
+async def added(sweep: TimeoutSweeper) -> None:
     """Return once time has passed for one more, which is then watched no more."""
     looked = Looked()
     slot = sweep.add(looked)
@@ -29,7 +29,7 @@ async def added(sweep: Sweep) -> None:
 
 @pytest.mark.asyncio
 async def test_time_passes_for_everybody_whichever_slot_they_are_in() -> None:
-    sweep = Sweep(0.001)
+    sweep = TimeoutSweeper(0.001)
     sweep.start()
     everybody = [Looked() for _ in range(2 * SLOTS)]
     for each in everybody:
@@ -41,7 +41,7 @@ async def test_time_passes_for_everybody_whichever_slot_they_are_in() -> None:
 
 @pytest.mark.asyncio
 async def test_while_nobody_is_there_nothing_is_looked_at_until_somebody_comes() -> None:
-    sweep = Sweep(0.001)
+    sweep = TimeoutSweeper(0.001)
     sweep.start()
     await added(sweep)
     while sweep._timer is not None:  # noqa: ASYNC110 - a timer has no event
@@ -53,7 +53,7 @@ async def test_while_nobody_is_there_nothing_is_looked_at_until_somebody_comes()
 
 @pytest.mark.asyncio
 async def test_who_was_there_before_the_start_is_looked_at_too() -> None:
-    sweep, looked = Sweep(0.001), Looked()
+    sweep, looked = TimeoutSweeper(0.001), Looked()
     sweep.add(looked)
     sweep.start()
     await looked.at.wait()
