@@ -12,14 +12,16 @@ SUDO    := $(shell [ "$$(id -u)" = 0 ] || command -v sudo)
 .PHONY: help demo test ci lint types imports unit compiled floors simulation sim faults soak soak-smoke sanitize reference format native bootstrap prometheus lock clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@awk -F ':.*## ' '/^## / { printf "\n%s\n", substr($$0, 4) } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+## Every day
 demo: $(READY)  ## NATS, four simulated workers, a router, one workload twice (KEEP=1 keeps it up)
 	@$(BIN)/python -m indexer.native || true
 	@$(BIN)/router demo $(if $(KEEP),--keep)
 
 test: native lint types imports unit  ## lint, types, import contracts, tests (about 10 minutes on 2 cores)
 
+## Slower suites
 ci: test compiled floors simulation faults soak-smoke sanitize fuzz-smoke  ## make test, then the slower suites
 
 lint: $(READY)
@@ -81,6 +83,7 @@ sanitize: $(READY)  ## the native tests under AddressSanitizer and UndefinedBeha
 native: $(READY)  ## fail when the C++ extension did not build
 	@$(BIN)/python -m indexer.native
 
+## Writing files
 reference: $(READY)  ## write docs/reference/ from the code
 	$(BIN)/python -m tests.support.reference
 
