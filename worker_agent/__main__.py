@@ -68,8 +68,8 @@ def serve(
     **flags: Any,  # noqa: ANN401
 ) -> None:
     """Serve one engine until a signal comes. What follows --port is TensorRT-LLM's, as `print-engine-args` has it."""
-    life = partial(_serve, sources=sources, circumstances=circumstances)
-    _run(AgentSettings, file, assignments, _given(flags), life, print_config=print_config)
+    run = partial(_serve, sources=sources, circumstances=circumstances)
+    _run(AgentSettings, file, assignments, _flag_settings(flags), run, print_config=print_config)
 
 
 @main.command()
@@ -111,10 +111,10 @@ def consolidate(
 @click.option("--forward-port", "worker__port", type=int, help="HTTP port of forwarded requests; 0: any free one")
 def attach(file: Path | None, assignments: tuple[str, ...], print_config: bool, **flags: Any) -> None:  # noqa: ANN401
     """Bring one running engine into the fleet: its KV events, and, with --url, its load and its endpoint."""
-    _run(AttachSettings, file, assignments, _given(flags), _attach, print_config=print_config)
+    _run(AttachSettings, file, assignments, _flag_settings(flags), _attach, print_config=print_config)
 
 
-def _given(flags: dict[str, Any]) -> dict[str, Any]:
+def _flag_settings(flags: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that flags stand for, by their paths."""
     return {name.replace("__", "."): value for name, value in flags.items() if value != ()}
 
@@ -124,7 +124,7 @@ def _run(
     file: Path | None,
     assignments: tuple[str, ...],
     flags: dict[str, Any],
-    life: Callable[[SettingsT], None],
+    run: Callable[[SettingsT], None],
     *,
     print_config: bool,
 ) -> None:
@@ -135,7 +135,7 @@ def _run(
             print(render(settings), end="")
             return
         configure_logs(settings.telemetry.log_level, settings.telemetry.log_format)
-        life(settings)
+        run(settings)
     except EngineArgsInvalid as error:
         click.echo(f"worker-agent: {error}", err=True)
         sys.exit(INVALID)

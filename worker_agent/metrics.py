@@ -116,7 +116,7 @@ def drain_families(worker: str, path: EventPath) -> Iterator[Family]:
         (
             "pressed_turns",
             "Turns of the publisher that took all there was before anything was encoded",
-            "pressed_turns_total",
+            "pressed_cycles_total",
         ),
     ):
         yield counter(name, meaning, labels, [(at, float(getattr(drain, field))) for at, drain in drains])

@@ -23,7 +23,7 @@ from kv_runtime.nats_server import EmbeddedNats
 from kv_runtime.supervise import Part, run_parts, until
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.engine_event_subscriber import HopAReader
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.mirror import MirrorCounts
 from worker_agent.events.source_cursor import SourceCursor
 
@@ -58,7 +58,7 @@ class Pipe:
 
     def __init__(
         self,
-        hops: Sequence[tuple[CapturePublisher, HopAReader]],
+        hops: Sequence[tuple[CapturePublisher, EngineEventSubscriber]],
         core: Consolidation,
         index: EmbeddedIndex,
         clock: Clock,
@@ -176,10 +176,10 @@ async def through_pipe(
 
 def _hop(
     context: zmq.asyncio.Context, clock: Clock, dp_rank: int | None, chaos: Chaos | None
-) -> tuple[CapturePublisher, HopAReader]:
+) -> tuple[CapturePublisher, EngineEventSubscriber]:
     """Return a publisher and its reader as it attaches to any; impatient, so that a lost last frame costs little."""
     publisher = CapturePublisher(context, chaos=chaos)
-    reader = HopAReader(
+    reader = EngineEventSubscriber(
         Origin(dp_rank=dp_rank),
         SourceCursor(idle_s=_IDLE_S),
         context,

@@ -20,7 +20,7 @@ from kv_runtime.supervise import Part
 from worker_agent.engines.attached.consolidators import new_epoch
 from worker_agent.events.consolidation import SOLE, Consolidation
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.engine_event_subscriber import HopAReader
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.source_cursor import SourceCursor
 
 _LOOK_S = 0.002
@@ -65,10 +65,10 @@ class AgentRole:
         core = Consolidation(tuple(range(dp_ranks)), self._block_size, "bench", new_epoch, ring_bytes_max=ring_bytes)
         return Consolidator(core, self._readers(), self._log, self._clock, model=MODEL, worker_id=worker_id)
 
-    def _readers(self) -> list[HopAReader]:
+    def _readers(self) -> list[EngineEventSubscriber]:
         if not self._publisher:
             return []
-        reader = HopAReader(
+        reader = EngineEventSubscriber(
             SOLE,
             SourceCursor(),
             self._context,

@@ -25,7 +25,7 @@ from worker_agent.events.consolidation import SOLE, Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
 from worker_agent.events.dialects.engine_wire import REPLAY_END, encode_payload, encode_sequence
 from worker_agent.events.dialects.trtllm import TrtllmRules
-from worker_agent.events.engine_event_subscriber import HopAReader
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.engine_events import EngineStored
 from worker_agent.events.publisher import EventPublisher, ReplayServer, Source
 from worker_agent.events.recoveries import CHUNK_BLOCKS
@@ -122,7 +122,7 @@ def consolidator_on(
         chunk_blocks=chunk_blocks,
     )
     readers = [
-        HopAReader(
+        EngineEventSubscriber(
             each.origin,
             SourceCursor(has_replay=bool(each.replay), idle_s=0.2),
             context,

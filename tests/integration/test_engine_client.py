@@ -29,10 +29,10 @@ async def test_an_answer_that_cannot_be_used_says_why(outcome: FetchOutcome, fau
         with pytest.raises(EngineUnanswered) as unanswered:
             await client.get("metrics", "/metrics", bytes_max=4096)
         assert unanswered.value.outcome == outcome
-        assert client.asked_total == {("metrics", outcome): 1}
+        assert client.requests_total == {("metrics", outcome): 1}
         del engine.faults["/metrics"]
         assert await client.get("metrics", "/metrics") == engine.metrics_text().encode()
-        assert client.asked_total["metrics", "ok"] == 1
+        assert client.requests_total["metrics", "ok"] == 1
 
 
 @pytest.mark.asyncio
@@ -50,12 +50,12 @@ async def test_an_engine_that_is_gone_is_unreachable() -> None:
     async with EngineClient(f"http://127.0.0.1:{port}/") as client:
         with pytest.raises(EngineUnanswered):
             await client.get("health", "/health")
-        assert client.asked_total == {("health", "unreachable"): 1}
+        assert client.requests_total == {("health", "unreachable"): 1}
 
 
 async def surveyed(kind: EngineKind, engine: EngineDouble) -> tuple[EngineFacts | None, EngineClient]:
     async with EngineClient(engine.url) as client:
-        return await EngineSurvey(kind, client, metrics_path="/metrics").ask(), client
+        return await EngineSurvey(kind, client, metrics_path="/metrics").query(), client
 
 
 @pytest.mark.asyncio
@@ -122,8 +122,8 @@ async def test_what_cannot_be_read_is_counted_and_not_said() -> None:
         engine.faults = {"/v1/models": Fault(body=b"<html>"), "/version": Fault(status=500)}
         said, client = await surveyed("vllm", engine)
     assert said == EngineFacts(block_size=16, total_kv_blocks=1000, api_endpoints=CHATS)
-    assert client.asked_total["models", "unreadable"] == 1
-    assert client.asked_total["info", "status"] == 1
+    assert client.requests_total["models", "unreadable"] == 1
+    assert client.requests_total["info", "status"] == 1
 
 
 @pytest.mark.asyncio

@@ -18,7 +18,7 @@ from tests.integration.polled_engine import PolledAgent, RoughEngine, made_agent
 from tests.integration.scripted_engine import BLOCK_SIZE, tokens_of
 from worker_agent.engines.types import EngineError
 from worker_agent.events.dialects.multimodal import mm_hash
-from worker_agent.events.quarantine import KEPT_MAX, SHOWN_CHARACTERS_MAX
+from worker_agent.events.quarantine import NEWEST_MAX, SHOWN_CHARACTERS_MAX
 
 UUID = "0b7f3f2e-5a0c-4f0e-8a42-5d1f0a3c9e11"
 
@@ -286,13 +286,13 @@ async def test_what_is_no_event_of_any_rank_is_kept_out_and_every_rank_is_in_dou
 async def test_the_newest_events_that_were_kept_out_are_shown_the_oldest_of_them_first(log: EventLog) -> None:
     engine = RoughEngine()
     async with polled_agent(log, engine) as agent:
-        for number in range(KEPT_MAX + 4):
+        for number in range(NEWEST_MAX + 4):
             engine.emit({"type": f"unknown-{number}"})
         await agent.until_read()
         shown = agent.path.status()[0]["quarantined"]
-        assert [each["number"] for each in shown] == list(range(5, KEPT_MAX + 5))
+        assert [each["number"] for each in shown] == list(range(5, NEWEST_MAX + 5))
         assert "unknown-19" in shown[-1]["shown"]
-        assert quarantined(agent) == {"wrong_type": KEPT_MAX + 4}
+        assert quarantined(agent) == {"wrong_type": NEWEST_MAX + 4}
 
 
 @pytest.mark.asyncio

@@ -79,7 +79,7 @@ async def test_each_rank_is_reported_as_the_engine_counts_it(
 async def test_iterations_are_reported_once_and_an_idle_engine_is_silent(log: EventLog) -> None:
     double = TrtllmServeDouble(ranks=[Rank(running=3, waiting=1, used_blocks=250)])
     async with double.serving() as engine, reporting(log, "trtllm-serve", engine) as (loads, client, heard):
-        await eventually(lambda: client.asked_total["metrics", "ok"] > 2)
+        await eventually(lambda: client.requests_total["metrics", "ok"] > 2)
         assert (heard, loads.newest) == ({}, {})
         engine.iterate(number=41)
         engine.iterate(number=42)
@@ -117,7 +117,7 @@ async def test_metrics_that_cannot_be_had_are_counted_told_once_and_forgotten(
         async with VllmDouble().serving() as engine, reporting(log, "vllm", engine) as (loads, client, heard):
             await eventually(lambda: loads.newest)
             engine.faults["/metrics"] = fault
-            await eventually(lambda: client.asked_total["metrics", outcome] > 1)
+            await eventually(lambda: client.requests_total["metrics", outcome] > 1)
             assert loads.newest == {}
             del engine.faults["/metrics"]
             engine.released.set()

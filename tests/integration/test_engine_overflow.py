@@ -169,7 +169,7 @@ async def test_a_rank_whose_engine_lost_events_is_in_doubt_until_it_is_learnt_an
         drain = agent.path.publishers[ENGINE].drain
         assert 8 <= len(agent.held()) <= len(agent.engine.held_hashes())
         assert not drain.is_pressed
-        assert drain.statistics().pressed_turns_total > 0
+        assert drain.statistics().pressed_cycles_total > 0
         assert drain.statistics().largest_ratio == 1.0
 
 

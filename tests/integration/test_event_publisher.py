@@ -125,7 +125,7 @@ async def test_a_poll_of_more_than_half_the_buffer_is_followed_by_others_before_
         decoder = BatchDecoder()
         batches = [decoder.decode(*entry) for entry in publisher.ring.since(0)]
         assert [len(batch.events) for batch in batches] == [9, 1]
-        assert (publisher.drain.statistics().pressed_turns_total, publisher.drain.statistics().largest_ratio) == (
+        assert (publisher.drain.statistics().pressed_cycles_total, publisher.drain.statistics().largest_ratio) == (
             1,
             0.6,
         )

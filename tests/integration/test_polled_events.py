@@ -105,7 +105,7 @@ async def test_a_poll_that_fails_makes_the_ranks_stale_until_one_does_not(
         at.engine.store(1, [5])
         await eventually(lambda: at.overlap(5) == 1)
         at.engine.faults[PATH] = fault
-        await eventually(lambda: at.polled.asked_total[outcome])
+        await eventually(lambda: at.polled.requests_total[outcome])
         await eventually(lambda: "cannot be polled: POST /kv_cache_events" in at.streams.consolidator.stale(0))
         at.engine.released.set()
         del at.engine.faults[PATH]

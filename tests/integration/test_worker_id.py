@@ -31,7 +31,7 @@ from tests.integration.broker import Broker, eventually
 from tests.integration.fleet_events import fleet_events
 from tests.support.processes import AgentProcess, agent_process
 from tests.unit.router.samples import MODEL, registered
-from worker_agent.fleet.membership import LOOK_S, REPAIR_PAUSE_S, Membership
+from worker_agent.fleet.membership import CHECK_PERIOD_S, REPAIR_PAUSE_S, Membership
 from worker_agent.fleet.worker_id import WorkerId, WorkerIdTaken
 from worker_agent.fleet.worker_id_rules import SILENT_S
 
@@ -228,7 +228,7 @@ async def test_only_an_operator_removes_a_living_worker(log: EventLog, reason: s
         await eventually(lambda: clock._sleepers)
         await log.publish(SUBJECT, fleet.encode(left("first", reason)))
         for _ in range(3):
-            await clock.advance(LOOK_S + REPAIR_PAUSE_S)
+            await clock.advance(CHECK_PERIOD_S + REPAIR_PAUSE_S)
             await eventually(lambda: clock._sleepers)
         await is_newest(log, agent.registration if is_repaired else left("first", reason))
         assert agent.membership.repairs_total == is_repaired
@@ -242,7 +242,7 @@ async def test_a_worker_that_the_control_plane_drains_stays_draining(log: EventL
         await log.publish(SUBJECT, fleet.encode(WorkerDraining(worker_id=ID, instance="first", by_hand=True)))
         for _ in range(3):
             await eventually(lambda: clock._sleepers)
-            await clock.advance(LOOK_S + REPAIR_PAUSE_S)
+            await clock.advance(CHECK_PERIOD_S + REPAIR_PAUSE_S)
         assert agent.membership.repairs_total == 0
 
 
@@ -256,7 +256,7 @@ async def test_a_purged_registration_is_published_again_by_the_next_look(broker:
             await client.jetstream().purge_stream(subjects.FLEET_STREAM, subject=SUBJECT)
             await client.close()
             while first.membership.repairs_total == 0:
-                await clock.advance(LOOK_S)
+                await clock.advance(CHECK_PERIOD_S)
                 await eventually(lambda: clock._sleepers)
             await is_newest(log, first.registration)
     (lost,) = [line for line in logs if line["event"] == "registration_replaced"]
@@ -353,7 +353,7 @@ async def test_an_agent_that_registers_again_keeps_an_operator_s_drain_until_it_
     for _ in range(2):
         assert await agent.membership.register()
         assert (await newest(log)).data == fleet.encode(drained)
-        assert await agent.id.is_kept(agent.registration)
+        assert await agent.id.is_newest(agent.registration)
     await log.purge(subjects.FLEET_STREAM, (await newest(log)).stream_seq)
     assert await agent.membership.register()
     assert (await newest(log)).data == fleet.encode(drained)

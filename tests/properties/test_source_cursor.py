@@ -93,7 +93,7 @@ class Hop:
         self.now_s += IDLE_S
 
     def _ask(self, _: int) -> None:
-        start = None if self._answers is not None else self.cursor.ask_from(self.now_s)
+        start = None if self._answers is not None else self.cursor.next_replay(self.now_s)
         if start is not None:
             oldest = max(start, self.sequence - self._ring)
             self._answers = [(sequence, self._payload(sequence)) for sequence in range(oldest, self.sequence)]
@@ -205,7 +205,7 @@ def test_without_replay_every_hole_and_every_life_that_goes_back_is_a_loss(
         assert delivery.began_anew == (sequence <= live_newest)
         live_newest = sequence
         applied.append((life, sequence))
-    assert cursor.ask_from(1000.0) is None
+    assert cursor.next_replay(1000.0) is None
 
 
 @given(st.lists(st.lists(st.integers(0, 12), unique=True), min_size=2, max_size=4))
@@ -218,8 +218,8 @@ def test_without_replay_two_lives_on_two_connections_are_never_mixed(heard: list
 class AsksFromTheExpected(SourceCursor):
     """Asks for what comes next alone, which no answer need have."""
 
-    def ask_from(self, now_s: float) -> int | None:
-        return None if super().ask_from(now_s) is None else self._expected
+    def next_replay(self, now_s: float) -> int | None:
+        return None if super().next_replay(now_s) is None else self._expected
 
 
 class BelievesAnyAnswer(SourceCursor):
@@ -237,7 +237,7 @@ class ComparesNothing(SourceCursor):
     def on_replayed(self, sequence: int, payload: bytes) -> Delivery:
         if sequence == self._expected - 1:
             payload = self._newest or payload
-        return super().on_replayed(sequence, self._kept.get(sequence, payload))
+        return super().on_replayed(sequence, self._buffered.get(sequence, payload))
 
 
 class NeverDoubts(SourceCursor):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered
 from tests.unit.router.samples import registered
-from worker_agent.fleet.worker_id_rules import NO_CLAIM, Action, Life, Newest, action
+from worker_agent.fleet.worker_id_rules import NO_CLAIM, Action, Liveness, Newest, action
 
 AGENTS = 4
 ROUNDS_MAX = 4 * AGENTS
@@ -75,7 +75,7 @@ class World:
             instance = newest.event.instance if newest is not None and newest.event is not None else ""
             agent.seen = action(newest, agent.own, agent.claim, self.life(instance)), self.log.newest_seq
 
-    def life(self, instance: str) -> Life:
+    def life(self, instance: str) -> Liveness:
         return "alive" if any(each.is_alive and each.own.instance == instance for each in self.agents) else "silent"
 
     def act(self, agent: Agent) -> bool:

@@ -57,7 +57,7 @@ class Answering:
             self._go_on(question, iter(self._core.recover(self._rank.dp_rank, question.request)))
 
     def _go_on(self, question: Question, parts: Iterator[Answer]) -> None:
-        part = next(parts, None) if self._questions.is_wanted(question) else None
+        part = next(parts, None) if self._questions.is_current(question) else None
         if part is None:
             self._next()
             return

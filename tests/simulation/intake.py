@@ -88,7 +88,7 @@ class Intake:
         lost = sum(self._engine.rules.events_lost.values())
         self._publish(self._take())
         is_lossy = sum(self._engine.rules.events_lost.values()) > lost
-        if self._drain.on_turn(is_lossy=is_lossy):
+        if self._drain.on_cycle(is_lossy=is_lossy):
             self._drained = Drained(self._sequence, dict(self._engine.rules.events_lost))
 
     def _take(self) -> list[dict[str, Any]]:
@@ -118,7 +118,7 @@ class Intake:
             self._ask()
 
     def _ask(self) -> None:
-        start = None if self._is_asking or self._is_stopped else self.cursor.ask_from(self._clock.now())
+        start = None if self._is_asking or self._is_stopped else self.cursor.next_replay(self._clock.now())
         if start is not None:
             self._is_asking = True
             self._question += 1

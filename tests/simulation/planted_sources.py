@@ -19,7 +19,7 @@ class GivesUpYoungHoles(SourceCursor):
     """Takes for lost what was published after the replay was asked for."""
 
     def on_replay_end(self, now_s: float) -> Delivery:
-        self._brought = max([self._brought, *self._kept])
+        self._replayed_max = max([self._replayed_max, *self._buffered])
         return super().on_replay_end(now_s)
 
 
@@ -27,7 +27,7 @@ class NeverGivesUp(SourceCursor):
     """Asks for ever for what is lost for good."""
 
     def on_replay_end(self, now_s: float) -> Delivery:
-        self._question, self._brought = _Question(-1, in_doubt=False), -1
+        self._question, self._replayed_max = _Question(-1, in_doubt=False), -1
         return super().on_replay_end(now_s)
 
 

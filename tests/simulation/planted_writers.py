@@ -16,7 +16,7 @@ from worker_agent.events.engine_events import EngineStored
 from worker_agent.events.held_blocks import HeldBlocks
 from worker_agent.events.mirror import RankMirror
 from worker_agent.events.outbox import OUTBOX_BYTES_MAX, Outbox, OutMessage
-from worker_agent.events.questions import Fate, Question, Questions
+from worker_agent.events.questions import Question, QuestionOutcome, Questions
 
 
 class DumpsOneSeqAhead(Consolidation):
@@ -63,7 +63,7 @@ class AnswersTwice(Consolidation):
 class AnswersTheLatestToCome(Questions):
     """Takes a question that was overtaken on its way for the newest one."""
 
-    def ask(self, question: Question) -> Fate:
+    def ask(self, question: Question) -> QuestionOutcome:
         present = self._waiting.get(question.asker) or self._answered
         if super().ask(question) != "overtaken":
             return "taken"

@@ -60,7 +60,7 @@ _ONLY_A_NAME = EngineFacts(served_names=("model",))
 _log = structlog.get_logger("attach")
 
 
-class _Asked(NamedTuple):
+class _EngineAccess(NamedTuple):
     """An engine that has an address: how it is asked, and the model's text."""
 
     client: EngineClient
@@ -68,7 +68,7 @@ class _Asked(NamedTuple):
     text: Text
 
 
-async def run_attached(settings: AttachSettings, stop: asyncio.Event, say: Callable[[str], None]) -> None:
+async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Callable[[str], None]) -> None:
     """Speak for the engine until `stop` is set; `say` is told where its status can be read.
 
     Raises:
@@ -80,18 +80,18 @@ async def run_attached(settings: AttachSettings, stop: asyncio.Event, say: Calla
     async with AsyncExitStack() as cleanup:
         if not engine.base_url:
             streams = settings.streams(instance, model=_model(settings, _NOTHING))
-            await _run(settings, _NOTHING, streams, None, stop, clock, cleanup, say)
+            await _run(settings, _NOTHING, streams, None, stop, clock, cleanup, report)
             return
         text = load_text(engine.text)
         base_url = engine.base_url.rstrip("/")
         foreign_registration(settings, attached_facts(engine, _ONLY_A_NAME), text, instance, base_url)  # checked early
         client = await cleanup.enter_async_context(EngineClient(base_url, api_key=engine.api_key.get_secret_value()))
         survey = EngineSurvey(engine.kind, client, metrics_path=engine.metrics_path)
-        said = await _first_said(settings, survey, clock, stop)
-        if said is not None:
-            facts = attached_facts(engine, said)
+        reported = await _first_facts(settings, survey, clock, stop)
+        if reported is not None:
+            facts = attached_facts(engine, reported)
             streams = settings.streams(instance, model=_model(settings, facts), block_size=facts.block_size)
-            await _run(settings, facts, streams, _Asked(client, survey, text), stop, clock, cleanup, say)
+            await _run(settings, facts, streams, _EngineAccess(client, survey, text), stop, clock, cleanup, report)
 
 
 def _model(settings: AttachSettings, facts: EngineFacts) -> str:
@@ -101,19 +101,19 @@ def _model(settings: AttachSettings, facts: EngineFacts) -> str:
     return model
 
 
-async def _first_said(
+async def _first_facts(
     settings: AttachSettings, survey: EngineSurvey, clock: Clock, stop: asyncio.Event
 ) -> EngineFacts | None:
     """Return what the engine says, nothing if it is not needed and not to be had; None once `stop` is set."""
     needs_none = bool(settings.engine.model and settings.engine.block_size)
-    is_told = False
+    is_logged = False
     while not stop.is_set():
-        said = await survey.ask()
-        if said is not None or needs_none:
-            return said or _NOTHING
-        if not is_told:
+        facts = await survey.query()
+        if facts is not None or needs_none:
+            return facts or _NOTHING
+        if not is_logged:
             _log.warning("waiting_for_engine", url=settings.engine.base_url, needed="model and block size")
-            is_told = True
+            is_logged = True
         await until(stop, clock.sleep(_WAIT_S))
     return None
 
@@ -124,7 +124,7 @@ class _Attached(NamedTuple):
     settings: AttachSettings
     facts: EngineFacts
     worker: WorkerHeadSection
-    asked: _Asked | None
+    access: _EngineAccess | None
     clock: Clock
     log: EventLog
     found: asyncio.Event
@@ -146,40 +146,40 @@ async def _run(
     settings: AttachSettings,
     facts: EngineFacts,
     worker: WorkerHeadSection,
-    asked: _Asked | None,
+    access: _EngineAccess | None,
     stop: asyncio.Event,
     clock: Clock,
     cleanup: AsyncExitStack,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> None:
     found = asyncio.Event()
     log = await _connected(settings, worker, found, cleanup)
     gate = FleetGate(settings.nats.fleet_secrets)
     worker_id = WorkerId(log, clock, gate, worker_id=worker.id, instance=worker.instance)
-    if asked is not None:
+    if access is not None:
         await until(stop, worker_id.check())
     context = zmq.asyncio.Context()
     cleanup.callback(context.destroy, linger=0)
     streams = EventStreams(worker, settings.events, log, context, clock, polled=_polled(settings))
     parts = streams.parts(first_stage=2)
-    attached = _Attached(settings, facts, worker, asked, clock, log, found, worker_id)
+    attached = _Attached(settings, facts, worker, access, clock, log, found, worker_id)
     async with AsyncExitStack() as until_run:
         until_run.push_async_callback(end_unrun, parts)
-        others = await _others(attached, streams, cleanup, say)
+        others = await _others(attached, streams, cleanup, report)
         until_run.pop_all()  # from here on sockets belong to what runs
     await run_parts([*parts, *others], stop=stop, drain_s=settings.worker.drain_s + _STREAMS_DRAIN_S)
 
 
 async def _others(
-    attached: _Attached, streams: EventStreams, cleanup: AsyncExitStack, say: Callable[[str], None]
+    attached: _Attached, streams: EventStreams, cleanup: AsyncExitStack, report: Callable[[str], None]
 ) -> list[Part]:
     """Return what is to run beside the streams; requests and questions are heard from now on."""
-    asked, worker, log = attached.asked, attached.worker, attached.log
-    fronted = None if asked is None else await _fronted(attached, asked, cleanup)
+    access, worker, log = attached.access, attached.worker, attached.log
+    fronted = None if access is None else await _fronted(attached, access, cleanup)
     http = _status_http(attached, streams, fronted)
     await http.start()
     await streams.consolidator.start()
-    say(f"streams of {worker.id}, status on http://{attached.settings.control.host}:{http.port}")
+    report(f"streams of {worker.id}, status on http://{attached.settings.control.host}:{http.port}")
     parts = [] if fronted is None else fronted.parts
     return [*parts, Part("http", http.run, _LAST_STAGE, dict), Part("event-log", log.run, _LAST_STAGE)]
 
@@ -198,9 +198,9 @@ async def _connected(
     return log
 
 
-async def _fronted(attached: _Attached, asked: _Asked, cleanup: AsyncExitStack) -> _Fronted:
+async def _fronted(attached: _Attached, access: _EngineAccess, cleanup: AsyncExitStack) -> _Fronted:
     """Return what asks the engine, and what it is asked through; requests are heard from now on."""
-    settings, client = attached.settings, asked.client
+    settings, client = attached.settings, access.client
     parts, base_url, forwarder = list[Part](), client.base_url, None
     loads = _loads(attached, client)
     if loads is not None:
@@ -210,34 +210,34 @@ async def _fronted(attached: _Attached, asked: _Asked, cleanup: AsyncExitStack) 
         served = await _served(settings, forwarder)
         base_url = f"http://{settings.worker.advertised_host}:{served.port}"
         parts.append(Part("forwarder", served.run, 1, lambda: {"requests": forwarder.running}))
-    membership = _membership(attached, asked, base_url)
-    watch = _health_watch(attached, asked, membership, base_url)
+    membership = _membership(attached, access, base_url)
+    watch = _health_watch(attached, access, membership, base_url)
     cleanup.push_async_callback(watch.leave, "stopped")
     parts += [Part("health-watch", watch.run, 0), Part("worker-id", membership.watch, 0)]
     return _Fronted(watch, membership, loads, forwarder, parts)
 
 
-def _membership(attached: _Attached, asked: _Asked, base_url: str) -> Membership:
+def _membership(attached: _Attached, access: _EngineAccess, base_url: str) -> Membership:
     registration = foreign_registration(
-        attached.settings, attached.facts, asked.text, attached.worker.instance, base_url
+        attached.settings, attached.facts, access.text, attached.worker.instance, base_url
     )
     return Membership(registration, attached.worker_id, attached.clock, attached.found)
 
 
-def _health_watch(attached: _Attached, asked: _Asked, membership: Membership, base_url: str) -> HealthWatch:
+def _health_watch(attached: _Attached, access: _EngineAccess, membership: Membership, base_url: str) -> HealthWatch:
     settings, worker = attached.settings, attached.worker
     return HealthWatch(
-        asked.client,
+        access.client,
         membership,
         attached.clock,
         attached.found,
-        describe=_describe(settings, asked.survey, worker, asked.text, base_url),
+        describe=_describe(settings, access.survey, worker, access.text, base_url),
     )
 
 
 def _status_http(attached: _Attached, streams: EventStreams, fronted: _Fronted | None) -> HttpServer:
     control, registry = attached.settings.control, new_registry()
-    client = None if attached.asked is None else attached.asked.client
+    client = None if attached.access is None else attached.access.client
     watch, loads, forwarder = (
         (None, None, None) if fronted is None else (fronted.watch, fronted.loads, fronted.forwarder)
     )
@@ -309,19 +309,19 @@ def _describe(
     """Return what asks the engine anew what it is, and says why it cannot join as it is."""
 
     async def describe() -> WorkerRegistered | None:
-        said = await survey.ask()
-        if said is None:
+        reported = await survey.query()
+        if reported is None:
             return None
-        if said.block_size not in (0, worker.block_size):
-            _log.error("engine_has_another_block_size", found=said.block_size, allowed=worker.block_size)
+        if reported.block_size not in (0, worker.block_size):
+            _log.error("engine_has_another_block_size", found=reported.block_size, allowed=worker.block_size)
             return None
-        if said.dp_ranks not in (0, settings.engine.dp_ranks):
-            _log.warning("engine_has_other_ranks", found=settings.engine.dp_ranks, allowed=said.dp_ranks)
-        facts = attached_facts(settings.engine, said)
-        told = foreign_registration(settings, facts, text, worker.instance, base_url)
-        if told.model != worker.model:
-            _log.error("engine_has_another_model", found=told.model, allowed=worker.model)
+        if reported.dp_ranks not in (0, settings.engine.dp_ranks):
+            _log.warning("engine_has_other_ranks", found=settings.engine.dp_ranks, allowed=reported.dp_ranks)
+        facts = attached_facts(settings.engine, reported)
+        registration = foreign_registration(settings, facts, text, worker.instance, base_url)
+        if registration.model != worker.model:
+            _log.error("engine_has_another_model", found=registration.model, allowed=worker.model)
             return None
-        return told
+        return registration
 
     return describe

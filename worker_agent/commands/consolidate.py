@@ -24,7 +24,7 @@ from worker_agent.events.metrics import ConsolidatorMetrics
 _DRAIN_S = 10.0
 
 
-async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, say: Callable[[str], None]) -> None:
+async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, report: Callable[[str], None]) -> None:
     """Head the streams until `stop` is set; `say` is told where their status can be read.
 
     Raises:
@@ -47,7 +47,7 @@ async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, s
             until_run.push_async_callback(end_unrun, parts)
             http = await _begun(settings, heads, log)
             until_run.pop_all()  # from here on sockets belong to what runs
-        say(f"streams of {names}, status on http://{settings.control.host}:{http.port}")
+        report(f"streams of {names}, status on http://{settings.control.host}:{http.port}")
         parts += [Part("http", http.run, 5, dict), Part("event-log", log.run, 5)]
         await run_parts(parts, stop=stop, drain_s=_DRAIN_S)
 

@@ -75,7 +75,7 @@ class Chosen(NamedTuple):
     """For the registration, which says what these mean."""
 
 
-class Made(NamedTuple):
+class BuiltEngine(NamedTuple):
     """The engine, not yet started. One of the last two is it, the other None: what only one of them says."""
 
     engine: Engine
@@ -165,17 +165,17 @@ def _text_path(settings: AgentSettings, chosen: Chosen) -> str:
     return settings.engine.text or (BYTE_MODEL if chosen.args is None else chosen.model)
 
 
-def made_engine(
+def build_engine(
     settings: AgentSettings, chosen: Chosen, text: Text, clock: Clock, call: ThreadCall = asyncio.to_thread
-) -> Made:
+) -> BuiltEngine:
     """Return the engine, which `call` builds and ends; raise `EngineError` for a bad logits processor."""
     name = served_names(settings, chosen)[0]
     if chosen.args is None:
         simulated = _simulated(settings, name, text, clock)
-        return Made(simulated, simulated, None)
+        return BuiltEngine(simulated, simulated, None)
     own = settings.trtllm.settings(text, settings.worker.role, settings.telemetry.log_level)
     trtllm = TensorRTLLMEngine(chosen.args, clock, model=name, settings=own, call=call)
-    return Made(trtllm, None, trtllm)
+    return BuiltEngine(trtllm, None, trtllm)
 
 
 def _token_source(settings: AgentSettings, text: Text) -> TokenSource:
@@ -244,13 +244,13 @@ def _refuse_engine_args(sources: EngineArgsSources, circumstances: Circumstances
     expected = "options of this command; TensorRT-LLM's arguments go with --engine trtllm alone"
     problems = [
         Finding(severity="error", place=place, found="another", expected=expected)
-        for place in _given(sources, circumstances)
+        for place in _flags_in(sources, circumstances)
     ]
     if problems:
         raise EngineArgsInvalid(problems)
 
 
-def _given(sources: EngineArgsSources, circumstances: Circumstances) -> Iterator[str]:
+def _flags_in(sources: EngineArgsSources, circumstances: Circumstances) -> Iterator[str]:
     """Yield the flags of engine arguments that stand on the command line."""
     yield from (f"--{name}" for name in FLAGS if sources.flags.get(name) is not None)
     yield from ["--extra-engine-args"] if sources.extra is not None else []

@@ -35,14 +35,21 @@ from kv_runtime.supervise import Part, PartGaveUp, run_parts, until
 from kv_runtime.telemetry import LoopLag, Projection, new_registry
 from kv_runtime.text import Text
 from worker_agent.api.app import AgentApi
-from worker_agent.commands.engine_choice import Chosen, Made, engine_text, made_engine, served_media, served_names
+from worker_agent.commands.engine_choice import (
+    BuiltEngine,
+    Chosen,
+    build_engine,
+    engine_text,
+    served_media,
+    served_names,
+)
 from worker_agent.commands.served_metrics import ServedMetrics
 from worker_agent.commands.unrun import end_unrun
 from worker_agent.config import AgentSettings
 from worker_agent.engines.port import Engine
 from worker_agent.engines.types import EngineStopped
 from worker_agent.events.served import ServedEvents
-from worker_agent.fleet.canary import CanaryWatch, HeardEngine
+from worker_agent.fleet.canary import CanaryWatch, MonitoredEngine
 from worker_agent.fleet.canary_rules import Canary
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
@@ -61,7 +68,7 @@ class _Worker(NamedTuple):
 
     settings: AgentSettings
     chosen: Chosen
-    made: Made
+    built: BuiltEngine
     text: Text
     media: ServedMedia
     names: tuple[str, ...]
@@ -76,7 +83,7 @@ async def run_served(
     settings: AgentSettings,
     chosen: Chosen,
     stop: asyncio.Event,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     call: ThreadCall = asyncio.to_thread,
 ) -> None:
     """Serve until `stop` is set, or the engine dies; `say` gets the address, once the engine is loaded.
@@ -92,7 +99,7 @@ async def run_served(
     settings = settings.model_copy(update={"worker": settings.worker.identified()})
     sys.setswitchinterval(_SWITCH_S)
     clock, text, found = SystemClock(), engine_text(settings, chosen), asyncio.Event()
-    media, made = served_media(settings, chosen, text, clock), made_engine(settings, chosen, text, clock, call)
+    media, built = served_media(settings, chosen, text, clock), build_engine(settings, chosen, text, clock, call)
     async with AsyncExitStack() as cleanup:
         cleanup.push_async_callback(media.close)
         log, instance = await _connected(settings, found, cleanup), uuid.uuid4().hex[:16]
@@ -102,15 +109,15 @@ async def run_served(
         context = zmq.asyncio.Context()
         cleanup.callback(context.destroy, linger=0)
         async with AsyncExitStack() as until_run:
-            until_run.push_async_callback(made.engine.stop, 0.0)
-            await until(stop, made.engine.start())
+            until_run.push_async_callback(built.engine.stop, 0.0)
+            await until(stop, built.engine.start())
             if stop.is_set():
                 return
             names = served_names(settings, chosen)
-            events = ServedEvents(settings, chosen, made, names[0], instance, log, context, clock)
+            events = ServedEvents(settings, chosen, built, names[0], instance, log, context, clock)
             until_run.push_async_callback(end_unrun, events.path.parts(first_stage=0))
-            worker = _Worker(settings, chosen, made, text, media, names, instance, clock, log, events, worker_id)
-            parts = await _parts(worker, found, cleanup, say)
+            worker = _Worker(settings, chosen, built, text, media, names, instance, clock, log, events, worker_id)
+            parts = await _parts(worker, found, cleanup, report)
             until_run.pop_all()  # from here on engine and events are ended by their parts
         await run_parts(parts, stop=stop, drain_s=settings.drain_s + _ABORTS_S)
 
@@ -128,7 +135,7 @@ async def _connected(settings: AgentSettings, found: asyncio.Event, cleanup: Asy
 
 
 async def _parts(
-    worker: _Worker, found: asyncio.Event, cleanup: AsyncExitStack, say: Callable[[str], None]
+    worker: _Worker, found: asyncio.Event, cleanup: AsyncExitStack, report: Callable[[str], None]
 ) -> list[Part]:
     """Return what is to run; requests are heard from now on, and what is said in the end is arranged."""
     idle, registry, events = _canary(worker), new_registry(), worker.events
@@ -141,14 +148,14 @@ async def _parts(
     watch = None if idle is None else _canary_watch(worker, idle, membership)
     worker_id = worker.settings.worker.id
     Projection(registry, AgentMetrics(worker_id, events.rules, events.path, loads, api).families)
-    Projection(registry, ServedMetrics(worker_id, worker.made.trtllm, worker.made.simulated, watch).families)
+    Projection(registry, ServedMetrics(worker_id, worker.built.trtllm, worker.built.simulated, watch).families)
     Projection(registry, lambda: worker.media.families(worker_id))
     Projection(registry, lambda: log_families(worker.log.statistics()))
     Projection(registry, membership.families)
     await events.path.consolidator.start()
     cleanup.push_async_callback(membership.leave, "stopped")
-    say(f"worker {worker_id} on {registration.base_url}")
-    life = _EngineLife(worker.made.engine, membership)
+    report(f"worker {worker_id} on {registration.base_url}")
+    life = _EngineLife(worker.built.engine, membership)
     return [
         Part("membership", membership.run, 0),
         Part("worker-id", membership.watch, 0),
@@ -190,27 +197,27 @@ class _EngineLife:
 
 def _canary(worker: _Worker) -> Canary | None:
     wait_s = worker.settings.worker.canary_wait_s
-    return Canary(worker.made.engine.describe().dp_ranks, wait_s, worker.clock.now()) if wait_s else None
+    return Canary(worker.built.engine.describe().dp_ranks, wait_s, worker.clock.now()) if wait_s else None
 
 
 def _loads(worker: _Worker, api: AgentApi) -> LoadReports:
     return LoadReports(
-        worker.made.engine,
+        worker.built.engine,
         worker.log,
         worker.clock,
         model=worker.names[0],
         worker_id=worker.settings.worker.id,
         instance=worker.instance,
         poll_s=worker.settings.events.poll_s,
-        dp_ranks=worker.made.engine.describe().dp_ranks,
+        dp_ranks=worker.built.engine.describe().dp_ranks,
         in_flight=lambda: api.running,
     )
 
 
 def _api(worker: _Worker, idle: Canary | None) -> AgentApi:
-    settings, engine, trtllm = worker.settings, worker.made.engine, worker.made.trtllm
+    settings, engine, trtllm = worker.settings, worker.built.engine, worker.built.trtllm
     return AgentApi(
-        engine if idle is None else HeardEngine(engine, idle, worker.clock),
+        engine if idle is None else MonitoredEngine(engine, idle, worker.clock),
         worker.text,
         worker.media.prompts,
         served_names=worker.names,
@@ -245,7 +252,7 @@ def _http(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> HttpSe
 
 def _app(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> web.Application:
     """Return all endpoints of the worker; those that only one role has are added here."""
-    section, encoder = worker.settings.worker, worker.made.trtllm or worker.made.simulated
+    section, encoder = worker.settings.worker, worker.built.trtllm or worker.built.simulated
     app = api.app(registry, token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
     if section.role == "encode" and encoder is not None:
         limit = section.inflight_requests_max
@@ -257,7 +264,7 @@ def _app(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> web.App
 def _canary_watch(worker: _Worker, idle: Canary, membership: Membership) -> CanaryWatch:
     section = worker.settings.worker
     return CanaryWatch(
-        worker.made.engine,
+        worker.built.engine,
         idle,
         membership,
         worker.clock,
@@ -268,7 +275,7 @@ def _canary_watch(worker: _Worker, idle: Canary, membership: Membership) -> Cana
 
 
 def _registration(worker: _Worker, api: AgentApi, port: int) -> WorkerRegistered:
-    settings, engine, text = worker.settings, worker.made.engine.describe(), worker.text
+    settings, engine, text = worker.settings, worker.built.engine.describe(), worker.text
     return WorkerRegistered(
         worker_id=settings.worker.id,
         instance=worker.instance,

@@ -37,8 +37,8 @@ class ServedMetrics:
         samples = [((self._worker, name), float(count)) for name, count in errors.items()]
         meaning = "Calls of logits processors that failed, and left the logits as they were"
         yield counter("logits_processor_errors", meaning, ("worker", "processor"), samples)
-        asked = {} if self._canary is None else self._canary.asked_total
-        outcomes = [((self._worker, outcome), float(count)) for outcome, count in asked.items()]
+        canary_requests = {} if self._canary is None else self._canary.requests_total
+        outcomes = [((self._worker, outcome), float(count)) for outcome, count in canary_requests.items()]
         if self._simulated is not None:
             yield from transfer_families(self._worker, self._simulated)
         yield counter("engine_canaries", "Tokens asked of the idle engine, by outcome", ("worker", "outcome"), outcomes)

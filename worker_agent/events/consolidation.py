@@ -31,7 +31,7 @@ from worker_agent.events.dialects.batches import BatchDecoder, DecoderCounts
 from worker_agent.events.engine_events import EngineBatch, EngineCleared, EngineStored
 from worker_agent.events.mirror import ENGINE, MirrorCounts, RankMirror
 from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, Outbox
-from worker_agent.events.quarantine import KEPT_MAX, PROBLEM_CHARACTERS_MAX
+from worker_agent.events.quarantine import NEWEST_MAX, PROBLEM_CHARACTERS_MAX
 
 _STALE_CHARACTERS_MAX = 1000
 """Of a heartbeat's reason, which may name values that an engine sent."""
@@ -92,8 +92,8 @@ class _Reader:
 
     def refuse(self, *reasons: str) -> None:
         """These could not be read; the newest reasons are kept for people, cut short."""
-        cut = [reason[:PROBLEM_CHARACTERS_MAX] for reason in reasons[-KEPT_MAX:]]
-        self.refused = (*self.refused, *cut)[-KEPT_MAX:]
+        cut = [reason[:PROBLEM_CHARACTERS_MAX] for reason in reasons[-NEWEST_MAX:]]
+        self.refused = (*self.refused, *cut)[-NEWEST_MAX:]
 
     def forget(self) -> None:
         """What the publisher said of itself is forgotten; counts stay."""
@@ -171,7 +171,7 @@ class Consolidation:
             elif isinstance(engine_event, EngineStored) and (reason := mirror.unfit(engine_event)):
                 self._stale[dp_rank, source] = reason
             events = mirror.apply(engine_event, source)
-            changed |= self._tell(dp_rank, events, batch.sequence, round(batch.time_s * 1e9))
+            changed |= self._enqueue(dp_rank, events, batch.sequence, round(batch.time_s * 1e9))
         return changed
 
     def on_loss(self, origin: Origin = SOLE, *, began_anew: bool = False) -> set[int]:
@@ -185,10 +185,10 @@ class Consolidation:
             reader.forget()
         for dp_rank in self.ranks_of(origin):
             self._stale.pop((dp_rank, origin.source), None)
-            changed |= self._tell(dp_rank, self._mirrors[dp_rank].clear(origin.source), 0, 0)
+            changed |= self._enqueue(dp_rank, self._mirrors[dp_rank].clear(origin.source), 0, 0)
         return changed
 
-    def _tell(self, dp_rank: int, events: Iterable[Event], source_seq: int, engine_time_ns: int) -> set[int]:
+    def _enqueue(self, dp_rank: int, events: Iterable[Event], source_seq: int, engine_time_ns: int) -> set[int]:
         outbox = self._outboxes[dp_rank]
         before = outbox.last_seq
         for event in events:
@@ -208,7 +208,7 @@ class Consolidation:
     def heartbeat(self, dp_rank: int, source_stale: str = "") -> Heartbeat:
         """Return the rank's pulse, to be told: its place, the proof of its set there, why its sources may be wrong."""
         outbox = self._outboxes[dp_rank]
-        outbox.tell_place()
+        outbox.end_message_here()
         return Heartbeat(
             instance=self._instance,
             epoch=outbox.epoch,

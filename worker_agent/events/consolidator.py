@@ -16,7 +16,7 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog
 from kv_runtime.supervise import Part, until
 from worker_agent.events.consolidation import Consolidation, Origin
-from worker_agent.events.engine_event_subscriber import HopAReader
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.mirror import ENGINE
 from worker_agent.events.rank_answers import RankAnswers
 from worker_agent.events.rank_stream import RankStream
@@ -31,7 +31,7 @@ class Consolidator:
     def __init__(
         self,
         core: Consolidation,
-        readers: Sequence[HopAReader],
+        readers: Sequence[EngineEventSubscriber],
         log: EventLog,
         clock: Clock,
         *,
@@ -42,7 +42,7 @@ class Consolidator:
         self._core, self._readers, self._event_log, self._clock = core, tuple(readers), log, clock
         self._model, self._worker_id = model, worker_id
         self._source_stale = source_stale
-        self._told_stale: dict[int, str] = {}
+        self._logged_stale: dict[int, str] = {}
         ranks = {dp_rank: WorkerRank(worker_id, dp_rank) for dp_rank in core.dp_ranks}
         self.streams = {at: RankStream(model, rank, core.outbox(at), log, clock) for at, rank in ranks.items()}
         self.answers = {at: RankAnswers(model, rank, core, log, clock) for at, rank in ranks.items()}
@@ -58,7 +58,7 @@ class Consolidator:
         return self._core
 
     @property
-    def readers(self) -> tuple[HopAReader, ...]:
+    def readers(self) -> tuple[EngineEventSubscriber, ...]:
         """The publishers, for their counts."""
         return self._readers
 
@@ -78,22 +78,22 @@ class Consolidator:
             *(part for reader in self._readers for part in reader.parts(self._fold, first_stage, prefix=prefix)),
             *(Part(f"{prefix}publish-{rank}", stream.run, first_stage + 2) for rank, stream in streams),
             *(Part(f"{prefix}answer-{rank}", answer.run, first_stage + 3) for rank, answer in answers),
-            Part(f"{prefix}pulse", self._pulse, first_stage + 3),
+            Part(f"{prefix}pulse", self._run_heartbeats, first_stage + 3),
         ]
 
     async def start(self) -> None:
         """Questions are heard, and readers know of the new epochs."""
         for answers in self.answers.values():
             await answers.listen()
-        await self._beat()
+        await self._publish_heartbeats()
 
     async def position(self, sequence: int, source: str = ENGINE) -> dict[int, tuple[int, int]]:
         """Return each rank's (epoch, last seq), once the source's only publisher was read up to before `sequence`."""
         (reader,) = [reader for reader in self._readers if reader.origin.source == source]
         await reader.until_read(sequence)
-        return self.places()
+        return self.positions()
 
-    def places(self) -> dict[int, tuple[int, int]]:
+    def positions(self) -> dict[int, tuple[int, int]]:
         """Return each rank's (epoch, last seq) now."""
         return {rank: (self._core.outbox(rank).epoch, self._core.outbox(rank).last_seq) for rank in self._core.dp_ranks}
 
@@ -104,19 +104,19 @@ class Consolidator:
         for dp_rank in changed:
             self.streams[dp_rank].wake()
 
-    async def _pulse(self, stop: asyncio.Event) -> None:
+    async def _run_heartbeats(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            await self._beat()
+            await self._publish_heartbeats()
             await until(stop, self._clock.sleep(HEARTBEAT_PERIOD_S))
 
-    async def _beat(self) -> None:
+    async def _publish_heartbeats(self) -> None:
         for dp_rank in self._core.dp_ranks:
             heartbeat = self._core.heartbeat(dp_rank, self._unread(dp_rank))
             rank = WorkerRank(self._worker_id, dp_rank)
-            self._tell_stale(rank, heartbeat.stale)
-            pulse = fleet.encode(heartbeat)
+            self._log_stale(rank, heartbeat.stale)
+            payload = fleet.encode(heartbeat)
             try:
-                await self._event_log.announce(subjects.heartbeat(self._model, rank), pulse)
+                await self._event_log.announce(subjects.heartbeat(self._model, rank), payload)
             except BrokerUnavailable as error:
                 _log.debug("heartbeat_lost", reason=str(error))
 
@@ -127,11 +127,11 @@ class Consolidator:
             reasons.append(self._source_stale(dp_rank))
         return "; ".join(filter(None, reasons))
 
-    def _tell_stale(self, rank: WorkerRank, reason: str) -> None:
+    def _log_stale(self, rank: WorkerRank, reason: str) -> None:
         """Log when the rank becomes stale and when it is current again; reasons may change with every pulse."""
-        told = self._told_stale.get(rank.dp_rank, "")
-        self._told_stale[rank.dp_rank] = reason
-        if reason and not told:
+        logged = self._logged_stale.get(rank.dp_rank, "")
+        self._logged_stale[rank.dp_rank] = reason
+        if reason and not logged:
             _log.warning("rank_stale", rank=str(rank), reason=reason)
-        elif told and not reason:
+        elif logged and not reason:
             _log.info("rank_current", rank=str(rank))

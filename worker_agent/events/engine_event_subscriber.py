@@ -3,7 +3,7 @@
 Two parts of a process (see `kv_runtime.supervise`): live messages; replays, one question at a time. A question whose
 answer pauses for `answer_s` is given up together with its socket, so that nothing of the answer is heard later.
 
-What a publisher can do at every message is logged at most once in `_TELL_S`; metrics count all of it.
+What a publisher can do at every message is logged at most once in `_LOG_PERIOD_S`; metrics count all of it.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from worker_agent.events.dialects.engine_wire import (
 from worker_agent.events.source_cursor import Delivery, SourceCursor
 
 _HWM_MESSAGES = 100_000
-_TAKEN_AT_ONCE = 64
+_MESSAGES_AT_ONCE = 64
 _POLL_S = 0.1
 _DRAIN_S = 1.0
-_APART_S = 1.0
+_DISCONNECTED_S = 1.0
 """How long a publisher may be without a connection before that is a reason to doubt what is known of it."""
-_TELL_S = 10.0
+_LOG_PERIOD_S = 10.0
 _LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 Deliver = Callable[[Origin, Delivery], Awaitable[None]]
@@ -53,7 +53,7 @@ class PublisherAt(NamedTuple):
     topic: str = ""
 
 
-class HopAReader:
+class EngineEventSubscriber:
     """Reads one publisher. Without `replay_endpoint` every hole is a loss; `topic` is the prefix of those wanted."""
 
     def __init__(
@@ -70,14 +70,14 @@ class HopAReader:
     ) -> None:
         self._origin, self._cursor, self._context, self._clock = origin, cursor, context, clock
         self._publish_endpoint, self._replay_endpoint, self._answer_s = publish_endpoint, replay_endpoint, answer_s
-        self._apart_since_s: float | None = clock.now()
-        self._told_at_s: dict[str, float] = {}
+        self._disconnected_since_s: float | None = clock.now()
+        self._logged_at_s: dict[str, float] = {}
         self._live = _socket(context, zmq.SUB)
         self._live.subscribe(topic.encode())
         self._line = self._live.get_monitor_socket(_LINE_EVENTS)
         self._live.connect(publish_endpoint)
         self._replay: zmq.asyncio.Socket | None = None
-        self._wanted = asyncio.Event()
+        self._replay_due = asyncio.Event()
         self._moved = asyncio.Condition()
         self.refused_messages_total = 0
 
@@ -95,7 +95,7 @@ class HopAReader:
         """Return why what was read may not be all; empty when nothing says so."""
         if self._cursor.is_unanswered:
             return f"{self._origin}: replay_endpoint {self._replay_endpoint} does not answer"
-        if self._apart_since_s is not None and self._clock.now() - self._apart_since_s >= _APART_S:
+        if self._disconnected_since_s is not None and self._clock.now() - self._disconnected_since_s >= _DISCONNECTED_S:
             return f"{self._origin}: publisher {self._publish_endpoint} is not connected"
         return ""
 
@@ -132,13 +132,13 @@ class HopAReader:
     async def _on_line_event(self, deliver: Deliver) -> None:
         event = parse_monitor_message(await self._line.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._apart_since_s = None
+            self._disconnected_since_s = None
             await self._deliver(self._cursor.on_connect(), deliver)
             return
         _log.info("publisher_disconnected", publisher=str(self._origin))
-        self._apart_since_s = self._clock.now()
+        self._disconnected_since_s = self._clock.now()
         self._cursor.on_disconnect()
-        self._wanted.set()
+        self._replay_due.set()
 
     async def _drain_live(self, deliver: Deliver) -> None:
         """Read until hop A is quiet: what was published last may still be on its way. A busy source is left behind."""
@@ -150,7 +150,7 @@ class HopAReader:
         """Take what is there, as far as others can wait for it: one by one, awaiting costs more than reading."""
         live: zmq.Socket[bytes] = zmq.Socket.shadow(self._live)
         with suppress(zmq.Again):
-            for _ in range(_TAKEN_AT_ONCE):
+            for _ in range(_MESSAGES_AT_ONCE):
                 await self._on_live(live.recv_multipart(zmq.NOBLOCK), deliver)
                 if int(self._line.get(zmq.EVENTS)) & zmq.POLLIN:
                     return  # what follows may be another life's
@@ -163,7 +163,7 @@ class HopAReader:
             return
         await self._deliver(self._cursor.on_live(sequence, payload, self._clock.now()), deliver)
         if not self._cursor.is_settled:
-            self._wanted.set()
+            self._replay_due.set()
 
     # -------------------------------------------------------------- replays
     async def _read_replays(self, deliver: Deliver, stop: asyncio.Event) -> None:
@@ -172,8 +172,8 @@ class HopAReader:
                 await self._replayed(deliver, stop)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_S):
-                        await self._wanted.wait()
-                self._wanted.clear()
+                        await self._replay_due.wait()
+                self._replay_due.clear()
             end_s = self._clock.now() + _DRAIN_S
             while not self._cursor.is_settled and self._clock.now() < end_s:
                 await self._replayed(deliver, stop)
@@ -183,25 +183,25 @@ class HopAReader:
 
     async def _replayed(self, deliver: Deliver, stop: asyncio.Event) -> None:
         """Ask for a replay, if one is due, and take the answer."""
-        start = self._cursor.ask_from(self._clock.now())
+        start = self._cursor.next_replay(self._clock.now())
         if start is None:
             return
         if self._replay is None:
             self._replay = _socket(self._context, zmq.DEALER)
             self._replay.connect(self._replay_endpoint)
         await self._replay.send_multipart([b"", encode_sequence(start)])
-        if not await self._took_answer(self._replay, deliver, stop):
+        if not await self._receive_answer(self._replay, deliver, stop):
             self._replay.close()
             self._replay = None
             await self._deliver(self._cursor.on_no_answer(), deliver)
         if not self._cursor.is_settled:
-            self._wanted.set()
+            self._replay_due.set()
 
-    async def _took_answer(self, socket: zmq.asyncio.Socket, deliver: Deliver, stop: asyncio.Event) -> bool:
-        heard_s = self._clock.now()
-        while self._clock.now() - heard_s < self._answer_s and not (stop.is_set() and self._cursor.is_settled):
+    async def _receive_answer(self, socket: zmq.asyncio.Socket, deliver: Deliver, stop: asyncio.Event) -> bool:
+        received_s = self._clock.now()
+        while self._clock.now() - received_s < self._answer_s and not (stop.is_set() and self._cursor.is_settled):
             if await socket.poll(timeout=_POLL_S * 1000):
-                heard_s = self._clock.now()
+                received_s = self._clock.now()
                 if await self._is_answer_over(await socket.recv_multipart(), deliver):
                     return True
         return False
@@ -222,7 +222,7 @@ class HopAReader:
     async def _deliver(self, delivery: Delivery, deliver: Deliver) -> None:
         if delivery.lost:
             what = "publisher_began_anew" if delivery.began_anew else "engine_events_lost"
-            if self._may_tell(what):
+            if self._may_log(what):
                 _log.error(what, publisher=str(self._origin), next_sequence=self._cursor.expected)
         if delivery != Delivery():
             await deliver(self._origin, delivery)
@@ -231,15 +231,15 @@ class HopAReader:
 
     def _refuse(self, error: MalformedMessage) -> None:
         self.refused_messages_total += 1
-        if self._may_tell("hop_a_message_refused"):
+        if self._may_log("hop_a_message_refused"):
             total = self.refused_messages_total
             _log.warning("hop_a_message_refused", publisher=str(self._origin), reason=str(error), total=total)
 
-    def _may_tell(self, what: str) -> bool:
+    def _may_log(self, what: str) -> bool:
         now_s = self._clock.now()
-        if now_s - self._told_at_s.get(what, float("-inf")) < _TELL_S:
+        if now_s - self._logged_at_s.get(what, float("-inf")) < _LOG_PERIOD_S:
             return False
-        self._told_at_s[what] = now_s
+        self._logged_at_s[what] = now_s
         return True
 
 
@@ -251,9 +251,9 @@ def _socket(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
     return socket
 
 
-def reader_at(publisher: PublisherAt, context: zmq.asyncio.Context, clock: Clock) -> HopAReader:
+def reader_at(publisher: PublisherAt, context: zmq.asyncio.Context, clock: Clock) -> EngineEventSubscriber:
     """Return a reader of the publisher, at its beginning."""
-    return HopAReader(
+    return EngineEventSubscriber(
         publisher.origin,
         SourceCursor(has_replay=bool(publisher.replay_endpoint)),
         context,

@@ -95,7 +95,7 @@ class EventPath:
         barriers = await asyncio.gather(*(each.barrier() for each in self.publishers.values()))
         for name, sequence in zip(self.publishers, barriers, strict=True):
             await self.consolidator.position(sequence, name)
-        return self.consolidator.places()
+        return self.consolidator.positions()
 
     def status(self) -> list[dict[str, Any]]:
         """Return how each source is, and what of it was kept out last, for people."""
@@ -108,7 +108,7 @@ class EventPath:
                 "failure": publisher.thread.failure or publisher.failure,
                 "poll_failures": publisher.poll_failures_total,
                 "thread_failures": publisher.thread.failures_total,
-                "quarantined": [] if (kept := self._sources[name].quarantine) is None else _shown(kept),
+                "quarantined": [] if (quarantine := self._sources[name].quarantine) is None else _shown(quarantine),
             }
             for name, publisher in self.publishers.items()
         ]

@@ -23,12 +23,12 @@ class HeldBlocks:
 
     def __iter__(self) -> Iterator[HeldBlock]:
         tier_bits, blocks = self._tier_bits, self._blocks
-        seen = set[int]()
+        visited = set[int]()
         for block in tier_bits:
             chain = list[int]()
             at: int | None = block
-            while at is not None and at in tier_bits and at not in seen:
-                seen.add(at)
+            while at is not None and at in tier_bits and at not in visited:
+                visited.add(at)
                 chain.append(at)
                 at = blocks[at].parent
             for each in reversed(chain):
@@ -36,5 +36,5 @@ class HeldBlocks:
 
 
 def _of_buckets(tier_bits: Mapping[int, int], buckets: bytes) -> dict[int, int]:
-    is_wanted = [bool(buckets[bucket >> 3] >> (bucket & 7) & 1) for bucket in range(BUCKETS)]
-    return {block: bits for block, bits in tier_bits.items() if is_wanted[block >> 56]}
+    is_requested = [bool(buckets[bucket >> 3] >> (bucket & 7) & 1) for bucket in range(BUCKETS)]
+    return {block: bits for block, bits in tier_bits.items() if is_requested[block >> 56]}

@@ -32,7 +32,7 @@ OUTBOX_BYTES_MAX = 64 << 20
 RING_BYTES_MAX = 16 << 20
 ENTRY_BYTES = 56
 """What keeping a batch takes beside its bytes."""
-_ROOM = MESSAGE_BYTES_MAX - 2
+_PAYLOAD_BYTES_MAX = MESSAGE_BYTES_MAX - 2
 
 
 class OutMessage(NamedTuple):
@@ -60,7 +60,7 @@ class Outbox:
         self._bytes_max, self._ring_bytes_max, self._window = bytes_max, ring_bytes_max, window
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
-        self._told: deque[int] = deque()
+        self._boundaries: deque[int] = deque()
         self._in_flight: dict[int, OutMessage] = {}
         self._again: deque[OutMessage] = deque()
         self._ring: deque[bytes] = deque()
@@ -102,22 +102,22 @@ class Outbox:
         self._ring.clear()
         self._ring_bytes = 0
 
-    def tell_place(self) -> None:
+    def end_message_here(self) -> None:
         """The last seq is told to readers; it is the end of a message, unless it was given out or is dropped."""
         self._forget_passed()
-        if self._waiting and self.last_seq not in self._told:
-            self._told.append(self.last_seq)
+        if self._waiting and self.last_seq not in self._boundaries:
+            self._boundaries.append(self.last_seq)
 
     def _forget_passed(self) -> None:
-        while self._told and self._told[0] <= self._given_seq:
-            self._told.popleft()
+        while self._boundaries and self._boundaries[0] <= self._given_seq:
+            self._boundaries.popleft()
 
     def next_message(self) -> OutMessage | None:
         """Return the message to publish now; None when nothing waits, or what waits needs acknowledgements first."""
         if self._again:
             return self._again.popleft()
         flying = len(self._in_flight)
-        is_due = flying < SMALL_MAX or self._waiting_bytes >= _ROOM
+        is_due = flying < SMALL_MAX or self._waiting_bytes >= _PAYLOAD_BYTES_MAX
         if not self._waiting or not is_due or flying >= self._window:
             return None
         message = self._take()
@@ -139,35 +139,37 @@ class Outbox:
         None where one of them is gone, they have more than `bytes_max`, or there is no such place in the stream.
         """
         newest = self.last_seq - after_seq
-        kept = len(self._ring) + len(self._waiting)
-        if not 0 <= newest <= kept:
+        available = len(self._ring) + len(self._waiting)
+        if not 0 <= newest <= available:
             return None
-        batches = list(islice(chain(self._ring, self._waiting), kept - newest, None))
+        batches = list(islice(chain(self._ring, self._waiting), available - newest, None))
         return list(map(pack_message, _fitting(batches))) if sum(map(len, batches)) <= bytes_max else None
 
     def _take(self) -> OutMessage:
         first_seq = self._given_seq + 1
         self._forget_passed()
-        taken = next(_fitting(islice(self._waiting, self._told[0] - self._given_seq if self._told else None)))
-        for encoded in taken:
+        batches = next(
+            _fitting(islice(self._waiting, self._boundaries[0] - self._given_seq if self._boundaries else None))
+        )
+        for encoded in batches:
             self._waiting.popleft()
             self._waiting_bytes -= len(encoded)
             self._ring_bytes += len(encoded) + ENTRY_BYTES
-        self._ring += taken
+        self._ring += batches
         while self._ring_bytes > self._ring_bytes_max:
             self._ring_bytes -= len(self._ring.popleft()) + ENTRY_BYTES
-        return OutMessage(first_seq, self._given_seq, pack_message(taken))
+        return OutMessage(first_seq, self._given_seq, pack_message(batches))
 
 
 def _fitting(batches: Iterable[bytes]) -> Iterator[list[bytes]]:
     """Yield as many of the batches at a time as a message takes, in order."""
-    taken: list[bytes] = []
-    room = _ROOM
+    batch_group: list[bytes] = []
+    free_bytes = _PAYLOAD_BYTES_MAX
     for encoded in batches:
-        if len(encoded) > room or len(taken) == BATCHES_PER_MESSAGE_MAX:
-            yield taken
-            taken, room = [], _ROOM
-        taken.append(encoded)
-        room -= len(encoded)
-    if taken:
-        yield taken
+        if len(encoded) > free_bytes or len(batch_group) == BATCHES_PER_MESSAGE_MAX:
+            yield batch_group
+            batch_group, free_bytes = [], _PAYLOAD_BYTES_MAX
+        batch_group.append(encoded)
+        free_bytes -= len(encoded)
+    if batch_group:
+        yield batch_group

@@ -20,7 +20,7 @@ _BUFFER_EVENTS = 100_000
 class DrainStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What polls brought. `largest_ratio` is the largest poll, of what the buffer holds; 0 where that is not known."""
 
-    pressed_turns_total: int
+    pressed_cycles_total: int
     polls_total: int
     largest_ratio: float
 
@@ -31,7 +31,7 @@ class Drain:
     def __init__(self, buffer_events: int = 0) -> None:
         self._buffer_events = buffer_events
         self._is_pressed = self._is_dry = False
-        self._taken = self._largest = self._pressed_turns = self._polls = 0
+        self._events_in_cycle = self._largest = self._pressed_cycles = self._polls = 0
 
     @property
     def is_pressed(self) -> bool:
@@ -41,28 +41,28 @@ class Drain:
     def on_poll(self, events: int) -> bool:
         """A poll brought so many events; return whether this turn polls again, without waiting."""
         self._polls += 1
-        self._taken += events
+        self._events_in_cycle += events
         self._largest = max(self._largest, events)
         self._is_dry = not events
         self._is_pressed = self._is_pressed or 2 * events > self._buffer_events > 0
-        return self._is_pressed and not self._is_dry and self._taken < (self._buffer_events or _BUFFER_EVENTS)
+        return self._is_pressed and not self._is_dry and self._events_in_cycle < (self._buffer_events or _BUFFER_EVENTS)
 
     def on_failure(self) -> None:
         """A poll failed; what it would have brought is not known."""
         self._is_dry = False
 
-    def on_turn(self, *, is_lossy: bool) -> bool:
+    def on_cycle(self, *, is_lossy: bool) -> bool:
         """What the turn took is published, and showed a loss or none; return whether that is all that there was."""
         is_all = self._is_dry and not is_lossy
-        self._pressed_turns += self._is_pressed
+        self._pressed_cycles += self._is_pressed
         self._is_pressed = is_lossy or (self._is_pressed and not is_all)
-        self._taken = 0
+        self._events_in_cycle = 0
         return is_all
 
     def statistics(self) -> DrainStatistics:
         """Return what polls brought so far."""
         return DrainStatistics(
-            pressed_turns_total=self._pressed_turns,
+            pressed_cycles_total=self._pressed_cycles,
             polls_total=self._polls,
             largest_ratio=self._largest / self._buffer_events if self._buffer_events else 0.0,
         )

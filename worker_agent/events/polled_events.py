@@ -48,7 +48,7 @@ class PolledEvents:
         self._path = url.path.rstrip("/") + PATH
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._answer_s, self._bytes_max = answer_s, bytes_max
-        self.asked_total: Counter[FetchOutcome] = Counter()
+        self.requests_total: Counter[FetchOutcome] = Counter()
 
     def take(self, timeout_s: float) -> list[Any]:
         """Return the events since the last call; after a pause of `timeout_s` where there are none.
@@ -59,9 +59,9 @@ class PolledEvents:
         try:
             events = self._events(time.monotonic() + self._answer_s)
         except _Failed as error:
-            self.asked_total[error.outcome] += 1
+            self.requests_total[error.outcome] += 1
             raise EngineError(f"POST {self._path}: {error}") from error
-        self.asked_total["ok"] += 1
+        self.requests_total["ok"] += 1
         if not events and timeout_s:
             time.sleep(timeout_s)
         return events

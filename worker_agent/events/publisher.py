@@ -108,14 +108,14 @@ class EventPublisher:
         restarts: Restarts = RESTARTS,
     ) -> None:
         self._source = source
-        self.thread = SupervisedThread(f"{name}-events", self._turns, restarts=restarts)
+        self.thread = SupervisedThread(f"{name}-events", self._run_polls, restarts=restarts)
         """What runs the turns, for its failures."""
         self._poll_s = poll_s
         self._wall_ns = wall_ns
         self._sequence = 0
-        self._turns_begun = self._turns_done = 0
+        self._polls_begun = self._polls_done = 0
         self._loop = asyncio.get_running_loop()
-        self._turned = asyncio.Event()
+        self._polled = asyncio.Event()
         self._socket = context.socket(zmq.PUB)
         self._socket.set(zmq.SNDHWM, _HWM_MESSAGES)
         self._socket.set(zmq.LINGER, 0)
@@ -142,13 +142,13 @@ class EventPublisher:
         finally:
             self._socket.close(linger=_LINGER_MS)
 
-    def _turns(self, stop: threading.Event) -> None:
+    def _run_polls(self, stop: threading.Event) -> None:
         try:
             while not stop.is_set():
-                self._turn(0 if self.drain.is_pressed else self._poll_s)
+                self._poll_once(0 if self.drain.is_pressed else self._poll_s)
                 if self.failure:
                     stop.wait(_FAILED_S)
-            self._turn(0)
+            self._poll_once(0)
         except Exception:
             self._leave_out()
             raise
@@ -156,30 +156,30 @@ class EventPublisher:
     def _leave_out(self) -> None:
         """Of the turn that failed nobody knows what was published: a hole says so, and a message shows the hole."""
         self.drain.on_failure()
-        self.drain.on_turn(is_lossy=True)
+        self.drain.on_cycle(is_lossy=True)
         self.left_out = self._sequence + 1  # the one before may be in the ring already
         self._sequence += 2
         self._send([], 0)
 
-    def _turn(self, timeout_s: float) -> None:
-        self._turns_begun += 1
-        lost = sum(self._source.events_lost.values())
+    def _poll_once(self, timeout_s: float) -> None:
+        self._polls_begun += 1
+        lost_before = sum(self._source.events_lost.values())
         self._publish(self._source.translate(self._take(timeout_s)))
-        is_lossy = sum(self._source.events_lost.values()) > lost
-        if self.drain.on_turn(is_lossy=is_lossy):
+        is_lossy = sum(self._source.events_lost.values()) > lost_before
+        if self.drain.on_cycle(is_lossy=is_lossy):
             self.drained = Drained(self._sequence, dict(self._source.events_lost))
         if not self.failure:
-            self._turns_done = self._turns_begun
-        self._loop.call_soon_threadsafe(self._turned.set)
+            self._polls_done = self._polls_begun
+        self._loop.call_soon_threadsafe(self._polled.set)
 
     def _take(self, timeout_s: float) -> list[Any]:
-        taken: list[Any] = []
+        events: list[Any] = []
         try:
             polled = self._source.take(timeout_s)
             while self.drain.on_poll(len(polled)):
-                taken += polled
+                events += polled
                 polled = self._source.take(0)
-            taken += polled
+            events += polled
             self.failure = ""
         except EngineError as error:
             self.drain.on_failure()
@@ -187,7 +187,7 @@ class EventPublisher:
             if not self.failure:
                 _log.warning("source_not_polled", reason=str(error))
             self.failure = f"cannot be polled: {error}"
-        return taken
+        return events
 
     def _publish(self, events: list[RankEvent]) -> None:
         for dp_rank, of_rank in _by_rank(events).items():
@@ -202,10 +202,10 @@ class EventPublisher:
 
     async def barrier(self) -> int:
         """Return the number of messages published, once all that the source had flushed before the call is in them."""
-        begun = self._turns_begun
-        while self._turns_done <= begun:
-            self._turned.clear()
-            await self._turned.wait()
+        begun = self._polls_begun
+        while self._polls_done <= begun:
+            self._polled.clear()
+            await self._polled.wait()
         return self._sequence
 
 
@@ -244,20 +244,20 @@ class ReplayServer:
     async def _answer(self, frames: list[bytes]) -> None:
         try:
             identity, _, start = frames
-            wanted = decode_sequence(start)
+            start_sequence = decode_sequence(start)
         except (ValueError, MalformedMessage) as error:
             self.refused_total += 1
             _log.warning("replay_request_refused", frames=len(frames), reason=str(error))
             return
         try:
-            for sent, (sequence, payload) in enumerate(self._ring.since(wanted)):
+            for sent, (sequence, payload) in enumerate(self._ring.since(start_sequence)):
                 if sent % _SENT_AT_ONCE == 0:
                     await asyncio.sleep(0)  # as long as there is room, sending does not wait: others have their turn
                 await self._send(identity, sequence, payload)
             await self._send(identity, REPLAY_END, b"")
         except (TimeoutError, zmq.ZMQError) as error:
             self.refused_total += 1
-            _log.warning("replay_cut_short", wanted=wanted, reason=str(error) or "the reader does not read")
+            _log.warning("replay_cut_short", wanted=start_sequence, reason=str(error) or "the reader does not read")
 
     async def _send(self, identity: bytes, sequence: int, payload: bytes) -> None:
         async with asyncio.timeout(_READER_S):

@@ -25,7 +25,7 @@ REASONS = (
     *("not_a_map", "no_place", "too_deep", "too_large"),
     *("block_hash", "hash_algo", "cache_salt", "token_id", "cache_level", "wrong_type"),
 )
-KEPT_MAX = 16
+NEWEST_MAX = 16
 SHOWN_CHARACTERS_MAX = 512
 PROBLEM_CHARACTERS_MAX = 256
 
@@ -49,16 +49,16 @@ class Quarantined(NamedTuple):
 
 
 class Quarantine:
-    """Counts all, keeps the newest `KEPT_MAX`."""
+    """Counts all, keeps the newest `NEWEST_MAX`."""
 
     def __init__(self) -> None:
         self.counts = dict.fromkeys(REASONS, 0)
-        self._kept: tuple[Quarantined, ...] = ()
+        self._newest: tuple[Quarantined, ...] = ()
 
     @property
     def kept(self) -> tuple[Quarantined, ...]:
         """The newest, the oldest of them first."""
-        return self._kept
+        return self._newest
 
     def add(self, engine_event: object, error: Exception, dp_rank: int | None = None) -> str:
         """Keep an event that cannot be taken because of `error`; return the problem, cut short.
@@ -69,7 +69,7 @@ class Quarantine:
         self.counts[reason] += 1
         number = sum(self.counts.values())
         entry = Quarantined(number, reason, problem, dp_rank, _shown(engine_event))
-        self._kept = (*self._kept, entry)[-KEPT_MAX:]  # replaced at once: others read it
+        self._newest = (*self._newest, entry)[-NEWEST_MAX:]  # replaced at once: others read it
         return problem
 
 

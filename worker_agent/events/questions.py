@@ -14,7 +14,7 @@ from kv_protocol.recovery import RecoverRequest
 
 QUESTIONS_MAX = 256
 
-Fate = Literal["taken", "repeated", "replaced", "overtaken", "turned_away"]
+QuestionOutcome = Literal["taken", "repeated", "replaced", "overtaken", "turned_away"]
 
 
 class Question(NamedTuple):
@@ -31,7 +31,7 @@ class Questions:
         self._waiting: dict[str, Question] = {}
         self._answered: Question | None = None
 
-    def ask(self, question: Question) -> Fate:
+    def ask(self, question: Question) -> QuestionOutcome:
         """Take a question in; return what became of it: `replaced` says that it took the place of an earlier one."""
         asker = question.asker
         is_answered = self._answered is not None and self._answered.asker == asker
@@ -53,6 +53,6 @@ class Questions:
         self._answered = None if asker is None else self._waiting.pop(asker)
         return self._answered
 
-    def is_wanted(self, question: Question) -> bool:
+    def is_current(self, question: Question) -> bool:
         """Return whether the question being answered is still this one."""
         return self._answered is question

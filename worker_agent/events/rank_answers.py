@@ -34,7 +34,7 @@ class RankAnswers:
         self._refusals = RateLimitedLog(_log, clock)
         self._subject = subjects.recover(model, rank)
         self._questions = Questions()
-        self._asked = asyncio.Event()
+        self._question_arrived = asyncio.Event()
         self.answered_total: Counter[Kind] = Counter()
         self.bytes_total: Counter[Kind] = Counter()
         self.refused_total = 0
@@ -49,10 +49,10 @@ class RankAnswers:
     async def run(self, stop: asyncio.Event) -> None:
         """Answer until `stop` is set."""
         while not stop.is_set():
-            self._asked.clear()
+            self._question_arrived.clear()
             while not stop.is_set() and (question := self._questions.next()) is not None:
                 await self._answer(question)
-            await until(stop, self._asked.wait())
+            await until(stop, self._question_arrived.wait())
 
     async def _on_question(self, message: LogMessage) -> None:
         try:
@@ -63,11 +63,11 @@ class RankAnswers:
         if not message.reply:
             self._refuse("no_reply", "it says nowhere to answer")
             return
-        fate = self._questions.ask(question)
-        if fate == "turned_away":
+        outcome = self._questions.ask(question)
+        if outcome == "turned_away":
             self._refuse("full", "too many wait")
-        self.dropped_total += fate in ("repeated", "replaced", "overtaken")
-        self._asked.set()
+        self.dropped_total += outcome in ("repeated", "replaced", "overtaken")
+        self._question_arrived.set()
 
     def _refuse(self, cause: RefusalCause, reason: str) -> None:
         self.refused_total += 1
@@ -80,7 +80,7 @@ class RankAnswers:
                 await self._event_log.announce(question.asker, data)
                 self.bytes_total[kind] += len(data)
                 await self._clock.sleep(0)
-                if not self._questions.is_wanted(question):
+                if not self._questions.is_current(question):
                     return
         except BrokerUnavailable as error:
             _log.warning("answer_cut_short", rank=str(self._rank), reason=str(error))

@@ -96,9 +96,9 @@ class RankStream:
     def _fail(self, message: OutMessage, error: BaseException) -> None:
         self._failure = error
         self.failures_total += 1
-        tell = _log.debug if self._is_refused else _log.warning
+        log = _log.debug if self._is_refused else _log.warning
         self._is_refused = True
-        tell("publish_failed", rank=str(self._rank), seq=message.first_seq, reason=str(error))
+        log("publish_failed", rank=str(self._rank), seq=message.first_seq, reason=str(error))
 
     async def _go_back(self, failure: BaseException, stop: asyncio.Event) -> None:
         if not isinstance(failure, BrokerUnavailable):

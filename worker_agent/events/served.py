@@ -16,7 +16,7 @@ import zmq.asyncio
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog
 from worker_agent.api.status import streams_status
-from worker_agent.commands.engine_choice import Chosen, Made
+from worker_agent.commands.engine_choice import BuiltEngine, Chosen
 from worker_agent.config import HOST, AgentSettings
 from worker_agent.engines.attached.consolidators import new_epoch
 from worker_agent.events.attached_streams import published_at
@@ -34,17 +34,17 @@ class ServedEvents:
         self,
         settings: AgentSettings,
         chosen: Chosen,
-        made: Made,
+        built: BuiltEngine,
         model: str,
         instance: str,
         log: EventLog,
         context: zmq.asyncio.Context,
         clock: Clock,
     ) -> None:
-        self._description, events = made.engine.describe(), settings.events
+        self._description, events = built.engine.describe(), settings.events
         block_size = self._description.block_size
         self.rules = TrtllmRules(block_size, attention_window=events.attention_window or None)
-        sources = dict(self._sources(settings, chosen, made))
+        sources = dict(self._sources(settings, chosen, built))
         published = [*chosen.publishers, *map(published_at, events.sources)]
         self.has_sources = bool(sources or published)
         """Whether anybody tells what the worker's caches hold."""
@@ -74,13 +74,13 @@ class ServedEvents:
         """Return where the streams are, and how each source is that is polled, for people."""
         return {**streams_status([self.path.consolidator]), "sources": self.path.status()}
 
-    def _sources(self, settings: AgentSettings, chosen: Chosen, made: Made) -> Iterator[tuple[str, Source]]:
+    def _sources(self, settings: AgentSettings, chosen: Chosen, built: BuiltEngine) -> Iterator[tuple[str, Source]]:
         if not chosen.polls_events:
             return
         yield (
             ENGINE,
             Source(
-                made.engine.kv_events,
+                built.engine.kv_events,
                 self.rules.translate,
                 buffer_events=chosen.event_buffer * len(self._description.dp_ranks),
                 stale=self.rules.stale,
@@ -88,5 +88,5 @@ class ServedEvents:
                 quarantine=self.rules.quarantine,
             ),
         )
-        if made.simulated is not None and settings.engine.host_events == "source":
-            yield HOST, Source(made.simulated.host_events)
+        if built.simulated is not None and settings.engine.host_events == "source":
+            yield HOST, Source(built.simulated.host_events)

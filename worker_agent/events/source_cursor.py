@@ -33,7 +33,7 @@ Source: `docs/SOURCES.md` E3.1, E3.6; E7 (rows 16, 17, 27).
 
 from typing import NamedTuple
 
-KEPT_MAX = 10_000
+BUFFERED_MAX = 10_000
 AHEAD_MAX = 1 << 32
 """Three years of 50 messages a second; a sequence further ahead is not one."""
 UNANSWERED_MAX = 3
@@ -62,14 +62,14 @@ class _Question(NamedTuple):
 
 
 class SourceCursor:
-    """The place, and what waits beyond a hole. `ask_from` is the sequence to ask a replay from, when one is due."""
+    """The place, and what waits beyond a hole. `next_replay` is the sequence to ask a replay from, when one is due."""
 
     def __init__(self, *, has_replay: bool = True, idle_s: float = 1.0) -> None:
         self._has_replay = has_replay
         self._idle_s = idle_s
-        self._heard_at_s = float("-inf")
+        self._received_at_s = float("-inf")
         self._question: _Question | None = None
-        self._brought = -1
+        self._replayed_max = -1
         self._unanswered = 0
         self.gaps_total = self.replays_total = self.lost_total = self.duplicates_total = 0
         self.restarts_total = self.refused_total = 0
@@ -79,7 +79,7 @@ class SourceCursor:
         self._expected = 0
         self._newest: bytes | None = None
         self._live_newest = -1
-        self._kept: dict[int, bytes] = {}
+        self._buffered: dict[int, bytes] = {}
         self._in_doubt = False
 
     @property
@@ -90,7 +90,7 @@ class SourceCursor:
     @property
     def is_settled(self) -> bool:
         """Whether nothing waits for a replay."""
-        return not self._kept and not self._in_doubt
+        return not self._buffered and not self._in_doubt
 
     @property
     def is_unanswered(self) -> bool:
@@ -108,8 +108,8 @@ class SourceCursor:
         if goes_back:
             self.on_disconnect()
         if sequence >= self._expected:
-            self._heard_at_s = now_s
-        if sequence > self._expected and not self._kept:
+            self._received_at_s = now_s
+        if sequence > self._expected and not self._buffered:
             self.gaps_total += 1
         return self._accept(sequence, payload)
 
@@ -117,7 +117,7 @@ class SourceCursor:
         """The connection of the live line was lost: who speaks from now on may be another."""
         self._in_doubt = self._has_replay and self._expected > 0
         if not self._in_doubt:
-            self._kept.clear()
+            self._buffered.clear()
             self._question = None
         elif self._question is not None:
             self._question = self._question._replace(in_doubt=False)
@@ -133,8 +133,8 @@ class SourceCursor:
         """A message of a replay came, and with it all older ones that are still there."""
         if self._question is None or self._is_refused(sequence):
             return Delivery()
-        self._brought = max(self._brought, sequence)
-        ours = self._newest if sequence == self._expected - 1 else self._kept.get(sequence)
+        self._replayed_max = max(self._replayed_max, sequence)
+        ours = self._newest if sequence == self._expected - 1 else self._buffered.get(sequence)
         if ours is None or ours == payload:
             if sequence == self._expected - 1 and self._question.in_doubt:
                 self._in_doubt = False
@@ -149,19 +149,19 @@ class SourceCursor:
     def on_replay_end(self, now_s: float) -> Delivery:
         """A replay is over; what it should have brought and did not is lost."""
         self._unanswered = 0
-        question, brought = self._question, self._brought
+        question, replayed_max = self._question, self._replayed_max
         self._question = None
         if question is None or question.began_anew:
             return Delivery()
-        self._heard_at_s = now_s
-        if brought < question.reach:
+        self._received_at_s = now_s
+        if replayed_max < question.reach:
             self._begin_anew()
             return Delivery(lost=True, began_anew=True)
         self._in_doubt = self._in_doubt and not question.in_doubt
         if self._in_doubt:
             return Delivery()
         drained = self._drain()
-        return self._lose(brought) if self._expected <= brought else Delivery(drained)
+        return self._lose(replayed_max) if self._expected <= replayed_max else Delivery(drained)
 
     def on_no_answer(self) -> Delivery:
         """A replay was asked for and did not end; what still comes of it will not be heard."""
@@ -172,16 +172,16 @@ class SourceCursor:
         if self._in_doubt:
             self._begin_anew()
             return Delivery(lost=True, began_anew=True)
-        return self._lose(max(self._kept)) if self._kept else Delivery()
+        return self._lose(max(self._buffered)) if self._buffered else Delivery()
 
-    def ask_from(self, now_s: float) -> int | None:
+    def next_replay(self, now_s: float) -> int | None:
         """Return the sequence to ask a replay from, once, when a replay is due."""
         if not self._has_replay or self._question is not None:
             return None
-        if self.is_settled and now_s - self._heard_at_s < self._idle_s:
+        if self.is_settled and now_s - self._received_at_s < self._idle_s:
             return None
-        self._question = _Question(max([self._expected - 1, *self._kept]), self._in_doubt)
-        self._brought = -1
+        self._question = _Question(max([self._expected - 1, *self._buffered]), self._in_doubt)
+        self._replayed_max = -1
         self.replays_total += 1
         return max(0, self._expected - 1)
 
@@ -199,34 +199,34 @@ class SourceCursor:
         return Delivery(((sequence, payload),), lost=is_lost or goes_back, began_anew=goes_back)
 
     def _accept(self, sequence: int, payload: bytes) -> Delivery:
-        if sequence < self._expected or sequence in self._kept:
+        if sequence < self._expected or sequence in self._buffered:
             self.duplicates_total += 1
         else:
-            self._kept[sequence] = payload
-        if len(self._kept) > KEPT_MAX:
+            self._buffered[sequence] = payload
+        if len(self._buffered) > BUFFERED_MAX:
             self._in_doubt = False
-            return self._lose(min(self._kept))
+            return self._lose(min(self._buffered))
         return Delivery() if self._in_doubt else Delivery(self._drain())
 
     def _begin_anew(self) -> None:
         self.restarts_total += 1
         self._begin()
         self._question = None
-        self._heard_at_s = float("-inf")
+        self._received_at_s = float("-inf")
 
     def _lose(self, last: int) -> Delivery:
         """Read on behind the last hole before `last`, which is kept."""
         self.lost_total += 1
-        while last - 1 in self._kept:
+        while last - 1 in self._buffered:
             last -= 1
         self._expected = last
-        self._kept = {sequence: payload for sequence, payload in self._kept.items() if sequence >= last}
+        self._buffered = {sequence: payload for sequence, payload in self._buffered.items() if sequence >= last}
         return Delivery(self._drain(), lost=True)
 
     def _drain(self) -> tuple[tuple[int, bytes], ...]:
         drained = []
-        while self._expected in self._kept:
-            self._newest = self._kept.pop(self._expected)
+        while self._expected in self._buffered:
+            self._newest = self._buffered.pop(self._expected)
             drained.append((self._expected, self._newest))
             self._expected += 1
         return tuple(drained)

@@ -23,7 +23,7 @@ BEGIN_ID = 1
 _log = structlog.get_logger("canary")
 
 
-class HeardEngine:
+class MonitoredEngine:
     """An engine whose outputs are signs of life: what serves requests goes through here."""
 
     def __init__(self, engine: Engine, canary: Canary, clock: Clock) -> None:
@@ -56,7 +56,7 @@ class CanaryWatch:
         self._engine, self._canary, self._membership, self._clock = engine, canary, membership, clock
         self._timeout_s, self._is_decode = timeout_s, is_decode
         self._begin_id = BEGIN_ID if begin_id is None else begin_id
-        self.asked_total: Counter[CanaryOutcome] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self.requests_total: Counter[CanaryOutcome] = Counter(dict.fromkeys(OUTCOMES, 0))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Ask whenever it is time, until `stop` is set."""
@@ -64,31 +64,31 @@ class CanaryWatch:
             due_s = self._canary.due_s(self._clock.now())
             if due_s > 0:
                 await until(stop, self._clock.sleep(due_s))
-            elif (answered := await until(stop, self._asked())) is not None:
+            elif (answered := await until(stop, self._probe())) is not None:
                 self._judge(*answered)
 
-    async def _asked(self) -> tuple[CanaryOutcome, str]:
+    async def _probe(self) -> tuple[CanaryOutcome, str]:
         """Return how the question ended, and why not well."""
-        number = self.asked_total.total()
-        asked = canary_request(f"canary-{number}", self._begin_id, self._canary.dp_rank, is_decode=self._is_decode)
+        number = self.requests_total.total()
+        request = canary_request(f"canary-{number}", self._begin_id, self._canary.dp_rank, is_decode=self._is_decode)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._answered(asked)
+                await self._await_answer(request)
         except TimeoutError:
             return "late", f"no token within {self._timeout_s} s"
         except EngineError as error:
             return "failed", str(error)
         return "ok", ""
 
-    async def _answered(self, asked: EngineRequest) -> None:
-        async with aclosing(self._engine.generate(asked)) as outputs:
+    async def _await_answer(self, request: EngineRequest) -> None:
+        async with aclosing(self._engine.generate(request)) as outputs:
             last = [output async for output in outputs][-1]
         if last.finish_reason == "error":
             raise EngineError("the generation failed")
 
     def _judge(self, outcome: CanaryOutcome, reason: str) -> None:
         rank, was_fit = self._canary.dp_rank, self._canary.is_fit
-        self.asked_total[outcome] += 1
+        self.requests_total[outcome] += 1
         self._canary.on_answer(outcome, self._clock.now())
         if was_fit and not self._canary.is_fit:
             _log.error("canary_failed", dp_rank=rank, outcome=outcome, reason=reason)

@@ -19,7 +19,7 @@ from kv_runtime.supervise import until
 from kv_runtime.telemetry import Family, counter
 from worker_agent.fleet.worker_id import WorkerId
 
-LOOK_S = 5.0
+CHECK_PERIOD_S = 5.0
 """Between two looks at the registration if no fleet event of the id is heard: a purge is not announced."""
 REPAIR_PAUSE_S = 1.0
 """At least so long between two looks: the most that an intruder can make an agent publish."""
@@ -37,9 +37,9 @@ class Membership:
         self._worker_id = worker_id
         self._clock = clock
         self._news = news
-        self._turn = asyncio.Lock()
+        self._publishing = asyncio.Lock()
         self._unfit = ""
-        self._is_in = self._is_known = False
+        self._is_registered = self._is_announced = False
         self.repairs_total = 0
         """Times that the registration was not the newest fleet event of the id, and was published again."""
 
@@ -51,7 +51,7 @@ class Membership:
         """
         while not stop.is_set():
             self._news.clear()
-            await self._tell_soon(stop)
+            await self._publish_with_retries(stop)
             await until(stop, self._news.wait())
         await (self.leave(self._unfit) if self._unfit else self.drain())
 
@@ -62,20 +62,20 @@ class Membership:
             WorkerIdTaken: another living instance has the id, and claimed it earlier.
         """
         while not stop.is_set():
-            await until(stop, self._look())
+            await until(stop, self._check_when_due())
 
-    async def _look(self) -> None:
-        await until(self._worker_id.changed, self._clock.sleep(LOOK_S))
+    async def _check_when_due(self) -> None:
+        await until(self._worker_id.changed, self._clock.sleep(CHECK_PERIOD_S))
         await self._repair()
         await self._clock.sleep(REPAIR_PAUSE_S)
 
     async def _repair(self) -> None:
-        async with self._turn:
-            if not self._is_in:
+        async with self._publishing:
+            if not self._is_registered:
                 self._worker_id.changed.clear()
                 return
             try:
-                if not await self._worker_id.is_kept(self._registration):
+                if not await self._worker_id.is_newest(self._registration):
                     await self._worker_id.register(self._registration)
                     self.repairs_total += 1
                     _log.warning("worker_registered_again", worker=self._registration.worker_id)
@@ -103,35 +103,35 @@ class Membership:
 
     async def register(self) -> bool:
         """Return whether the fleet was told that the worker serves; raise `WorkerIdTaken` where another has its id."""
-        async with self._turn:
-            self._is_known = True
+        async with self._publishing:
+            self._is_announced = True
             try:
                 await self._worker_id.register(self._registration)
             except BrokerUnavailable as error:
                 _log.warning("fleet_event_not_published", kind="WorkerRegistered", reason=str(error))
                 return False
-            self._is_in = True
+            self._is_registered = True
         _log.info("worker_registered", worker=self._registration.worker_id, at=self._registration.base_url)
         return True
 
     async def drain(self) -> bool:
         """Return whether the fleet was told that the worker takes no new work, if it was in."""
-        if not self._is_known:
+        if not self._is_announced:
             return True
         worker_id, instance = self._registration.worker_id, self._registration.instance
-        return await self._say(WorkerDraining(worker_id=worker_id, instance=instance))
+        return await self._publish(WorkerDraining(worker_id=worker_id, instance=instance))
 
     async def leave(self, reason: str) -> bool:
         """Return whether the fleet was told that the worker is gone; once, until it registers again."""
-        if not self._is_known:
+        if not self._is_announced:
             return True
         worker_id, instance = self._registration.worker_id, self._registration.instance
-        self._is_known = not await self._say(
+        self._is_announced = not await self._publish(
             WorkerLeft(worker_id=worker_id, instance=instance, reason=self._unfit or reason)
         )
-        return not self._is_known
+        return not self._is_announced
 
-    async def _tell_soon(self, stop: asyncio.Event) -> None:
+    async def _publish_with_retries(self, stop: asyncio.Event) -> None:
         retry_s = _RETRY_S
         while not stop.is_set():
             if await (self.leave(self._unfit) if self._unfit else self.register()):
@@ -139,11 +139,11 @@ class Membership:
             await until(stop, self._clock.sleep(retry_s))
             retry_s = min(2 * retry_s, _RETRY_MAX_S)
 
-    async def _say(self, event: FleetEvent) -> bool:
-        async with self._turn:
-            self._is_in = False
+    async def _publish(self, event: FleetEvent) -> bool:
+        async with self._publishing:
+            self._is_registered = False
             try:
-                await self._worker_id.say(self._registration.model, event)
+                await self._worker_id.publish_event(self._registration.model, event)
             except BrokerUnavailable as error:
                 _log.warning("fleet_event_not_published", kind=type(event).__name__, reason=str(error))
                 return False

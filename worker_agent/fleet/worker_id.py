@@ -25,12 +25,12 @@ from worker_agent.fleet.worker_id_rules import (
     NO_CLAIM,
     SILENT_S,
     Action,
-    Life,
+    Liveness,
     Newest,
     action,
     action_on_another,
     drained_by_hand,
-    life,
+    liveness,
 )
 
 SUBJECTS_MAX = 16
@@ -48,7 +48,7 @@ class WorkerIdTaken(PartGaveUp):
     """Another instance has the id: it is alive, and claimed it earlier."""
 
 
-class _Seen(NamedTuple):
+class _NewestMessage(NamedTuple):
     """The newest message of one subject of the id; `refused` says why it does not count, if it does not."""
 
     subject: str
@@ -78,19 +78,19 @@ class WorkerId:
         """
         try:
             await self._listen()
-            while "wait" in [await self._action(seen, None) for seen in await self._look()]:
+            while "wait" in [await self._action(seen, None) for seen in await self._read_newest()]:
                 await self._clock.sleep(_WAIT_S)
         except BrokerUnavailable as error:
             _log.info("worker_id_not_checked", worker=self._worker_id, reason=str(error))
 
-    async def is_kept(self, registration: WorkerRegistered) -> bool:
+    async def is_newest(self, registration: WorkerRegistered) -> bool:
         """Return whether the newest fleet event of the id is as the instance that registered so has left it.
 
         Raises: as `register`.
         """
         self.changed.clear()
-        seen, actions = await self._settled(registration)
-        for each, what in zip(seen, actions, strict=True):
+        messages, actions = await self._settled(registration)
+        for each, what in zip(messages, actions, strict=True):
             if what != "keep":
                 _log.warning("registration_replaced", worker=self._worker_id, **_described(each))
         return set(actions) <= {"keep"}
@@ -105,20 +105,20 @@ class WorkerId:
         await self._listen()
         subject = subjects.fleet(registration.model, self._worker_id)
         for _ in range(_ATTEMPTS):
-            seen, actions = await self._settled(registration)
-            after_seq = next((each.seq for each in seen if each.subject == subject), 0)
+            messages, actions = await self._settled(registration)
+            after_seq = next((each.seq for each in messages if each.subject == subject), 0)
             try:
                 if "replace" in actions:  # a reader that accepted the forged address keeps it until the instance left
-                    after_seq = await self._publish(subject, self._left("registration forged"), after_seq)
-                told = replace(registration, drained=self._is_drained)
-                self._own_seq = await self._publish(subject, told, after_seq)
+                    after_seq = await self._publish(subject, self._leave_event("registration forged"), after_seq)
+                claimed = replace(registration, drained=self._is_drained)
+                self._own_seq = await self._publish(subject, claimed, after_seq)
             except LastSequenceDiffers:
                 continue
             self._claim = min(self._claim, self._own_seq)
             return
         raise BrokerUnavailable(f"{subject} changes faster than it can be read")
 
-    async def say(self, model: str, event: FleetEvent) -> None:
+    async def publish_event(self, model: str, event: FleetEvent) -> None:
         """The event is in the log, unless another instance has the id there: then it is not needed.
 
         Raises:
@@ -126,12 +126,16 @@ class WorkerId:
         """
         subject = subjects.fleet(model, self._worker_id)
         for _ in range(_ATTEMPTS):
-            seen = next((each for each in await self._look() if each.subject == subject), None)
-            if seen is not None and seen.newest.event is not None and seen.newest.event.instance != self._instance:
-                _log.warning("fleet_event_not_needed", kind=type(event).__name__, **_described(seen))
+            message = next((each for each in await self._read_newest() if each.subject == subject), None)
+            if (
+                message is not None
+                and message.newest.event is not None
+                and message.newest.event.instance != self._instance
+            ):
+                _log.warning("fleet_event_not_needed", kind=type(event).__name__, **_described(message))
             else:
                 try:
-                    await self._publish(subject, event, 0 if seen is None else seen.seq)
+                    await self._publish(subject, event, 0 if message is None else message.seq)
                 except LastSequenceDiffers:
                     continue
             if isinstance(event, WorkerLeft):
@@ -139,7 +143,7 @@ class WorkerId:
             return
         raise BrokerUnavailable(f"{subject} changes faster than it can be read")
 
-    def _left(self, reason: str) -> WorkerLeft:
+    def _leave_event(self, reason: str) -> WorkerLeft:
         return WorkerLeft(worker_id=self._worker_id, instance=self._instance, reason=reason)
 
     async def _publish(self, subject: str, event: FleetEvent, after_seq: int) -> int:
@@ -156,18 +160,18 @@ class WorkerId:
     async def _on_fleet_event(self, _: LogMessage) -> None:
         self.changed.set()
 
-    async def _look(self) -> list[_Seen]:
+    async def _read_newest(self) -> list[_NewestMessage]:
         """Return the newest message of each subject of the id."""
-        pattern, found, seq = subjects.pattern("fleet", worker_id=self._worker_id), list[_Seen](), 1
+        pattern, found, seq = subjects.pattern("fleet", worker_id=self._worker_id), list[_NewestMessage](), 1
         while len(found) < SUBJECTS_MAX:
             message = await self._event_log.message_from(subjects.FLEET_STREAM, seq, pattern)
             if message is None:
                 break
-            found.append(self._seen(message))
+            found.append(self._decoded(message))
             seq = message.stream_seq + 1
         return found
 
-    def _seen(self, message: LogMessage) -> _Seen:
+    def _decoded(self, message: LogMessage) -> _NewestMessage:
         claim = claim_in(message.headers) or message.stream_seq
         event: FleetEvent | None = None
         refused = ""
@@ -177,43 +181,47 @@ class WorkerId:
             refused = str(error)
             if error.reason == "base_url":  # readers that began later may have accepted it
                 event = fleet.decode_fleet_event(message.data)
-        return _Seen(message.subject, message.stream_seq, Newest(event, claim), refused)
+        return _NewestMessage(message.subject, message.stream_seq, Newest(event, claim), refused)
 
-    async def _settled(self, registration: WorkerRegistered) -> tuple[list[_Seen], list[Action]]:
+    async def _settled(self, registration: WorkerRegistered) -> tuple[list[_NewestMessage], list[Action]]:
         """Return what the log has of the id and what is to be done about it, once it is known of all instances.
 
         The last row is about the registration's own subject if the log has nothing there.
         """
         subject = subjects.fleet(registration.model, self._worker_id)
         while True:
-            seen = await self._look()
-            if all(each.subject != subject for each in seen):
-                seen.append(_Seen(subject, 0, Newest(None), "no event"))
-            actions = [await self._action(each, registration) for each in seen]
+            messages = await self._read_newest()
+            if all(each.subject != subject for each in messages):
+                messages.append(_NewestMessage(subject, 0, Newest(None), "no event"))
+            actions = [await self._action(each, registration) for each in messages]
             if "wait" not in actions:
-                self._note_drain(seen, actions)
-                return seen, actions
+                self._note_drain(messages, actions)
+                return messages, actions
             await self._clock.sleep(_WAIT_S)
 
-    def _note_drain(self, seen: list[_Seen], actions: list[Action]) -> None:
+    def _note_drain(self, messages: list[_NewestMessage], actions: list[Action]) -> None:
         """An operator's drain of this instance is known from its newest event, and kept in later registrations."""
-        for each, what in zip(seen, actions, strict=True):
+        for each, what in zip(messages, actions, strict=True):
             if what == "keep":
                 self._is_drained = drained_by_hand(each.newest.event, before=self._is_drained)
 
-    async def _action(self, seen: _Seen, own: WorkerRegistered | None) -> Action:
+    async def _action(self, message: _NewestMessage, own: WorkerRegistered | None) -> Action:
         """Return what is to be done about one subject; raise `WorkerIdTaken` where that is to stop."""
-        event, claim = seen.newest
+        event, claim = message.newest
         is_own = event is not None and event.instance == self._instance
-        if own is not None and seen.subject == subjects.fleet(own.model, self._worker_id) and (is_own or event is None):
-            return action(seen.newest, own, self._claim, "unknown")
+        if (
+            own is not None
+            and message.subject == subjects.fleet(own.model, self._worker_id)
+            and (is_own or event is None)
+        ):
+            return action(message.newest, own, self._claim, "unknown")
         if is_own or event is None:
             return "keep"
-        what = action_on_another(event, claim, self._instance, self._claim, await self._heartbeats.life(event))
+        what = action_on_another(event, claim, self._instance, self._claim, await self._heartbeats.liveness(event))
         if what == "stop":
             raise WorkerIdTaken(_refusal(event))
-        is_elsewhere = own is None or seen.subject != subjects.fleet(own.model, self._worker_id)
-        return "keep" if what == "register" and is_elsewhere and seen.seq <= self._own_seq else what
+        is_elsewhere = own is None or message.subject != subjects.fleet(own.model, self._worker_id)
+        return "keep" if what == "register" and is_elsewhere and message.seq <= self._own_seq else what
 
 
 class _Heartbeats:
@@ -221,7 +229,7 @@ class _Heartbeats:
 
     def __init__(self, log: EventLog, clock: Clock) -> None:
         self._event_log, self._clock = log, clock
-        self._heard_at_s: dict[str, float] = {}
+        self._heartbeat_at_s: dict[str, float] = {}
         self._ended: dict[str, bool] = {}
         self._since_s, self._reconnects = 0.0, 0
 
@@ -235,21 +243,21 @@ class _Heartbeats:
             instance = fleet.decode_heartbeat(message.data).instance
         except MalformedMessage:
             return
-        self._heard_at_s.pop(instance, None)
-        if len(self._heard_at_s) >= INSTANCES_MAX:
-            del self._heard_at_s[next(iter(self._heard_at_s))]
-        self._heard_at_s[instance] = self._clock.now()
+        self._heartbeat_at_s.pop(instance, None)
+        if len(self._heartbeat_at_s) >= INSTANCES_MAX:
+            del self._heartbeat_at_s[next(iter(self._heartbeat_at_s))]
+        self._heartbeat_at_s[instance] = self._clock.now()
 
-    async def life(self, event: FleetEvent) -> Life:
+    async def liveness(self, event: FleetEvent) -> Liveness:
         """Return the state of the instance of an event; a loss of the connection begins the wait for it anew."""
         now_s, reconnects = self._clock.now(), self._event_log.statistics().reconnects_total
         if reconnects != self._reconnects:
             self._since_s, self._reconnects = now_s, reconnects
-        heard_at_s = self._heard_at_s.get(event.instance)
-        silence_s = None if heard_at_s is None else now_s - heard_at_s
+        heartbeat_at_s = self._heartbeat_at_s.get(event.instance)
+        silence_s = None if heartbeat_at_s is None else now_s - heartbeat_at_s
         is_alive = silence_s is not None and silence_s < SILENT_S
         has_ended = not is_alive and await self._has_ended(event)
-        return life(silence_s, now_s - self._since_s, has_ended=has_ended)
+        return liveness(silence_s, now_s - self._since_s, has_ended=has_ended)
 
     async def _has_ended(self, event: FleetEvent) -> bool:
         """Return whether the instance's address refuses connections, which is found out once.
@@ -289,12 +297,12 @@ def _refusal(event: FleetEvent) -> str:
     )
 
 
-def _described(seen: _Seen) -> dict[str, object]:
+def _described(message: _NewestMessage) -> dict[str, object]:
     """Return the fields of a log line about an event."""
-    event = seen.newest.event
-    fields: dict[str, object] = {"subject": seen.subject, "seq": seen.seq}
-    if seen.refused:
-        fields["refused"] = seen.refused
+    event = message.newest.event
+    fields: dict[str, object] = {"subject": message.subject, "seq": message.seq}
+    if message.refused:
+        fields["refused"] = message.refused
     if event is not None:
         fields |= {"by": type(event).__name__, "by_instance": event.instance}
     if isinstance(event, WorkerRegistered):

@@ -43,7 +43,7 @@ SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 NO_CLAIM = 1 << 63
 """Later than every place in a stream."""
 
-Life = Literal["alive", "silent", "unknown"]
+Liveness = Literal["alive", "silent", "unknown"]
 Action = Literal["keep", "register", "replace", "wait", "stop"]
 
 
@@ -54,23 +54,23 @@ class Newest(NamedTuple):
     claim: int = 0
 
 
-def action(newest: Newest | None, own: WorkerRegistered, own_claim: int, life: Life) -> Action:
-    """Return what the instance that registered `own`, or is about to, does; `life` is that of the other instance."""
+def action(newest: Newest | None, own: WorkerRegistered, own_claim: int, liveness: Liveness) -> Action:
+    """Return what the instance that registered `own`, or is about to, does, given the other one's `liveness`."""
     event = None if newest is None else newest.event
     if newest is None or event is None:
         return "register"
     if event.instance == own.instance:
         return _action_on_own(event, own)
-    return action_on_another(event, newest.claim, own.instance, own_claim, life)
+    return action_on_another(event, newest.claim, own.instance, own_claim, liveness)
 
 
-def action_on_another(event: FleetEvent, claim: int, instance: str, own_claim: int, life: Life) -> Action:
+def action_on_another(event: FleetEvent, claim: int, instance: str, own_claim: int, liveness: Liveness) -> Action:
     """Return what `instance` does about the newest event of the id, which is another instance's."""
     if isinstance(event, WorkerLeft) or (own_claim, instance) < (claim, event.instance):
         return "register"
-    if life == "alive":
+    if liveness == "alive":
         return "stop"
-    return "register" if life == "silent" else "wait"
+    return "register" if liveness == "silent" else "wait"
 
 
 def _action_on_own(event: FleetEvent, own: WorkerRegistered) -> Action:
@@ -98,7 +98,7 @@ def drained_by_hand(event: FleetEvent | None, *, before: bool) -> bool:
             return before
 
 
-def life(silence_s: float | None, listened_s: float, *, has_ended: bool) -> Life:
+def liveness(silence_s: float | None, listened_s: float, *, has_ended: bool) -> Liveness:
     """Return the state of an instance.
 
     Args:

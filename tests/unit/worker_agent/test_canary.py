@@ -17,7 +17,7 @@ from kv_runtime.event_log import BrokerUnavailable, LogMessage
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.simulated.scheduler import Simulator
 from worker_agent.engines.types import EngineDescription, EngineError, EngineOutput, EngineRequest
-from worker_agent.fleet.canary import BEGIN_ID, CanaryWatch, HeardEngine
+from worker_agent.fleet.canary import BEGIN_ID, CanaryWatch, MonitoredEngine
 from worker_agent.fleet.canary_rules import OUTCOMES, SALT, Canary, canary_request
 from worker_agent.fleet.membership import Membership
 from worker_agent.fleet.worker_id import WorkerId
@@ -186,7 +186,7 @@ async def test_an_idle_engine_is_asked_for_the_begin_token_s_successor() -> None
         await worker.after(WAIT_S)
         assert [each.prompt for each in worker.engine.asked] == [(BEGIN_ID,)]
         worker.stop.set()
-    assert worker.watch.asked_total == {"ok": 1, "failed": 0, "late": 0}
+    assert worker.watch.requests_total == {"ok": 1, "failed": 0, "late": 0}
     assert worker.told == ["WorkerRegistered", "WorkerDraining"]
 
 
@@ -207,7 +207,7 @@ async def test_an_engine_that_fails_it_is_out_until_it_answers(answer: str, reas
         await worker.after(WAIT_S)
         assert worker.told == ["WorkerRegistered", "WorkerLeft", "WorkerRegistered"]
         worker.stop.set()
-    assert worker.watch.asked_total == {"ok": 1, "failed": 2, "late": 0}
+    assert worker.watch.requests_total == {"ok": 1, "failed": 2, "late": 0}
 
 
 @pytest.mark.asyncio
@@ -219,7 +219,7 @@ async def test_a_late_answer_is_none_and_its_generation_is_given_up() -> None:
         await worker.after(WAIT_S)
         assert worker.told == ["WorkerRegistered", "WorkerLeft"]
         worker.stop.set()
-    assert (worker.watch.asked_total["late"], worker.engine.aborted) == (1, 1)
+    assert (worker.watch.requests_total["late"], worker.engine.aborted) == (1, 1)
 
 
 @pytest.mark.asyncio
@@ -239,7 +239,7 @@ async def test_a_worker_that_is_out_when_it_stops_does_not_say_that_it_drains() 
 @pytest.mark.asyncio
 async def test_what_clients_are_answered_counts_as_life() -> None:
     worker = Watched()
-    heard = HeardEngine(worker.engine, worker.idle, worker.clock)
+    heard = MonitoredEngine(worker.engine, worker.idle, worker.clock)
     await worker.clock.advance(9.0)
     asked = EngineRequest(request_id="r", prompt=(1,), max_tokens=1)
     async with aclosing(heard.generate(asked)) as outputs:

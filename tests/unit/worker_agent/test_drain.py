@@ -9,7 +9,7 @@ def turn(drain: Drain, *polls: int, is_lossy: bool = False) -> bool:
     while drain.on_poll(left.pop(0)):
         assert left, "it polls once more than was said"
     assert not left, f"it polls no more, {left} are left"
-    return drain.on_turn(is_lossy=is_lossy)
+    return drain.on_cycle(is_lossy=is_lossy)
 
 
 def test_at_normal_pace_a_turn_is_one_poll_that_waits() -> None:
@@ -17,14 +17,14 @@ def test_at_normal_pace_a_turn_is_one_poll_that_waits() -> None:
     for events in (0, 1, 50):
         turn(drain, events)
         assert not drain.is_pressed
-    assert drain.statistics().pressed_turns_total == 0
+    assert drain.statistics().pressed_cycles_total == 0
 
 
 def test_a_poll_of_more_than_half_the_buffer_presses_until_a_poll_brings_nothing() -> None:
     drain = Drain(100)
     assert turn(drain, 51, 3, 0)
     assert not drain.is_pressed
-    assert drain.statistics().pressed_turns_total == 1
+    assert drain.statistics().pressed_cycles_total == 1
 
 
 def test_a_loss_presses_from_the_next_turn_on() -> None:
@@ -60,10 +60,10 @@ def test_a_poll_that_failed_says_nothing_of_what_there_was() -> None:
     drain = Drain(100)
     turn(drain, 0)
     drain.on_failure()
-    assert not drain.on_turn(is_lossy=False)
-    drain.on_turn(is_lossy=True)
+    assert not drain.on_cycle(is_lossy=False)
+    drain.on_cycle(is_lossy=True)
     drain.on_failure()
-    drain.on_turn(is_lossy=False)
+    drain.on_cycle(is_lossy=False)
     assert drain.is_pressed
 
 
@@ -82,5 +82,5 @@ def test_statistics_tell_of_the_largest_poll() -> None:
     turn(drain, 20)
     turn(drain, 75, 60)
     turn(drain, 0)
-    assert drain.statistics() == DrainStatistics(pressed_turns_total=2, polls_total=4, largest_ratio=0.75)
+    assert drain.statistics() == DrainStatistics(pressed_cycles_total=2, polls_total=4, largest_ratio=0.75)
     assert Drain().statistics().largest_ratio == 0.0

@@ -9,13 +9,13 @@ import pytest
 from kv_protocol.errors import MalformedMessage
 from worker_agent.engines.attached.facts import (
     EngineFacts,
-    cache_config_said,
+    facts_of_cache_config,
+    facts_of_iteration_stats,
+    facts_of_models,
+    facts_of_openapi,
+    facts_of_server_info,
+    facts_of_version,
     iteration_rows,
-    iteration_stats_said,
-    models_said,
-    openapi_said,
-    server_info_said,
-    version_said,
 )
 from worker_agent.load.engine_metrics import CacheConfig
 
@@ -31,7 +31,7 @@ def test_a_card_with_a_parent_is_an_adapter() -> None:
             ],
         }
     ).encode()
-    assert models_said(body) == EngineFacts(served_names=("llama", "chat"), loras=("law",), max_seq_len=8192)
+    assert facts_of_models(body) == EngineFacts(served_names=("llama", "chat"), loras=("law",), max_seq_len=8192)
 
 
 def test_the_paths_of_a_server_say_which_endpoints_it_serves() -> None:
@@ -41,13 +41,13 @@ def test_the_paths_of_a_server_say_which_endpoints_it_serves() -> None:
         "/v1/audio/speech": {},
         "/health": {},
     }
-    said = openapi_said(json.dumps({"openapi": "3.1.0", "paths": paths}).encode())
+    said = facts_of_openapi(json.dumps({"openapi": "3.1.0", "paths": paths}).encode())
     assert said == EngineFacts(api_endpoints=("chat", "responses"))
 
 
 def test_a_server_that_says_only_names_says_only_names() -> None:
     body = b'{"object": "list", "data": [{"id": "m", "object": "model", "created": 1, "owned_by": "tensorrt_llm"}]}'
-    assert models_said(body) == EngineFacts(served_names=("m",))
+    assert facts_of_models(body) == EngineFacts(served_names=("m",))
 
 
 def test_sglang_says_tokens_and_means_blocks() -> None:
@@ -64,7 +64,7 @@ def test_sglang_says_tokens_and_means_blocks() -> None:
             "version": "0.5.9",
         }
     ).encode()
-    assert server_info_said(body) == EngineFacts(
+    assert facts_of_server_info(body) == EngineFacts(
         block_size=64,
         total_kv_blocks=1001,
         max_num_seqs=48,
@@ -77,23 +77,23 @@ def test_sglang_says_tokens_and_means_blocks() -> None:
 
 def test_prefill_that_is_not_chunked_is_bounded_by_its_own_limit() -> None:
     body = b'{"chunked_prefill_size": -1, "max_prefill_tokens": 16384, "max_running_requests": null}'
-    assert server_info_said(body) == EngineFacts(max_num_batched_tokens=16_384)
+    assert facts_of_server_info(body) == EngineFacts(max_num_batched_tokens=16_384)
 
 
 def test_a_row_of_iteration_statistics_says_the_cache_unless_it_is_null() -> None:
     row = {"maxBatchSizeStatic": 64, "maxNumTokensStatic": 8192, "kvCacheStats": None}
-    assert iteration_stats_said(row) == EngineFacts(max_num_seqs=64, max_num_batched_tokens=8192)
+    assert facts_of_iteration_stats(row) == EngineFacts(max_num_seqs=64, max_num_batched_tokens=8192)
     cache = {"maxNumBlocks": 900, "tokensPerBlock": 32}
-    assert iteration_stats_said({**row, "kvCacheStats": cache}).total_kv_blocks == 900
+    assert facts_of_iteration_stats({**row, "kvCacheStats": cache}).total_kv_blocks == 900
 
 
 @pytest.mark.parametrize("count", [0, -1, 1 << 40, True, 1.5, "7", None])
 def test_a_number_that_may_not_be_registered_is_taken_for_not_said(count: object) -> None:
-    assert iteration_stats_said({"kvCacheStats": {"maxNumBlocks": count}}) == EngineFacts()
+    assert facts_of_iteration_stats({"kvCacheStats": {"maxNumBlocks": count}}) == EngineFacts()
 
 
 def test_a_block_size_beyond_all_bounds_is_not_said() -> None:
-    assert cache_config_said(CacheConfig(block_size=1 << 20, num_gpu_blocks=9)) == EngineFacts(total_kv_blocks=9)
+    assert facts_of_cache_config(CacheConfig(block_size=1 << 20, num_gpu_blocks=9)) == EngineFacts(total_kv_blocks=9)
 
 
 def test_what_was_known_before_stays_and_the_rest_is_added() -> None:
@@ -102,7 +102,9 @@ def test_what_was_known_before_stays_and_the_rest_is_added() -> None:
     assert known.with_more(said) == EngineFacts(served_names=("chat",), block_size=16, max_seq_len=4096)
 
 
-@pytest.mark.parametrize("read", [models_said, openapi_said, version_said, server_info_said, iteration_rows])
+@pytest.mark.parametrize(
+    "read", [facts_of_models, facts_of_openapi, facts_of_version, facts_of_server_info, iteration_rows]
+)
 @pytest.mark.parametrize("body", [b"", b"null", b"<html>", b'{"data": 1, "version": 1, "page_size": "x"}', b"[" * 9999])
 def test_anything_else_is_malformed(read: Callable[[bytes], object], body: bytes) -> None:
     with pytest.raises(MalformedMessage, match="/"):

@@ -194,7 +194,7 @@ def test_16_a_message_that_a_full_queue_lost_is_missed_and_asked_for() -> None:
     cursor = SourceCursor()
     cursor.on_live(0, b"0", 0.0)
     assert cursor.on_live(2, b"2", 0.0) == Delivery()
-    assert cursor.ask_from(0.0) == 0
+    assert cursor.next_replay(0.0) == 0
     assert [cursor.on_replayed(at, str(at).encode()).payloads for at in (0, 1)] == [(), ((1, b"1"), (2, b"2"))]
 
 

@@ -201,10 +201,10 @@ def test_a_message_is_filled_up_to_its_bound_and_no_further(over: int, batches_i
 
 def test_no_message_goes_over_a_place_that_was_told() -> None:
     outbox = Outbox(EPOCH)
-    outbox.tell_place()
+    outbox.end_message_here()
     for more in (3, 0, 2, 4):
         fill(outbox, more)
-        outbox.tell_place()
+        outbox.end_message_here()
     fill(outbox, 1)
     assert [message[:2] for message in drained(outbox)] == [(1, 3), (4, 5), (6, 9), (10, 10)]
 
@@ -213,9 +213,9 @@ def test_a_place_that_was_given_out_or_dropped_divides_nothing() -> None:
     outbox = Outbox(EPOCH, bytes_max=4 * BATCH_BYTES)
     fill(outbox, 2)
     assert [message[:2] for message in given(outbox)] == [(1, 2)]
-    outbox.tell_place()
+    outbox.end_message_here()
     fill(outbox, 1)
-    outbox.tell_place()
+    outbox.end_message_here()
     fill(outbox, 5)
     assert [message[:2] for message in drained(outbox)] == [(5, 8)]
 

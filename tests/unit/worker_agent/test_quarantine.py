@@ -24,7 +24,7 @@ from worker_agent.events.dialects.trtllm import TrtllmRules
 from worker_agent.events.dialects.trtllm_wire import EVENT_NUMBERS_MAX, read_event
 from worker_agent.events.engine_events import RankEvent
 from worker_agent.events.quarantine import (
-    KEPT_MAX,
+    NEWEST_MAX,
     PROBLEM_CHARACTERS_MAX,
     REASONS,
     SHOWN_CHARACTERS_MAX,
@@ -86,7 +86,7 @@ def test_whatever_a_poll_brings_nothing_is_raised_and_what_is_told_of_it_is_smal
         assert encode_payload(0.0, [each], dp_rank)
     counts, kept = rules.counts, rules.quarantine.kept
     assert sum(rules.quarantine.counts.values()) == counts.refused + counts.unreadable
-    assert len(kept) == min(KEPT_MAX, counts.refused + counts.unreadable)
+    assert len(kept) == min(NEWEST_MAX, counts.refused + counts.unreadable)
     assert all(len(each.shown) <= SHOWN_CHARACTERS_MAX for each in kept)
     assert all(len(each.problem) <= PROBLEM_CHARACTERS_MAX for each in kept)
     assert all(len(rules.stale(rank)) <= PROBLEM_CHARACTERS_MAX + 100 for rank in (0, 1))

@@ -23,7 +23,7 @@ def test_a_question_repeated_while_it_waits_or_is_answered_is_dropped() -> None:
     answered = questions.next()
     assert answered is not None
     assert ask(questions, "a") == "repeated"
-    assert questions.is_wanted(answered)
+    assert questions.is_current(answered)
     assert questions.next() is None
 
 
@@ -49,7 +49,7 @@ def test_another_question_of_the_asker_being_answered_ends_that_answer() -> None
     answered = questions.next()
     assert answered is not None
     assert ask(questions, "a", SECOND) == "replaced"
-    assert not questions.is_wanted(answered)
+    assert not questions.is_current(answered)
     assert ask(questions, "a", SECOND) == "repeated"
     assert questions.next() == Question("a", SECOND)
 
@@ -67,7 +67,7 @@ def test_an_earlier_question_that_comes_late_does_not_end_the_answer_to_a_later_
     answered = questions.next()
     assert answered is not None
     assert ask(questions, "a", FIRST) == "overtaken"
-    assert questions.is_wanted(answered)
+    assert questions.is_current(answered)
 
 
 def test_questions_of_others_do_not_end_an_answer() -> None:
@@ -76,7 +76,7 @@ def test_questions_of_others_do_not_end_an_answer() -> None:
     answered = questions.next()
     assert answered is not None
     ask(questions, "b")
-    assert questions.is_wanted(answered)
+    assert questions.is_current(answered)
 
 
 def test_beyond_a_bound_askers_are_turned_away_but_those_who_wait_may_ask_anew() -> None:

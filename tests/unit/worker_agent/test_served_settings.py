@@ -9,7 +9,7 @@ from kv_runtime.clock import SystemClock
 from kv_runtime.config import ConfigurationError, load_settings
 from kv_runtime.config_text import render
 from kv_runtime.text import load_text
-from worker_agent.commands.engine_choice import Chosen, chosen_engine, engine_text, made_engine, served_names
+from worker_agent.commands.engine_choice import Chosen, build_engine, chosen_engine, engine_text, served_names
 from worker_agent.config import AgentSettings
 from worker_agent.engine_args.findings import EngineArgsInvalid
 from worker_agent.engine_args.rules import Circumstances
@@ -212,8 +212,8 @@ def test_the_first_served_name_is_the_model_s_in_the_fleet() -> None:
 
 def test_each_kind_of_engine_is_made() -> None:
     text = load_text("byte")
-    assert isinstance(made_engine(loaded(), chosen(), text, SystemClock()).engine, SimulatedEngine)
-    made = made_engine(loaded(TRTLLM), chosen(TRTLLM), text, SystemClock())
+    assert isinstance(build_engine(loaded(), chosen(), text, SystemClock()).engine, SimulatedEngine)
+    made = build_engine(loaded(TRTLLM), chosen(TRTLLM), text, SystemClock())
     assert isinstance(made.engine, TensorRTLLMEngine)
     assert made.trtllm is made.engine
 

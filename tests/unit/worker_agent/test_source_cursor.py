@@ -44,7 +44,7 @@ def test_the_expected_frame_is_delivered() -> None:
 def test_a_frame_beyond_the_expected_one_is_kept_and_a_replay_is_due_from_the_newest_delivered() -> None:
     cursor = read_up_to(2)
     assert live(cursor, 4) == NOTHING
-    assert (cursor.is_settled, cursor.gaps_total, cursor.ask_from(NOW_S)) == (False, 1, 1)
+    assert (cursor.is_settled, cursor.gaps_total, cursor.next_replay(NOW_S)) == (False, 1, 1)
 
 
 def test_the_expected_frame_brings_what_waited_behind_it() -> None:
@@ -52,7 +52,7 @@ def test_the_expected_frame_brings_what_waited_behind_it() -> None:
     live(cursor, 3)
     live(cursor, 4)
     live(cursor, 6)
-    cursor.ask_from(NOW_S)
+    cursor.next_replay(NOW_S)
     assert replayed(cursor, 1, 2) == [NOTHING, delivered(2, 3, 4)]
     assert (cursor.expected, cursor.is_settled) == (5, False)
 
@@ -61,7 +61,7 @@ def test_the_expected_frame_brings_what_waited_behind_it() -> None:
 def test_a_replayed_frame_that_came_before_is_a_duplicate(sequence: int) -> None:
     cursor = read_up_to(3)
     live(cursor, 5)
-    cursor.ask_from(NOW_S)
+    cursor.next_replay(NOW_S)
     assert replayed(cursor, sequence) == [NOTHING]
     assert cursor.duplicates_total == 1
     assert live(cursor, 6) == NOTHING
@@ -70,7 +70,7 @@ def test_a_replayed_frame_that_came_before_is_a_duplicate(sequence: int) -> None
 
 def test_what_comes_of_a_question_that_was_given_up_is_not_heard() -> None:
     cursor = SourceCursor()
-    assert cursor.ask_from(NOW_S) == 0
+    assert cursor.next_replay(NOW_S) == 0
     cursor.on_disconnect()
     assert replayed(cursor, 0, 1) == [NOTHING, NOTHING]
     assert (cursor.on_replay_end(NOW_S), cursor.expected) == (NOTHING, 0)
@@ -78,17 +78,17 @@ def test_what_comes_of_a_question_that_was_given_up_is_not_heard() -> None:
 
 def test_an_answer_older_than_the_doubt_proves_another_life_and_is_left_out() -> None:
     cursor = read_up_to(1)
-    assert cursor.ask_from(NOW_S + 10) == 0
+    assert cursor.next_replay(NOW_S + 10) == 0
     cursor.on_disconnect()
     assert replayed(cursor, 0, 1, life=1) == [ANEW, NOTHING]
-    assert (cursor.on_replay_end(NOW_S), cursor.ask_from(NOW_S)) == (NOTHING, 0)
+    assert (cursor.on_replay_end(NOW_S), cursor.next_replay(NOW_S)) == (NOTHING, 0)
     assert replayed(cursor, 0, life=2) == [delivered(0, life=2)]
 
 
 def test_a_live_frame_that_a_replay_had_overtaken_is_a_duplicate() -> None:
     cursor = read_up_to(2)
     live(cursor, 3)
-    assert cursor.ask_from(NOW_S) == 1
+    assert cursor.next_replay(NOW_S) == 1
     replayed(cursor, 1, 2, 3, 4, 5)
     assert [live(cursor, 4), live(cursor, 5)] == [NOTHING, NOTHING]
     assert (cursor.is_settled, cursor.duplicates_total, cursor.on_replay_end(NOW_S)) == (True, 4, NOTHING)
@@ -97,7 +97,7 @@ def test_a_live_frame_that_a_replay_had_overtaken_is_a_duplicate() -> None:
 def test_a_replay_fills_the_hole_in_order() -> None:
     cursor = read_up_to(2)
     live(cursor, 5)
-    assert cursor.ask_from(NOW_S) == 1
+    assert cursor.next_replay(NOW_S) == 1
     assert replayed(cursor, 1, 2, 3, 4, 5) == [NOTHING, delivered(2), delivered(3), delivered(4, 5), NOTHING]
     assert cursor.on_replay_end(NOW_S) == NOTHING
     assert (cursor.expected, cursor.is_settled, cursor.lost_total, cursor.replays_total) == (6, True, 0, 1)
@@ -107,25 +107,25 @@ def test_a_hole_that_the_replay_did_not_fill_is_a_loss_and_reading_goes_on_behin
     cursor = read_up_to(2)
     live(cursor, 4)
     live(cursor, 5)
-    cursor.ask_from(NOW_S)
+    cursor.next_replay(NOW_S)
     live(cursor, 7)
     replayed(cursor, 4, 5)
     assert cursor.on_replay_end(NOW_S) == delivered(4, 5, lost=True)
     assert (cursor.expected, cursor.is_settled, cursor.lost_total) == (6, False, 1)
-    assert cursor.ask_from(NOW_S) == 5
+    assert cursor.next_replay(NOW_S) == 5
 
 
 def test_several_holes_are_one_loss_and_what_lies_between_them_is_of_no_use() -> None:
     cursor = read_up_to(2)
     for sequence in (3, 5, 8, 9):
         live(cursor, sequence)
-    cursor.ask_from(NOW_S)
+    cursor.next_replay(NOW_S)
     live(cursor, 10)
     live(cursor, 12)
     replayed(cursor, 9)
     assert cursor.on_replay_end(NOW_S) == delivered(8, 9, 10, lost=True)
     assert (cursor.expected, cursor.lost_total) == (11, 1)
-    cursor.ask_from(NOW_S)
+    cursor.next_replay(NOW_S)
     assert replayed(cursor, 10, 11) == [NOTHING, delivered(11, 12)]
     assert cursor.is_settled
 
@@ -133,7 +133,7 @@ def test_several_holes_are_one_loss_and_what_lies_between_them_is_of_no_use() ->
 def test_a_late_subscriber_is_told_that_the_beginning_is_lost() -> None:
     cursor = SourceCursor()
     live(cursor, 5)
-    assert cursor.ask_from(NOW_S) == 0
+    assert cursor.next_replay(NOW_S) == 0
     assert replayed(cursor, 3, 4, 5) == [NOTHING] * 3
     assert cursor.on_replay_end(NOW_S) == delivered(3, 4, 5, lost=True)
     assert (cursor.expected, cursor.lost_total, cursor.restarts_total) == (6, 1, 0)
@@ -142,29 +142,29 @@ def test_a_late_subscriber_is_told_that_the_beginning_is_lost() -> None:
 def test_a_hole_younger_than_the_question_is_no_loss_but_asked_again() -> None:
     cursor = read_up_to(2)
     live(cursor, 3)
-    assert cursor.ask_from(NOW_S) == 1
+    assert cursor.next_replay(NOW_S) == 1
     assert replayed(cursor, 1, 2) == [NOTHING, delivered(2, 3)]
     live(cursor, 5)  # 4 was published after the answer was made, and lost on its way
     assert replayed(cursor, 3) == [NOTHING]
     assert cursor.on_replay_end(NOW_S) == NOTHING
-    assert (cursor.lost_total, cursor.ask_from(NOW_S)) == (0, 3)
+    assert (cursor.lost_total, cursor.next_replay(NOW_S)) == (0, 3)
     assert replayed(cursor, 3, 4, 5) == [NOTHING, delivered(4, 5), NOTHING]
     assert cursor.on_replay_end(NOW_S) == NOTHING
 
 
 def test_a_hole_that_opened_after_a_question_into_the_silence_is_no_loss() -> None:
     cursor = read_up_to(2)
-    assert cursor.ask_from(NOW_S + 10) == 1
+    assert cursor.next_replay(NOW_S + 10) == 1
     live(cursor, 3, NOW_S + 10)
     replayed(cursor, 1)
     assert cursor.on_replay_end(NOW_S + 10) == NOTHING
-    assert cursor.ask_from(NOW_S + 10) == 1
+    assert cursor.next_replay(NOW_S + 10) == 1
 
 
 @pytest.mark.parametrize("sequence", [2 + AHEAD_MAX, (1 << 64) - 1])
 def test_a_frame_implausibly_far_ahead_is_refused_and_counted(sequence: int) -> None:
     cursor = read_up_to(2)
-    cursor.ask_from(NOW_S + 10)
+    cursor.next_replay(NOW_S + 10)
     assert [live(cursor, sequence), *replayed(cursor, sequence)] == [NOTHING] * 2
     assert (cursor.refused_total, cursor.is_settled) == (2, True)
     assert live(cursor, 2) == delivered(2)
@@ -175,10 +175,10 @@ def test_a_frame_implausibly_far_ahead_is_refused_and_counted(sequence: int) -> 
 # -------------------------------------------------------------------- another life of the publisher
 def test_an_answer_that_ends_below_what_was_seen_is_another_life_s() -> None:
     cursor = read_up_to(100)
-    assert cursor.ask_from(NOW_S + 10) == 99
+    assert cursor.next_replay(NOW_S + 10) == 99
     assert cursor.on_replay_end(NOW_S + 10) == ANEW
     assert (cursor.expected, cursor.restarts_total, cursor.lost_total) == (0, 1, 0)
-    assert cursor.ask_from(NOW_S + 10) == 0
+    assert cursor.next_replay(NOW_S + 10) == 0
     assert replayed(cursor, 0, 1, life=1) == [delivered(0, life=1), delivered(1, life=1)]
     assert cursor.on_replay_end(NOW_S + 10) == NOTHING
 
@@ -186,41 +186,41 @@ def test_an_answer_that_ends_below_what_was_seen_is_another_life_s() -> None:
 def test_an_answer_below_a_frame_that_is_only_kept_is_another_life_s_too() -> None:
     cursor = SourceCursor()
     live(cursor, 7)
-    cursor.ask_from(NOW_S)
+    cursor.next_replay(NOW_S)
     replayed(cursor, 0, 1, life=1)
     assert cursor.on_replay_end(NOW_S) == ANEW
 
 
 def test_a_replayed_frame_unlike_the_one_delivered_is_another_life_s() -> None:
     cursor = read_up_to(3)
-    assert cursor.ask_from(NOW_S + 10) == 2
+    assert cursor.next_replay(NOW_S + 10) == 2
     assert replayed(cursor, 2, 3, 4, life=1) == [ANEW, NOTHING, NOTHING]
     assert cursor.on_replay_end(NOW_S + 10) == NOTHING
-    assert cursor.ask_from(NOW_S + 10) == 0
+    assert cursor.next_replay(NOW_S + 10) == 0
     assert replayed(cursor, 0, 1, life=1) == [delivered(0, life=1), delivered(1, 2, 3, 4, life=1)]
 
 
 def test_a_replayed_frame_unlike_the_one_kept_is_another_life_s() -> None:
     cursor = read_up_to(2)
     live(cursor, 4)
-    cursor.ask_from(NOW_S)
+    cursor.next_replay(NOW_S)
     assert replayed(cursor, 4, life=1) == [ANEW]
 
 
 def test_frames_that_go_back_are_held_until_an_answer_says_whose_they_are() -> None:
     cursor = read_up_to(3)
     assert [live(cursor, sequence, life=1) for sequence in range(5)] == [NOTHING] * 5
-    assert cursor.ask_from(NOW_S) == 2
+    assert cursor.next_replay(NOW_S) == 2
     assert replayed(cursor, 2, 3, 4, life=1) == [ANEW, NOTHING, NOTHING]
     cursor.on_replay_end(NOW_S)
-    assert cursor.ask_from(NOW_S) == 0
+    assert cursor.next_replay(NOW_S) == 0
     assert replayed(cursor, 0, 1, life=1) == [delivered(0, life=1), delivered(1, 2, 3, 4, life=1)]
 
 
 def test_a_frame_that_only_came_twice_costs_a_question() -> None:
     cursor = read_up_to(3)
     assert [live(cursor, 2), live(cursor, 3), live(cursor, 4)] == [NOTHING] * 3
-    assert cursor.ask_from(NOW_S) == 2
+    assert cursor.next_replay(NOW_S) == 2
     assert replayed(cursor, 2, 3, 4) == [delivered(3, 4), NOTHING, NOTHING]
     assert cursor.on_replay_end(NOW_S) == NOTHING
     assert (cursor.is_settled, cursor.restarts_total, cursor.lost_total) == (True, 0, 0)
@@ -228,11 +228,11 @@ def test_a_frame_that_only_came_twice_costs_a_question() -> None:
 
 def test_a_question_asked_before_the_doubt_does_not_end_it() -> None:
     cursor = read_up_to(3)
-    assert cursor.ask_from(NOW_S + 10) == 2
+    assert cursor.next_replay(NOW_S + 10) == 2
     live(cursor, 0, NOW_S + 10, life=1)
     assert replayed(cursor, 2) == [NOTHING]
     assert cursor.on_replay_end(NOW_S + 10) == NOTHING
-    assert (cursor.is_settled, cursor.ask_from(NOW_S + 10)) == (False, 2)
+    assert (cursor.is_settled, cursor.next_replay(NOW_S + 10)) == (False, 2)
     assert cursor.on_replay_end(NOW_S + 10) == ANEW
 
 
@@ -240,7 +240,7 @@ def test_after_a_lost_connection_frames_are_held_even_where_they_seem_to_go_on()
     cursor = read_up_to(3)
     cursor.on_disconnect()
     assert [live(cursor, 3, life=1), live(cursor, 4, life=1)] == [NOTHING, NOTHING]
-    assert cursor.ask_from(NOW_S) == 2
+    assert cursor.next_replay(NOW_S) == 2
     assert replayed(cursor, 2, life=1) == [ANEW]
 
 
@@ -248,19 +248,19 @@ def test_after_a_lost_connection_the_same_life_goes_on_as_if_nothing_was() -> No
     cursor = read_up_to(3)
     cursor.on_disconnect()
     live(cursor, 4)
-    cursor.ask_from(NOW_S)
+    cursor.next_replay(NOW_S)
     assert replayed(cursor, 2, 3, 4) == [NOTHING, delivered(3, 4), NOTHING]
     assert (cursor.on_replay_end(NOW_S), cursor.is_settled) == (NOTHING, True)
 
 
 def test_frames_below_the_expected_one_do_not_put_the_question_off() -> None:
     cursor = SourceCursor(idle_s=1.0)
-    cursor.ask_from(NOW_S)
+    cursor.next_replay(NOW_S)
     replayed(cursor, *range(5))
     cursor.on_replay_end(NOW_S)
     live(cursor, 0, NOW_S + 0.9)
     live(cursor, 1, NOW_S + 1.1)
-    assert cursor.ask_from(NOW_S + 1.1) == 4
+    assert cursor.next_replay(NOW_S + 1.1) == 4
 
 
 def test_nothing_delivered_is_nothing_to_doubt() -> None:
@@ -272,35 +272,35 @@ def test_nothing_delivered_is_nothing_to_doubt() -> None:
 
 # -------------------------------------------------------------------- questions
 def test_the_first_question_is_due_at_once_for_what_was_published_before_we_listened() -> None:
-    assert SourceCursor().ask_from(0.0) == 0
+    assert SourceCursor().next_replay(0.0) == 0
 
 
 def test_silence_asks_once_each_idle_time() -> None:
     cursor = SourceCursor(idle_s=1.0)
     live(cursor, 0, NOW_S)
-    assert cursor.ask_from(NOW_S + 0.9) is None
-    assert cursor.ask_from(NOW_S + 1.0) == 0
+    assert cursor.next_replay(NOW_S + 0.9) is None
+    assert cursor.next_replay(NOW_S + 1.0) == 0
     replayed(cursor, 0)
     cursor.on_replay_end(NOW_S + 1.1)
-    assert cursor.ask_from(NOW_S + 2.0) is None
-    assert cursor.ask_from(NOW_S + 2.2) == 0
+    assert cursor.next_replay(NOW_S + 2.0) is None
+    assert cursor.next_replay(NOW_S + 2.2) == 0
 
 
 def test_messages_put_the_question_off() -> None:
     cursor = SourceCursor(idle_s=1.0)
     for sequence in range(5):
         live(cursor, sequence, NOW_S + sequence * 0.9)
-        assert cursor.ask_from(NOW_S + sequence * 0.9 + 0.89) is None
+        assert cursor.next_replay(NOW_S + sequence * 0.9 + 0.89) is None
 
 
 def test_one_question_is_in_flight_until_it_ends_or_nobody_answers() -> None:
     cursor = SourceCursor()
     live(cursor, 3)
-    assert cursor.ask_from(NOW_S) == 0
-    assert cursor.ask_from(NOW_S + 1000) is None
+    assert cursor.next_replay(NOW_S) == 0
+    assert cursor.next_replay(NOW_S + 1000) is None
     assert replayed(cursor, 0) == [delivered(0)]
     assert cursor.on_no_answer() == NOTHING
-    assert cursor.ask_from(NOW_S + 1000) == 0
+    assert cursor.next_replay(NOW_S + 1000) == 0
     assert cursor.replays_total == 2
 
 
@@ -314,7 +314,7 @@ def test_an_end_that_nobody_asked_for_says_nothing() -> None:
 def unanswered(cursor: SourceCursor, times: int = UNANSWERED_MAX) -> list[Delivery]:
     answers = []
     for _ in range(times):
-        assert cursor.ask_from(NOW_S + 1000) is not None
+        assert cursor.next_replay(NOW_S + 1000) is not None
         answers.append(cursor.on_no_answer())
     return answers
 
@@ -337,7 +337,7 @@ def test_silence_that_nobody_answers_is_no_loss_and_an_answer_ends_it() -> None:
     cursor = read_up_to(2)
     assert unanswered(cursor) == [NOTHING] * UNANSWERED_MAX
     assert cursor.is_unanswered
-    cursor.ask_from(NOW_S + 1000)
+    cursor.next_replay(NOW_S + 1000)
     replayed(cursor, 1)
     cursor.on_replay_end(NOW_S + 1000)
     assert not cursor.is_unanswered
@@ -356,7 +356,7 @@ def test_without_replay_a_gap_is_a_loss_at_once_and_nothing_is_asked() -> None:
     assert live(cursor, 4) == delivered(4, lost=True)
     assert live(cursor, 5) == delivered(5)
     assert (cursor.gaps_total, cursor.lost_total, cursor.restarts_total) == (1, 1, 0)
-    assert cursor.ask_from(NOW_S + 1000) is None
+    assert cursor.next_replay(NOW_S + 1000) is None
 
 
 def test_without_replay_a_late_subscriber_is_told_that_the_beginning_is_lost() -> None:
@@ -402,7 +402,7 @@ def test_without_replay_a_frame_implausibly_far_ahead_is_refused() -> None:
 
 # -------------------------------------------------------------------- bounds
 def test_beyond_its_room_the_oldest_hole_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_cursor, "KEPT_MAX", 3)
+    monkeypatch.setattr(source_cursor, "BUFFERED_MAX", 3)
     cursor = read_up_to(1)
     assert [live(cursor, sequence) for sequence in (3, 4, 6)] == [NOTHING] * 3
     assert live(cursor, 8) == delivered(3, 4, lost=True)
@@ -415,7 +415,7 @@ def test_a_gap_is_counted_once_until_it_is_closed() -> None:
     live(cursor, 3)
     live(cursor, 5)
     assert cursor.gaps_total == 1
-    cursor.ask_from(NOW_S)
+    cursor.next_replay(NOW_S)
     replayed(cursor, 1, 4)
     live(cursor, 7)
     assert (cursor.gaps_total, cursor.expected) == (2, 6)

@@ -9,7 +9,7 @@ from kv_protocol.fleet import REMOVED_BY_HAND, FleetEvent, WorkerDraining, Worke
 from kv_protocol.ids import checked_worker_id
 from tests.unit.router.samples import registered
 from worker_agent.config import AgentSettings, ServedWorkerSection
-from worker_agent.fleet.worker_id_rules import NO_CLAIM, SILENT_S, Newest, action, drained_by_hand, life
+from worker_agent.fleet.worker_id_rules import NO_CLAIM, SILENT_S, Newest, action, drained_by_hand, liveness
 
 OWN = registered(instance="own")
 OTHER = registered(instance="other", base_url="http://127.0.0.1:2")
@@ -74,7 +74,7 @@ def test_an_earlier_instance_is_given_way_to_if_it_is_alive(event: FleetEvent, o
 def test_an_instance_is_alive_by_its_heartbeats(
     silence_s: float | None, listened_s: float, has_ended: bool, expected: str
 ) -> None:
-    assert life(silence_s, listened_s, has_ended=has_ended) == expected
+    assert liveness(silence_s, listened_s, has_ended=has_ended) == expected
 
 
 @pytest.mark.parametrize("host", ["gpu-7.cluster.example", "GPU_7", "", "x" * 200, "-é-"])

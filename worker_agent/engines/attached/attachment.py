@@ -19,7 +19,7 @@ class Attachment:
     """Whether the engine is in. What `on_probe` asks for is done when `entered` or `left` says so."""
 
     def __init__(self) -> None:
-        self._is_in = self._is_told = False
+        self._is_in = self._is_current = False
         self._failures = 0
 
     @property
@@ -35,15 +35,15 @@ class Attachment:
     def on_probe(self, *, is_healthy: bool, is_log_new: bool = False) -> Step:
         """Return what is to be done after a probe; empty: nothing."""
         self._failures = 0 if is_healthy else self._failures + 1
-        self._is_told = self._is_told and not is_log_new
+        self._is_current = self._is_current and not is_log_new
         if is_healthy:
-            return "" if self._is_told else "register"
+            return "" if self._is_current else "register"
         return "leave" if self._is_in and self._failures >= FAILURES_MAX else ""
 
     def entered(self) -> None:
         """The registration is in the log."""
-        self._is_in = self._is_told = True
+        self._is_in = self._is_current = True
 
     def left(self) -> None:
         """The fleet was told that the engine is gone."""
-        self._is_in = self._is_told = False
+        self._is_in = self._is_current = False

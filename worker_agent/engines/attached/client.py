@@ -43,7 +43,7 @@ class EngineClient:
         self._base_url, self._answer_s = base_url.rstrip("/"), answer_s
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
-        self.asked_total: Counter[tuple[What, FetchOutcome]] = Counter()
+        self.requests_total: Counter[tuple[What, FetchOutcome]] = Counter()
 
     @property
     def base_url(self) -> str:
@@ -70,15 +70,15 @@ class EngineClient:
         try:
             answer = await self._answer(path, bytes_max, answer_s or self._answer_s)
         except EngineUnanswered as error:
-            self.asked_total[what, error.outcome] += 1
+            self.requests_total[what, error.outcome] += 1
             raise
-        self.asked_total[what, "ok"] += 1
+        self.requests_total[what, "ok"] += 1
         return answer
 
     def unreadable(self, what: What) -> None:
         """An answer that was counted as ok is not what it should be."""
-        self.asked_total[what, "ok"] -= 1
-        self.asked_total[what, "unreadable"] += 1
+        self.requests_total[what, "ok"] -= 1
+        self.requests_total[what, "unreadable"] += 1
 
     async def _answer(self, path: str, bytes_max: int, answer_s: float) -> bytes:
         assert self._session is not None

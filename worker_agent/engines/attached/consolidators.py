@@ -25,7 +25,7 @@ from worker_agent.engines.attached.config import (
 from worker_agent.engines.attached.facts import EngineFacts
 from worker_agent.events.consolidation import Consolidation, Origin
 from worker_agent.events.consolidator import Consolidator
-from worker_agent.events.engine_event_subscriber import HopAReader
+from worker_agent.events.engine_event_subscriber import EngineEventSubscriber
 from worker_agent.events.publisher_addresses import checked_endpoint
 from worker_agent.events.source_cursor import SourceCursor
 from worker_agent.load.engine_metrics import EngineKind
@@ -60,9 +60,9 @@ def foreign_consolidator(
     return Consolidator(core, readers, log, clock, model=worker.model, worker_id=worker.id)
 
 
-def _reader(publisher: PublisherSection, context: zmq.asyncio.Context, clock: Clock) -> HopAReader:
+def _reader(publisher: PublisherSection, context: zmq.asyncio.Context, clock: Clock) -> EngineEventSubscriber:
     replay = publisher.replay_endpoint
-    return HopAReader(
+    return EngineEventSubscriber(
         Origin(publisher.source, publisher.dp_rank),
         SourceCursor(has_replay=bool(replay)),
         context,
@@ -73,15 +73,15 @@ def _reader(publisher: PublisherSection, context: zmq.asyncio.Context, clock: Cl
     )
 
 
-def attached_facts(engine: AttachedEngineSection, said: EngineFacts) -> EngineFacts:
+def attached_facts(engine: AttachedEngineSection, reported: EngineFacts) -> EngineFacts:
     """Return what is configured of the engine, and beyond that what it says.
 
     Raises:
         ConfigurationError: its block size is not the one that is configured: no block of it would fit.
     """
-    if engine.block_size and said.block_size and engine.block_size != said.block_size:
+    if engine.block_size and reported.block_size and engine.block_size != reported.block_size:
         raise ConfigurationError(
-            [f"engine.block_size: found {engine.block_size}, allowed {said.block_size}, which is the engine's"]
+            [f"engine.block_size: found {engine.block_size}, allowed {reported.block_size}, which is the engine's"]
         )
     configured = EngineFacts(
         served_names=engine.served_names or ((engine.model,) if engine.model else ()),
@@ -92,7 +92,7 @@ def attached_facts(engine: AttachedEngineSection, said: EngineFacts) -> EngineFa
         max_seq_len=engine.max_seq_len,
         api_endpoints=engine.api_endpoints,
     )
-    return configured.with_more(said).with_more(EngineFacts(block_size=BLOCK_SIZES[engine.kind]))
+    return configured.with_more(reported).with_more(EngineFacts(block_size=BLOCK_SIZES[engine.kind]))
 
 
 def foreign_registration(

@@ -92,7 +92,7 @@ _server_info = msgspec.json.Decoder(_ServerInfo)
 _rows = msgspec.json.Decoder(list[dict[str, Any]])
 
 
-def models_said(body: bytes) -> EngineFacts:
+def facts_of_models(body: bytes) -> EngineFacts:
     """Return what `GET /v1/models` says; raise `MalformedMessage`, which names the field, for anything else."""
     cards = _decoded(_models, body, "/v1/models").data
     lengths = [_within(card.max_model_len, _TOKENS_MAX) for card in cards if card.parent is None]
@@ -103,18 +103,18 @@ def models_said(body: bytes) -> EngineFacts:
     )
 
 
-def version_said(body: bytes) -> EngineFacts:
+def facts_of_version(body: bytes) -> EngineFacts:
     """Return what `GET /version` says, likewise."""
     return EngineFacts(version=_decoded(_version, body, "/version").version)
 
 
-def openapi_said(body: bytes) -> EngineFacts:
+def facts_of_openapi(body: bytes) -> EngineFacts:
     """Return what `GET /openapi.json` says, likewise; the engine may still refuse an endpoint that its model lacks."""
     paths = _decoded(_openapi, body, "/openapi.json").paths
     return EngineFacts(api_endpoints=tuple(name for name, path in PATHS.items() if path in paths))
 
 
-def server_info_said(body: bytes) -> EngineFacts:
+def facts_of_server_info(body: bytes) -> EngineFacts:
     """Return what SGLang's `GET /server_info` says, likewise."""
     info = _decoded(_server_info, body, "/server_info")
     page = _within(info.page_size, BLOCK_SIZE_MAX)
@@ -130,7 +130,7 @@ def server_info_said(body: bytes) -> EngineFacts:
     )
 
 
-def cache_config_said(config: CacheConfig) -> EngineFacts:
+def facts_of_cache_config(config: CacheConfig) -> EngineFacts:
     """Return what vLLM's `cache_config_info` says."""
     return EngineFacts(
         block_size=_within(config.block_size, BLOCK_SIZE_MAX),
@@ -143,13 +143,13 @@ def iteration_rows(body: bytes) -> list[dict[str, Any]]:
     return _decoded(_rows, body, "/metrics")
 
 
-def iteration_stats_said(row: Mapping[str, Any]) -> EngineFacts:
+def facts_of_iteration_stats(row: Mapping[str, Any]) -> EngineFacts:
     """Return what one row of TensorRT-LLM's iteration statistics says. Source: `docs/SOURCES.md` E1.7."""
     cache = row.get("kvCacheStats")
-    said = cache if isinstance(cache, dict) else {}
+    fields = cache if isinstance(cache, dict) else {}
     return EngineFacts(
-        block_size=_within(said.get("tokensPerBlock"), BLOCK_SIZE_MAX),
-        total_kv_blocks=_within(said.get("maxNumBlocks"), _BLOCKS_MAX),
+        block_size=_within(fields.get("tokensPerBlock"), BLOCK_SIZE_MAX),
+        total_kv_blocks=_within(fields.get("maxNumBlocks"), _BLOCKS_MAX),
         max_num_seqs=_within(row.get("maxBatchSizeStatic"), _SEQS_MAX),
         max_num_batched_tokens=_within(row.get("maxNumTokensStatic"), _TOKENS_MAX),
     )

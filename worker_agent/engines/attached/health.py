@@ -39,7 +39,7 @@ class HealthWatch:
         self._client, self._membership, self._describe = client, membership, describe
         self._clock, self._log_found = clock, log_found
         self._attachment = Attachment()
-        self._is_told_of = False
+        self._is_logged = False
 
     @property
     def is_in(self) -> bool:
@@ -64,7 +64,7 @@ class HealthWatch:
         self._log_found.clear()
         problem = await self._problem()
         step = self._attachment.on_probe(is_healthy=not problem, is_log_new=is_log_new)
-        self._tell(problem)
+        self._log_problem(problem)
         if step == "register" and await self._registered():
             self._attachment.entered()
         elif step == "leave" and await self._membership.leave("its /health does not answer"):
@@ -78,12 +78,12 @@ class HealthWatch:
             self._membership.renew(registration)
         return await self._membership.register()
 
-    def _tell(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         """Log once why the engine is not in, or is about to leave, until it answers again."""
         is_out = bool(problem) and self._attachment.is_out
-        if is_out and not self._is_told_of:
+        if is_out and not self._is_logged:
             _log.warning("engine_unreachable", url=f"{self._client.base_url}/health", reason=problem)
-        self._is_told_of = is_out
+        self._is_logged = is_out
 
     async def _problem(self) -> str:
         """Return why the engine is not healthy; empty when it is."""

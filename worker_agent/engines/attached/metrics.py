@@ -39,7 +39,7 @@ class AttachMetrics:
 
     def families(self) -> Iterator[Family]:
         """Yield all families but those of the streams' consolidator."""
-        yield from self._asked_families()
+        yield from self._request_families()
         if self._watch is not None:
             meaning = "1 while the fleet counts on the engine"
             yield gauge("engine_attached", meaning, ("worker",), [((self._worker,), float(self._watch.is_in))])
@@ -53,13 +53,15 @@ class AttachMetrics:
             yield from drain_families(self._worker, self._streams.path)
             yield thread_family(self._worker, event_threads(self._streams.path))
 
-    def _asked_families(self) -> Iterator[Family]:
-        asked: Counter[tuple[str, str]] = Counter()
+    def _request_families(self) -> Iterator[Family]:
+        requests: Counter[tuple[str, str]] = Counter()
         if self._client is not None:
-            asked.update(self._client.asked_total)
+            requests.update(self._client.requests_total)
         if self._streams.polled is not None:
-            asked.update({("events", outcome): count for outcome, count in self._streams.polled.asked_total.items()})
-        samples = [((self._worker, what, outcome), float(count)) for (what, outcome), count in asked.items()]
+            requests.update(
+                {("events", outcome): count for outcome, count in self._streams.polled.requests_total.items()}
+            )
+        samples = [((self._worker, what, outcome), float(count)) for (what, outcome), count in requests.items()]
         meaning = "Questions to the engine's HTTP endpoint, by what became of them"
         yield counter("engine_questions", meaning, ("worker", "what", "outcome"), samples)
 

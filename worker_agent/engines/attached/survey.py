@@ -6,13 +6,13 @@ from kv_protocol.errors import MalformedMessage
 from worker_agent.engines.attached.client import WAITED_ANSWER_S, EngineClient, EngineUnanswered, What
 from worker_agent.engines.attached.facts import (
     EngineFacts,
-    cache_config_said,
+    facts_of_cache_config,
+    facts_of_iteration_stats,
+    facts_of_models,
+    facts_of_openapi,
+    facts_of_server_info,
+    facts_of_version,
     iteration_rows,
-    iteration_stats_said,
-    models_said,
-    openapi_said,
-    server_info_said,
-    version_said,
 )
 from worker_agent.load.engine_metrics import NAMES, EngineKind, read_cache_config
 from worker_agent.load.metrics_text import samples_in
@@ -31,25 +31,25 @@ class EngineSurvey:
     def __init__(self, kind: EngineKind, client: EngineClient, *, metrics_path: str) -> None:
         self._kind, self._client, self._metrics_path = kind, client, metrics_path
 
-    async def ask(self) -> EngineFacts | None:
+    async def query(self) -> EngineFacts | None:
         """Return what the engine says of itself now; None while it is not healthy."""
         try:
             await self._client.get("health", "/health")
         except EngineUnanswered:
             return None
-        facts = await self._said("models", "/v1/models")
-        facts = facts.with_more(await self._said("info", "/openapi.json"))
+        facts = await self._request("models", "/v1/models")
+        facts = facts.with_more(await self._request("info", "/openapi.json"))
         return facts.with_more(await self._own())
 
     async def _own(self) -> EngineFacts:
         """Return what this kind of engine tells beyond its models."""
         if self._kind == "sglang":
-            facts = await self._said("info", "/server_info")
-            return facts if facts != EngineFacts() else await self._said("info", "/get_server_info")
-        cache = await self._said("metrics", self._metrics_path)
-        return cache.with_more(await self._said("info", "/version"))
+            facts = await self._request("info", "/server_info")
+            return facts if facts != EngineFacts() else await self._request("info", "/get_server_info")
+        cache = await self._request("metrics", self._metrics_path)
+        return cache.with_more(await self._request("info", "/version"))
 
-    async def _said(self, what: What, path: str) -> EngineFacts:
+    async def _request(self, what: What, path: str) -> EngineFacts:
         try:
             answer_s = metrics_answer_s(self._kind) if what == "metrics" else 0.0
             return self._read(what, path, await self._client.get(what, path, answer_s=answer_s))
@@ -62,14 +62,14 @@ class EngineSurvey:
 
     def _read(self, what: What, path: str, body: bytes) -> EngineFacts:
         if what == "models":
-            return models_said(body)
+            return facts_of_models(body)
         if path == "/openapi.json":
-            return openapi_said(body)
+            return facts_of_openapi(body)
         if path == "/version":
-            return version_said(body)
+            return facts_of_version(body)
         if what == "info":
-            return server_info_said(body)
+            return facts_of_server_info(body)
         if self._kind == "vllm":
-            return cache_config_said(read_cache_config(samples_in(body, [NAMES["vllm"].cache_config])))
+            return facts_of_cache_config(read_cache_config(samples_in(body, [NAMES["vllm"].cache_config])))
         rows = iteration_rows(body) if body.lstrip()[:1] == b"[" else []
-        return iteration_stats_said(rows[-1]) if rows else EngineFacts()
+        return facts_of_iteration_stats(rows[-1]) if rows else EngineFacts()
