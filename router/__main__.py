@@ -63,7 +63,7 @@ from router.journal.writer import JournalWriter, ensure_journal, journal_familie
 from router.names import Names
 from router.pools.process import OpenedRouter
 from router.prompt import Prompts
-from router.queue.gate import Admission, FleetRoom
+from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import SECRET_BYTES, TenantNames
 from router.replicas.service import Replicas, replica_families
 from router.request.endpoints import Endpoints
@@ -242,8 +242,8 @@ class _Router:
         self._routing = self._router(state, policies.initial)
         gate = FleetGate(settings.nats.fleet_secrets)
         self._feeds = RouterFeeds(self._routing, log, self._clock, gate)
-        room = FleetRoom(self._routing, settings.queue.threshold)
-        self._admission = Admission(self._clock, room, settings.queue.limits())
+        headroom = FleetHeadroom(self._routing, settings.queue.threshold)
+        self._admission = Admission(self._clock, headroom, settings.queue.limits())
         metrics = RequestMetrics(self._registry, self._routing.state, tuple(policies.modes))
         self._prompts = Prompts(text, settings.tokens.limits(), hashed=partial(metrics.stage, "hash"))
         tenants = TenantNames(settings.queue.fair_share_by, settings.queue.fair_share_header, os.urandom(SECRET_BYTES))

@@ -70,7 +70,7 @@ class Journey:
         self._prefilled_s: float | None = None
         self._erred_at: tuple[WorkerRank, ...] = ()
         routing = router.routing
-        roles = routing.state.standing(asked.model, asked.hashing, routing.clock.now()).roles
+        roles = routing.state.model_view(asked.model, asked.hashing, routing.clock.now()).roles
         self.plan = RequestPlan(first_phase(roles, may_split=True), retry_limit=RETRY_LIMIT)
         self._place()
 
@@ -83,7 +83,7 @@ class Journey:
         except NoEligibleWorker:
             return
         if placement(alone, limits).is_local:
-            plan.to_alone()
+            plan.compute_at_decode()
 
     def _route_of(self, plan: RequestPlan) -> RouteRequest:
         return replace(
@@ -103,7 +103,7 @@ class Journey:
                 verdict = routing.decide(self.route)
                 break
             except NoEligibleWorker:
-                if not self.plan.nobody():
+                if not self.plan.no_candidate():
                     return False
         self._lease, self.rank = routing.take(verdict), verdict.winner
         if self.route.phase != "decode":

@@ -73,7 +73,7 @@ def _view(cell: Cell, load_blocks: int) -> View:
         now_s=0.0,
         turn=0,
         ranks=(WorkerRank("first", 0), WorkerRank("second", 0)),
-        told=(_worker("first", (TAINT,)), _worker("second", ())),
+        registrations=(_worker("first", (TAINT,)), _worker("second", ())),
         unfit=("", ""),
         trust=(EXACT, EXACT),
         overlap=np.array([_depths(each, reusable) for each in (prompt.first, prompt.second)], dtype=np.int32).T,

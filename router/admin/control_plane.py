@@ -126,10 +126,12 @@ class ControlPlane:
         parity, trust, breakers = known.parity(now_s), self._routing.trust(), self._routing.state.breakers
 
         def shown(worker: Worker) -> dict[str, object]:
-            told, unfit = worker.registration, known.unfit(worker, now_s)
-            ranks = [{**_trusted(rank, trust[rank]), "unfit": breakers.unfit(rank, now_s)} for rank in told.ranks]
+            registration, unfit = worker.registration, known.unfit(worker, now_s)
+            ranks = [
+                {**_trusted(rank, trust[rank]), "unfit": breakers.unfit(rank, now_s)} for rank in registration.ranks
+            ]
             reasons = [str(rank["unfit"]) for rank in ranks]
-            return _worker(worker, unfit or (reasons[0] if all(reasons) else ""), parity[told.worker_id], ranks)
+            return _worker(worker, unfit or (reasons[0] if all(reasons) else ""), parity[registration.worker_id], ranks)
 
         return json_response({"workers": [shown(worker) for worker in known.workers()]})
 
@@ -147,9 +149,10 @@ class ControlPlane:
         worker = self._routing.state.fleet.worker(worker_id)
         if worker is None:
             return unknown_worker(worker_id)
-        told = worker.registration
+        registration = worker.registration
         return await self._say(
-            told.model, WorkerLeft(worker_id=told.worker_id, instance=told.instance, reason=REMOVED_BY_HAND)
+            registration.model,
+            WorkerLeft(worker_id=registration.worker_id, instance=registration.instance, reason=REMOVED_BY_HAND),
         )
 
     async def _say(self, model: str, event: FleetEvent) -> web.Response:
@@ -213,16 +216,16 @@ class ControlPlane:
         return json_response(fields_of(self._routing.policy))
 
     async def _swap_policy(self, request: web.Request) -> web.Response:
-        routing, is_whole = self._routing, request.method == "PUT"
+        routing, replaces = self._routing, request.method == "PUT"
         body = await request.read()
         if len(body) > _POLICY_BYTES_MAX:
             raise web.HTTPRequestEntityTooLarge(max_size=_POLICY_BYTES_MAX, actual_size=len(body))
         async with self._policies.writing:
             try:
                 named = msgspec.json.decode(body, type=dict[str, Any])
-                policy = swapped(routing.policy, named, routing.state.modes, whole=is_whole)
+                policy = swapped(routing.policy, named, routing.state.modes, replace_all=replaces)
                 changed = fields_of(policy)
-                await self._policies.keep(changed if is_whole else {name: changed[name] for name in named})
+                await self._policies.keep(changed if replaces else {name: changed[name] for name in named})
             except UNDECODABLE as error:
                 return error_response(400, f"body: {error}", "invalid_request_error", param="body")
             except ConfigurationError as error:
@@ -280,16 +283,16 @@ def _summary(record: DecisionRecord) -> dict[str, object]:
         "predicted_blocks": decision.chosen.predicted_blocks,
         "trust": decision.chosen.trust,
         "margin_blocks": decision.margin_blocks,
-        "outcome": _told(record),
+        "outcome": _outcome(record),
     }
 
 
 def _explained(record: DecisionRecord) -> dict[str, object]:
     decision = record.decision
-    return {"decision": decision, "outcome": _told(record), "explanation": explain(decision)}
+    return {"decision": decision, "outcome": _outcome(record), "explanation": explain(decision)}
 
 
-def _told(record: DecisionRecord) -> dict[str, object] | None:
+def _outcome(record: DecisionRecord) -> dict[str, object] | None:
     """Return how a decision turned out, by name: the journal's form has none."""
     return None if record.outcome is None else msgspec.structs.asdict(record.outcome)
 

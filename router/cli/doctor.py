@@ -202,7 +202,7 @@ def _counted(counts: dict[str, int]) -> str:
 def _looked_at(facts: Facts) -> dict[str, int]:
     return {
         "workers": len(facts.workers),
-        "ranks": sum(len(worker.told.dp_ranks) for worker in facts.workers),
+        "ranks": sum(len(worker.registration.dp_ranks) for worker in facts.workers),
         "routers": sum(not router.control.problem for router in facts.routers),
         "streams": len(facts.log.streams),
     }

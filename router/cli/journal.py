@@ -69,37 +69,37 @@ class _Shown:
     def __init__(self, done: asyncio.Event, limit: int | None, *, as_json: bool) -> None:
         self._done, self._left, self._as_json = done, limit, as_json
 
-    def show(self, told: JournalEntry) -> None:
+    def show(self, entry: JournalEntry) -> None:
         """Print the records of a message, unless enough were."""
-        for record in told.message.records:
+        for record in entry.message.records:
             if self._left == 0:
                 return
-            click.echo(as_object(told, record) if self._as_json else as_line(told, record))
+            click.echo(as_object(entry, record) if self._as_json else as_line(entry, record))
             if self._left is not None:
                 self._left -= 1
                 if not self._left:
                     self._done.set()
 
 
-def as_object(told: JournalEntry, record: JournalRecord) -> bytes:
+def as_object(entry: JournalEntry, record: JournalRecord) -> bytes:
     """Return the record as JSON, with its kind and where it stands."""
     fields = {name: getattr(record, name) for name in record.__struct_fields__}
     return msgspec.json.encode(
         {
-            "time": _time(told.time_ns),
-            "router": told.router,
-            "life": told.message.life,
-            "seq": told.stream_seq,
+            "time": _time(entry.time_ns),
+            "router": entry.router,
+            "life": entry.message.life,
+            "seq": entry.stream_seq,
             "kind": record.__struct_config__.tag,
             "record": fields,
         }
     )
 
 
-def as_line(told: JournalEntry, record: JournalRecord) -> str:
+def as_line(entry: JournalEntry, record: JournalRecord) -> str:
     """Return the record as a line for people."""
     kind = str(record.__struct_config__.tag)
-    return f"{_time(told.time_ns)} {told.stream_seq:>8} {told.router} {record.now_s:.3f} {kind:<8} {_text(record)}"
+    return f"{_time(entry.time_ns)} {entry.stream_seq:>8} {entry.router} {record.now_s:.3f} {kind:<8} {_text(record)}"
 
 
 def _text(record: JournalRecord) -> str:

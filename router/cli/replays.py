@@ -23,48 +23,48 @@ class Replays:
         self.different = self.not_folded = self._losses = 0
         self._equal = self._inexact = self._compared = self._otherwise = self._checkpoints = 0
 
-    def take(self, told: JournalEntry) -> None:
+    def take(self, entry: JournalEntry) -> None:
         """Fold the records of a message in."""
-        one = self.routers.get(told.router)
+        one = self.routers.get(entry.router)
         if one is None:
-            one = self.routers[told.router] = OneReplay(Replay(policy=self._policy, modes=self._modes))
-        for record in one.continuity.records(told.message):
+            one = self.routers[entry.router] = OneReplay(Replay(policy=self._policy, modes=self._modes))
+        for record in one.continuity.records(entry.message):
             found, news = one.take(record)
             if news:
-                self._tell(told, news, is_loss=isinstance(record, Lost) or isinstance(found, NotFolded))
+                self._tell(entry, news, is_loss=isinstance(record, Lost) or isinstance(found, NotFolded))
             if isinstance(found, Redecided):
-                self._count(told, found)
+                self._count(entry, found)
             elif isinstance(found, CheckpointRead):
-                self._count_checkpoint(told, found)
+                self._count_checkpoint(entry, found)
             elif found is not None:
                 self.not_folded += 1
 
-    def _tell(self, told: JournalEntry, news: str, *, is_loss: bool) -> None:
+    def _tell(self, entry: JournalEntry, news: str, *, is_loss: bool) -> None:
         self._losses += is_loss
         if self._shown_max is None or self._losses <= self._shown_max:
-            time = datetime.fromtimestamp(told.time_ns / 1e9, UTC).isoformat(timespec="seconds")
-            self._say(f"{told.router} {time} seq {told.stream_seq}: {news}")
+            time = datetime.fromtimestamp(entry.time_ns / 1e9, UTC).isoformat(timespec="seconds")
+            self._say(f"{entry.router} {time} seq {entry.stream_seq}: {news}")
 
-    def _count(self, told: JournalEntry, found: Redecided) -> None:
+    def _count(self, entry: JournalEntry, found: Redecided) -> None:
         if not found.is_exact:
             self._inexact += 1
             return
         self._equal += found.equal
         if not found.equal:
-            self._differ(told, f"{found.decision_id}: {found.difference}")
+            self._differ(entry, f"{found.decision_id}: {found.difference}")
         if found.otherwise is not None and found.otherwise.rank is not None:
             self._compared += 1
             self._otherwise += found.otherwise.rank != found.recorded
 
-    def _count_checkpoint(self, told: JournalEntry, found: CheckpointRead) -> None:
+    def _count_checkpoint(self, entry: JournalEntry, found: CheckpointRead) -> None:
         self._checkpoints += not found.difference
         if found.difference and found.is_compared:
-            self._differ(told, found.difference)
+            self._differ(entry, found.difference)
 
-    def _differ(self, told: JournalEntry, words: str) -> None:
+    def _differ(self, entry: JournalEntry, words: str) -> None:
         self.different += 1
         if self._shown_max is None or self.different <= self._shown_max:
-            self._say(f"{told.router} {words}")
+            self._say(f"{entry.router} {words}")
 
     @property
     def has_started(self) -> bool:

@@ -33,33 +33,33 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: 
     """
     policy = policy_for(policy, request, modes)
     mode, why = modes[policy.mode], exclusions(view, request)
-    places: Sequence[int] = range(len(why))
-    if not (why is view.unfit and view.whole) and any(why):
-        places = [place for place, reason in enumerate(why) if not reason]
-    if not places:
+    rank_indices: Sequence[int] = range(len(why))
+    if not (why is view.unfit and view.is_uniform) and any(why):
+        rank_indices = [place for place, reason in enumerate(why) if not reason]
+    if not rank_indices:
         raise NoEligibleWorker(request.model, exclusions_of(view, why))
-    others = places
+    others = rank_indices
     if mode.reads_overlap and policy.newcomers and True in view.newcomer and request.reusable_blocks:
-        others = _settled(view, places)
-    if others is not places:
+        others = _settled(view, rank_indices)
+    if others is not rank_indices:
         why = tuple(reason or HAD_ITS_SHARE * view.newcomer[place] for place, reason in enumerate(why))
     choice = choose_by(mode, _new(Candidates, (view, others)), request, policy, seed)
     if not 0 <= choice.winner < len(others):
         raise LimitExceeded(f"{policy.mode}: winner", choice.winner, f"one of {len(others)} candidates")
     place = others[choice.winner]
-    overlap, expected, regret = _held(view, others, place) if mode.reads_overlap else (0, 0, 0)
+    overlap, expected, regret = _held_blocks(view, others, place) if mode.reads_overlap else (0, 0, 0)
     forecast = view.forecast
     return Verdict(
         request=request,
         policy=policy.mode,
-        reason=_reason(choice, request, is_one_passed_over=others is not places),
+        reason=_reason(choice, request, is_one_passed_over=others is not rank_indices),
         action="admit" if choice.meets_targets else policy.unmet,
         meets_targets=choice.meets_targets,
         seed=seed,
         now_s=view.now_s,
         view=view,
         exclusions=why,
-        places=others,
+        rank_indices=others,
         costs=choice.costs,
         winner=view.ranks[place],
         winner_at=choice.winner,
@@ -75,11 +75,11 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: 
     )
 
 
-def _settled(view: View, places: Sequence[int]) -> Sequence[int]:
+def _settled(view: View, rank_indices: Sequence[int]) -> Sequence[int]:
     """Return of a full miss the places of those that are no newcomers with their share; else, and without any, all."""
-    others = [place for place in places if not view.newcomer[place]]
-    if not others or len(others) == len(places) or view.expected[places].any():
-        return places
+    others = [place for place in rank_indices if not view.newcomer[place]]
+    if not others or len(others) == len(rank_indices) or view.expected[rank_indices].any():
+        return rank_indices
     return others
 
 
@@ -89,9 +89,9 @@ def _reason(choice: Choice, request: RouteRequest, *, is_one_passed_over: bool) 
     return "newcomer" if is_one_passed_over and choice.reason != "affinity" else choice.reason
 
 
-def _held(view: View, places: Sequence[int], place: int) -> tuple[int, int, int]:
+def _held_blocks(view: View, rank_indices: Sequence[int], place: int) -> tuple[int, int, int]:
     """Return what is held at one place, what is expected there, and how much more a candidate holds."""
     depths = view.overlap[0]
     overlap = int(depths[place])
-    best = np.maximum.reduce(depths if len(places) == len(depths) else depths[places])
+    best = np.maximum.reduce(depths if len(rank_indices) == len(depths) else depths[rank_indices])
     return overlap, max(overlap, int(view.predicted[place])), int(best) - overlap

@@ -28,7 +28,7 @@ ConditionalPolicy = Literal["off", "isl_bounding", "prefill_load", "isl_or_load"
 
 _SPLITS = frozenset({"prefill", "decode"})
 _FIELD = "disaggregated_params"
-_ASKED: dict[str, RequestPhase] = {
+_PHASE_OF: dict[str, RequestPhase] = {
     "context_only": "prefill",
     "generation_only": "decode",
     "context_and_generation": "alone",
@@ -37,7 +37,7 @@ PlacementReason = Literal["short", "prefill_busy", "decode_busy", "long"]
 PLACEMENT_REASONS: tuple[PlacementReason, ...] = get_args(PlacementReason)
 
 
-class _Asked(msgspec.Struct, frozen=True):
+class _DisaggregatedParams(msgspec.Struct, frozen=True):
     request_type: Literal["context_only", "generation_only", "context_and_generation"]
 
 
@@ -64,11 +64,11 @@ class Placement(NamedTuple):
     """The share of its blocks that the decode rank uses; 0 where it does not say how many it has."""
 
 
-def placement(alone: Verdict, limits: ConditionalLimits) -> Placement:
+def placement(verdict: Verdict, limits: ConditionalLimits) -> Placement:
     """Return where the prompt is to be computed, by a policy that is not off; `alone`: who would take all of it."""
-    view, request = alone.view, alone.request
-    place = view.ranks.index(alone.winner)
-    held_tokens = min(alone.expected_blocks, request.reusable_blocks) * request.block_size
+    view, request = verdict.view, verdict.request
+    place = view.ranks.index(verdict.winner)
+    held_tokens = min(verdict.expected_blocks, request.reusable_blocks) * request.block_size
     effective = request.isl_tokens - held_tokens
     prefill_load, decode_load = _prefill_load(view), _decode_load(view, place)
 
@@ -94,15 +94,15 @@ def _is_short(effective: int, isl_tokens: int, limits: ConditionalLimits) -> boo
 
 def _prefill_load(view: View) -> float:
     loads = (
-        int(view.queued_tokens[place]) / (told.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT)
-        for place, told in enumerate(view.told)
-        if told.role == "prefill" and not view.unfit[place]
+        int(view.queued_tokens[place]) / (registration.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT)
+        for place, registration in enumerate(view.registrations)
+        if registration.role == "prefill" and not view.unfit[place]
     )
     return min(loads, default=float("inf"))
 
 
 def _decode_load(view: View, place: int) -> float:
-    total = view.told[place].total_kv_blocks
+    total = view.registrations[place].total_kv_blocks
     return int(view.active_blocks[place]) / total if total else 0.0
 
 
@@ -113,15 +113,15 @@ def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
     return "alone" if "decode" in roles and "aggregated" not in roles else "whole"
 
 
-def asked_phase(params: bytes, *, accepted: bool) -> RequestPhase:
+def requested_phase(params: bytes, *, accepted: bool) -> RequestPhase:
     """Return the one phase that the `disaggregated_params` of a request ask for; raise `RequestInvalid`."""
     if not accepted:
         raise RequestInvalid(_FIELD, "a value", "none: workers say them (disaggregation.accept_params is false)")
     try:
-        asked = _asked.decode(params).request_type
+        request_type = _params.decode(params).request_type
     except msgspec.DecodeError as error:
         raise RequestInvalid(_FIELD, "another value", f"an object with request_type ({error})") from error
-    return _ASKED[asked]
+    return _PHASE_OF[request_type]
 
 
-_asked = msgspec.json.Decoder(_Asked)
+_params = msgspec.json.Decoder(_DisaggregatedParams)

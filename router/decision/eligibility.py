@@ -93,7 +93,7 @@ class Ranks(Protocol):
         """Who they are."""
 
     @property
-    def told(self) -> tuple[WorkerRegistered, ...]:
+    def registrations(self) -> tuple[WorkerRegistered, ...]:
         """The registration behind each."""
 
     @property
@@ -101,7 +101,7 @@ class Ranks(Protocol):
         """Why each takes no new work; empty when it may."""
 
     @property
-    def whole(self) -> bool:
+    def is_uniform(self) -> bool:
         """All are known to be fit, and to serve whole chats and completions."""
 
     @property
@@ -115,12 +115,12 @@ class Ranks(Protocol):
 
 def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
     """Return of every rank of the view why it may not take the request; empty where it may."""
-    if view.whole and not constrains(request, view.seq_len_min):
+    if view.is_uniform and not constrains(request, view.seq_len_min):
         return view.unfit  # all of them empty
     apart = _apart(view, request)
     return tuple(
-        unfit or exclusion(told, rank, request, apart)
-        for unfit, told, rank in zip(view.unfit, view.told, view.ranks, strict=True)
+        unfit or exclusion(registration, rank, request, apart)
+        for unfit, registration, rank in zip(view.unfit, view.registrations, view.ranks, strict=True)
     )
 
 
@@ -135,7 +135,7 @@ def _apart(view: Ranks, request: RouteRequest) -> Mapping[str, str] | None:
         return _NO_MISFITS
     if request.phase == "decode":
         return view.misfits.get(request.prefill_worker or "", _NO_MISFITS)
-    decoders = {told.worker_id for told in view.told if told.role == "decode"}
+    decoders = {registration.worker_id for registration in view.registrations if registration.role == "decode"}
     return {
         prefill: f"kv transfer: none of {len(decoders)} decode workers can take its blocks"
         for prefill, misfits in view.misfits.items()
@@ -165,24 +165,28 @@ def _tokens(request: RouteRequest) -> int:
 
 
 def exclusion(
-    told: WorkerRegistered, rank: WorkerRank, request: RouteRequest, apart: Mapping[str, str] | None = _NO_MISFITS
+    registration: WorkerRegistered,
+    rank: WorkerRank,
+    request: RouteRequest,
+    apart: Mapping[str, str] | None = _NO_MISFITS,
 ) -> str:
     """Return why the rank may not take the request, however fit it is; empty where it may.
 
     `apart` are the workers that the request's KV cannot be transferred from or to, with the reason; None: no KV is.
     """
-    if request.endpoint not in told.api_endpoints:
-        return f"endpoint {request.endpoint}: the worker states {stated_words(told.api_endpoints)}"
-    if told.role not in ROLES[request.phase]:
-        return f"role {told.role}: {request.phase} is asked of workers that are {' or '.join(ROLES[request.phase])}"
-    if apart is not None and (transfer := _transfer_exclusion(told, request, apart)):
+    if request.endpoint not in registration.api_endpoints:
+        return f"endpoint {request.endpoint}: the worker states {stated_words(registration.api_endpoints)}"
+    if registration.role not in ROLES[request.phase]:
+        roles = " or ".join(ROLES[request.phase])
+        return f"role {registration.role}: {request.phase} is asked of workers that are {roles}"
+    if apart is not None and (transfer := _transfer_exclusion(registration, request, apart)):
         return transfer
-    if request.lora and request.lora not in told.loras:
-        return f"lora: found {request.lora!r}, allowed {', '.join(told.loras) or 'none'}"
+    if request.lora and request.lora not in registration.loras:
+        return f"lora: found {request.lora!r}, allowed {', '.join(registration.loras) or 'none'}"
     for taint in request.required_taints:
-        if taint not in told.taints:
-            return f"taint {taint!r} is required, the worker has {', '.join(told.taints) or 'none'}"
-    if too_long := _too_long(told, request):
+        if taint not in registration.taints:
+            return f"taint {taint!r} is required, the worker has {', '.join(registration.taints) or 'none'}"
+    if too_long := _too_long(registration, request):
         return too_long
     if request.pinned_worker not in (None, rank.worker_id):
         return f"pinned to {shortened(request.pinned_worker or '')}"
@@ -191,24 +195,29 @@ def exclusion(
     return "failed this request" if rank in request.tried else ""
 
 
-def _too_long(told: WorkerRegistered, request: RouteRequest) -> str:
+def _too_long(registration: WorkerRegistered, request: RouteRequest) -> str:
     """Return why the worker has no room for prompt and answer; empty where it has, or the prompt was not encoded."""
-    if told.max_seq_len and request.isl_tokens and _tokens(request) > told.max_seq_len:
-        return f"max_seq_len: {request.isl_tokens} + {max(1, request.max_tokens)} tokens, at most {told.max_seq_len}"
-    if told.max_prompt_tokens and request.phase != "decode" and request.isl_tokens > told.max_prompt_tokens:
-        return f"max_prompt_tokens: {request.isl_tokens} tokens, at most {told.max_prompt_tokens}"
+    if registration.max_seq_len and request.isl_tokens and _tokens(request) > registration.max_seq_len:
+        allowed = registration.max_seq_len
+        return f"max_seq_len: {request.isl_tokens} + {max(1, request.max_tokens)} tokens, at most {allowed}"
+    if (
+        registration.max_prompt_tokens
+        and request.phase != "decode"
+        and request.isl_tokens > registration.max_prompt_tokens
+    ):
+        return f"max_prompt_tokens: {request.isl_tokens} tokens, at most {registration.max_prompt_tokens}"
     return ""
 
 
-def _transfer_exclusion(told: WorkerRegistered, request: RouteRequest, apart: Mapping[str, str]) -> str:
+def _transfer_exclusion(registration: WorkerRegistered, request: RouteRequest, apart: Mapping[str, str]) -> str:
     """Return why the prompt's KV cannot be transferred from or to the worker; empty where it can, or need not."""
-    if request.transfer_domain not in (None, told.transfer_domain):
-        return f"transfer_domain {told.transfer_domain!r}: the prompt's KV lies in {request.transfer_domain!r}"
+    if request.transfer_domain not in (None, registration.transfer_domain):
+        return f"transfer_domain {registration.transfer_domain!r}: the prompt's KV lies in {request.transfer_domain!r}"
     if request.prefill_worker is None:
         return ""
-    if 0 < told.transfer_buffer_tokens < request.isl_tokens:
-        return f"kv transfer: {request.isl_tokens} tokens, transfer_buffer_tokens {told.transfer_buffer_tokens}"
-    return apart.get(told.worker_id, "")
+    if 0 < registration.transfer_buffer_tokens < request.isl_tokens:
+        return f"kv transfer: {request.isl_tokens} tokens, transfer_buffer_tokens {registration.transfer_buffer_tokens}"
+    return apart.get(registration.worker_id, "")
 
 
 def multipliers(view: Ranks, request: RouteRequest) -> NDArray[np.float64] | None:
@@ -216,7 +225,9 @@ def multipliers(view: Ranks, request: RouteRequest) -> NDArray[np.float64] | Non
     preferred = request.preferred_taints
     if not preferred:
         return None
-    return np.array([_multiplier(told.taints, preferred) for told in view.told], dtype=np.float64)
+    return np.array(
+        [_multiplier(registration.taints, preferred) for registration in view.registrations], dtype=np.float64
+    )
 
 
 def _multiplier(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...]) -> float:

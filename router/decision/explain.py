@@ -64,12 +64,12 @@ def _notes(candidate: Candidate) -> Iterator[str]:
 def _closing(decision: Decision) -> list[str]:
     closing = [_BY_LOAD] if decision.endpoint == "embeddings" else []
     closing += [f"  {each.worker_id}/{each.dp_rank}: not eligible, {each.reason}" for each in decision.excluded]
-    said = _REASONS.get(decision.reason)
-    if said is not None:
-        closing.append(said)
+    text = _REASONS.get(decision.reason)
+    if text is not None:
+        closing.append(text)
     if decision.runner_up is not None and decision.margin_blocks is not None:
         closing.append(_margin(decision, decision.candidates[decision.runner_up], decision.margin_blocks))
-    elif said is None:
+    elif text is None:
         closing.append(_unweighed(decision))
     if decision.action != "admit":
         closing.append(f"It is not predicted to meet its targets there: {decision.action}.")

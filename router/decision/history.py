@@ -16,7 +16,7 @@ from router.fleet.rank_table import RankTable
 from router.journal.checkpoint_rows import HistoryMoment, HistoryRow
 
 HALF_LIFE_S = 30.0
-_HALF_LIVES_MAX = 64.0
+_HALVINGS_MAX = 64.0
 
 
 class History:
@@ -30,14 +30,14 @@ class History:
         """A request with so many blocks to prefill was routed to the rank."""
         if self._as_of_s is None:
             self._as_of_s = now_s
-        half_lives = (now_s - self._as_of_s) / HALF_LIFE_S
-        if half_lives > _HALF_LIVES_MAX:
-            whole = math.floor(half_lives)
-            self._sums.scale(math.ldexp(1.0, -whole))
-            self._as_of_s += whole * HALF_LIFE_S
-            half_lives = (now_s - self._as_of_s) / HALF_LIFE_S
+        halvings = (now_s - self._as_of_s) / HALF_LIFE_S
+        if halvings > _HALVINGS_MAX:
+            whole_halvings = math.floor(halvings)
+            self._sums.scale(math.ldexp(1.0, -whole_halvings))
+            self._as_of_s += whole_halvings * HALF_LIFE_S
+            halvings = (now_s - self._as_of_s) / HALF_LIFE_S
         row = self._sums.row(rank)
-        self._sums.put(row, self._sums.get(row) + prefill_blocks * math.exp2(half_lives))
+        self._sums.put(row, self._sums.get(row) + prefill_blocks * math.exp2(halvings))
 
     def columns(self, ranks: tuple[WorkerRank, ...], now_s: float) -> NDArray[np.float64]:
         """Return what is left of each rank's sum, in the order of `ranks`; read-only."""

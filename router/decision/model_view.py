@@ -40,16 +40,21 @@ class ModelView:
     def __init__(self, fleet: Fleet, model: str, hashing: Hashing, now_s: float, breakers: Breakers) -> None:
         rows = [(rank, worker) for worker in fleet.serving(model) for rank in worker.registration.ranks]
         self.ranks: tuple[WorkerRank, ...] = tuple(rank for rank, _ in rows)
-        self.told = tuple(worker.registration for _, worker in rows)
+        self.registrations = tuple(worker.registration for _, worker in rows)
         self.unfit: tuple[str, ...] = tuple(
             fleet.unfit(worker, now_s) or breakers.unfit(rank, now_s) for rank, worker in rows
         )
-        generates = [serves_default(told.api_endpoints) for told in self.told]
-        is_aggregated = all(told.role == "aggregated" for told in self.told)
-        self.whole = not any(self.unfit) and is_aggregated and all(generates)
-        told_of = zip(self.told, self.unfit, generates, strict=True)
-        self.roles = frozenset(told.role for told, unfit, serves in told_of if serves and not unfit)
-        bounds = (bound for told in self.told for bound in (told.max_seq_len, told.max_prompt_tokens) if bound)
+        generates = [serves_default(registration.api_endpoints) for registration in self.registrations]
+        is_aggregated = all(registration.role == "aggregated" for registration in self.registrations)
+        self.is_uniform = not any(self.unfit) and is_aggregated and all(generates)
+        serving = zip(self.registrations, self.unfit, generates, strict=True)
+        self.roles = frozenset(registration.role for registration, unfit, serves in serving if serves and not unfit)
+        bounds = (
+            bound
+            for registration in self.registrations
+            for bound in (registration.max_seq_len, registration.max_prompt_tokens)
+            if bound
+        )
         self.seq_len_min = min(bounds, default=0)
         self.misfits = fleet.pairs.misfits
         self.valid_until_s = min(
@@ -92,7 +97,7 @@ class ModelView:
             now_s=0.0,
             turn=0,
             ranks=self.ranks,
-            told=self.told,
+            registrations=self.registrations,
             unfit=self.unfit,
             trust=trust,
             overlap=self.no_depths,
@@ -105,7 +110,7 @@ class ModelView:
             shared_blocks=self.no_ints,
             history_blocks=self.no_floats,
             newcomer=(False,) * len(self.ranks),
-            whole=self.whole,
+            is_uniform=self.is_uniform,
             seq_len_min=self.seq_len_min,
             is_blank=True,
             misfits=self.misfits,

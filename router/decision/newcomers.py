@@ -46,14 +46,16 @@ class Newcomers:
         self._ranks: dict[WorkerRank, _Rank] = {}
         self._newcomers: dict[WorkerRank, _Rank] = {}
 
-    def joined(self, told: WorkerRegistered, now_s: float) -> None:
+    def joined(self, registration: WorkerRegistered, now_s: float) -> None:
         """A worker began a life."""
-        self.forget(told.worker_id)
-        eldest_s = min((each.joined_s for each in self._ranks.values() if each.model == told.model), default=now_s)
-        is_newcomer = bool(told.total_kv_blocks) and now_s - eldest_s >= GATHER_S
-        settled_blocks = -(-told.total_kv_blocks // SETTLED_SHARE)
-        for rank in told.ranks:
-            known = self._ranks[rank] = _Rank(told.model, now_s, settled_blocks, is_newcomer=is_newcomer)
+        self.forget(registration.worker_id)
+        eldest_s = min(
+            (each.joined_s for each in self._ranks.values() if each.model == registration.model), default=now_s
+        )
+        is_newcomer = bool(registration.total_kv_blocks) and now_s - eldest_s >= GATHER_S
+        settled_blocks = -(-registration.total_kv_blocks // SETTLED_SHARE)
+        for rank in registration.ranks:
+            known = self._ranks[rank] = _Rank(registration.model, now_s, settled_blocks, is_newcomer=is_newcomer)
             if is_newcomer:
                 self._newcomers[rank] = known
 

@@ -55,24 +55,24 @@ class Pairs:
         if worker.role not in ("prefill", "decode"):
             return
         found = {prefill: dict(misfits) for prefill, misfits in self.misfits.items()}
-        room = self._pairs_max - sum(map(len, found.values()))
+        remaining = self._pairs_max - sum(map(len, found.values()))
         for other in others:
             prefill, decode = (worker, other) if worker.role == "prefill" else (other, worker)
             if prefill.role != "prefill" or decode.role != "decode":
                 continue
             serve_one_name = not set(prefill.served_names).isdisjoint(decode.served_names)
-            if room > 0 and serve_one_name and (reason := misfit(prefill, decode)):
+            if remaining > 0 and serve_one_name and (reason := misfit(prefill, decode)):
                 found.setdefault(prefill.worker_id, {})[decode.worker_id] = reason
-                room -= 1
+                remaining -= 1
         self.misfits = found
 
     def left(self, worker_id: str) -> None:
         """Forget the worker's pairs."""
         if not self.misfits:
             return
-        kept = {
+        remaining = {
             prefill: {decode: reason for decode, reason in misfits.items() if decode != worker_id}
             for prefill, misfits in self.misfits.items()
             if prefill != worker_id
         }
-        self.misfits = {prefill: misfits for prefill, misfits in kept.items() if misfits}
+        self.misfits = {prefill: misfits for prefill, misfits in remaining.items() if misfits}

@@ -43,12 +43,12 @@ class Candidates(NamedTuple):
     """The ranks of a view that may take the request, by their places in it, ascending; at least one."""
 
     view: View
-    places: Sequence[int]
+    rank_indices: Sequence[int]
 
     @property
     def columns(self) -> View:
         """The view of the candidates alone."""
-        return self.view if len(self.places) == len(self.view.ranks) else self.view.only(self.places)
+        return self.view if len(self.rank_indices) == len(self.view.ranks) else self.view.only(self.rank_indices)
 
 
 class Choice(NamedTuple):
@@ -141,35 +141,35 @@ def _meeting(forecast: Forecast, request: RouteRequest, policy: Policy) -> NDArr
 
 
 def _in_turn(candidates: Candidates, _request: RouteRequest, _policy: Policy, _seed: int) -> Choice:
-    return Choice(candidates.view.turn % len(candidates.places), "turn")
+    return Choice(candidates.view.turn % len(candidates.rank_indices), "turn")
 
 
 def _drawn(candidates: Candidates, _request: RouteRequest, _policy: Policy, seed: int) -> Choice:
-    return Choice(choice_index(seed, len(candidates.places)), "draw")
+    return Choice(choice_index(seed, len(candidates.rank_indices)), "draw")
 
 
 def _of_two(candidates: Candidates, _request: RouteRequest, _policy: Policy, seed: int) -> Choice:
-    count, active = len(candidates.places), candidates.view.active_requests
+    count, active = len(candidates.rank_indices), candidates.view.active_requests
     if count == 1:
         return Choice(0, "only")
     first = choice_index(seed, count)
     second = choice_index(seed, count - 1, draw=1)
     second += second >= first
-    fewer = active[candidates.places[second]] < active[candidates.places[first]]
+    fewer = active[candidates.rank_indices[second]] < active[candidates.rank_indices[first]]
     return Choice(second, "load", first) if fewer else Choice(first, "load", second)
 
 
 def _least_loaded(candidates: Candidates, _request: RouteRequest, _policy: Policy, seed: int) -> Choice:
     active = candidates.view.active_requests.tolist()
-    winner, runner_up, margin = choose([float(active[place]) for place in candidates.places], 0.0, seed)
+    winner, runner_up, margin = choose([float(active[place]) for place in candidates.rank_indices], 0.0, seed)
     return Choice(winner, "only" if margin is None else "load" if margin else "draw", runner_up)
 
 
-def _as_told(candidates: Candidates, request: RouteRequest, _policy: Policy, _seed: int) -> Choice:
+def _as_pinned(candidates: Candidates, request: RouteRequest, _policy: Policy, _seed: int) -> Choice:
     if request.pinned_worker is None:
-        ids = (candidates.view.ranks[place].worker_id for place in candidates.places)
+        ids = (candidates.view.ranks[place].worker_id for place in candidates.rank_indices)
         raise WorkerNotNamed(tuple(dict.fromkeys(ids)))
-    return Choice(candidates.view.turn % len(candidates.places), "pinned")
+    return Choice(candidates.view.turn % len(candidates.rank_indices), "pinned")
 
 
 MODES: dict[str, Mode] = {
@@ -179,7 +179,7 @@ MODES: dict[str, Mode] = {
     "random": Mode(_drawn),
     "power-of-two": Mode(_of_two, reads_load=True),
     "least-loaded": Mode(_least_loaded, reads_load=True),
-    "direct": Mode(_as_told),
+    "direct": Mode(_as_pinned),
 }
 
 
@@ -203,9 +203,9 @@ def choose_by(mode: Mode, candidates: Candidates, request: RouteRequest, policy:
         return choice
     bound = candidates.view.bound
     place = candidates.view.ranks.index(bound)
-    if place not in candidates.places:
+    if place not in candidates.rank_indices:
         return choice
-    winner = candidates.places.index(place)
+    winner = candidates.rank_indices.index(place)
     if winner == choice.winner or choice.runner_up is None:
         return choice._replace(winner=winner, reason="affinity")
     if choice.costs is None:

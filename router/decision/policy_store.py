@@ -70,7 +70,7 @@ class PolicyStore:
         try:
             stored = _decoded(data)
             named = {name: value for name, value in stored.items() if name not in given}
-            self.initial = swapped(self.configured, named, self.modes, whole=False)
+            self.initial = swapped(self.configured, named, self.modes, replace_all=False)
         except ConfigurationError as error:
             hint = "mend or remove the file; without it the policy is that of the configuration"
             problems = [f"state.dir: {self._path}: {problem}; {hint}" for problem in error.problems]

@@ -32,7 +32,7 @@ def fields_of(policy: Policy) -> dict[str, Any]:
     return {**own.pop("parameters"), **own}
 
 
-def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode], *, whole: bool) -> Policy:
+def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode], *, replace_all: bool) -> Policy:
     """Return the policy with these fields; the others stay, or with `whole` have their defaults.
 
     Raises:
@@ -45,7 +45,7 @@ def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode],
     user_modes = tuple(name for name in modes if name not in MODES)
     wrong: list[Any] = []
     try:
-        section = PolicySection(user_modes=user_modes, **{**({} if whole else fields_of(policy)), **own})
+        section = PolicySection(user_modes=user_modes, **{**({} if replace_all else fields_of(policy)), **own})
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_context=False)
     if count := len(foreign) + len(no_modes) + len(wrong):

@@ -286,7 +286,7 @@ class Routing:
         A log that is away is no reason: requests are routed from memory.
         """
         reasons = self.unready()
-        notes = [] if self.state.fleet.is_log_heard else ["the event log is away: requests are routed from memory"]
+        notes = [] if self.state.fleet.is_log_connected else ["the event log is away: requests are routed from memory"]
         return Readiness(not reasons, reasons, notes)
 
     def unready(self) -> list[str]:

@@ -82,7 +82,7 @@ class RouterState:
         self.predictions = Predictions()
         self.newcomers = Newcomers()
         self.forecasts = Forecasts()
-        self.turns: Counter[str] = Counter()
+        self.decisions_by_model: Counter[str] = Counter()
         self._standings: dict[tuple[str, int, str], ModelView] = {}
         self._standings_of = (0, 0)
         self._folds: dict[type, Callable[[Any], None]] = {
@@ -90,11 +90,11 @@ class RouterState:
             Decided: self._repeat,
             OutcomeKnown: self._end,
             LedgerApplied: self._apply_to_ledger,
-            WorkerHeard: lambda record: self.fleet.heard(record.worker_id, record.instance, record.now_s),
+            WorkerHeard: lambda record: self.fleet.on_heartbeat(record.worker_id, record.instance, record.now_s),
             LoadApplied: self._reconcile,
             AttemptEnded: self._attempted,
             FleetApplied: self._apply_to_fleet,
-            LogConnection: lambda record: self.fleet.log_heard(heard=record.heard, now_s=record.now_s),
+            LogConnection: lambda record: self.fleet.on_log_connection(connected=record.heard, now_s=record.now_s),
             PolicyChanged: self._change_policy,
             TimePassed: lambda record: self._let_go(record.now_s),
             CheckpointBegan: lambda record: self._let_go(record.now_s),
@@ -190,11 +190,11 @@ class RouterState:
         """The rank gets work to prefill, and blocks."""
         worker = self.fleet.worker(routed.worker_id)
         if worker is not None:
-            told, rank = worker.registration, WorkerRank(routed.worker_id, routed.dp_rank)
-            uncached_blocks = routed.uncached_tokens / told.block_size
+            registration, rank = worker.registration, WorkerRank(routed.worker_id, routed.dp_rank)
+            uncached_blocks = routed.uncached_tokens / registration.block_size
             self.history.add(rank, uncached_blocks, now_s)
             self.newcomers.promised(rank, uncached_blocks)
-            self.approximate.routed(rank, routed.blocks, now_s, told.total_kv_blocks)
+            self.approximate.routed(rank, routed.blocks, now_s, registration.total_kv_blocks)
         self.predictions.apply(routed, now_s)
 
     def _go_on(self, event: LedgerEvent, now_s: float, router: str = "") -> None:
@@ -213,7 +213,7 @@ class RouterState:
 
     def _take(self, taken: Taken) -> None:
         verdict, promised = taken
-        self.turns[verdict.request.model] += 1
+        self.decisions_by_model[verdict.request.model] += 1
         mode = self.modes[verdict.policy]
         if mode.reads_overlap:
             is_cold = not verdict.expected_blocks and verdict.request.reusable_blocks
@@ -224,7 +224,7 @@ class RouterState:
         self._promise(promised, verdict.now_s)
 
     def _repeat(self, decided: Decided) -> None:
-        self.turns[decided.request.model] += 1
+        self.decisions_by_model[decided.request.model] += 1
         self._promise(decided.promise, decided.now_s)
 
     # ------------------------------------------------------------------------------------------------- the view
@@ -236,56 +236,58 @@ class RouterState:
         """
         policy = policy_for(self.policy, request, self.modes)
         mode = self.modes[policy.mode]
-        standing = self._standing(request.model, request.block_size, request.hash_scheme, now_s)
-        turn = self.turns[request.model]
-        if mode.reads_overlap and standing.ranks:
-            view = self._whole_view(request, standing, ask, now_s, turn)
+        model_view = self._model_view(request.model, request.block_size, request.hash_scheme, now_s)
+        turn = self.decisions_by_model[request.model]
+        if mode.reads_overlap and model_view.ranks:
+            view = self._overlap_view(request, model_view, ask, now_s, turn)
             if mode.reads_forecast:
                 view = view._replace(forecast=self.forecasts.forecast(view, request))
         else:
-            view = standing.blank(now_s, turn)
+            view = model_view.blank(now_s, turn)
             if mode.reads_load:
-                view = view._replace(**self.ledger.columns(standing.ranks)._asdict())
+                view = view._replace(**self.ledger.columns(model_view.ranks)._asdict())
         if policy.affinity != "off":
             view = view._replace(bound=self.affinity.bound(request.session_id, now_s))
         return view
 
-    def _whole_view(self, request: RouteRequest, standing: ModelView, ask: AskIndex, now_s: float, turn: int) -> View:
-        chain, ranks = request.reusable_hashes, standing.ranks
+    def _overlap_view(
+        self, request: RouteRequest, model_view: ModelView, ask: AskIndex, now_s: float, turn: int
+    ) -> View:
+        chain, ranks = request.reusable_hashes, model_view.ranks
         answer = ask(chain, ranks)
-        trusted = standing.trusted(answer.doubts)
+        trusted = model_view.trusted(answer.doubts)
         if trusted.without_events:
-            self._put_routed(answer.depths, chain, standing, trusted.without_events, now_s)
+            self._put_routed(answer.depths, chain, model_view, trusted.without_events, now_s)
         queued_tokens, active_requests, active_blocks = self.ledger.columns(ranks)
         shared = self.ledger.shared(request.sequence_hashes)
         return View(
             now_s=now_s,
             turn=turn,
             ranks=ranks,
-            told=standing.told,
-            unfit=standing.unfit,
+            registrations=model_view.registrations,
+            unfit=model_view.unfit,
             trust=trusted.trust,
             overlap=answer.depths,
-            predicted=self._predicted(chain, standing, answer.epochs, now_s),
+            predicted=self._predicted(chain, model_view, answer.epochs, now_s),
             epochs=answer.epochs,
             seqs=answer.seqs,
             queued_tokens=queued_tokens,
             active_requests=active_requests,
             active_blocks=active_blocks,
-            shared_blocks=standing.column(shared) if shared else standing.no_ints,
+            shared_blocks=model_view.column(shared) if shared else model_view.no_ints,
             history_blocks=self.history.columns(ranks, now_s),
             newcomer=self.newcomers.flags(ranks),
             trust_factor=trusted.factor,
-            whole=standing.whole,
-            seq_len_min=standing.seq_len_min,
-            misfits=standing.misfits,
+            is_uniform=model_view.is_uniform,
+            seq_len_min=model_view.seq_len_min,
+            misfits=model_view.misfits,
         )
 
-    def standing(self, model: str, hashing: Hashing, now_s: float) -> ModelView:
+    def model_view(self, model: str, hashing: Hashing, now_s: float) -> ModelView:
         """Return who serves a model, how fit and how far trusted, where prompts are hashed so."""
-        return self._standing(model, *hashing, now_s)
+        return self._model_view(model, *hashing, now_s)
 
-    def _standing(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
+    def _model_view(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
         known = self._standings.get((model, block_size, scheme))
         changes = self._standings_of
         if (
@@ -306,17 +308,17 @@ class RouterState:
         return found
 
     def _put_routed(
-        self, depths: Depths, chain: bytes, standing: ModelView, places: tuple[int, ...], now_s: float
+        self, depths: Depths, chain: bytes, model_view: ModelView, rank_indices: tuple[int, ...], now_s: float
     ) -> None:
         """Of ranks without events, what was routed to them is what they hold."""
-        ranks = [standing.ranks[place] for place in places]
-        depths[:, places] = self.approximate.overlap(chain, ranks, now_s)
+        ranks = [model_view.ranks[place] for place in rank_indices]
+        depths[:, rank_indices] = self.approximate.overlap(chain, ranks, now_s)
 
-    def _predicted(self, chain: bytes, standing: ModelView, epochs: tuple[int, ...], now_s: float) -> Ints:
+    def _predicted(self, chain: bytes, model_view: ModelView, epochs: tuple[int, ...], now_s: float) -> Ints:
         found = self.predictions.depths(chain, now_s) if self.policy.predict_on_route else None
         if not found:
-            return standing.no_ints
-        place_of, predicted = standing.place_of, [0] * len(epochs)
+            return model_view.no_ints
+        place_of, predicted = model_view.place_of, [0] * len(epochs)
         for rank, (epoch, blocks) in found.items():
             place = place_of.get(rank)
             if place is not None and epochs[place] == epoch:

@@ -38,7 +38,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """All ranks as they stood."""
     exclusions: tuple[str, ...]
     """Of each rank of the view, why it was no candidate; empty where it was."""
-    places: Sequence[int]
+    rank_indices: Sequence[int]
     costs: CostColumns | None
     """Of the candidates; None where the mode weighs none."""
     winner: WorkerRank
@@ -82,7 +82,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             winner=self.winner_at,
             runner_up=self.runner_up,
             margin_blocks=self.margin_blocks,
-            candidates=tuple(self._candidate(at, place) for at, place in enumerate(self.places)),
+            candidates=tuple(self._candidate(at, place) for at, place in enumerate(self.rank_indices)),
             excluded=exclusions_of(self.view, self.exclusions),
             reason=self.reason,
             action=self.action,

@@ -89,7 +89,7 @@ class View(NamedTuple):
     now_s: float
     turn: int
     ranks: tuple[WorkerRank, ...]
-    told: tuple[WorkerRegistered, ...]
+    registrations: tuple[WorkerRegistered, ...]
     """The registration behind each rank."""
     unfit: tuple[str, ...]
     """Why the rank takes no new work; empty when it may."""
@@ -115,7 +115,7 @@ class View(NamedTuple):
     """What share of the rank's overlap is credited; None: all of it, at every rank."""
     forecast: Forecast | None = None
     """None: the mode did not ask for one."""
-    whole: bool = False
+    is_uniform: bool = False
     """Every rank is known to be fit and to serve whole chats and completions; False: each must be looked at."""
     seq_len_min: int = 0
     """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none does. Known where `whole` is."""
@@ -130,25 +130,25 @@ class View(NamedTuple):
         expected: Ints = np.maximum(self.overlap[0], self.predicted)
         return expected
 
-    def only(self, places: Sequence[int]) -> "View":
+    def only(self, rank_indices: Sequence[int]) -> "View":
         """Return the same moment of the ranks at these places alone."""
-        at = np.asarray(places, dtype=np.intp)
+        at = np.asarray(rank_indices, dtype=np.intp)
         forecast = self.forecast
         return self._replace(
-            ranks=tuple(self.ranks[place] for place in places),
-            told=tuple(self.told[place] for place in places),
-            unfit=tuple(self.unfit[place] for place in places),
-            trust=tuple(self.trust[place] for place in places),
+            ranks=tuple(self.ranks[index] for index in rank_indices),
+            registrations=tuple(self.registrations[index] for index in rank_indices),
+            unfit=tuple(self.unfit[index] for index in rank_indices),
+            trust=tuple(self.trust[index] for index in rank_indices),
             overlap=self.overlap[:, at],
             predicted=self.predicted[at],
-            epochs=tuple(self.epochs[place] for place in places),
-            seqs=tuple(self.seqs[place] for place in places),
+            epochs=tuple(self.epochs[index] for index in rank_indices),
+            seqs=tuple(self.seqs[index] for index in rank_indices),
             queued_tokens=self.queued_tokens[at],
             active_requests=self.active_requests[at],
             active_blocks=self.active_blocks[at],
             shared_blocks=self.shared_blocks[at],
             history_blocks=self.history_blocks[at],
-            newcomer=tuple(self.newcomer[place] for place in places),
+            newcomer=tuple(self.newcomer[index] for index in rank_indices),
             trust_factor=None if self.trust_factor is None else self.trust_factor[at],
             forecast=None if forecast is None else Forecast(forecast.ttft_s[at], forecast.itl_s[at]),
         )

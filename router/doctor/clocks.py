@@ -29,9 +29,9 @@ class ClockReading(msgspec.Struct, frozen=True):
     most_s: float
 
 
-def reading(of: str, date_s: float, asked_s: float, answered_s: float) -> ClockReading:
+def reading(of: str, date_s: float, sent_s: float, answered_s: float) -> ClockReading:
     """Return what one `Date` tells; seconds since 1970, the latter two by our clock."""
-    return ClockReading(of, date_s - answered_s, date_s + DATE_RESOLUTION_S - asked_s)
+    return ClockReading(of, date_s - answered_s, date_s + DATE_RESOLUTION_S - sent_s)
 
 
 def narrowed(readings: Iterable[ClockReading]) -> tuple[ClockReading, ...]:
@@ -50,7 +50,7 @@ def clock_findings(readings: Iterable[ClockReading]) -> Iterator[Finding]:
     off = [each for each in every if _skew_s(each) > SKEW_MAX_S]
     resolution = f"({DATE_RESOLUTION_S:g} s are uncertain)"
     if len(off) == len(every) > 1:
-        yield Finding("clock.skew", "this machine", f"all {len(every)} hosts differ from it: {_told(off)} {resolution}")
+        yield Finding("clock.skew", "this machine", f"all {len(every)} hosts differ from it: {_text(off)} {resolution}")
         return
     for each in off:
         yield Finding("clock.skew", each.of, f"it is {_words(each)} this machine {resolution}")
@@ -69,5 +69,5 @@ def _words(each: ClockReading) -> str:
     return f"{_skew_s(each):.1f} s or more {'ahead of' if each.least_s > 0 else 'behind'}"
 
 
-def _told(every: list[ClockReading]) -> str:
+def _text(every: list[ClockReading]) -> str:
     return names([f"{each.of} {_words(each)} it" for each in every])

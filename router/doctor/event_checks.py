@@ -34,8 +34,10 @@ def events(facts: Facts) -> Iterator[Finding]:
         lost = {name: growth(worker.before, worker.after, name) for name in LOSSES}
         words = [f"{count:.0f} {LOSSES[name]} ({name})" for name, count in lost.items() if count > 0]
         if words:
-            yield Finding("events.lost", worker.told.worker_id, f"in {facts.window_s:.1f} s: {'; '.join(words)}")
-    registered = {(worker.told.worker_id, worker.told.instance) for worker in facts.workers}
+            yield Finding(
+                "events.lost", worker.registration.worker_id, f"in {facts.window_s:.1f} s: {'; '.join(words)}"
+            )
+    registered = {(worker.registration.worker_id, worker.registration.instance) for worker in facts.workers}
     for head in facts.heads:
         if head.stale and (head.rank.worker_id, head.instance) in registered:
             yield Finding("rank.source", str(head.rank), head.stale)
@@ -43,16 +45,22 @@ def events(facts: Facts) -> Iterator[Finding]:
 
 def _none(facts: Facts) -> Iterator[Finding]:
     for worker in facts.living():
-        told = worker.told
-        if told.event_source == "none" and told.role in PREFILLING:
-            yield Finding("events.none", told.worker_id, "event_source none, and the mode chooses by what is held")
+        registration = worker.registration
+        if registration.event_source == "none" and registration.role in PREFILLING:
+            yield Finding(
+                "events.none", registration.worker_id, "event_source none, and the mode chooses by what is held"
+            )
 
 
 def _silent(facts: Facts) -> Iterator[Finding]:
     used = {load.rank: load.used_blocks for load in facts.loads}
-    told = {worker.told.worker_id: worker.told for worker in facts.living() if worker.told.event_source != "none"}
+    registrations = {
+        worker.registration.worker_id: worker.registration
+        for worker in facts.living()
+        if worker.registration.event_source != "none"
+    }
     for head in facts.heads:
-        worker = told.get(head.rank.worker_id)
+        worker = registrations.get(head.rank.worker_id)
         if worker is None or worker.instance != head.instance or head.last_seq or head.stale:
             continue
         if (blocks := used.get(head.rank, 0)) >= SILENT_BLOCKS:
@@ -67,8 +75,8 @@ def growth(before: Counts, after: Counts, name: str) -> float:
 
 def trust(facts: Facts) -> Iterator[Finding]:
     """Yield the ranks that a router did not trust at both looks, by reason."""
-    without = {worker.told.worker_id for worker in facts.workers if worker.told.event_source == "none"}
-    living = {worker.told.worker_id for worker in facts.living()}
+    without = {worker.registration.worker_id for worker in facts.workers if worker.registration.event_source == "none"}
+    living = {worker.registration.worker_id for worker in facts.living()}
     for router in facts.routers:
         if not router.reads_overlap:
             continue

@@ -16,9 +16,9 @@ _EXIT_CODES: dict[Severity, int] = {"error": 2, "warning": 1, "note": 0}
 
 
 def _pairing(facts: Facts) -> Iterable[Finding]:
-    for told in facts.models().values():
-        yield from pairing_findings(told, reads_overlap=facts.is_by_prefix)
-        yield from partner_findings(told)
+    for registrations in facts.models().values():
+        yield from pairing_findings(registrations, reads_overlap=facts.is_by_prefix)
+        yield from partner_findings(registrations)
 
 
 def _clocks(facts: Facts) -> Iterable[Finding]:

@@ -72,7 +72,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One registered worker, and what its HTTP said: None where it was not asked."""
 
-    told: WorkerRegistered
+    registration: WorkerRegistered
     http: Answer | None = None
     before: Counts = {}
     after: Counts = {}
@@ -180,8 +180,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_by_prefix(self) -> bool:
         """Whether any router chooses by what ranks hold."""
-        told = [router.reads_overlap for router in self.routers if router.mode]
-        return any(told) if told else self.reads_overlap
+        modes = [router.reads_overlap for router in self.routers if router.mode]
+        return any(modes) if modes else self.reads_overlap
 
     def beating(self) -> frozenset[tuple[str, str]]:
         """Return worker and instance of everybody whose heart beat."""
@@ -191,13 +191,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         """Yield the registered workers whose heart beat; all of them where the log could not be heard."""
         beating = self.beating()
         for worker in self.workers:
-            if self.log.problem or (worker.told.worker_id, worker.told.instance) in beating:
+            if self.log.problem or (worker.registration.worker_id, worker.registration.instance) in beating:
                 yield worker
 
     def models(self) -> dict[str, list[WorkerRegistered]]:
         """Return what the living told, by the name that requests use: the first that each serves."""
         found: dict[str, list[WorkerRegistered]] = {}
         for worker in self.living():
-            name = next(iter(worker.told.served_names), worker.told.model)
-            found.setdefault(name, []).append(worker.told)
+            name = next(iter(worker.registration.served_names), worker.registration.model)
+            found.setdefault(name, []).append(worker.registration)
         return found

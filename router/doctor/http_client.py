@@ -48,30 +48,30 @@ class HttpAsker:
     async def get(self, url: str, token: str = "") -> Reply:
         """Return what GET says; with the token, where one is given."""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        asked_s = self._wall_s()
+        sent_s = self._wall_s()
         try:
             async with self._session.get(
                 url, headers=headers, timeout=self._timeout, allow_redirects=False
             ) as response:
-                self._note(url, response.headers.get("Date", ""), asked_s)
-                return await _whole(response)
+                self._note(url, response.headers.get("Date", ""), sent_s)
+                return await _reply(response)
         except TimeoutError:
             return Reply(f"no answer within {self._timeout_s:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Reply(str(error) or type(error).__name__)
 
-    def _note(self, url: str, date: str, asked_s: float) -> None:
+    def _note(self, url: str, date: str, sent_s: float) -> None:
         try:
             date_s = parsedate_to_datetime(date).timestamp()
         except (ValueError, OverflowError):
             return  # none, or nothing that is a date
-        self.clocks.append(reading(urlsplit(url).hostname or "", date_s, asked_s, self._wall_s()))
+        self.clocks.append(reading(urlsplit(url).hostname or "", date_s, sent_s, self._wall_s()))
 
     def _wall_s(self) -> float:
         return self._clock.wall_ns() / _NS_PER_S
 
 
-async def _whole(response: aiohttp.ClientResponse) -> Reply:
+async def _reply(response: aiohttp.ClientResponse) -> Reply:
     parts, size = [], 0
     async for part in response.content.iter_any():
         size += len(part)

@@ -139,17 +139,17 @@ class JetStream:
         raise BrokerUnavailable(f"JetStream {what}: {failed.description}")
 
     async def _answer(self, what: str, body: bytes) -> bytes:
-        asked = str(next(self._ids))
+        request_id = str(next(self._ids))
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._open[asked] = answer
+        self._open[request_id] = answer
         try:
-            await self._event_log.announce(f"{_API}.{what}", body, f"{self._inbox}.{asked}")
+            await self._event_log.announce(f"{_API}.{what}", body, f"{self._inbox}.{request_id}")
             async with asyncio.timeout(self._answer_s):
                 data = await answer
         except TimeoutError:
             raise BrokerUnavailable(f"JetStream {what}: no answer within {self._answer_s:g} s") from None
         finally:
-            del self._open[asked]
+            del self._open[request_id]
         if not data:  # the server's word that nobody listens
             raise BrokerUnavailable(f"JetStream {what}: the server has no JetStream")
         return data

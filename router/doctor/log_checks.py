@@ -72,6 +72,6 @@ def _settings(seen: LogSeen) -> Iterator[Finding]:
     for name, stream in seen.streams.items():
         if stream.storage != "file":
             yield Finding("log.storage", name, f"storage {stream.storage}")
-    alone = sorted(name for name, stream in seen.streams.items() if stream.replicas == 1)
-    if alone:
-        yield Finding("log.replicas", names(alone), "replicas 1")
+    unreplicated = sorted(name for name, stream in seen.streams.items() if stream.replicas == 1)
+    if unreplicated:
+        yield Finding("log.replicas", names(unreplicated), "replicas 1")

@@ -42,9 +42,9 @@ def partner_findings(registrations: Sequence[WorkerRegistered]) -> Iterator[Find
         return
     model = registrations[0].model
     prefill, decode = (_of_role(registrations, role) for role in ("prefill", "decode"))
-    whole = _of_role(registrations, "aggregated")
+    aggregated = _of_role(registrations, "aggregated")
     if prefill and not decode:
-        rest = f"{names(_ids(whole))} serve whole requests" if whole else "nobody serves the model"
+        rest = f"{names(_ids(aggregated))} serve whole requests" if aggregated else "nobody serves the model"
         yield Finding("pair.prefill_alone", model, f"{names(_ids(prefill))} prefill, nobody decodes: {rest}")
     elif decode and not prefill:
         yield Finding("pair.decode_alone", model, f"{names(_ids(decode))} decode, nobody prefills")
@@ -57,36 +57,40 @@ def _domains(prefill: Sequence[WorkerRegistered], decode: Sequence[WorkerRegiste
         ("pair.prefill_domain", prefill, decode, "decode"),
         ("pair.decode_domain", decode, prefill, "prefill"),
     ):
-        found = {told.transfer_domain for told in there}
-        for told in here:
-            if told.transfer_domain not in found:
+        found = {registration.transfer_domain for registration in there}
+        for registration in here:
+            if registration.transfer_domain not in found:
                 allowed = names(sorted(map(repr, found)))
-                words = f"transfer_domain {told.transfer_domain!r}, {role} workers are in {allowed}"
-                yield Finding(check, told.worker_id, words)
+                words = f"transfer_domain {registration.transfer_domain!r}, {role} workers are in {allowed}"
+                yield Finding(check, registration.worker_id, words)
 
 
 def _buffers(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
     longest = {role: _longest(_of_role(registrations, role)) for role in _OTHER}
-    for told in registrations:
-        if told.role not in _OTHER or not told.transfer_buffer_tokens:
+    for registration in registrations:
+        if registration.role not in _OTHER or not registration.transfer_buffer_tokens:
             continue
-        both = [each for each in (_seq_len(told), longest[_OTHER[told.role]]) if each]
+        both = [each for each in (_seq_len(registration), longest[_OTHER[registration.role]]) if each]
         longest_input = min(both, default=1) - 1
-        if told.transfer_buffer_tokens < longest_input:
-            words = f"transfer_buffer_tokens {told.transfer_buffer_tokens}, the longest input has {longest_input}"
-            yield Finding("pair.buffer", told.worker_id, words)
+        if registration.transfer_buffer_tokens < longest_input:
+            words = (
+                f"transfer_buffer_tokens {registration.transfer_buffer_tokens}, the longest input has {longest_input}"
+            )
+            yield Finding("pair.buffer", registration.worker_id, words)
 
 
 def _longest(registrations: Sequence[WorkerRegistered]) -> int:
     """Return the longest sequence that a worker takes; 0, no bound, where there is no worker or one does not say."""
-    lengths = [_seq_len(told) for told in registrations]
+    lengths = [_seq_len(registration) for registration in registrations]
     return max(lengths, default=0) if all(lengths) else 0
 
 
-def _seq_len(told: WorkerRegistered) -> int:
+def _seq_len(registration: WorkerRegistered) -> int:
     """Return the longest prompt of a worker and one token; 0 where it does not say."""
-    prompt = told.max_prompt_tokens + 1 if told.max_prompt_tokens and told.role == "prefill" else 0
-    return min((bound for bound in (told.max_seq_len, prompt) if bound), default=0)
+    prompt = (
+        registration.max_prompt_tokens + 1 if registration.max_prompt_tokens and registration.role == "prefill" else 0
+    )
+    return min((bound for bound in (registration.max_seq_len, prompt) if bound), default=0)
 
 
 def _dtypes(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
@@ -108,28 +112,32 @@ def _apart(registrations: Sequence[WorkerRegistered], field: str) -> tuple[set[t
     """Return the values of a field in which prefill and decode workers differ, and which worker has which value."""
     by_role = {role: _by_value(_of_role(registrations, role), field) for role in _OTHER}
     words = "; ".join(
-        f"{role} {value}: {names(_ids(told))}" for role, values in by_role.items() for value, told in values.items()
+        f"{role} {value}: {names(_ids(registration))}"
+        for role, values in by_role.items()
+        for value, registration in values.items()
     )
     return {(one, other) for one in by_role["prefill"] for other in by_role["decode"] if one != other}, words
 
 
 def _by_value(registrations: Iterable[WorkerRegistered], field: str) -> dict[str, list[WorkerRegistered]]:
     found: dict[str, list[WorkerRegistered]] = {}
-    for told in registrations:
-        if value := getattr(told, field).lower():
-            found.setdefault(value, []).append(told)
+    for registration in registrations:
+        if value := getattr(registration, field).lower():
+            found.setdefault(value, []).append(registration)
     return found
 
 
 def _reuse(registrations: Iterable[WorkerRegistered]) -> Iterator[Finding]:
-    for told in registrations:
-        if told.block_reuse is False and told.role in PREFILLING:
-            yield Finding("pair.reuse", told.worker_id, "block_reuse false, and the mode chooses by what workers hold")
+    for registration in registrations:
+        if registration.block_reuse is False and registration.role in PREFILLING:
+            yield Finding(
+                "pair.reuse", registration.worker_id, "block_reuse false, and the mode chooses by what workers hold"
+            )
 
 
 def _of_role(registrations: Iterable[WorkerRegistered], role: Role) -> list[WorkerRegistered]:
-    return [told for told in registrations if told.role == role]
+    return [registration for registration in registrations if registration.role == role]
 
 
 def _ids(registrations: Iterable[WorkerRegistered]) -> list[str]:
-    return [told.worker_id for told in registrations]
+    return [registration.worker_id for registration in registrations]

@@ -28,23 +28,23 @@ _SPLIT = {"prefill", "decode"}
 def parity(facts: Facts) -> Iterator[Finding]:
     """Yield the fields in which a model's workers, and the routers, differ; where that decides anything."""
     for model, everybody in facts.models().items():
-        told = [each for each in everybody if each.role != "encode"]
-        if not facts.is_by_prefix and not {each.role for each in told} >= _SPLIT:
+        registrations = [each for each in everybody if each.role != "encode"]
+        if not facts.is_by_prefix and not {each.role for each in registrations} >= _SPLIT:
             continue
-        yield from _canaries(told)
+        yield from _canaries(registrations)
         for field in AGREED:
-            groups = _groups(facts, told, field)
+            groups = _groups(facts, registrations, field)
             if len(groups) > 1:
                 words = "; ".join(f"{_shown(value)}: {names(who)}" for value, who in groups.items())
                 yield Finding(f"parity.{field}", model, words)
 
 
-def _groups(facts: Facts, told: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:
+def _groups(facts: Facts, registrations: Sequence[WorkerRegistered], field: str) -> dict[str, list[str]]:
     """Return who has which value."""
     groups: dict[str, list[str]] = {}
-    for each in told:
+    for each in registrations:
         groups.setdefault(_value(each, field), []).append(each.worker_id)
-    ids = {each.worker_id for each in told}
+    ids = {each.worker_id for each in registrations}
     for router in facts.routers:
         wanted = {each.allowed for each in router.broken if each.field == field and each.worker_id in ids}
         for value in sorted(wanted):
@@ -52,12 +52,12 @@ def _groups(facts: Facts, told: Sequence[WorkerRegistered], field: str) -> dict[
     return groups
 
 
-def _value(told: WorkerRegistered, field: str) -> str:
-    return rule_text(told.images) if field == "images" else str(getattr(told, field))
+def _value(registration: WorkerRegistered, field: str) -> str:
+    return rule_text(registration.images) if field == "images" else str(getattr(registration, field))
 
 
-def _canaries(told: Sequence[WorkerRegistered]) -> Iterator[Finding]:
-    for each in told:
+def _canaries(registrations: Sequence[WorkerRegistered]) -> Iterator[Finding]:
+    for each in registrations:
         if each.canary != (ours := canary(each.block_size, each.hash_scheme)):
             yield Finding("parity.canary", each.worker_id, f"found {each.canary}, here it is {ours}")
 
@@ -70,9 +70,11 @@ def versions(facts: Facts) -> Iterator[Finding]:
     """Yield software that is not of one version."""
     for model, everybody in facts.models().items():
         by_kind: dict[str, dict[str, list[str]]] = {}
-        for told in everybody:
-            if told.version and told.event_source != "none":
-                by_kind.setdefault(told.event_source, {}).setdefault(told.version, []).append(told.worker_id)
+        for registration in everybody:
+            if registration.version and registration.event_source != "none":
+                by_kind.setdefault(registration.event_source, {}).setdefault(registration.version, []).append(
+                    registration.worker_id
+                )
         for kind, groups in by_kind.items():
             if len(groups) > 1:
                 yield Finding("version.engine", model, f"{kind}: {_who(groups)}")

@@ -25,7 +25,7 @@ FULL_RATIO = 0.9
 _JOURNAL = "kvrouter_journal_records_total"
 _BUILD = "kvrouter_build_info{"
 _REJECTED = "kvrouter_rejected_total"
-_LEFT_ALONE = ("breaker", "busy")
+_AVOIDED = ("breaker", "busy")
 
 
 def planes(facts: Facts) -> Iterator[Finding]:
@@ -44,7 +44,7 @@ def planes(facts: Facts) -> Iterator[Finding]:
 
 def routers(facts: Facts) -> Iterator[Finding]:
     """Yield what is wrong inside the routers that answered."""
-    living = {worker.told.worker_id for worker in facts.living()}
+    living = {worker.registration.worker_id for worker in facts.living()}
     for router in facts.routers:
         if router.control.problem:
             continue
@@ -53,7 +53,7 @@ def routers(facts: Facts) -> Iterator[Finding]:
             yield Finding("router.other_fleet", router.control.url, words)
         yield from _build(router)
         yield from _index(router, facts.bounds)
-        yield from _left_alone(router)
+        yield from _avoided(router)
         yield from _queue(router, facts)
         if router.after.metrics and _JOURNAL not in router.after.metrics:
             yield Finding("journal.off", router.control.url, "journal.enabled is false")
@@ -81,9 +81,9 @@ def _index(router: RouterSeen, bounds: Bounds) -> Iterator[Finding]:
         yield Finding("index.nearly_full", url, f"{used:.0f} of {most} bytes (index.memory_bytes_max) are taken")
 
 
-def _left_alone(router: RouterSeen) -> Iterator[Finding]:
+def _avoided(router: RouterSeen) -> Iterator[Finding]:
     for each in router.after.ranks:
-        if each.unfit.startswith(_LEFT_ALONE):
+        if each.unfit.startswith(_AVOIDED):
             yield Finding("breaker.open", str(each.rank), f"{each.unfit} (router {router.control.url})")
 
 

@@ -38,7 +38,7 @@ async def ready_answer(asker: HttpAsker, url: str, *, is_open: bool = False) -> 
     return Answer(url=url, is_well=not reason, reason=reason, version=version, is_open=is_open)
 
 
-class RouterLooks:
+class RouterProbe:
     """A control plane. `first`, later `last`; then `seen`."""
 
     def __init__(self, asker: HttpAsker, url: str, token: str) -> None:
@@ -73,7 +73,7 @@ class RouterLooks:
             control=self.answer,
             mode="" if policy is None else policy.mode,
             reads_overlap=policy is None or any(map(reads_overlap, policy.modes())),
-            workers=tuple(told.worker_id for told in self.registrations),
+            workers=tuple(registration.worker_id for registration in self.registrations),
             broken=self._workers.broken(),
             before=self._before,
             after=self._after,

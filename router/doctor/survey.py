@@ -24,8 +24,8 @@ from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.jetstream import JetStream
 from router.doctor.log_checks import SNAPSHOT_STREAM
 from router.doctor.log_watch import LogWatch
-from router.doctor.router_probe import PlaneLook, RouterLooks
-from router.doctor.worker_probe import WorkerLooks
+from router.doctor.router_probe import PlaneLook, RouterProbe
+from router.doctor.worker_probe import WorkerProbe
 
 _NEEDED = (subjects.EVENTS_STREAM, subjects.FLEET_STREAM)
 _STREAMS = (*_NEEDED, subjects.JOURNAL_STREAM, SNAPSHOT_STREAM)
@@ -65,7 +65,7 @@ async def look(wanted: Wanted, clock: Clock) -> Facts:
 class _Look:
     def __init__(self, wanted: Wanted, clock: Clock, asker: HttpAsker, log: "_LogLook") -> None:
         self._wanted, self._clock, self._asker, self._log = wanted, clock, asker, log
-        self._routers = [RouterLooks(asker, url, wanted.control_token) for url in wanted.control_urls]
+        self._routers = [RouterProbe(asker, url, wanted.control_token) for url in wanted.control_urls]
         self._planes = [PlaneLook(asker, url) for url in wanted.data_urls]
 
     async def facts(self) -> Facts:
@@ -73,12 +73,14 @@ class _Look:
         await in_lanes([*(each.first for each in self._routers), *(each.ask for each in self._planes)])
         self._require_something()
         await self._log.first()
-        workers = [WorkerLooks(self._asker, told, self._wanted.worker_token) for told in self._registered()]
+        workers = [
+            WorkerProbe(self._asker, registration, self._wanted.worker_token) for registration in self._registered()
+        ]
         await in_lanes(each.first for each in workers)
         await self._clock.sleep(began_s + self._wanted.listen_s - self._clock.now())
         await in_lanes([*(each.last for each in self._routers), *(each.last for each in workers)])
         await self._log.last()
-        return self._told(tuple(each.seen() for each in workers), self._clock.now() - began_s)
+        return self._facts_of(tuple(each.seen() for each in workers), self._clock.now() - began_s)
 
     def _require_something(self) -> None:
         if refused := [each.url for each in self._routers if each.is_token_refused]:
@@ -91,9 +93,13 @@ class _Look:
         """Return who is registered, by the log; by the routers, where the log cannot be read."""
         if not self._log.problem:
             return [event for event in self._log.events() if isinstance(event, WorkerRegistered)]
-        return list({told.worker_id: told for each in self._routers for told in each.registrations}.values())
+        return list(
+            {
+                registration.worker_id: registration for each in self._routers for registration in each.registrations
+            }.values()
+        )
 
-    def _told(self, workers: tuple[WorkerSeen, ...], window_s: float) -> Facts:
+    def _facts_of(self, workers: tuple[WorkerSeen, ...], window_s: float) -> Facts:
         events, watch = self._log.events(), self._log.watch
         return Facts(
             window_s=window_s,
@@ -162,11 +168,11 @@ class _LogLook:
         if self.problem or self._jetstream is None:
             return
         try:
-            self._seen = await self._whole(self._jetstream)
+            self._seen = await self._all_streams(self._jetstream)
         except BrokerUnavailable as error:
             self.problem = str(error)
 
-    async def _whole(self, jetstream: JetStream) -> LogSeen:
+    async def _all_streams(self, jetstream: JetStream) -> LogSeen:
         streams: dict[str, StreamSeen] = {}
         for name in _STREAMS:
             if (stream := await jetstream.stream(name)) is not None:

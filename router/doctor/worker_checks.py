@@ -34,53 +34,53 @@ def presence(facts: Facts) -> Iterator[Finding]:
         yield Finding("fleet.empty", "the fleet", f"nobody is registered; {len(facts.left)} left")
     for source in facts.refused:
         yield Finding("fleet.unreadable", "the log", source)
-    living = {(worker.told.worker_id, worker.told.instance) for worker in facts.living()}
+    living = {(worker.registration.worker_id, worker.registration.instance) for worker in facts.living()}
     for worker in facts.workers:
         http = worker.http
-        if (worker.told.worker_id, worker.told.instance) not in living:
+        if (worker.registration.worker_id, worker.registration.instance) not in living:
             yield _silent(worker, facts.window_s)
         elif http is not None and http.problem:
-            yield Finding("worker.unreachable", worker.told.worker_id, http.problem)
+            yield Finding("worker.unreachable", worker.registration.worker_id, http.problem)
         elif http is not None and not http.is_well:
-            yield Finding("worker.unhealthy", worker.told.worker_id, http.reason or "/health does not say why")
+            yield Finding("worker.unhealthy", worker.registration.worker_id, http.reason or "/health does not say why")
     for worker_id in facts.draining:
         yield Finding("worker.draining", worker_id, "it takes no new work")
 
 
 def _silent(worker: WorkerSeen, window_s: float) -> Finding:
-    heard, http = f"no heartbeat in {window_s:.1f} s", worker.http
+    silence, http = f"no heartbeat in {window_s:.1f} s", worker.http
     if http is not None and http.problem:
-        return Finding("worker.gone", worker.told.worker_id, f"{heard}, and {http.problem}")
+        return Finding("worker.gone", worker.registration.worker_id, f"{silence}, and {http.problem}")
     if http is not None and http.is_log_away:
-        heard += "; its /status says that the log is away"
+        silence += "; its /status says that the log is away"
     answers = "its HTTP was not asked" if http is None else "its HTTP answers"
-    return Finding("worker.silent", worker.told.worker_id, f"{heard}; {answers}")
+    return Finding("worker.silent", worker.registration.worker_id, f"{silence}; {answers}")
 
 
 def heartbeats(facts: Facts) -> Iterator[Finding]:
     """Yield whose heartbeats are missing, are nobody's, or are told by two."""
     if facts.log.problem:
         return
-    known = {worker.told.worker_id: worker.told for worker in facts.workers}
-    heard = {(head.rank, head.instance) for head in facts.heads}
+    known = {worker.registration.worker_id: worker.registration for worker in facts.workers}
+    beating = {(head.rank, head.instance) for head in facts.heads}
     for worker in facts.living():
-        told = worker.told
-        silent = [str(rank) for rank in told.ranks if (rank, told.instance) not in heard]
+        registration = worker.registration
+        silent = [str(rank) for rank in registration.ranks if (rank, registration.instance) not in beating]
         if silent:
-            yield Finding("rank.silent", told.worker_id, f"no heartbeat of {names(silent)}, other ranks beat")
+            yield Finding("rank.silent", registration.worker_id, f"no heartbeat of {names(silent)}, other ranks beat")
     apart = {head.rank.worker_id for head in facts.heads if head.rank.worker_id not in known} - {*facts.draining}
     for worker_id in sorted(apart):
-        yield _of_nobody(worker_id, facts)
+        yield _unregistered(worker_id, facts)
     for head in facts.heads:
         registered = known.get(head.rank.worker_id)
-        if registered is not None and not _is_of(head, registered, heard):
+        if registered is not None and not _is_of(head, registered, beating):
             words = (
                 f"instance {head.instance} beats; registered is {registered.instance} with ranks {_ranks(registered)}"
             )
             yield Finding("rank.unregistered", str(head.rank), words)
 
 
-def _of_nobody(worker_id: str, facts: Facts) -> Finding:
+def _unregistered(worker_id: str, facts: Facts) -> Finding:
     if worker_id in facts.left:
         return Finding(
             "worker.withdrawn", worker_id, f"it beats, and left: {facts.left[worker_id] or 'no reason given'}"
@@ -88,28 +88,30 @@ def _of_nobody(worker_id: str, facts: Facts) -> Finding:
     return Finding("rank.unregistered", worker_id, "it beats, and nobody of that id is registered")
 
 
-def _is_of(head: Head, told: WorkerRegistered, heard: set[tuple[WorkerRank, str]]) -> bool:
+def _is_of(head: Head, registration: WorkerRegistered, beating: set[tuple[WorkerRank, str]]) -> bool:
     """Return whether the head is the registered worker's; beside it another life is a restart, or `_heads` tells."""
-    return head.rank.dp_rank in told.dp_ranks and (head.rank, told.instance) in heard
+    return head.rank.dp_rank in registration.dp_ranks and (head.rank, registration.instance) in beating
 
 
-def _ranks(told: WorkerRegistered) -> str:
-    return names([str(dp_rank) for dp_rank in told.dp_ranks])
+def _ranks(registration: WorkerRegistered) -> str:
+    return names([str(dp_rank) for dp_rank in registration.dp_ranks])
 
 
 def doubles(facts: Facts) -> Iterator[Finding]:
     """Yield what two say or have that only one may."""
     yield from _heads(facts)
-    living = [worker.told for worker in facts.living()]
-    for url, at in _by(living, lambda told: told.base_url.rstrip("/").lower()).items():
+    living = [worker.registration for worker in facts.living()]
+    for url, at in _by(living, lambda registration: registration.base_url.rstrip("/").lower()).items():
         if len(at) > 1:
-            yield Finding("worker.one_address", names([told.worker_id for told in at]), f"all are at {url}")
-    for endpoint, at in _by(living, lambda told: told.endpoint).items():
-        roles = sorted({told.role for told in at})
+            yield Finding(
+                "worker.one_address", names([registration.worker_id for registration in at]), f"all are at {url}"
+            )
+    for endpoint, at in _by(living, lambda registration: registration.endpoint).items():
+        roles = sorted({registration.role for registration in at})
         if endpoint and len(roles) > 1 and {*roles} != _SHARING:
             yield Finding("worker.one_endpoint", endpoint, "; ".join(_role_words(role, at) for role in roles))
-    for worker_id, same in _by(living, lambda told: told.worker_id).items():
-        models = sorted({told.model for told in same})
+    for worker_id, same in _by(living, lambda registration: registration.worker_id).items():
+        models = sorted({registration.model for registration in same})
         if len(models) > 1:
             yield Finding("worker.two_instances", worker_id, f"it is registered for several models: {names(models)}")
 
@@ -139,10 +141,10 @@ def _by(
     registrations: Iterable[WorkerRegistered], key: Callable[[WorkerRegistered], str]
 ) -> dict[str, list[WorkerRegistered]]:
     found: dict[str, list[WorkerRegistered]] = {}
-    for told in registrations:
-        found.setdefault(key(told), []).append(told)
+    for registration in registrations:
+        found.setdefault(key(registration), []).append(registration)
     return found
 
 
 def _role_words(role: str, at: list[WorkerRegistered]) -> str:
-    return f"{role}: {names([told.worker_id for told in at if told.role == role])}"
+    return f"{role}: {names([registration.worker_id for registration in at if registration.role == role])}"

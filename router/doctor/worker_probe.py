@@ -11,12 +11,12 @@ from router.doctor.pages import counts, health, versions
 _LOG_AWAY = "away"
 
 
-class WorkerLooks:
+class WorkerProbe:
     """A worker at its registered address. `first`, later `last`; then `seen`."""
 
-    def __init__(self, asker: HttpAsker, told: WorkerRegistered, token: str) -> None:
-        self._asker, self._told, self._token = asker, told, token
-        self._url = told.base_url.rstrip("/")
+    def __init__(self, asker: HttpAsker, registration: WorkerRegistered, token: str) -> None:
+        self._asker, self._registration, self._token = asker, registration, token
+        self._url = registration.base_url.rstrip("/")
         self._answer: Answer | None = None
         self._before: Counts = {}
         self._after: Counts = {}
@@ -46,7 +46,7 @@ class WorkerLooks:
 
     def seen(self) -> WorkerSeen:
         """Return what both looks saw."""
-        return WorkerSeen(told=self._told, http=self._answer, before=self._before, after=self._after)
+        return WorkerSeen(registration=self._registration, http=self._answer, before=self._before, after=self._after)
 
     async def _get(self, path: str, token: str = "") -> Reply:
         return await self._asker.get(f"{self._url}{path}", token)

@@ -31,8 +31,8 @@ from kv_runtime.telemetry import Family, counter, gauge
 from router.config import HandoverSection
 from router.decision.verdict import Verdict
 from router.decision.view import RouteRequest
-from router.drain.heat import HeldPrompt, HotPrefix, hot_prefixes
-from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverTold, PrefixTold, WarmingOutcome
+from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
+from router.drain.progress import OUTCOMES, SHOWN_MAX, HandoverRun, HandoverStatus, PrefixStatus, WarmingOutcome
 from router.drain.recent_prompts import TOKEN_BYTES, RecentPrompt, RecentPrompts
 from router.drain.warming import Warming, wish_of
 from router.fleet.ledger import Ledger
@@ -76,36 +76,40 @@ class Handover:
             for task in self._running.values():
                 task.cancel()
 
-    def begin(self, told: WorkerRegistered, budget_tokens: int, within_s: float) -> None:
+    def begin(self, registration: WorkerRegistered, budget_tokens: int, within_s: float) -> None:
         """What a worker that drains holds alone is being handed over; nothing happens while that is so already.
 
         Raises:
             TaskSetFull: too many are on their way.
         """
-        if any(run.told.instance == told.instance for run in self._running if run.told.worker_id == told.worker_id):
+        if any(
+            run.registration.instance == registration.instance
+            for run in self._running
+            if run.registration.worker_id == registration.worker_id
+        ):
             return
         if self._tasks is None:
             raise TaskSetFull(0)
-        run = HandoverRun(told, budget_tokens, within_s, self._clock.now())
-        self._running[run] = self._tasks.spawn(self._hand_over(run), name=f"handover of {told.worker_id}")
-        self._runs.pop(told.worker_id, None)
-        self._runs[told.worker_id] = run
+        run = HandoverRun(registration, budget_tokens, within_s, self._clock.now())
+        self._running[run] = self._tasks.spawn(self._hand_over(run), name=f"handover of {registration.worker_id}")
+        self._runs.pop(registration.worker_id, None)
+        self._runs[registration.worker_id] = run
         if len(self._runs) > _RUNS_MAX:
             del self._runs[next(iter(self._runs))]
 
     def cancel(self, worker_id: str, reason: str) -> None:
         """The hand-over of a worker ends now, if there is one; `reason` is shown."""
         for run, task in self._running.items():
-            if run.told.worker_id == worker_id:
+            if run.registration.worker_id == worker_id:
                 run.reason = reason
                 task.cancel()
 
-    def told(self, worker_id: str, instance: str | None = None) -> HandoverTold | None:
+    def status(self, worker_id: str, instance: str | None = None) -> HandoverStatus | None:
         """Return how far a worker's is, of this life of it where one is named; None where there is none."""
         run = self._runs.get(worker_id)
-        if run is None or instance not in (None, run.told.instance):
+        if run is None or instance not in (None, run.registration.instance):
             return None
-        return run.told_at(self._clock.now())
+        return run.status_at(self._clock.now())
 
     # ------------------------------------------------------------------------------------------- on its way
 
@@ -118,25 +122,27 @@ class Handover:
                 if is_at_work and await self._ran_dry(run):
                     await self._warm(run)
         except Exception as error:  # noqa: BLE001 - the edge: whatever it was, requests are served on
-            _log.exception("handover_failed", worker=run.told.worker_id)
+            _log.exception("handover_failed", worker=run.registration.worker_id)
             run.reason = f"our fault: {type(error).__name__}; see the log"
         finally:
             run.state, run.ended_s = "over", self._clock.now()
             self._seconds += run.ended_s - run.began_s
             self._running.pop(run, None)
-            told = run.told_at(run.ended_s)
-            figures = {name: getattr(told, name) for name in ("listed", *OUTCOMES, "spent_tokens", "seconds", "reason")}
-            _log.info("handover_over", worker=run.told.worker_id, **figures)
+            status = run.status_at(run.ended_s)
+            figures = {
+                name: getattr(status, name) for name in ("listed", *OUTCOMES, "spent_tokens", "seconds", "reason")
+            }
+            _log.info("handover_over", worker=run.registration.worker_id, **figures)
 
     def _why_not(self, run: HandoverRun) -> str:
-        state, role = self._serving.routing.state, run.told.role
+        state, role = self._serving.routing.state, run.registration.role
         if role not in _PHASES:
             return f"role {role}: prompts are computed elsewhere"
         mode = state.policy.of(_PHASES[role]).mode
         return "" if state.modes[mode].reads_overlap else f"policy.mode {mode} asks nobody what he holds"
 
     def _is_at_work(self, run: HandoverRun) -> bool:
-        return promised_requests(self._serving.routing.state.ledger, run.told) > 0
+        return promised_requests(self._serving.routing.state.ledger, run.registration) > 0
 
     async def _ran_dry(self, run: HandoverRun) -> bool:
         """Return whether the worker's requests ended in time."""
@@ -156,9 +162,9 @@ class Handover:
                 warmers.spawn(self._warm_in_turn(run, waiting))
 
     async def _listed(self, run: HandoverRun) -> deque[tuple[HotPrefix, RecentPrompt]]:
-        recents, held = list[RecentPrompt](), list[HeldPrompt]()
-        names = {*run.told.served_names, *run.told.loras}
-        hashing = Hashing(run.told.block_size, run.told.hash_scheme)
+        recents, holdings = list[RecentPrompt](), list[PromptHolding]()
+        names = {*run.registration.served_names, *run.registration.loras}
+        hashing = Hashing(run.registration.block_size, run.registration.hash_scheme)
         for recent in self._recent.newest_first():
             if recent.model not in names or recent.hashing != hashing:
                 continue
@@ -167,10 +173,12 @@ class Handover:
             verdict = self._warming.decide(self._route(run, recent))
             if verdict is not None:
                 recents.append(recent)
-                held.append(_held(recent, verdict, run))
+                holdings.append(_holding(recent, verdict, run))
         budget_tokens = run.budget_tokens - run.spent_tokens
-        found = hot_prefixes(held, self._clock.now(), block_size=run.told.block_size, budget_tokens=budget_tokens)
-        run.prompts = len(held)
+        found = hot_prefixes(
+            holdings, self._clock.now(), block_size=run.registration.block_size, budget_tokens=budget_tokens
+        )
+        run.prompts = len(holdings)
         run.listed += len(found)
         run.shown += [_shown(each, recents[each.prompt]) for each in found[: SHOWN_MAX - len(run.shown)]]
         return deque((each, recents[each.prompt]) for each in found)
@@ -178,7 +186,7 @@ class Handover:
     def _route(self, run: HandoverRun, recent: RecentPrompt) -> RouteRequest:
         return RouteRequest(
             decision_id=self._serving.new_id(),
-            request_id=f"handover-{run.told.worker_id}",
+            request_id=f"handover-{run.registration.worker_id}",
             model=recent.model,
             isl_tokens=len(recent.ids) // TOKEN_BYTES,
             block_size=recent.hashing.block_size,
@@ -186,8 +194,8 @@ class Handover:
             sequence_hashes=recent.sequence_hashes,
             max_tokens=1,
             lora=recent.lora,
-            tried=run.told.ranks,
-            phase=_PHASES[run.told.role],
+            tried=run.registration.ranks,
+            phase=_PHASES[run.registration.role],
         )
 
     async def _warm_in_turn(self, run: HandoverRun, waiting: deque[tuple[HotPrefix, RecentPrompt]]) -> None:
@@ -211,7 +219,7 @@ class Handover:
         if verdict is None:
             return "skipped", "", "nobody may take it"
         worker = str(verdict.winner)
-        tokens = max(0, prefix.blocks - verdict.expected_blocks) * run.told.block_size
+        tokens = max(0, prefix.blocks - verdict.expected_blocks) * run.registration.block_size
         if not tokens:
             return "skipped", worker, "it is held there"
         if run.spent_tokens + tokens > run.budget_tokens:
@@ -236,25 +244,25 @@ class Handover:
             "handover_tokens", "Tokens that others were asked to compute", (), [((), float(self._spent_tokens))]
         )
         yield counter("handover_seconds", "How long hand-overs took", (), [((), self._seconds)])
-        kept = float(self._recent.size_bytes)
-        yield gauge("recent_prompts_bytes", "The newest prompts, kept for hand-overs", (), [((), kept)])
+        size_bytes = float(self._recent.size_bytes)
+        yield gauge("recent_prompts_bytes", "The newest prompts, kept for hand-overs", (), [((), size_bytes)])
 
 
-def promised_requests(ledger: Ledger, told: WorkerRegistered) -> int:
+def promised_requests(ledger: Ledger, registration: WorkerRegistered) -> int:
     """Return how many requests routers have promised to a worker that are not over."""
-    return sum(ledger.load_of(rank).active_requests for rank in told.ranks)
+    return sum(ledger.load_of(rank).active_requests for rank in registration.ranks)
 
 
-def _held(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> HeldPrompt:
-    view, ranks = verdict.view, run.told.ranks
+def _holding(recent: RecentPrompt, verdict: Verdict, run: HandoverRun) -> PromptHolding:
+    view, ranks = verdict.view, run.registration.ranks
     own = [depth for rank, depth in zip(view.ranks, view.overlap[0].tolist(), strict=True) if rank in ranks]
     others = [depth for why, depth in zip(verdict.exclusions, view.expected.tolist(), strict=True) if not why]
     elsewhere = max((run.warmed_blocks(recent.sequence_hashes), *others))
-    return HeldPrompt(recent.sequence_hashes, recent.asked_s, max(own, default=0), elsewhere)
+    return PromptHolding(recent.sequence_hashes, recent.received_s, max(own, default=0), elsewhere)
 
 
-def _shown(prefix: HotPrefix, recent: RecentPrompt) -> PrefixTold:
-    return PrefixTold(
+def _shown(prefix: HotPrefix, recent: RecentPrompt) -> PrefixStatus:
+    return PrefixStatus(
         model=recent.model,
         tokens=prefix.blocks * recent.hashing.block_size,
         blocks=prefix.blocks,

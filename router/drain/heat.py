@@ -25,15 +25,15 @@ HALF_LIFE_S = 300.0
 """What was asked five minutes ago counts half: people who talk with a model come again within minutes."""
 BLOCKS_MAX = 1 << 17
 """Some 50 ms; with blocks of 32 tokens 4 million tokens, and budgets are a fraction of that."""
-_Places = NDArray[np.intp]
+_BlockNumbers = NDArray[np.intp]
 _HASH = np.dtype("<u8")
 
 
-class HeldPrompt(NamedTuple):
+class PromptHolding(NamedTuple):
     """A prompt that was asked, and how many of its leading blocks lie on GPUs: at the worker, at the best of others."""
 
     sequence_hashes: bytes
-    asked_s: float
+    received_s: float
     held_blocks: int
     elsewhere_blocks: int
 
@@ -53,7 +53,7 @@ class HotPrefix(NamedTuple):
 
 
 def hot_prefixes(
-    prompts: Sequence[HeldPrompt],
+    prompts: Sequence[PromptHolding],
     now_s: float,
     *,
     block_size: int,
@@ -61,21 +61,21 @@ def hot_prefixes(
     half_life_s: float = HALF_LIFE_S,
 ) -> list[HotPrefix]:
     """Return what is to be handed over, in this order; their new blocks cost no more than the budget."""
-    alone, lengths = _looked_at(prompts)
-    if not alone:
+    selected, lengths = _looked_at(prompts)
+    if not selected:
         return []
-    weights = [2.0 ** -(max(0.0, now_s - prompts[at].asked_s) / half_life_s) for at in alone]
-    hashes = np.concatenate([_alone_hashes(prompts[at]) for at in alone])
-    _, first, places = np.unique(hashes, return_index=True, return_inverse=True)
-    heat = np.bincount(places, weights=np.repeat(weights, lengths)).astype(np.float64)
+    weights = [2.0 ** -(max(0.0, now_s - prompts[at].received_s) / half_life_s) for at in selected]
+    hashes = np.concatenate([_exclusive_hashes(prompts[at]) for at in selected])
+    _, first, block_numbers = np.unique(hashes, return_index=True, return_inverse=True)
+    heat = np.bincount(block_numbers, weights=np.repeat(weights, lengths)).astype(np.float64)
     is_bought = np.zeros(len(heat), dtype=np.bool_)
     is_bought[np.lexsort((first, -heat))[: budget_tokens // block_size]] = True
-    runs = [_leading(of_one, is_bought) for of_one in np.split(places, np.cumsum(lengths)[:-1])]
+    runs = [_leading(of_one, is_bought) for of_one in np.split(block_numbers, np.cumsum(lengths)[:-1])]
     longest = _longest(runs, len(heat))
-    return [_prefix(prompts, alone[at], len(runs[at]), heat[new]) for at, new in _by_value(longest, heat)]
+    return [_prefix(prompts, selected[at], len(runs[at]), heat[new]) for at, new in _by_value(longest, heat)]
 
 
-def _prefix(prompts: Sequence[HeldPrompt], at: int, blocks: int, heat: NDArray[np.float64]) -> HotPrefix:
+def _prefix(prompts: Sequence[PromptHolding], at: int, blocks: int, heat: NDArray[np.float64]) -> HotPrefix:
     prompt = prompts[at]
     return HotPrefix(
         prompt=at,
@@ -87,34 +87,34 @@ def _prefix(prompts: Sequence[HeldPrompt], at: int, blocks: int, heat: NDArray[n
     )
 
 
-def _looked_at(prompts: Sequence[HeldPrompt]) -> tuple[list[int], list[int]]:
+def _looked_at(prompts: Sequence[PromptHolding]) -> tuple[list[int], list[int]]:
     """Return which prompts have blocks that the worker alone holds, newest first, and how many."""
-    alone, lengths, room = list[int](), list[int](), BLOCKS_MAX
-    for at in sorted(range(len(prompts)), key=lambda at: -prompts[at].asked_s):
-        blocks = _alone_blocks(prompts[at])
-        if blocks > 0 and blocks <= room:
-            alone.append(at)
+    selected, lengths, remaining = list[int](), list[int](), BLOCKS_MAX
+    for at in sorted(range(len(prompts)), key=lambda at: -prompts[at].received_s):
+        blocks = _exclusive_blocks(prompts[at])
+        if blocks > 0 and blocks <= remaining:
+            selected.append(at)
             lengths.append(blocks)
-            room -= blocks
-    return alone, lengths
+            remaining -= blocks
+    return selected, lengths
 
 
-def _alone_blocks(prompt: HeldPrompt) -> int:
+def _exclusive_blocks(prompt: PromptHolding) -> int:
     return min(prompt.held_blocks, block_count(prompt.sequence_hashes)) - prompt.elsewhere_blocks
 
 
-def _alone_hashes(prompt: HeldPrompt) -> NDArray[np.uint64]:
+def _exclusive_hashes(prompt: PromptHolding) -> NDArray[np.uint64]:
     offset = prompt.elsewhere_blocks * BLOCK_BYTES
-    return np.frombuffer(prompt.sequence_hashes, dtype=_HASH, count=_alone_blocks(prompt), offset=offset)
+    return np.frombuffer(prompt.sequence_hashes, dtype=_HASH, count=_exclusive_blocks(prompt), offset=offset)
 
 
-def _leading(places: _Places, is_bought: NDArray[np.bool_]) -> _Places:
+def _leading(block_numbers: _BlockNumbers, is_bought: NDArray[np.bool_]) -> _BlockNumbers:
     """Return the places before the first that is not bought."""
-    bought = is_bought[places]
-    return places if bought.all() else places[: int(bought.argmin())]
+    bought = is_bought[block_numbers]
+    return block_numbers if bought.all() else block_numbers[: int(bought.argmin())]
 
 
-def _longest(runs: Sequence[_Places], blocks: int) -> list[_Places]:
+def _longest(runs: Sequence[_BlockNumbers], blocks: int) -> list[_BlockNumbers]:
     """Return the runs, but empty ones for those that go on in another: one request computes both."""
     goes_on = np.zeros(blocks, dtype=np.bool_)
     for run in runs:
@@ -122,13 +122,13 @@ def _longest(runs: Sequence[_Places], blocks: int) -> list[_Places]:
     return [run[:0] if len(run) and goes_on[run[-1]] else run for run in runs]
 
 
-def _by_value(runs: Sequence[_Places], heat: NDArray[np.float64]) -> list[tuple[int, _Places]]:
+def _by_value(runs: Sequence[_BlockNumbers], heat: NDArray[np.float64]) -> list[tuple[int, _BlockNumbers]]:
     """Return runs and what of each is new, always the one whose new blocks are hottest on average.
 
     What is listed takes from a run its first blocks, which are its hottest: a value that was right once is too high at
     most, so that of the run on top alone is looked at again.
     """
-    listed: list[tuple[int, _Places]] = []
+    listed: list[tuple[int, _BlockNumbers]] = []
     is_listed = np.zeros(len(heat), dtype=np.bool_)
     waiting = [(-float(heat[run].mean()), at) for at, run in enumerate(runs) if len(run)]
     heapify(waiting)

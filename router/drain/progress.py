@@ -15,7 +15,7 @@ WarmingOutcome = Literal["warmed", "failed", "skipped"]
 OUTCOMES: tuple[WarmingOutcome, ...] = ("warmed", "failed", "skipped")
 
 
-class PrefixTold(msgspec.Struct, frozen=True, kw_only=True):
+class PrefixStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A prefix of the list, and what became of it. `outcome` is empty until that is known; `reason` says why not."""
 
     model: str
@@ -30,7 +30,7 @@ class PrefixTold(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class HandoverTold(msgspec.Struct, frozen=True, kw_only=True):
+class HandoverStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How far a hand-over is. `prompts` were looked at, the last time; `reason`: why nothing is handed over."""
 
     state: State
@@ -44,7 +44,7 @@ class HandoverTold(msgspec.Struct, frozen=True, kw_only=True):
     spent_tokens: int
     within_s: float
     seconds: float
-    prefixes: tuple[PrefixTold, ...]
+    prefixes: tuple[PrefixStatus, ...]
     """The first `SHOWN_MAX`."""
 
 
@@ -52,17 +52,33 @@ class HandoverRun:
     """One worker's hand-over on its way; who hands over writes it."""
 
     __slots__ = (
-        "began_s", "budget_tokens", "counts", "ended_s", "listed", "prompts", "reason", "shown",
-        "spent_tokens", "state", "told", "warmed", "within_s",
+        "began_s",
+        "budget_tokens",
+        "counts",
+        "ended_s",
+        "listed",
+        "prompts",
+        "reason",
+        "registration",
+        "shown",
+        "spent_tokens",
+        "state",
+        "warmed",
+        "within_s",
     )  # fmt: skip
 
-    def __init__(self, told: WorkerRegistered, budget_tokens: int, within_s: float, now_s: float) -> None:
-        self.told, self.budget_tokens, self.within_s, self.began_s = told, budget_tokens, within_s, now_s
+    def __init__(self, registration: WorkerRegistered, budget_tokens: int, within_s: float, now_s: float) -> None:
+        self.registration, self.budget_tokens, self.within_s, self.began_s = (
+            registration,
+            budget_tokens,
+            within_s,
+            now_s,
+        )
         self.state: State = "looking"
         self.reason = ""
         self.prompts = self.listed = self.spent_tokens = 0
         self.counts: Counter[WarmingOutcome] = Counter()
-        self.shown: list[PrefixTold] = []
+        self.shown: list[PrefixStatus] = []
         self.warmed: set[int] = set()
         """The hashes of the last blocks of prefixes that were warmed."""
         self.ended_s: float | None = None
@@ -82,9 +98,9 @@ class HandoverRun:
         if at < SHOWN_MAX:
             self.shown[at] = msgspec.structs.replace(self.shown[at], outcome=outcome, worker=worker, reason=reason)
 
-    def told_at(self, now_s: float) -> HandoverTold:
+    def status_at(self, now_s: float) -> HandoverStatus:
         """Return how far it is."""
-        return HandoverTold(
+        return HandoverStatus(
             state=self.state,
             reason=self.reason,
             prompts=self.prompts,

@@ -24,7 +24,7 @@ class RecentPrompt(NamedTuple):
     ids: bytes
     hashing: Hashing
     sequence_hashes: bytes
-    asked_s: float
+    received_s: float
 
     def ids_of(self, blocks: int) -> bytes:
         """Return the ids by which a worker computes so many blocks, and one more where there is one.

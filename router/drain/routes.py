@@ -32,7 +32,7 @@ from kv_runtime.http import error_response, json_response
 from kv_runtime.supervise import TaskSetFull
 from router.decision.routing import Routing
 from router.drain.handover import Handover, promised_requests
-from router.drain.progress import HandoverTold
+from router.drain.progress import HandoverStatus
 
 TOKENS_MAX = 1 << 30
 SECONDS_MAX = 3600.0
@@ -47,13 +47,13 @@ Publish = Callable[[str, FleetEvent], Awaitable[web.Response | None]]
 _log = structlog.get_logger("router")
 
 
-class DrainTold(msgspec.Struct, frozen=True, kw_only=True):
+class DrainStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker's draining stands. `running_requests` are those that routers have promised to it."""
 
     worker_id: str
     state: Literal["serving", "draining", "drained", "left"]
     running_requests: int
-    handover: HandoverTold | None
+    handover: HandoverStatus | None
 
 
 class DrainRoutes:
@@ -77,19 +77,19 @@ class DrainRoutes:
             tokens, within_s = wish_of(await request.read(), *defaults)
         except RequestInvalid as error:
             return error_response(400, str(error), "invalid_request_error", param=error.field)
-        told = worker.registration
-        event = WorkerDraining(worker_id=worker_id, instance=told.instance, by_hand=True)
-        refused = await self._publish(told.model, event)
+        registration = worker.registration
+        event = WorkerDraining(worker_id=worker_id, instance=registration.instance, by_hand=True)
+        refused = await self._publish(registration.model, event)
         if refused is not None:
             return refused
         self._routing.apply(FleetApplied(now_s=self._routing.clock.now(), event=event))  # the log says it again, soon
         if handover is not None and tokens:
             try:
-                handover.begin(told, tokens, within_s)
+                handover.begin(registration, tokens, within_s)
             except TaskSetFull as error:
                 message = f"{worker_id} drains, and hands nothing over: {error}; ask again"
                 return error_response(503, message, "server_error", code="overloaded")
-        return json_response({"published": event, "drain": self._told(worker_id)}, status=202)
+        return json_response({"published": event, "drain": self._status(worker_id)}, status=202)
 
     async def _put_back(self, request: web.Request) -> web.Response:
         worker_id = request.match_info["id"]
@@ -97,7 +97,7 @@ class DrainRoutes:
         if worker is None:
             return unknown_worker(worker_id)
         if not worker.draining:
-            return json_response({"published": None, "drain": self._told(worker_id)})
+            return json_response({"published": None, "drain": self._status(worker_id)})
         if not worker.drained_by_hand:
             message = f"{worker_id} cannot be put back: its agent is stopping; start the agent again"
             return error_response(409, message, "invalid_request_error", param="id", code="agent_stops")
@@ -109,7 +109,7 @@ class DrainRoutes:
         if self._handover is not None:
             self._handover.cancel(worker_id, "the worker was put back")
         _log.info("drain_ended_by_hand", worker=worker_id)
-        return json_response({"published": event, "drain": self._told(worker_id)}, status=202)
+        return json_response({"published": event, "drain": self._status(worker_id)}, status=202)
 
     async def _show(self, request: web.Request) -> web.Response:
         worker_id, wait = request.match_info["id"], request.query.get("wait", "0")
@@ -119,22 +119,22 @@ class DrainRoutes:
             return error_response(400, message, "invalid_request_error", param="wait")
         clock = self._routing.clock
         end_s = clock.now() + wait_s
-        while (told := self._told(worker_id)) is not None and told.state == "draining" and clock.now() < end_s:
+        while (status := self._status(worker_id)) is not None and status.state == "draining" and clock.now() < end_s:
             await clock.sleep(_LOOK_S)
-        return unknown_worker(worker_id) if told is None else json_response(told)
+        return unknown_worker(worker_id) if status is None else json_response(status)
 
-    def _told(self, worker_id: str) -> DrainTold | None:
+    def _status(self, worker_id: str) -> DrainStatus | None:
         """Return how it stands; None of a worker that is not known, and was not."""
         worker, ledger = self._routing.state.fleet.worker(worker_id), self._routing.state.ledger
         instance = None if worker is None else worker.registration.instance
-        handover = None if self._handover is None else self._handover.told(worker_id, instance)
+        handover = None if self._handover is None else self._handover.status(worker_id, instance)
         if worker is None:
-            left = DrainTold(worker_id=worker_id, state="left", running_requests=0, handover=handover)
+            left = DrainStatus(worker_id=worker_id, state="left", running_requests=0, handover=handover)
             return None if handover is None else left
         running = promised_requests(ledger, worker.registration)
         is_busy = running or (handover is not None and handover.state != "over")
         state: Literal["draining", "drained"] = "draining" if is_busy else "drained"
-        return DrainTold(
+        return DrainStatus(
             worker_id=worker_id,
             state=state if worker.draining else "serving",
             running_requests=running,

@@ -82,10 +82,10 @@ class Warming:
 
     async def compute(self, wish: Wish, verdict: Verdict, within_s: float) -> str:
         """The winner was asked for the prompt, and has answered; return why it has not computed it, if it has not."""
-        asked = await self._ask(wish, verdict, None, within_s)
-        if not asked.fault and verdict.request.phase == "prefill":
-            await self._let_fetch(wish, verdict, asked.body, within_s)
-        return asked.fault
+        call = await self._ask(wish, verdict, None, within_s)
+        if not call.fault and verdict.request.phase == "prefill":
+            await self._let_fetch(wish, verdict, call.body, within_s)
+        return call.fault
 
     async def _let_fetch(self, wish: Wish, verdict: Verdict, body: bytes, within_s: float) -> None:
         try:
@@ -107,27 +107,29 @@ class Warming:
         if decoder is not None:
             await self._ask(wish, decoder, answer, within_s)
 
-    async def _ask(self, wish: Wish, verdict: Verdict, handoff: PrefillAnswer | None, within_s: float) -> "_Asked":
+    async def _ask(
+        self, wish: Wish, verdict: Verdict, handoff: PrefillAnswer | None, within_s: float
+    ) -> "_WarmingCall":
         serving = self._serving
         answer = BufferedResponse(self._upstreams, _ANSWER_BYTES_MAX)
-        asked = _Asked(Attempt(verdict, serving.routing.take(verdict)), answer, serving)
+        warming = _WarmingCall(Attempt(verdict, serving.routing.take(verdict)), answer, serving)
         call = serving.calls.call(verdict, wish.inbound, Body(wish.body), {}, wish.prompt, handoff)
         try:
             if call is None:
-                asked.on_failed("connect", "the worker left", begun=False)
+                warming.on_failed("connect", "the worker left", begun=False)
             else:
-                answer.ask(call, asked)
+                answer.ask(call, warming)
             async with asyncio.timeout(within_s):
-                await asked.over.wait()
+                await warming.over.wait()
         except TimeoutError:
             pass  # it is given up, and says so
         finally:
             answer.give_up()
-            asked.settle()
-        return asked
+            warming.settle()
+        return warming
 
 
-class _Asked:
+class _WarmingCall:
     """A call as it goes; `over` is set when nothing more comes of it, and then it is to be settled."""
 
     __slots__ = ("_answer", "_attempt", "_serving", "over")
@@ -170,7 +172,7 @@ class _Asked:
 
     def on_head(self, status: int, headers: Headers) -> bytes | None:
         """Return nothing to be said with the answer; None where it is of no use."""
-        return b"" if self._attempt.heard(status, headers, self._serving.busy_s) else None
+        return b"" if self._attempt.on_status(status, headers, self._serving.busy_s) else None
 
     def on_dropped(self) -> None:
         """The answer that is of no use is out of the way."""

@@ -43,7 +43,7 @@ class RouterFeeds:
         self._fleet = routing.state.fleet
         self._was_connected = True
         self._fleet_log: Reading | None = None
-        self._pairings_told: dict[str, set[Finding]] = {}
+        self._logged_pairings: dict[str, set[Finding]] = {}
         self.refused_messages_total = 0
         self.events_without_effect: dict[RefusalCause, int] = dict.fromkeys(REFUSAL_CAUSES, 0)
         """Fleet events that passed the gate and change nothing."""
@@ -116,12 +116,12 @@ class RouterFeeds:
                 reads_overlap=state.modes[state.policy.mode].reads_overlap,
             )
         )
-        for each in sorted(found - self._pairings_told.get(model, set()), key=str):
+        for each in sorted(found - self._logged_pairings.get(model, set()), key=str):
             meaning = CATALOGUE[each.id]
             _log.warning("workers_do_not_go_together", of=each.of, found=each.found, why=meaning.why, fix=meaning.fix)
-        self._pairings_told[model] = found
-        for gone in self._pairings_told.keys() - {each.model for each in registered}:
-            del self._pairings_told[gone]
+        self._logged_pairings[model] = found
+        for gone in self._logged_pairings.keys() - {each.model for each in registered}:
+            del self._logged_pairings[gone]
 
     async def _on_heartbeat(self, message: LogMessage) -> None:
         if (rank := self._rank_of(message)) is None:

@@ -42,7 +42,7 @@ class Forecasts:
     def decided(self, verdict: Verdict) -> None:
         """A decision counts."""
         view, request = verdict.view, verdict.request
-        place = verdict.places[verdict.winner_at]
+        place = verdict.rank_indices[verdict.winner_at]
         if len(self._pending) >= PENDING_MAX:
             del self._pending[next(iter(self._pending))]
         self._pending[request.decision_id] = Features(

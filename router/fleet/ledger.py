@@ -158,8 +158,8 @@ class Ledger:
         """Return the endings of the eldest of the rank's leases, as many as its engine does not know of."""
         eldest: list[tuple[str, _Lease]] = []
         for lease_id, lease in self._leases.items():
-            heard_s = lease.expires_at_s - self._lease_s
-            if heard_s > now_s - SILENT_S or len(eldest) == at.reported.excess:
+            renewed_s = lease.expires_at_s - self._lease_s
+            if renewed_s > now_s - SILENT_S or len(eldest) == at.reported.excess:
                 break
             if lease.at is at and at.reported.is_settled(lease.generation):
                 eldest.append((lease_id, lease))
@@ -220,7 +220,7 @@ class Ledger:
 
     def _reconcile(self, report: Reconciled, now_s: float) -> None:
         at = self._rank(WorkerRank(report.worker_id, report.dp_rank))
-        at.reported.heard(report, at.requests, now_s)
+        at.reported.on_report(report, at.requests, now_s)
         self._unshown.add(at)
 
     def _unreport(self, rank: WorkerRank) -> None:
@@ -279,7 +279,7 @@ class Ledger:
 
     def statistics(self) -> LedgerStatistics:
         """Return how many leases there are, what became of others, and how far promises and reports differ."""
-        reporting = [at for at in self._ranks.values() if at.reported.is_heard]
+        reporting = [at for at in self._ranks.values() if at.reported.has_reported]
         return LedgerStatistics(
             open_leases=len(self._leases),
             expired_total=self._expired,

@@ -48,7 +48,7 @@ class Predictions:
     def __init__(self) -> None:
         self._predictions: dict[str, _Prediction] = {}
         self._chains: ChainCounts[_Life] = ChainCounts()
-        self._lives: dict[WorkerRank, _Life] = {}  # in which a request was routed last
+        self._current_epoch: dict[WorkerRank, _Life] = {}  # in which a request was routed last
         self._seen: deque[tuple[float, str, _Prediction]] = deque()  # when they are over, in that order
         self._restored = list[_Life]()
 
@@ -71,9 +71,9 @@ class Predictions:
         if routed.lease_id in self._predictions:
             return
         rank = WorkerRank(routed.worker_id, routed.dp_rank)
-        life = self._lives.get(rank)
+        life = self._current_epoch.get(rank)
         if life is None or life.epoch != routed.epoch:
-            life = self._lives[rank] = _Life(rank, routed.epoch)
+            life = self._current_epoch[rank] = _Life(rank, routed.epoch)
         self._predictions[routed.lease_id] = _Prediction(self._chains.add(life, routed.blocks), routed.blocks)
 
     def _see(self, lease_id: str, now_s: float) -> None:
@@ -87,8 +87,8 @@ class Predictions:
         if prediction is not None:
             self._chains.remove(prediction.path)
             life = prediction.path.key
-            if not self._chains.blocks(life) and self._lives.get(life.rank) is life:
-                del self._lives[life.rank]
+            if not self._chains.blocks(life) and self._current_epoch.get(life.rank) is life:
+                del self._current_epoch[life.rank]
 
     def forget(self, worker_id: str) -> None:
         """The worker is gone, or begins anew: nothing is on its way to what it was."""
@@ -109,32 +109,32 @@ class Predictions:
 
     def is_empty(self) -> bool:
         """Whether nothing is on its way, and nothing of what was is left, but for the times of first tokens."""
-        return not self._predictions and not self._lives and self._chains.is_empty()
+        return not self._predictions and not self._current_epoch and self._chains.is_empty()
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
-    def _known_lives(self) -> dict[_Life, int]:
+    def _epoch_numbers(self) -> dict[_Life, int]:
         """Return every epoch that anything is of, with its place."""
-        lives = [*self._lives.values(), *(each.path.key for each in self._predictions.values())]
-        return {life: at for at, life in enumerate(dict.fromkeys(lives))}
+        epochs = [*self._current_epoch.values(), *(each.path.key for each in self._predictions.values())]
+        return {life: at for at, life in enumerate(dict.fromkeys(epochs))}
 
     def life_rows(self) -> list[LifeRow]:
         """Return the rows of a checkpoint."""
-        current = self._lives
-        return [LifeRow(life.rank, life.epoch, current.get(life.rank) is life) for life in self._known_lives()]
+        current = self._current_epoch
+        return [LifeRow(life.rank, life.epoch, current.get(life.rank) is life) for life in self._epoch_numbers()]
 
     def restore_life(self, row: LifeRow) -> None:
         """The epoch is known."""
         life = _Life(row.rank, row.epoch)
         self._restored.append(life)
         if row.is_current:
-            self._lives[row.rank] = life
+            self._current_epoch[row.rank] = life
 
     def rows(self) -> list[PredictionRow]:
         """Return the rows of a checkpoint."""
-        places = self._known_lives()
+        numbers = self._epoch_numbers()
         return [
-            PredictionRow(lease_id, places[each.path.key], each.blocks, each.is_seen)
+            PredictionRow(lease_id, numbers[each.path.key], each.blocks, each.is_seen)
             for lease_id, each in self._predictions.items()
         ]
 
@@ -156,9 +156,9 @@ class Predictions:
     def depths(self, chain: bytes, now_s: float) -> dict[WorkerRank, tuple[int, int]]:
         """Return, of each rank that is about to hold any, its epoch, and how many leading blocks of `chain`."""
         self.tick(now_s)
-        lives = self._lives
+        current = self._current_epoch
         return {
             life.rank: (life.epoch, blocks)
             for life, blocks in self._chains.depths(chain).items()
-            if lives.get(life.rank) is life
+            if current.get(life.rank) is life
         }

@@ -29,18 +29,18 @@ class RankTable:
         self._rows: dict[WorkerRank, int] = {}
         self._free: list[int] = []
         self._placed: dict[int, tuple[tuple[WorkerRank, ...], NDArray[np.intp]]] = {}
-        self._room = 0
+        self._capacity = 0
         self._items: array[Any] = array(typecode)
         self._grow(_ROWS_FIRST)
         self.put(0, *at_first)
 
-    def _grow(self, room: int) -> None:
-        known, items = self._room, array(self._items.typecode, bytes(8 * self._width * room))
+    def _grow(self, capacity: int) -> None:
+        known, items = self._capacity, array(self._items.typecode, bytes(8 * self._width * capacity))
         for number in range(self._width):
-            items[number * room : number * room + known] = self._items[number * known : (number + 1) * known]
-        self._items, self._room = items, room
-        self._columns = np.frombuffer(items, dtype=items.typecode).reshape(self._width, room)
-        self._free.extend(range(room - 1, max(known, 1) - 1, -1))
+            items[number * capacity : number * capacity + known] = self._items[number * known : (number + 1) * known]
+        self._items, self._capacity = items, capacity
+        self._columns = np.frombuffer(items, dtype=items.typecode).reshape(self._width, capacity)
+        self._free.extend(range(capacity - 1, max(known, 1) - 1, -1))
 
     def __iter__(self) -> Iterator[WorkerRank]:
         return iter(self._rows)
@@ -50,7 +50,7 @@ class RankTable:
         row = self._rows.get(rank)
         if row is None:
             if not self._free:
-                self._grow(2 * self._room)
+                self._grow(2 * self._capacity)
             row = self._rows[rank] = self._free.pop()
             self.put(row, *self._at_first)
             self._placed.clear()
@@ -63,10 +63,10 @@ class RankTable:
 
     def put(self, row: int, *numbers: object) -> None:
         """The row's numbers are these."""
-        items, room = self._items, self._room
+        items, capacity = self._items, self._capacity
         for number in numbers:
             items[row] = number
-            row += room
+            row += capacity
 
     def get(self, row: int) -> float:
         """Return the row's first number."""

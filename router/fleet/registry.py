@@ -32,7 +32,7 @@ from router.journal.checkpoint_rows import FleetTotals
 
 _Rules = tuple[Hashing, ImageRule | None]
 """How a model's prompts are hashed, and what images become in them."""
-_TELLS = "one that tells of its blocks"
+_PUBLISHES = "one that tells of its blocks"
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 WORKERS_MAX = 4096
 RANKS_MAX = 8192
@@ -75,7 +75,7 @@ class Fleet:
         self._text = text
         self._workers: dict[str, Worker] = {}
         self._ranks = 0
-        self._log_heard = True
+        self._is_log_connected = True
         self.pairs = Pairs()
         self.refused_total = 0
         self.changes = 0
@@ -138,29 +138,29 @@ class Fleet:
                 registration=event, canary=expected, draining=drained, drained_by_hand=drained
             )
 
-    def heard(self, worker_id: str, instance: str, now_s: float) -> None:
+    def on_heartbeat(self, worker_id: str, instance: str, now_s: float) -> None:
         """A heartbeat came."""
         known = self._workers.get(worker_id)
         if known is not None and known.registration.instance == instance:
-            heard = self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
-            self.changes += self.unfit(known, now_s) != self.unfit(heard, now_s)
+            beating = self._workers[worker_id] = msgspec.structs.replace(known, heard_at_s=now_s)
+            self.changes += self.unfit(known, now_s) != self.unfit(beating, now_s)
 
-    def log_heard(self, *, heard: bool, now_s: float) -> None:
+    def on_log_connection(self, *, connected: bool, now_s: float) -> None:
         """The log can (not) be heard; when it is found again, everybody has a full time to speak."""
-        if heard and not self._log_heard:
+        if connected and not self._is_log_connected:
             for worker_id, worker in self._workers.items():
                 if worker.heard_at_s is not None:
                     self._workers[worker_id] = msgspec.structs.replace(worker, heard_at_s=now_s)
-        self._log_heard = heard
+        self._is_log_connected = connected
         self.changes += 1
 
     def totals_row(self) -> FleetTotals:
         """Return the row of a checkpoint."""
-        return FleetTotals(self._log_heard, self.refused_total)
+        return FleetTotals(self._is_log_connected, self.refused_total)
 
     def restore_totals(self, row: FleetTotals) -> None:
         """These are as the row has them."""
-        self._log_heard, self.refused_total = row
+        self._is_log_connected, self.refused_total = row
         self.changes += 1
 
     def restore(self, worker: Worker) -> None:
@@ -174,9 +174,9 @@ class Fleet:
         self.pairs.registered(registration, (each.registration for each in self._workers.values()))
 
     @property
-    def is_log_heard(self) -> bool:
+    def is_log_connected(self) -> bool:
         """Whether the event log can be heard."""
-        return self._log_heard
+        return self._is_log_connected
 
     def workers(self) -> Iterator[Worker]:
         """Yield all workers, eldest first."""
@@ -188,14 +188,16 @@ class Fleet:
 
     def models(self) -> tuple[str, ...]:
         """Return the names that requests may use, each once: of models, then of adapters."""
-        told = [worker.registration for worker in self.workers()]
-        names = [name for each in told for name in each.served_names]
-        return tuple(dict.fromkeys([*names, *(lora for each in told for lora in each.loras)]))
+        registrations = [worker.registration for worker in self.workers()]
+        names = [name for each in registrations for name in each.served_names]
+        return tuple(dict.fromkeys([*names, *(lora for each in registrations for lora in each.loras)]))
 
     def lora_of(self, model: str) -> str:
         """Return the adapter that a request for this name asks for; empty: a model's own name asks for none."""
-        told = [worker.registration for worker in self.workers()]
-        is_adapter = any(model in each.loras for each in told) and not any(model in each.served_names for each in told)
+        registrations = [worker.registration for worker in self.workers()]
+        is_adapter = any(model in each.loras for each in registrations) and not any(
+            model in each.served_names for each in registrations
+        )
         return model if is_adapter else ""
 
     def serving(self, model: str) -> list[Worker]:
@@ -204,15 +206,18 @@ class Fleet:
 
     def hashing(self, model: str, now_s: float) -> Hashing | None:
         """Return how prompts for a model are hashed; None without any worker."""
-        told = self._eldest(model, now_s)
-        if told is None:
+        registration = self._eldest(model, now_s)
+        if registration is None:
             return None
-        return Hashing(told.block_size, told.hash_scheme if told.hash_scheme in HASH_SCHEMES else HASH_SCHEME)
+        return Hashing(
+            registration.block_size,
+            registration.hash_scheme if registration.hash_scheme in HASH_SCHEMES else HASH_SCHEME,
+        )
 
     def images(self, model: str, now_s: float) -> ImageRule | None:
         """Return what images become in prompts for a model; None where nobody says."""
-        told = self._eldest(model, now_s)
-        return None if told is None else told.images
+        registration = self._eldest(model, now_s)
+        return None if registration is None else registration.images
 
     def _eldest(self, model: str, now_s: float) -> WorkerRegistered | None:
         """Return who says how prompts are made; an encoder, which has no KV cache, only where there is nobody else."""
@@ -227,25 +232,31 @@ class Fleet:
             return "draining"
         if worker.heard_at_s is None:
             return "no heartbeat yet"
-        if self._log_heard and now_s >= worker.heard_at_s + SILENT_S:
+        if self._is_log_connected and now_s >= worker.heard_at_s + SILENT_S:
             return f"silent for {SILENT_S:.0f} s or longer"
         return ""
 
     def valid_until_s(self, workers: Iterable[Worker], now_s: float) -> float:
         """Return when time alone may first change what `unfit` says of one of these; inf: it does not."""
-        heard_s = (worker.heard_at_s for worker in workers if worker.heard_at_s is not None)
-        return min((each + SILENT_S for each in heard_s if each + SILENT_S > now_s), default=float("inf"))
+        heartbeats_s = (worker.heard_at_s for worker in workers if worker.heard_at_s is not None)
+        return min((each + SILENT_S for each in heartbeats_s if each + SILENT_S > now_s), default=float("inf"))
 
     def disparities(self, worker: Worker, hashing: Hashing, images: ImageRule | None = None) -> tuple[Disparity, ...]:
         """Return in what the worker's registration differs from what prompts are hashed with; nothing: in nothing."""
-        told, text = worker.registration, self._text
-        tells = told.event_source != "none"
-        found = (told.block_size, told.hash_scheme, told.canary, told.tokenizer_digest, told.template_digest)
+        registration, text = worker.registration, self._text
+        publishes_events = registration.event_source != "none"
+        found = (
+            registration.block_size,
+            registration.hash_scheme,
+            registration.canary,
+            registration.tokenizer_digest,
+            registration.template_digest,
+        )
         allowed = (hashing.block_size, hashing.scheme, worker.canary, text.tokenizer, text.template)
-        if found == allowed and told.images == images and tells:
+        if found == allowed and registration.images == images and publishes_events:
             return ()
-        source = told.event_source if not tells else _TELLS
-        return _differences((*found, rule_text(told.images), source), (*allowed, rule_text(images), _TELLS))
+        source = registration.event_source if not publishes_events else _PUBLISHES
+        return _differences((*found, rule_text(registration.images), source), (*allowed, rule_text(images), _PUBLISHES))
 
     def parity(self, now_s: float) -> dict[str, tuple[Disparity, ...]]:
         """Return of every worker, in what it differs from how prompts are hashed for any model that it serves."""
@@ -265,8 +276,8 @@ class Fleet:
         return {model: (hashing, images) for model, hashing, images in found if hashing is not None}
 
 
-def _serves(told: WorkerRegistered, model: str) -> bool:
-    return model in told.served_names or model in told.loras
+def _serves(registration: WorkerRegistered, model: str) -> bool:
+    return model in registration.served_names or model in registration.loras
 
 
 def _differences(found: tuple[str | int, ...], allowed: tuple[str | int, ...]) -> tuple[Disparity, ...]:

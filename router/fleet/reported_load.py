@@ -24,7 +24,7 @@ UNREPORTED_S = 5.0
 class Reported:
     """One rank's reports. Leases are told of by their generation: how many reports there were when they were booked."""
 
-    __slots__ = ("_heard_at_s", "_surpluses", "_told", "_young", "excess", "foreign", "generation", "newest")
+    __slots__ = ("_reported_at_s", "_running", "_surpluses", "_young", "excess", "foreign", "generation", "newest")
 
     def __init__(self) -> None:
         self.generation = 0
@@ -35,9 +35,9 @@ class Reported:
         """Nothing that was reported counts any more."""
         self.newest = (0, 0, 0)
         self.foreign = self.excess = 0
-        self._told: deque[int] = deque(maxlen=REPORTS)
+        self._running: deque[int] = deque(maxlen=REPORTS)
         self._surpluses: deque[int] = deque(maxlen=REPORTS)
-        self._heard_at_s: float | None = None
+        self._reported_at_s: float | None = None
 
     def row(self) -> ReportedRow:
         """Return the row of a checkpoint."""
@@ -47,27 +47,27 @@ class Reported:
             self.newest,
             self.foreign,
             self.excess,
-            [*self._told],
+            [*self._running],
             [*self._surpluses],
-            self._heard_at_s,
+            self._reported_at_s,
         )
 
     def restore(self, row: ReportedRow) -> None:
         """The reports are as the row has them; leases that run are counted in it."""
         self.generation, self._young, self.newest = row.generation, [*row.young], row.newest
         self.foreign, self.excess = row.foreign, row.excess
-        self._told.extend(row.reported)
+        self._running.extend(row.reported)
         self._surpluses.extend(row.surpluses)
-        self._heard_at_s = row.reported_at_s
+        self._reported_at_s = row.reported_at_s
 
     @property
-    def is_heard(self) -> bool:
+    def has_reported(self) -> bool:
         """Whether a report counts."""
-        return self._heard_at_s is not None
+        return self._reported_at_s is not None
 
     def is_silent(self, now_s: float) -> bool:
         """Whether reports count that should not any more."""
-        return self._heard_at_s is not None and now_s - self._heard_at_s >= UNREPORTED_S
+        return self._reported_at_s is not None and now_s - self._reported_at_s >= UNREPORTED_S
 
     def is_settled(self, generation: int) -> bool:
         """Whether a lease of this generation was there before all of the newest reports, and the one before them."""
@@ -84,16 +84,16 @@ class Reported:
         else:
             self._young[generation % len(self._young)] -= 1
 
-    def heard(self, report: Reconciled, promised: int, now_s: float) -> None:
+    def on_report(self, report: Reconciled, promised: int, now_s: float) -> None:
         """The engine reported while so many requests were promised."""
         self.newest = (report.running_requests, report.waiting_requests, report.used_blocks)
-        self._heard_at_s = now_s
-        told = report.running_requests + report.waiting_requests
-        self._told.append(told)
-        self._surpluses.append(told - promised)
+        self._reported_at_s = now_s
+        running = report.running_requests + report.waiting_requests
+        self._running.append(running)
+        self._surpluses.append(running - promised)
         self.generation += 1
         self._young[self.generation % len(self._young)] = 0
         self.foreign = self.excess = 0
-        if len(self._told) == REPORTS:
+        if len(self._running) == REPORTS:
             self.foreign = max(0, min(self._surpluses))
-            self.excess = max(0, promised - sum(self._young) - max(self._told))
+            self.excess = max(0, promised - sum(self._young) - max(self._running))

@@ -27,7 +27,7 @@ class TrustWatch:
         self._routing, self._clock = routing, clock
         self._lines = RateLimitedLog(_log, clock)
         self._seen = dict[WorkerRank, Trust]()
-        self._told = dict[WorkerRank, Trust]()
+        self._logged = dict[WorkerRank, Trust]()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look until `stop` is set."""
@@ -38,11 +38,11 @@ class TrustWatch:
     def look(self) -> None:
         """What has changed since it was last told, and was so at the last look, is told."""
         before, self._seen = self._seen, self._routing.trust()
-        self._told = {rank: trust for rank, trust in self._told.items() if rank in self._seen}
+        self._logged = {rank: trust for rank, trust in self._logged.items() if rank in self._seen}
         for rank, trust in self._seen.items():
-            told = self._told.get(rank, EXACT)
-            if trust != told and trust == before.get(rank):
-                self._told[rank] = trust
+            logged = self._logged.get(rank, EXACT)
+            if trust != logged and trust == before.get(rank):
+                self._logged[rank] = trust
                 say = self._lines.info if trust == EXACT else self._lines.warning
                 say(
                     "rank_trust_changed",
@@ -51,5 +51,5 @@ class TrustWatch:
                     dp_rank=rank.dp_rank,
                     trust=trust.state,
                     reason=trust.reason,
-                    was=told.state,
+                    was=logged.state,
                 )

@@ -42,7 +42,7 @@ class FleetWatch:
     def look(self) -> None:
         """Log what has changed since the last look."""
         now_s = self._clock.now()
-        if self._routing.state.fleet.is_log_heard:
+        if self._routing.state.fleet.is_log_connected:
             self._look_at_workers(now_s)
         self._look_at_breakers(now_s)
 

@@ -59,11 +59,11 @@ class CheckpointUnusable(Exception):
     """No state can be made of the checkpoint: it is not whole, or another version wrote it."""
 
 
-class TurnsRow(NamedTuple):
+class DecisionsRow(NamedTuple):
     """Row of a checkpoint: decisions for a model."""
 
     model: str
-    turns: int
+    decisions: int
 
 
 class Table(NamedTuple):
@@ -83,7 +83,10 @@ def tables_of(state: RouterState) -> tuple[Table, ...]:
     return (
         Table("policy", Policy, lambda: [state.policy], partial(_restore_policy, state)),
         Table(
-            "turns", TurnsRow, lambda: list(map(TurnsRow._make, state.turns.items())), partial(_restore_turns, state)
+            "turns",
+            DecisionsRow,
+            lambda: list(map(DecisionsRow._make, state.decisions_by_model.items())),
+            partial(_restore_decisions, state),
         ),
         Table("fleet", FleetTotals, lambda: [fleet.totals_row()], fleet.restore_totals),
         Table("workers", Worker, lambda: list(fleet.workers()), fleet.restore),
@@ -115,8 +118,8 @@ def _restore_policy(state: RouterState, policy: Policy) -> None:
     state.policy = policy
 
 
-def _restore_turns(state: RouterState, row: TurnsRow) -> None:
-    state.turns[row.model] = row.turns
+def _restore_decisions(state: RouterState, row: DecisionsRow) -> None:
+    state.decisions_by_model[row.model] = row.decisions
 
 
 class Checkpoint:
@@ -196,7 +199,7 @@ class Restoring:
         self._missing.discard(part.table)
         self._parts += 1
 
-    def whole(self, ended: CheckpointEnded) -> RouterState:
+    def completed(self, ended: CheckpointEnded) -> RouterState:
         """Return the state.
 
         Raises:

@@ -12,7 +12,7 @@ from kv_protocol.ids import WorkerRank
 class FleetTotals(NamedTuple):
     """What there is beside the workers."""
 
-    is_log_heard: bool
+    is_log_connected: bool
     refused_total: int
 
 

@@ -79,9 +79,9 @@ class JournalEncoder:
             self.lose(1, "not_encodable", now_s)
             return
         before = self.bytes_total
-        is_kept = self._keep(record, now_s)
+        is_encoded = self._keep(record, now_s)
         self._checkpoint_bytes += self.bytes_total - before
-        if not is_kept:
+        if not is_encoded:
             self._checkpoint = None
         elif isinstance(record, CheckpointEnded):
             self._checkpoint = None

@@ -37,14 +37,14 @@ class JournalMessages:
         """Take one message of the journal's stream."""
         name = message.subject.rpartition(".")[2]
         try:
-            told = JournalEntry(name, message.stream_seq, message.time_ns, decode_journal(message.data))
+            entry = JournalEntry(name, message.stream_seq, message.time_ns, decode_journal(message.data))
         except MalformedMessage as error:
             if not self._refused:
                 reason = str(error)
                 _log.warning("message_refused", subject=message.subject, seq=message.stream_seq, reason=reason)
             self._refused += 1
             return
-        self._take(told)
+        self._take(entry)
 
     def log_refused(self) -> None:
         """Log how many messages were refused, where the log does not name all of them."""
@@ -83,9 +83,9 @@ async def read_journal(
     if from_ns is not None:
         after_seq = max(after_seq, await log.seq_at(subjects.JOURNAL_STREAM, from_ns - 1))
 
-    def take_until_end(told: JournalEntry) -> None:
-        if told.stream_seq <= end:
-            take(told)
+    def take_until_end(entry: JournalEntry) -> None:
+        if entry.stream_seq <= end:
+            take(entry)
 
     messages = JournalMessages(take_until_end)
     reading = await follow_journal(log, router, messages, after_seq=min(after_seq, end), created=state.created)

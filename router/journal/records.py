@@ -76,7 +76,7 @@ class Shortener:
     """Says what the journal has of what was applied. One for a journal: it knows what was recorded before."""
 
     def __init__(self) -> None:
-        self._standings = dict[WorkerRank, tuple[int, str]]()
+        self._statuses = dict[WorkerRank, tuple[int, str]]()
         self._looked_at: tuple[object, object, object] = (None, None, None)
 
     def records(self, what: Recordable, kv_seq: int) -> Sequence[JournalRecord]:
@@ -94,10 +94,10 @@ class Shortener:
     def checkpoint(self, checkpoint: Checkpoint) -> Iterator[JournalRecord]:
         """Yield the records of the checkpoint one by one; ranks that left the fleet are not known any more."""
         workers = checkpoint.worker_ids
-        self._standings = {rank: known for rank, known in self._standings.items() if rank.worker_id in workers}
+        self._statuses = {rank: known for rank, known in self._statuses.items() if rank.worker_id in workers}
         self._looked_at = (None, None, None)
         yield checkpoint.began
-        for rank, (epoch, doubt) in self._standings.items():
+        for rank, (epoch, doubt) in self._statuses.items():
             yield RankStanding(
                 now_s=checkpoint.began.now_s,
                 worker_id=rank.worker_id,
@@ -116,16 +116,16 @@ class Shortener:
 
     def _news(self, view: View) -> Iterator[RankStanding]:
         for rank, epoch, trust in zip(view.ranks, view.epochs, view.trust, strict=True):
-            known = self._standings.get(rank, _UNHEARD)
-            standing = epoch, doubt_of(trust, known[1])
-            if standing != known:
-                self._standings[rank] = standing
+            known = self._statuses.get(rank, _UNHEARD)
+            status = epoch, doubt_of(trust, known[1])
+            if status != known:
+                self._statuses[rank] = status
                 yield RankStanding(
                     now_s=view.now_s,
                     worker_id=rank.worker_id,
                     dp_rank=rank.dp_rank,
                     epoch=epoch,
-                    doubt=standing[1],
+                    doubt=status[1],
                 )
 
 
@@ -147,10 +147,10 @@ def request_of(record: RequestRecord) -> RouteRequest:
 
 def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> Decided:
     """Return the decision as the journal has it; so many tokens of the prompt were promised to be computed."""
-    view, places = verdict.view, verdict.places
+    view, rank_indices = verdict.view, verdict.rank_indices
     best = terms = costs = b""
     if verdict.costs is not None:
-        best, terms, costs = _costs(verdict.costs, verdict.winner_at, places)
+        best, terms, costs = _costs(verdict.costs, verdict.winner_at, rank_indices)
     return Decided(
         now_s=verdict.now_s,
         request=verdict.request,
@@ -159,10 +159,10 @@ def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> Decided:
         kv_seq=kv_seq,
         turn=view.turn,
         ranks=len(view.ranks),
-        winner=places[verdict.winner_at],
+        winner=rank_indices[verdict.winner_at],
         worker_id=verdict.winner.worker_id,
         dp_rank=verdict.winner.dp_rank,
-        runner_up=None if verdict.runner_up is None else places[verdict.runner_up],
+        runner_up=None if verdict.runner_up is None else rank_indices[verdict.runner_up],
         margin_blocks=verdict.margin_blocks,
         reason=verdict.reason,
         uncached_tokens=uncached_tokens,
@@ -177,11 +177,11 @@ def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> Decided:
     )
 
 
-def _costs(costs: CostColumns, winner_at: int, places: Sequence[int]) -> tuple[bytes, bytes, bytes]:
+def _costs(costs: CostColumns, winner_at: int, rank_indices: Sequence[int]) -> tuple[bytes, bytes, bytes]:
     cost = costs.cost.tolist()
     others = sorted(range(len(cost)), key=cost.__getitem__)[:BEST_MAX]
     best = [winner_at, *(at for at in others if at != winner_at)][:BEST_MAX]
-    columns = struct.pack(f"<{len(best)}H", *(places[at] for at in best))
+    columns = struct.pack(f"<{len(best)}H", *(rank_indices[at] for at in best))
     return columns, _terms(costs, best), _rest(costs.cost, best) if len(cost) > len(best) else b""
 
 

@@ -39,7 +39,7 @@ from router.journal.records import decided, request_of
 from router.journal.replay_differences import difference_of
 
 _REASON_CHARACTERS_MAX = 200
-_NEVER_HEARD = (0, "")
+_NO_STATUS = (0, "")
 _UNKNOWN = "records are missing before it: whatever comes of it now says nothing"
 
 
@@ -170,7 +170,7 @@ class Replay:
             if isinstance(record, CheckpointPart):
                 checkpoint.add(record)
                 return None
-            self.state, self._checkpoint = checkpoint.whole(record), None
+            self.state, self._checkpoint = checkpoint.completed(record), None
         except CheckpointUnusable as error:
             self._checkpoint = None
             return CheckpointRead(is_compared=False, difference=f"checkpoint: {error}")
@@ -205,9 +205,9 @@ class Replay:
         return Redecided(decision_id, not difference, difference, record.rank, otherwise)
 
     def _otherwise(self, state: RouterState, policy: Policy, record: Decided) -> Otherwise:
-        told = self._modes.get(record.policy)
+        recorded = self._modes.get(record.policy)
         mode = policy_for(policy, request_of(record.request), self._modes).mode
-        if told is not None and self._modes[mode].reads_overlap and not told.reads_overlap:
+        if recorded is not None and self._modes[mode].reads_overlap and not recorded.reads_overlap:
             return Otherwise(None, f"mode {mode} reads overlap, of which mode {record.policy} recorded nothing")
         try:
             return Otherwise(self._decide_again(state, policy, record).winner)
@@ -227,7 +227,7 @@ class Replay:
         def columns(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
             if len(ranks) != record.ranks:
                 raise Contradiction(f"{len(ranks)} ranks serve {record.request.model}, recorded are {record.ranks}")
-            standings = [self._standings.get(rank, _NEVER_HEARD) for rank in ranks]
+            standings = [self._standings.get(rank, _NO_STATUS) for rank in ranks]
             return RecordedAnswer(
                 np.array(overlap_depths(record), dtype=np.int32).T.copy(),
                 tuple(epoch for epoch, _ in standings),
@@ -245,7 +245,7 @@ class Replay:
             words = _unknown_mode(state.policy.mode)
             return Redecided(request.decision_id, equal=False, difference=words, recorded=None, is_exact=False)
         try:
-            view = state.view(request, _nothing_held, record.now_s)
+            view = state.view(request, _no_overlap, record.now_s)
             verdict = decide(view, request, state.policy, 0, self._modes)
         except NoEligibleWorker as error:
             difference = "" if error.exclusions == record.exclusions else f"exclusions: {error}"
@@ -260,7 +260,7 @@ def _unknown_mode(mode: str) -> str:
     return f"mode {mode} is not known here: policy.user_modes names those of the journal's router"
 
 
-def _nothing_held(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
+def _no_overlap(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
     """Return an index's answer that says nothing: who may take a request does not depend on it."""
     zeros = (0,) * len(ranks)
     return RecordedAnswer(np.zeros((TIERS, len(ranks)), dtype=np.int32), zeros, zeros, ("",) * len(ranks))

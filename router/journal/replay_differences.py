@@ -16,38 +16,38 @@ def difference_of(recorded: Decided, again: Decided, verdict: Verdict) -> str:
         for name in Decided.__struct_fields__
         if encode_record(getattr(recorded, name)) != encode_record(getattr(again, name))
     ]
-    return "; ".join(_said(name, recorded, again, verdict) for name in names) or "the sign of a zero"
+    return "; ".join(_difference_text(name, recorded, again, verdict) for name in names) or "the sign of a zero"
 
 
-def _said(name: str, recorded: Decided, again: Decided, verdict: Verdict) -> str:
+def _difference_text(name: str, recorded: Decided, again: Decided, verdict: Verdict) -> str:
     match name:
         case "terms":
-            return _terms_said(recorded, again, verdict)
+            return _terms_text(recorded, again, verdict)
         case "best":
-            found, told = best_columns(again.best), best_columns(recorded.best)
+            found, before = best_columns(again.best), best_columns(recorded.best)
         case "costs":
             return _first_apart("cost of another", other_costs(again), other_costs(recorded))
         case "overlap":
             ranks = [str(rank) for rank in verdict.view.ranks]
             return _first_apart("overlap", overlap_depths(again), overlap_depths(recorded), ranks)
         case _:
-            found, told = getattr(again, name), getattr(recorded, name)
-    return f"{name}: now {found!r}, recorded {told!r}"
+            found, before = getattr(again, name), getattr(recorded, name)
+    return f"{name}: now {found!r}, recorded {before!r}"
 
 
-def _terms_said(recorded: Decided, again: Decided, verdict: Verdict) -> str:
+def _terms_text(recorded: Decided, again: Decided, verdict: Verdict) -> str:
     of_now = dict(zip(best_columns(again.best), best_terms(again), strict=True))
-    for column, told in zip(best_columns(recorded.best), best_terms(recorded), strict=True):
+    for column, before in zip(best_columns(recorded.best), best_terms(recorded), strict=True):
         found = of_now.get(column)
         for term in TERMS if found is not None else ():
-            if getattr(found, term) != getattr(told, term):
+            if getattr(found, term) != getattr(before, term):
                 rank = verdict.view.ranks[column]
-                return f"{rank}: {term} now {getattr(found, term)!r}, recorded {getattr(told, term)!r}"
+                return f"{rank}: {term} now {getattr(found, term)!r}, recorded {getattr(before, term)!r}"
     return "terms: of other candidates"
 
 
-def _first_apart(what: str, found: Sequence[object], told: Sequence[object], names: Sequence[str] = ()) -> str:
-    if len(found) != len(told):
-        return f"{what}: now of {len(found)}, recorded of {len(told)}"
-    at = next(at for at, (one, other) in enumerate(zip(found, told, strict=True)) if one != other)
-    return f"{what} {names[at] if names else at}: now {found[at]!r}, recorded {told[at]!r}"
+def _first_apart(what: str, found: Sequence[object], before: Sequence[object], names: Sequence[str] = ()) -> str:
+    if len(found) != len(before):
+        return f"{what}: now of {len(found)}, recorded of {len(before)}"
+    at = next(at for at, (one, other) in enumerate(zip(found, before, strict=True)) if one != other)
+    return f"{what} {names[at] if names else at}: now {found[at]!r}, recorded {before[at]!r}"

@@ -42,7 +42,7 @@ from router.journal.records import Recordable
 PERIOD_S = 0.05
 CHECKPOINT_GAP_S = 5.0
 """Between two checkpoints that follow losses, at least."""
-_CHECKPOINTS_KEPT = 8
+_CHECKPOINTS_PER_JOURNAL = 8
 """As many as the stream holds at least, where this router's journal is all that is in it."""
 _SLICE = 64
 """Inputs that are encoded at a time; others have the process between two slices."""
@@ -201,7 +201,7 @@ class JournalWriter:
         return (
             now_s - since_s >= settings.checkpoint_s
             or encoder.records_total - records >= settings.checkpoint_records
-            or grown_bytes >= settings.max_bytes // _CHECKPOINTS_KEPT
+            or grown_bytes >= settings.max_bytes // _CHECKPOINTS_PER_JOURNAL
         )
 
     def _take_checkpoint(self) -> None:

@@ -50,11 +50,11 @@ def preference(selected: int, priorities: Sequence[int]) -> tuple[int, ...]:
     return (selected, *faster, *rest)
 
 
-def plan(group: PoolGroup, selection: Selection, standings: Sequence[PoolStatus], *, retry: bool) -> PoolSequence:
+def plan(group: PoolGroup, selection: Selection, statuses: Sequence[PoolStatus], *, retry: bool) -> PoolSequence:
     """Return who is asked in which order; `standings` are those of the group's pools, by index."""
     selected = selection.pool
     preferred = preference(selected, group.priorities)
-    candidates = tuple(_candidate(group, selected, pool, standings[pool]) for pool in preferred)
+    candidates = tuple(_candidate(group, selected, pool, statuses[pool]) for pool in preferred)
     order = sorted(candidates, key=lambda each: FITNESSES.index(each.fitness))
     return PoolSequence(
         selection=selection,
@@ -63,7 +63,7 @@ def plan(group: PoolGroup, selection: Selection, standings: Sequence[PoolStatus]
     )
 
 
-def _candidate(group: PoolGroup, selected: int, pool: int, standing: PoolStatus) -> Candidate:
+def _candidate(group: PoolGroup, selected: int, pool: int, status: PoolStatus) -> Candidate:
     place: Place = "selected" if pool == selected else "other"
     if group.priorities[pool] < group.priorities[selected]:
         place = "faster"
@@ -71,7 +71,7 @@ def _candidate(group: PoolGroup, selected: int, pool: int, standing: PoolStatus)
         pool=pool,
         namespace=group.namespaces[pool],
         place=place,
-        fitness=standing.fitness,
-        causes=standing.causes,
-        reasons=standing.reasons,
+        fitness=status.fitness,
+        causes=status.causes,
+        reasons=status.reasons,
     )

@@ -84,7 +84,7 @@ def read_config(data: Any, given: Mapping[str, PoolPlace] | None = None) -> Pool
 
 
 def _group(top: Found, phase: PoolPhase) -> PoolGroup:
-    count = top.whole(f"num_{phase}_pools", 1, POOLS_MAX)
+    count = top.integer(f"num_{phase}_pools", 1, POOLS_MAX)
     group = PoolGroup(
         phase=phase,
         namespaces=_namespaces(top, phase, count),
@@ -95,9 +95,11 @@ def _group(top: Found, phase: PoolPhase) -> PoolGroup:
     strategy = top.within(f"{phase}_pool_selection_strategy")
     if strategy is None:
         return group
-    told = len(strategy.problems)
+    problems_before = len(strategy.problems)
     axes = _axes(strategy, phase)
-    mapping = _mapping(strategy, _MAPPING_KEYS[phase], axes if len(strategy.problems) == told else None, count)
+    mapping = _mapping(
+        strategy, _MAPPING_KEYS[phase], axes if len(strategy.problems) == problems_before else None, count
+    )
     group = replace(group, axes=axes, mapping=mapping, overrides=_overrides(strategy, count))
     strategy.warn_of_others()
     return group
@@ -123,7 +125,7 @@ def _priorities(top: Found, phase: PoolPhase, count: int) -> tuple[int, ...]:
     if isinstance(top.value(key), list) and len(found) != count:
         top.problem(key, Words(f"{len(found)} numbers"), allowed)
     for index, number in enumerate(found):
-        if not is_number(number, whole=True):
+        if not is_number(number, integer=True):
             top.problem(f"{key}[{index}]", number, "a whole number")
     return tuple(found)
 
@@ -150,13 +152,13 @@ def _axis(strategy: Found, name: AxisName) -> Axis:
     if name != base:
         least_key = strategy.renamed(f"{least_key}_ms", least_key)
         most_key = strategy.renamed(f"{most_key}_ms", most_key)
-    told = len(strategy.problems)
-    read = strategy.number if name != base else strategy.whole
+    problems_before = len(strategy.problems)
+    read = strategy.number if name != base else strategy.integer
     least = read(least_key, -int(_NUMBER_MAX), int(_NUMBER_MAX))
     most = read(most_key, -int(_NUMBER_MAX), int(_NUMBER_MAX))
-    if len(strategy.problems) == told and least >= most:
+    if len(strategy.problems) == problems_before and least >= most:
         strategy.problem(least_key, least, f"less than {most_key}, which is {most:g}")
-    resolution = strategy.whole(f"{base}_resolution", 1, RESOLUTION_MAX)
+    resolution = strategy.integer(f"{base}_resolution", 1, RESOLUTION_MAX)
     return Axis(name, least, most, resolution)
 
 
@@ -170,7 +172,7 @@ def _mapping(strategy: Found, key: str, axes: tuple[Axis, ...] | None, count: in
 
 def _check_mapping(strategy: Found, path: str, found: object, axes: tuple[Axis, ...], count: int) -> None:
     if not axes:
-        if not is_number(found, whole=True) or not 0 <= found < count:  # type: ignore[operator]  # a number
+        if not is_number(found, integer=True) or not 0 <= found < count:  # type: ignore[operator]  # a number
             strategy.problem_at(path, found, f"a pool's index, 0..{count - 1}")
         return
     axis, *rest = axes
@@ -200,11 +202,11 @@ def _overrides(strategy: Found, count: int) -> tuple[Override, ...]:
 
 
 def _override(rule: Found, count: int) -> Override:
-    told = len(rule.problems)
-    least = rule.whole("min_priority", -_PRIORITY_MAX, _PRIORITY_MAX)
-    most = rule.whole("max_priority", -_PRIORITY_MAX, _PRIORITY_MAX)
-    if len(rule.problems) == told and least > most:
+    problems_before = len(rule.problems)
+    least = rule.integer("min_priority", -_PRIORITY_MAX, _PRIORITY_MAX)
+    most = rule.integer("max_priority", -_PRIORITY_MAX, _PRIORITY_MAX)
+    if len(rule.problems) == problems_before and least > most:
         rule.problem("min_priority", least, f"max_priority at most, which is {most}")
-    target = rule.whole("target_pool", 0, count - 1)
+    target = rule.integer("target_pool", 0, count - 1)
     rule.refuse_others()
     return Override(least, most, target)

@@ -39,19 +39,19 @@ class PoolControl:
     async def _pools(self, _: web.Request) -> web.Response:
         service = self._service
         groups = [{"phase": each.phase, "pools": self._pools_of(each)} for each in service.config.groups]
-        told = {
+        summary = {
             "mode": service.config.mode,
             "enable_priority_retry": service.config.retry,
             "identity": service.identity,
         }
-        return json_response({**told, "groups": groups})
+        return json_response({**summary, "groups": groups})
 
     def _pools_of(self, group: PoolGroup) -> list[dict[str, object]]:
         return [
             {
                 "pool": index,
                 "priority": group.priorities[index],
-                **msgspec.structs.asdict(self._service.live.standing(name)),
+                **msgspec.structs.asdict(self._service.live.status(name)),
                 **msgspec.structs.asdict(self._service.config.places[name]),
             }
             for index, name in enumerate(group.namespaces)

@@ -88,7 +88,7 @@ class SelectionOnly(PoolRequestReader):
         self.exchange.on_gone(self.stop_reading)
         self.read()
 
-    def _asked(self) -> None:
+    def _on_parsed(self) -> None:
         answer(self.exchange, {"question": self.question, "phases": self.plans})
 
     def _refuse(self, refusal: Refusal) -> None:

@@ -64,7 +64,7 @@ class Found:
         self.warnings.append(f"{self.at(old)} is deprecated: use {key}")
         return key if key in self._values else old
 
-    def whole(self, key: str, least: int, most: int, default: int | None = None) -> int:
+    def integer(self, key: str, least: int, most: int, default: int | None = None) -> int:
         """Return a whole number within bounds, both included."""
         return int(self._number(key, int, least, most, default, f"a whole number, {least}..{most}"))
 
@@ -76,7 +76,7 @@ class Found:
         found = self.value(key)
         if found is None and default is not None:
             return default
-        if not is_number(found, whole=kind is int) or not least <= found <= most:
+        if not is_number(found, integer=kind is int) or not least <= found <= most:
             self.problem(key, found, allowed)
             return least if default is None else default
         return kind(found)
@@ -127,9 +127,9 @@ class Found:
         self.warnings.extend(f"{self.at(key)} has no effect" for key in self.unread())
 
 
-def is_number(found: object, *, whole: bool = False) -> bool:
+def is_number(found: object, *, integer: bool = False) -> bool:
     """Return whether it is a finite number; true and false are none."""
-    kinds = int if whole else (int, float)
+    kinds = int if integer else (int, float)
     return isinstance(found, kinds) and not isinstance(found, bool) and math.isfinite(found)
 
 

@@ -25,13 +25,13 @@ class PoolMetrics:
     """Counters, and projections of `live`."""
 
     def __init__(self, groups: tuple[PoolGroup, ...], live: PoolsLive) -> None:
-        places = [(group.phase, name) for group in groups for name in dict.fromkeys(group.namespaces)]
-        names = dict.fromkeys(name for _, name in places)
+        pools = [(group.phase, name) for group in groups for name in dict.fromkeys(group.namespaces)]
+        names = dict.fromkeys(name for _, name in pools)
         self._live = live
-        self._selections = Counter({(*at, why): 0 for at in places for why in _WHYS})
-        self._attempts = Counter({(*at, outcome): 0 for at in places for outcome in ATTEMPT_OUTCOMES})
-        self._passed_over = Counter({(*at, cause): 0 for at in places for cause in CAUSES})
-        self._looks = Counter({(name, outcome): 0 for name in names for outcome in LOOK_OUTCOMES})
+        self._selections = Counter({(*at, why): 0 for at in pools for why in _WHYS})
+        self._attempts = Counter({(*at, outcome): 0 for at in pools for outcome in ATTEMPT_OUTCOMES})
+        self._passed_over = Counter({(*at, cause): 0 for at in pools for cause in CAUSES})
+        self._probes = Counter({(name, outcome): 0 for name in names for outcome in LOOK_OUTCOMES})
         self._requests = Counter(dict.fromkeys(REQUEST_OUTCOMES, 0))
         self.inflight = 0
         """Requests being served."""
@@ -51,7 +51,7 @@ class PoolMetrics:
 
     def looked(self, namespace: str, outcome: LookOutcome) -> None:
         """A router of a pool was looked at."""
-        self._looks[namespace, outcome] += 1
+        self._probes[namespace, outcome] += 1
 
     def began(self) -> None:
         """A request came."""
@@ -70,22 +70,22 @@ class PoolMetrics:
             ("pool_attempts", "Requests that a pool was asked to serve", (*at, "outcome"), self._attempts),
             ("pool_passed_over", "Requests that would have gone to a pool that was not fit", (*at, "cause"),
              self._passed_over),
-            ("pool_looks", "Looks at the routers of a pool", ("pool", "outcome"), self._looks),
+            ("pool_looks", "Looks at the routers of a pool", ("pool", "outcome"), self._probes),
         ):  # fmt: skip
             yield counter(name, meaning, labels, [(values, float(count)) for values, count in counts.items()])
         requests = [((outcome,), float(count)) for outcome, count in self._requests.items()]
         yield counter("pools_requests", "Requests by outcome", ("outcome",), requests)
         yield gauge("pools_inflight_requests", "Requests being served", (), [((), float(self.inflight))])
-        yield from _standing_families(self._live.standings())
+        yield from _status_families(self._live.statuses())
 
 
-def _standing_families(standings: tuple[PoolStatus, ...]) -> Iterator[Family]:
-    states = [((each.namespace, state), float(each.fitness == state)) for each in standings for state in FITNESSES]
+def _status_families(statuses: tuple[PoolStatus, ...]) -> Iterator[Family]:
+    states = [((each.namespace, state), float(each.fitness == state)) for each in statuses for state in FITNESSES]
     yield gauge("pool_state", "1 for the present state of the pool", ("pool", "state"), states)
-    up = [((each.namespace,), float(len(each.routers_up))) for each in standings]
+    up = [((each.namespace,), float(len(each.routers_up))) for each in statuses]
     yield gauge("pool_routers_up", "Routers of the pool that are up", ("pool",), up)
-    told = [(each.namespace, each.queued_requests) for each in standings]
-    queued = [((name,), float(requests)) for name, requests in told if requests is not None]
+    queues = [(each.namespace, each.queued_requests) for each in statuses]
+    queued = [((name,), float(requests)) for name, requests in queues if requests is not None]
     yield gauge(
         "pool_queued_requests",
         "Requests that wait in the pool's routers and engines, where that is known",
@@ -94,7 +94,7 @@ def _standing_families(standings: tuple[PoolStatus, ...]) -> Iterator[Family]:
     )
     ratios = [
         ((each.namespace, target), ratio)
-        for each in standings
+        for each in statuses
         for target, ratio in zip(TARGETS, (each.ttft_ratio, each.itl_ratio), strict=True)
         if ratio is not None
     ]

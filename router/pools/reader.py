@@ -53,7 +53,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolRequestReader(ABC):
-    """One request as it is read; `body`, `inbound`, `question` and `plans` are there when `_asked` is called."""
+    """One request as it is read; `body`, `inbound`, `question` and `plans` are there when `_on_parsed` is called."""
 
     __slots__ = ("_awaited", "_over", "body", "exchange", "inbound", "plans", "question", "service")
 
@@ -68,7 +68,7 @@ class PoolRequestReader(ABC):
         self._over = False
 
     @abstractmethod
-    def _asked(self) -> None:
+    def _on_parsed(self) -> None:
         """Go on: what is asked is known."""
 
     @abstractmethod
@@ -76,7 +76,7 @@ class PoolRequestReader(ABC):
         """It ends here."""
 
     def read(self) -> None:
-        """The request is read; `_asked` or `_refuse` is called, now or later."""
+        """The request is read; `_on_parsed` or `_refuse` is called, now or later."""
         self._refusing(self._read)
 
     def stop_reading(self) -> None:
@@ -132,10 +132,12 @@ class PoolRequestReader(ABC):
         route = self.service.route_request(inbound, headers, _HASHING, None, lora="", tenant="")
         is_prioritised = b"x-request-priority" in headers or inbound.priority is not None
         has_priority = is_prioritised or inbound.extension.hints.priority is not None
-        asked = SelectionInput(isl_tokens, _targets(route), route.priority if has_priority else None)
-        self.question = Question(request_id=route.request_id, model=inbound.model, asked=asked, isl_origin=isl_origin)
-        self.plans = self.service.plans(asked, one_token=inbound.limit_tokens == 1)
-        self._asked()
+        selection_input = SelectionInput(isl_tokens, _targets(route), route.priority if has_priority else None)
+        self.question = Question(
+            request_id=route.request_id, model=inbound.model, asked=selection_input, isl_origin=isl_origin
+        )
+        self.plans = self.service.plans(selection_input, one_token=inbound.limit_tokens == 1)
+        self._on_parsed()
 
     def _refusing(self, step: Callable[[], None]) -> None:
         try:

@@ -112,11 +112,11 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     override: int | None
 
 
-def select(group: PoolGroup, asked: SelectionInput, defaults: Targets) -> Selection:
+def select(group: PoolGroup, selection_input: SelectionInput, defaults: Targets) -> Selection:
     """Return the pool of `group` that the request is for."""
-    coordinates = tuple(_coordinate(axis, asked, defaults) for axis in group.axes)
+    coordinates = tuple(_coordinate(axis, selection_input, defaults) for axis in group.axes)
     grid_pool = _cell(group.mapping, coordinates)
-    override = _override(group.overrides, asked.priority)
+    override = _override(group.overrides, selection_input.priority)
     pool = grid_pool if override is None else group.overrides[override].target_pool
     return Selection(
         phase=group.phase,
@@ -124,26 +124,26 @@ def select(group: PoolGroup, asked: SelectionInput, defaults: Targets) -> Select
         namespace=group.namespaces[pool],
         coordinates=coordinates,
         grid_pool=grid_pool,
-        priority=asked.priority,
+        priority=selection_input.priority,
         override=override,
     )
 
 
-def _coordinate(axis: Axis, asked: SelectionInput, defaults: Targets) -> Coordinate:
-    value, origin = _value(axis, asked, defaults)
+def _coordinate(axis: Axis, selection_input: SelectionInput, defaults: Targets) -> Coordinate:
+    value, origin = _value(axis, selection_input, defaults)
     last = axis.resolution - 1
     raw = int((value - axis.least) / axis.step)
     return Coordinate(axis.name, value, origin, max(0, min(raw, last)), value < axis.least or raw > last)
 
 
-def _value(axis: Axis, asked: SelectionInput, defaults: Targets) -> tuple[float, Origin]:
+def _value(axis: Axis, selection_input: SelectionInput, defaults: Targets) -> tuple[float, Origin]:
     default: float | None = None
     if axis.name == "ttft_ms":
-        given, default = asked.targets.ttft_ms, defaults.ttft_ms
+        given, default = selection_input.targets.ttft_ms, defaults.ttft_ms
     elif axis.name == "itl_ms":
-        given, default = asked.targets.itl_ms, defaults.itl_ms
+        given, default = selection_input.targets.itl_ms, defaults.itl_ms
     else:
-        given = asked.isl_tokens
+        given = selection_input.isl_tokens
     if given is not None:
         return given, "request"
     return (axis.midpoint, "midpoint") if default is None else (default, "default")

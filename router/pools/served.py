@@ -21,7 +21,14 @@ from router.pools.leg import Ended, Outbound, PoolPhaseRun, pool_failed
 from router.pools.metrics import AttemptOutcome
 from router.pools.reader import PoolRequestReader
 from router.pools.service import PoolService, sent_on
-from router.request.handoff import ALONE, AnswerUnusable, as_events, decode_body, prefill_answer, prefill_body
+from router.request.handoff import (
+    CONTEXT_AND_GENERATION,
+    AnswerUnusable,
+    as_events,
+    decode_body,
+    prefill_answer,
+    prefill_body,
+)
 from router.request.refusals import Refusal
 from router.server.buffered_response import BufferedResponse
 from router.server.exchange import Exchange, HeaderLines
@@ -46,13 +53,13 @@ class PoolServed(PoolRequestReader):
         self.exchange.on_gone(self._left)
         self.read()
 
-    def _asked(self) -> None:
+    def _on_parsed(self) -> None:
         if len(self.plans) > 1:
             self._ask_prefill()
         elif self.service.config.mode == "agg":
             self._forward(self.body.text, b"")
         else:
-            self._forward(decode_body(self.body.text, ALONE), b"")
+            self._forward(decode_body(self.body.text, CONTEXT_AND_GENERATION), b"")
 
     @property
     def _request_id(self) -> bytes:

@@ -64,8 +64,8 @@ class PoolService:
         self.inflight_max = settings.queue.inflight_requests_max
         limits = settings.failures
         self._streamed = CallLimits(limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s)
-        self._whole = CallLimits(limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s)
-        self._turns: Counter[str] = Counter()
+        self._buffered = CallLimits(limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s)
+        self._requests: Counter[str] = Counter()
 
     @property
     def reads_isl(self) -> bool:
@@ -74,35 +74,35 @@ class PoolService:
 
     def call_limits(self, *, streamed: bool) -> CallLimits:
         """Return how long a router's answer is awaited."""
-        return self._streamed if streamed else self._whole
+        return self._streamed if streamed else self._buffered
 
-    def plans(self, asked: SelectionInput, *, one_token: bool) -> tuple[PoolSequence, ...]:
+    def plans(self, selection_input: SelectionInput, *, one_token: bool) -> tuple[PoolSequence, ...]:
         """Return which pools are asked now, in which order, for each phase in turn; for `one_token` the last alone."""
         groups = self.config.groups[-1:] if one_token else self.config.groups
-        return tuple(self._plan(group, asked) for group in groups)
+        return tuple(self._plan(group, selection_input) for group in groups)
 
-    def _plan(self, group: PoolGroup, asked: SelectionInput) -> PoolSequence:
-        selection = select(group, asked, self.identity.defaults)
-        standings = [self.live.standing(name) for name in group.namespaces]
-        return plan(group, selection, standings, retry=self.config.retry)
+    def _plan(self, group: PoolGroup, selection_input: SelectionInput) -> PoolSequence:
+        selection = select(group, selection_input, self.identity.defaults)
+        statuses = [self.live.status(name) for name in group.namespaces]
+        return plan(group, selection, statuses, retry=self.config.retry)
 
     def readiness(self) -> Readiness:
         """Return whether requests can be served now; `reasons` say of which phases no pool is up, and why."""
         reasons = []
         for group in self.config.groups:
-            standings = [self.live.standing(name) for name in group.namespaces]
-            if all(each.fitness == "down" for each in standings):
-                told = (f"{each.namespace}: {'; '.join(each.reasons)}" for each in standings)
-                reasons.append(f"no {group.phase} pool is up: {' | '.join(told)}")
+            statuses = [self.live.status(name) for name in group.namespaces]
+            if all(each.fitness == "down" for each in statuses):
+                unfit = (f"{each.namespace}: {'; '.join(each.reasons)}" for each in statuses)
+                reasons.append(f"no {group.phase} pool is up: {' | '.join(unfit)}")
         return Readiness(not reasons, reasons, [])
 
     def routers(self, namespace: str) -> tuple[str, ...]:
         """Return a pool's routers, those that are up, all where none is; each is the first in its turn."""
-        urls = self.live.standing(namespace).routers_up
+        urls = self.live.status(namespace).routers_up
         if not urls:
             urls = tuple(each.url for each in self.config.places[namespace].routers)
-        self._turns[namespace] += 1
-        first = self._turns[namespace] % len(urls)
+        self._requests[namespace] += 1
+        first = self._requests[namespace] % len(urls)
         return urls[first:] + urls[:first]
 
 

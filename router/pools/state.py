@@ -156,7 +156,7 @@ class _Pool:
             return None
         return sum(queue.router for queue in queues) + max(queue.engines for queue in queues)
 
-    def standing(self) -> PoolStatus:
+    def status(self) -> PoolStatus:
         up = tuple(url for url, each in self._routers.items() if each.up is not False)
         found = dict(self._strains()) if up else {"unhealthy": self._why_down()}
         ratios = {target: window.ratio for target, window in self._windows.items()}
@@ -191,7 +191,7 @@ class PoolsLive:
     def __init__(self, routers: dict[str, tuple[str, ...]], limits: dict[str, LiveLimits]) -> None:
         """`routers`: each pool's routers, by address; `limits` of each pool."""
         self._pools = {name: _Pool(name, urls, limits[name]) for name, urls in routers.items()}
-        self._standings = {name: pool.standing() for name, pool in self._pools.items()}
+        self._statuses = {name: pool.status() for name, pool in self._pools.items()}
 
     def apply(self, event: Looked | AttemptFailed) -> tuple[Change, ...]:
         """Take in what was seen; return whose fitness changed by it."""
@@ -208,19 +208,19 @@ class PoolsLive:
             pool.tick(now_s)
         return self._changes(self._pools)
 
-    def standing(self, namespace: str) -> PoolStatus:
+    def status(self, namespace: str) -> PoolStatus:
         """Return how a pool stands."""
-        return self._standings[namespace]
+        return self._statuses[namespace]
 
-    def standings(self) -> tuple[PoolStatus, ...]:
+    def statuses(self) -> tuple[PoolStatus, ...]:
         """Return how all pools stand."""
-        return tuple(self._standings.values())
+        return tuple(self._statuses.values())
 
     def _changes(self, namespaces: Iterable[str]) -> tuple[Change, ...]:
         changes = []
         for name in namespaces:
-            before, after = self._standings[name], self._pools[name].standing()
-            self._standings[name] = after
+            before, after = self._statuses[name], self._pools[name].status()
+            self._statuses[name] = after
             if before.fitness != after.fitness:
                 changes.append(Change(name, before.fitness, after.fitness, after.reasons))
         return tuple(changes)

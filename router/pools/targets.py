@@ -48,22 +48,22 @@ def read_own(top: Found, names: Sequence[str], given: Mapping[str, PoolPlace]) -
     """Return what `pools` says of pools of these names; `given` places stand instead of its own."""
     own = top.within("pools", required=False) or Found({}, "pools", top.problems, top.warnings)
     limits = _limits(own, LiveLimits())
-    said = _places(own, limits)
+    configured = _places(own, limits)
     read = Own(
-        places={name: _placed(said.get(name), given.get(name), limits) for name in names if name},
+        places={name: _placed(configured.get(name), given.get(name), limits) for name in names if name},
         look_period_s=own.number("look_period_s", 0.01, 3600, 1.0),
         look_timeout_s=own.number("look_timeout_s", 0.01, 60, 2.0),
         characters_per_token=own.number("characters_per_token", 0.1, 100, 4.0),
     )
     own.refuse_others()
-    for name in sorted({*said, *given} - {*names}):
+    for name in sorted({*configured, *given} - {*names}):
         top.problem_at(f"pools.namespaces.{name}", name, f"a pool's namespace: {', '.join(dict.fromkeys(names))}")
     return read
 
 
-def _placed(said: PoolPlace | None, given: PoolPlace | None, limits: LiveLimits) -> PoolPlace:
-    limits = said.limits if said else limits
-    return replace(given or said or PoolPlace(), limits=limits)
+def _placed(configured: PoolPlace | None, given: PoolPlace | None, limits: LiveLimits) -> PoolPlace:
+    limits = configured.limits if configured else limits
+    return replace(given or configured or PoolPlace(), limits=limits)
 
 
 def _places(own: Found, limits: LiveLimits) -> dict[str, PoolPlace]:
@@ -130,22 +130,22 @@ def is_url(found: object) -> bool:
 def _limits(found: Found, common: LiveLimits) -> LiveLimits:
     """Return the limits that are given, the others those of `common`; 0 where a bound is none: it is not judged."""
     ttft, itl = (_bound_ms(found, key, getattr(common, key)) for key in ("ttft_bound_ms", "itl_bound_ms"))
-    told = len(found.problems)
+    problems_before = len(found.problems)
     least = found.number("attainment_min_ratio", 0, 1, common.attainment_min_ratio)
     release = found.number("attainment_release_ratio", 0, 1, max(least, common.attainment_release_ratio))
-    if len(found.problems) == told and release < least:
+    if len(found.problems) == problems_before and release < least:
         found.problem("attainment_release_ratio", release, f"attainment_min_ratio at least, which is {least:g}")
-    queue = found.whole("queue_requests_max", 0, 1 << 30, common.queue_requests_max or 0)
+    queue = found.integer("queue_requests_max", 0, 1 << 30, common.queue_requests_max or 0)
     return LiveLimits(
-        failures_max=found.whole("failures_max", 1, 100, common.failures_max),
-        successes_min=found.whole("successes_min", 1, 100, common.successes_min),
+        failures_max=found.integer("failures_max", 1, 100, common.failures_max),
+        successes_min=found.integer("successes_min", 1, 100, common.successes_min),
         queue_requests_max=queue or None,
         queue_release_ratio=found.number("queue_release_ratio", 0, 1, common.queue_release_ratio),
         ttft_bound_ms=ttft,
         itl_bound_ms=itl,
         attainment_min_ratio=least,
         attainment_release_ratio=release,
-        window_requests_min=found.whole("window_requests_min", 1, 1_000_000, common.window_requests_min),
+        window_requests_min=found.integer("window_requests_min", 1, 1_000_000, common.window_requests_min),
         hold_s=found.number("hold_s", 0.1, 86_400, common.hold_s),
     )
 

@@ -58,9 +58,9 @@ class PoolWatch:
 
     async def _keep_looking(self, session: aiohttp.ClientSession) -> None:
         while True:
-            async with TaskSet(len(self._routers)) as looks:
+            async with TaskSet(len(self._routers)) as probes:
                 for name, place, router in self._routers:
-                    looks.spawn(self._look_at(session, name, place, router))
+                    probes.spawn(self._look_at(session, name, place, router))
             await self._clock.sleep(self._config.look_period_s)
 
     async def _look_at(

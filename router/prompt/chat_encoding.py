@@ -21,9 +21,9 @@ def encode_chat(text: TokenizerText, rendered: bytes, known: Known | None) -> Ca
     tokens = known.cut.tokens if known else 0
     new = rendered[start:].decode()
     is_ascii = new.isascii()
-    places = _stretches(text.cut_places(new))
+    stretches = _stretches(text.cut_places(new))
     byte_at, character_at = start, 0
-    for begin, end in [*places, (len(new), len(new))]:
+    for begin, end in [*stretches, (len(new), len(new))]:
         if begin > character_at:
             stretch = new[character_at:begin]
             packed = text.pack_marked(stretch)
@@ -37,14 +37,14 @@ def encode_chat(text: TokenizerText, rendered: bytes, known: Known | None) -> Ca
     return CachedChat(rendered, ids, _encoded(ids, known), tuple(cuts))
 
 
-def _stretches(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _stretches(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return those of the marks, begin and end of each, before which a stretch ends."""
     chosen, last = [], 0
-    for place in places[:-1]:
+    for place in stretches[:-1]:
         if place[0] - last >= _STRETCH_CHARACTERS:
             chosen.append(place)
             last = place[0]
-    return chosen + places[-1:]
+    return chosen + stretches[-1:]
 
 
 def _encoded(ids: bytes, known: Known | None) -> bytes:

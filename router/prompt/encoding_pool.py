@@ -79,6 +79,6 @@ def _do(future: "asyncio.Future[Any]", work: Callable[[], Any]) -> None:
         future.get_loop().call_soon_threadsafe(settle)
 
 
-def _settle(future: "asyncio.Future[Any]", told: Callable[[Any], None], outcome: object) -> None:
+def _settle(future: "asyncio.Future[Any]", callback: Callable[[Any], None], outcome: object) -> None:
     if not future.done():
-        told(outcome)
+        callback(outcome)

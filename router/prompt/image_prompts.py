@@ -97,12 +97,12 @@ def names_embeddings(url: str) -> bool:
 def seen_images(urls: Sequence[str], rule: ImageRule, body: Body | None = None) -> list[SeenImage]:
     """Return the first images, up to one that is not seen, or that would be too many tokens."""
     seen: list[SeenImage] = []
-    room = TOKENS_MAX
+    remaining = TOKENS_MAX
     for url in urls:
         image = seen_image(url, rule, body)
-        if image is None or image.tokens > room:
+        if image is None or image.tokens > remaining:
             break
-        room -= image.tokens
+        remaining -= image.tokens
         seen.append(image)
     return seen
 
@@ -113,11 +113,13 @@ def with_images(ids: Sequence[int], urls: Sequence[str], rule: ImageRule, body: 
     Raises:
         RequestInvalid: more or fewer image tokens than images: a text says them, or the template leaves some out.
     """
-    places = [at for at, token in enumerate(ids) if token == rule.image_token_id]
-    if len(places) != len(urls):
-        raise RequestInvalid("messages", f"{len(places)} image tokens in the prompt", f"{len(urls)}, one an image")
+    image_positions = [at for at, token in enumerate(ids) if token == rule.image_token_id]
+    if len(image_positions) != len(urls):
+        raise RequestInvalid(
+            "messages", f"{len(image_positions)} image tokens in the prompt", f"{len(urls)}, one an image"
+        )
     seen = seen_images(urls, rule, body)
-    end = places[len(seen)] if len(seen) < len(places) else len(ids)
+    end = image_positions[len(seen)] if len(seen) < len(image_positions) else len(ids)
     tokens, runs = expanded(
         ids[:end],
         rule.image_token_id,

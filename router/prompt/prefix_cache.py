@@ -66,8 +66,8 @@ class Known(NamedTuple):
     @property
     def encoded(self) -> memoryview:
         """As much of its ids in base64 as can be gone on with."""
-        whole = self.cut.tokens * _TOKEN_BYTES // _TEXT_BYTES
-        return memoryview(self.chat.encoded)[: whole * _TEXT_CHARACTERS]
+        known_texts = self.cut.tokens * _TOKEN_BYTES // _TEXT_BYTES
+        return memoryview(self.chat.encoded)[: known_texts * _TEXT_CHARACTERS]
 
 
 class PrefixCache:
@@ -80,7 +80,7 @@ class PrefixCache:
         self._lock = Lock()
         self.size_bytes = 0
         self.evicted = 0
-        self.asked_bytes = 0
+        self.requested_bytes = 0
         self.known_bytes = 0
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class PrefixCache:
     def known(self, text: bytes) -> Known | None:
         """Return the longest known beginning of `text`, None where none is; its chat counts as used."""
         with self._lock:
-            self.asked_bytes += len(text)
+            self.requested_bytes += len(text)
             place = bisect_left(self._texts, text)
             found = max(
                 (self._shared(each, text) for each in self._texts[max(0, place - 1) : place + 1]),
@@ -119,9 +119,9 @@ class PrefixCache:
                 self._forget(next(iter(self._chats)))
                 self.evicted += 1
 
-    def _shared(self, kept: bytes, text: bytes) -> Known:
-        chat = self._chats[kept]
-        shared = shared_bytes(kept, text)
+    def _shared(self, cached_text: bytes, text: bytes) -> Known:
+        chat = self._chats[cached_text]
+        shared = shared_bytes(cached_text, text)
         return Known(chat, bisect_right(chat.cuts, shared, key=lambda cut: cut.mark_end))
 
     def _forget(self, text: bytes) -> None:

@@ -160,7 +160,7 @@ class Prompts:
             encoder=self._encoder,
             encoder_reason=encoder.reason if encoder else "built in",
             encoder_failures=encoder.failures if encoder else 0,
-            chat_bytes=self._cache.asked_bytes,
+            chat_bytes=self._cache.requested_bytes,
             known_bytes=self._cache.known_bytes,
             off_loop=self._pool.submitted,
             refused=self._pool.refused,

@@ -93,7 +93,7 @@ class RequestQueue:
     def __init__(self, limits: QueueLimits | None = None) -> None:
         self._limits = limits or QueueLimits()
         self._models: dict[str, ModelQueue] = {}
-        self._places: dict[int, Place] = {}  # in the order of arrival, which is that of timeouts
+        self._waiting: dict[int, Place] = {}  # in the order of arrival, which is that of timeouts
         self._arrivals = 0
         self._all, self._tenants = _Sum(), dict[str, _Sum]()
         self._kinds = Counter[tuple[str, Placing]]()
@@ -110,7 +110,7 @@ class RequestQueue:
 
     def is_waited_for(self, request: RouteRequest) -> bool:
         """Return whether somebody waits for the room that the request wants."""
-        return bool(self._places) and (request.model, placing_of(request)) in self._kinds
+        return bool(self._waiting) and (request.model, placing_of(request)) in self._kinds
 
     # ---------------------------------------------------------------- in
 
@@ -130,7 +130,7 @@ class RequestQueue:
         place = Place(waiting=waiting, tenant=tenant, order=order, arrived_s=now_s, placing=placing, kind=kind)
         queue.add(place)
         self._kinds[waiting.request.model, placing] += 1
-        self._places[place.arrival] = place
+        self._waiting[place.arrival] = place
         for total in (self._all, self._tenants.setdefault(tenant, _Sum())):
             total.add(1, waiting.cost_tokens)
         return place
@@ -148,7 +148,7 @@ class RequestQueue:
 
     # ---------------------------------------------------------------- out
 
-    def take(self, model: str, has_room: Callable[[Waiting], bool], now_s: float) -> Place | None:
+    def take(self, model: str, has_headroom: Callable[[Waiting], bool], now_s: float) -> Place | None:
         """Return whose turn it is of those for whom there is room, out of the queue now; None where there is for none.
 
         `has_room` is asked once for each kind that somebody is the first of.
@@ -156,17 +156,17 @@ class RequestQueue:
         queue = self._models.get(model)
         if queue is None:
             return None
-        room: dict[Placing, bool] = {}
+        headroom: dict[Placing, bool] = {}
         firsts: dict[str, Place] = {}
 
-        def is_room(place: Place) -> bool:
-            known = room.get(place.placing)
+        def fits(place: Place) -> bool:
+            known = headroom.get(place.placing)
             if known is None:
-                known = room[place.placing] = has_room(place.waiting)
+                known = headroom[place.placing] = has_headroom(place.waiting)
             return known
 
         def cost_tokens(tenant: str) -> int | None:
-            place = firsts.get(tenant) or queue.first(tenant, is_room)
+            place = firsts.get(tenant) or queue.first(tenant, fits)
             if place is None:
                 return None
             firsts[tenant] = place
@@ -183,7 +183,7 @@ class RequestQueue:
 
     def cancel(self, place: Place) -> bool:
         """Return whether the request still waited; it does not any more."""
-        if place.arrival not in self._places:
+        if place.arrival not in self._waiting:
             return False
         self._remove(place)
         self._cancelled += 1
@@ -192,7 +192,7 @@ class RequestQueue:
     def tick(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
         """Return those who have waited for `wait_s`, out of the queue now, and what they are told."""
         overdue = []
-        for place in self._places.values():
+        for place in self._waiting.values():
             if now_s - place.arrived_s < self._limits.wait_s:
                 break
             overdue.append(place)
@@ -200,18 +200,20 @@ class RequestQueue:
 
     def stop(self, now_s: float) -> list[tuple[Place, QueueRefusal]]:
         """Return all who wait, out of the queue now, and what they are told."""
-        return self._dismiss(list(self._places.values()), "stopping", now_s)
+        return self._dismiss(list(self._waiting.values()), "stopping", now_s)
 
     def _dismiss(
-        self, places: Sequence[Place], reason: RefusalReason, now_s: float
+        self, dismissals: Sequence[Place], reason: RefusalReason, now_s: float
     ) -> list[tuple[Place, QueueRefusal]]:
-        dismissed = [(place, self._refusal(reason, place.tenant, place.waiting.cost_tokens, now_s)) for place in places]
-        for place in places:
+        dismissed = [
+            (place, self._refusal(reason, place.tenant, place.waiting.cost_tokens, now_s)) for place in dismissals
+        ]
+        for place in dismissals:
             self._remove(place)
         return dismissed
 
     def _remove(self, place: Place) -> None:
-        del self._places[place.arrival]
+        del self._waiting[place.arrival]
         model = place.waiting.request.model
         self._models[model].remove(place)
         self._kinds[model, place.placing] -= 1

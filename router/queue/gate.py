@@ -42,7 +42,7 @@ _SIGHTS_MAX = 64
 class HeadroomProbe(Protocol):
     """Whoever knows how busy the fleet is."""
 
-    def has_room(self, request: RouteRequest) -> bool:
+    def has_headroom(self, request: RouteRequest) -> bool:
         """Return whether the request may go on."""
 
     def uncached_tokens(self, request: RouteRequest) -> int:
@@ -61,7 +61,7 @@ class _Sight:
         self.fleet_changes, self.breaker_changes = fleet_changes, breaker_changes
 
 
-class FleetRoom:
+class FleetHeadroom:
     """The room of the workers behind a `Routing`; all there is, where no threshold is set."""
 
     def __init__(self, routing: Routing, threshold: float | None) -> None:
@@ -70,7 +70,7 @@ class FleetRoom:
         self._sights: dict[tuple[str, str], _Sight] = {}
         """By model and OpenAI endpoint."""
 
-    def has_room(self, request: RouteRequest) -> bool:
+    def has_headroom(self, request: RouteRequest) -> bool:
         """Return whether the request may go on, be it that nobody may take it."""
         if self._headroom is not None and not self._is_below(self._headroom, request):
             return False
@@ -96,17 +96,17 @@ class FleetRoom:
 
     def _look(self, headroom: Headroom, request: RouteRequest, now_s: float) -> bool:
         state = self._routing.state
-        standing = state.standing(request.model, request.hashing, now_s)
-        queued_tokens = state.ledger.columns(standing.ranks).queued_tokens
-        spare_tokens = headroom.spare_tokens(standing, queued_tokens, request)
+        model_view = state.model_view(request.model, request.hashing, now_s)
+        queued_tokens = state.ledger.columns(model_view.ranks).queued_tokens
+        spare_tokens = headroom.spare_tokens(model_view, queued_tokens, request)
         self._sights.pop((request.model, request.endpoint), None)
-        if spare_tokens >= request.isl_tokens and not constrains(request, standing.seq_len_min):
+        if spare_tokens >= request.isl_tokens and not constrains(request, model_view.seq_len_min):
             if len(self._sights) >= _SIGHTS_MAX:
                 self._sights.clear()
             self._sights[request.model, request.endpoint] = _Sight(
                 spare_tokens - request.isl_tokens,
-                min(now_s + LOOK_S, standing.valid_until_s),
-                standing.seq_len_min,
+                min(now_s + LOOK_S, model_view.valid_until_s),
+                model_view.seq_len_min,
                 state.fleet.changes,
                 state.breakers.changes,
             )
@@ -117,8 +117,8 @@ class FleetRoom:
         verdict = self._verdict(request)
         if verdict is None:
             return request.isl_tokens
-        held = int(verdict.view.expected[list(verdict.places)].max())
-        return request.isl_tokens - min(held, request.reusable_blocks) * request.block_size
+        held_blocks = int(verdict.view.expected[list(verdict.rank_indices)].max())
+        return request.isl_tokens - min(held_blocks, request.reusable_blocks) * request.block_size
 
     def _verdict(self, request: RouteRequest) -> Verdict | None:
         try:
@@ -180,8 +180,8 @@ class Ticket:
 class Admission:
     """Who goes on now, who waits, who is refused."""
 
-    def __init__(self, clock: Clock, room: HeadroomProbe, limits: QueueLimits | None = None) -> None:
-        self._clock, self._room = clock, room
+    def __init__(self, clock: Clock, headroom: HeadroomProbe, limits: QueueLimits | None = None) -> None:
+        self._clock, self._headroom = clock, headroom
         self._queue = RequestQueue(limits)
         self._tickets: dict[int, Ticket] = {}
         self._is_anybody_there = asyncio.Event()
@@ -196,10 +196,10 @@ class Admission:
     ) -> Ticket | None:
         """Return the ticket of a request that waits; None where one of the callbacks was called already."""
         is_first = not (self._tickets and self._queue.is_waited_for(request))
-        if is_first and self._room.has_room(request):
+        if is_first and self._headroom.has_headroom(request):
             admitted()
             return None
-        placed = self._queue.offer(Waiting(request, self._room.uncached_tokens(request)), self.now_s())
+        placed = self._queue.offer(Waiting(request, self._headroom.uncached_tokens(request)), self.now_s())
         if isinstance(placed, QueueRefusal):
             refused(_refusal(placed))
             return None
@@ -231,11 +231,11 @@ class Admission:
             self._is_letting_on = False
 
     def _let_on(self, model: str) -> None:
-        while (place := self._queue.take(model, self._has_room, self.now_s())) is not None:
+        while (place := self._queue.take(model, self._has_headroom, self.now_s())) is not None:
             self._tickets.pop(place.arrival).admit()
 
-    def _has_room(self, waiting: Waiting) -> bool:
-        return self._room.has_room(waiting.request)
+    def _has_headroom(self, waiting: Waiting) -> bool:
+        return self._headroom.has_headroom(waiting.request)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Let time pass until `stop` is set; who waits then, or would later, is refused."""

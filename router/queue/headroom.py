@@ -26,7 +26,7 @@ class Headroom:
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
-        self._told: tuple[WorkerRegistered, ...] = ()
+        self._registrations: tuple[WorkerRegistered, ...] = ()
         self._tokens: Floats = np.zeros(0)
 
     def spare_tokens(self, ranks: Ranks, queued_tokens: Ints, request: RouteRequest) -> float:
@@ -34,7 +34,7 @@ class Headroom:
 
         Less than 0: all are over theirs, there is no room. Inf: nobody may take the request.
         """
-        slack = self._tokens_of(ranks.told) - queued_tokens
+        slack = self._tokens_of(ranks.registrations) - queued_tokens
         why = exclusions(ranks, request)
         if any(why):
             slack = slack[[place for place, reason in enumerate(why) if not reason]]
@@ -43,8 +43,8 @@ class Headroom:
         below = slack[slack >= 0]
         return float(below.sum()) if len(below) else -1.0
 
-    def _tokens_of(self, told: tuple[WorkerRegistered, ...]) -> Floats:
-        if told is not self._told:
-            stated = [each.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT for each in told]
-            self._told, self._tokens = told, self._threshold * np.array(stated, dtype=np.float64)
+    def _tokens_of(self, registrations: tuple[WorkerRegistered, ...]) -> Floats:
+        if registrations is not self._registrations:
+            stated = [each.max_num_batched_tokens or BATCHED_TOKENS_DEFAULT for each in registrations]
+            self._registrations, self._tokens = registrations, self._threshold * np.array(stated, dtype=np.float64)
         return self._tokens

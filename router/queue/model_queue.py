@@ -34,14 +34,14 @@ class _TenantQueue:
         if not self.kinds[place.kind]:
             del self.kinds[place.kind]
 
-    def first(self, has_room: Callable[[Place], bool]) -> Place | None:
+    def first(self, has_headroom: Callable[[Place], bool]) -> Place | None:
         """Return the first of those for whom there is room, if the first of their kind finds it."""
         if len(self.kinds) == 1:
             (only,) = self.kinds.values()
             place: Place = only.peekitem(0)[1]
-            return place if has_room(place) else None
+            return place if has_headroom(place) else None
         firsts = sorted((each.peekitem(0) for each in self.kinds.values()), key=_order_of)
-        return next((place for _, place in firsts if has_room(place)), None)
+        return next((place for _, place in firsts if has_headroom(place)), None)
 
 
 def _order_of(item: tuple[Order, Place]) -> Order:
@@ -73,6 +73,6 @@ class ModelQueue:
             del self._of_tenant[place.tenant]
             self.shares.waits_no_more(place.tenant)
 
-    def first(self, tenant: str, has_room: Callable[[Place], bool]) -> Place | None:
+    def first(self, tenant: str, has_headroom: Callable[[Place], bool]) -> Place | None:
         """Return the first of the tenant's requests for which there is room."""
-        return self._of_tenant[tenant].first(has_room)
+        return self._of_tenant[tenant].first(has_headroom)

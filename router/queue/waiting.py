@@ -46,15 +46,15 @@ class Waiting(NamedTuple):
 
     def order(self, policy: QueuePolicy, ttft_default_s: float, now_s: float, arrival: int) -> Order:
         """Return its place among the requests of its tenant, where it came as the `arrival`-th."""
-        asked, jump = self.request, max(0, self.request.priority)
+        request, jump = self.request, max(0, self.request.priority)
         match policy:
             case "fcfs":
                 key = now_s - jump
             case "wspt":
                 key = self.cost_tokens / (1 + jump)
             case "edf":
-                key = now_s + (ttft_default_s if asked.ttft_target_s is None else asked.ttft_target_s)
-        return (-asked.strict_priority, key, arrival)
+                key = now_s + (ttft_default_s if request.ttft_target_s is None else request.ttft_target_s)
+        return (-request.strict_priority, key, arrival)
 
 
 def placing_of(request: RouteRequest) -> Placing:

@@ -16,7 +16,7 @@ _EVENT_BYTES = 384
 T = TypeVar("T")
 
 
-def told_of(event: LeaseEvent) -> LeaseEvent:
+def announced_event(event: LeaseEvent) -> LeaseEvent:
     """Return the event as replicas are told of it: of a prompt that is too long for a message, without its end."""
     if not isinstance(event, Routed) or block_count(event.blocks) <= BLOCKS_MAX:
         return event
@@ -99,12 +99,12 @@ def _without_hashes(lease: OpenLease) -> OpenLease:
 
 def _split(items: Iterable[T], bytes_of: Callable[[T], int]) -> list[tuple[T, ...]]:
     messages: list[list[T]] = []
-    room = 0
+    remaining_bytes = 0
     for item in items:
         needed = _EVENT_BYTES + bytes_of(item)
-        if not messages or needed > room or len(messages[-1]) == EVENTS_MAX:
+        if not messages or needed > remaining_bytes or len(messages[-1]) == EVENTS_MAX:
             messages.append([])
-            room = BYTES_MAX
+            remaining_bytes = BYTES_MAX
         messages[-1].append(item)
-        room -= needed
+        remaining_bytes -= needed
     return [tuple(each) for each in messages]

@@ -14,7 +14,7 @@ from kv_protocol.replicas import LedgerBeat, LedgerOpen, LedgerTold, OpenLease
 from router.replicas.open_leases import OpenLeases
 
 ASK_AGAIN_S = 0.25
-KEPT_MAX = 256
+BUFFERED_MAX = 256
 LEASES_MAX = 1 << 16
 """Of one router; beyond them it is not asked any more, since the answer could not be kept."""
 
@@ -32,40 +32,40 @@ class Peer:
 
     def __init__(self, life: int, now_s: float) -> None:
         self.life = life
-        self.heard_at_s = now_s
-        self.seq = self.told_to = 0
+        self.received_at_s = now_s
+        self.seq = self.latest_seq = 0
         self.differs = self.is_overfull = False
         self.open = OpenLeases()
         self.skew = Skew()
         self.number = 0
         """Of the newest question."""
-        self._asked_at_s: float | None = None
+        self._requested_at_s: float | None = None
         self._is_asking = False
-        self._kept: dict[int, tuple[LeaseEvent, ...]] = {}
+        self._buffered: dict[int, tuple[LeaseEvent, ...]] = {}
         self._parts: dict[int, LedgerOpen] = {}
 
     @property
     def is_behind(self) -> bool:
         """Whether something was missed."""
-        return self.seq < self.told_to
+        return self.seq < self.latest_seq
 
     @property
     def is_in_doubt(self) -> bool:
         """Whether its leases are perhaps not those that are known."""
         return self.is_behind or self.differs
 
-    def told(self, message: LedgerTold) -> list[LeaseEvent]:
+    def on_events(self, message: LedgerTold) -> list[LeaseEvent]:
         """Fold its events in, if they are the next; return those that are news."""
         if message.seq <= self.seq:
             return []
         is_next = message.seq == self.seq + 1
         if self.is_in_doubt or not is_next:
             self._keep(message)
-        self.told_to = max(self.told_to, message.seq)
+        self.latest_seq = max(self.latest_seq, message.seq)
         if not is_next:
             return []
         news = self._folded(message.seq, message.events)
-        while (events := self._kept.get(self.seq + 1)) is not None:
+        while (events := self._buffered.get(self.seq + 1)) is not None:
             news += self._folded(self.seq + 1, events)
         self._settle()
         return news
@@ -74,13 +74,13 @@ class Peer:
         """What was kept, and an answer that may come still, are of no use where there is no doubt."""
         if not self.is_in_doubt:
             self._is_asking = False
-            self._kept.clear()
+            self._buffered.clear()
             self._parts.clear()
 
     def _keep(self, message: LedgerTold) -> None:
-        self._kept[message.seq] = message.events
-        if len(self._kept) > KEPT_MAX:
-            del self._kept[next(iter(self._kept))]
+        self._buffered[message.seq] = message.events
+        if len(self._buffered) > BUFFERED_MAX:
+            del self._buffered[next(iter(self._buffered))]
 
     def _folded(self, seq: int, events: tuple[LeaseEvent, ...]) -> list[LeaseEvent]:
         self.seq = seq
@@ -96,7 +96,7 @@ class Peer:
         """Compare what it says of its sums with what is known."""
         if message.seq < self.seq:
             return
-        self.told_to = max(self.told_to, message.seq)
+        self.latest_seq = max(self.latest_seq, message.seq)
         self.is_overfull = message.leases > LEASES_MAX
         self.skew = Skew(
             abs(message.leases - len(self.open)),
@@ -107,14 +107,14 @@ class Peer:
             self.differs = (message.leases, message.digest) != (len(self.open), self.open.digest)
             self._settle()
 
-    def is_to_be_asked(self, now_s: float) -> bool:
+    def is_request_due(self, now_s: float) -> bool:
         """Whether it is time to ask for its leases."""
-        is_due = self._asked_at_s is None or now_s - self._asked_at_s >= ASK_AGAIN_S
+        is_due = self._requested_at_s is None or now_s - self._requested_at_s >= ASK_AGAIN_S
         return self.is_in_doubt and is_due and not self.is_overfull
 
-    def asked(self, now_s: float) -> int:
+    def new_request(self, now_s: float) -> int:
         """Return the number of the question that is put now; answers to former ones count no more."""
-        self._asked_at_s, self._is_asking = now_s, True
+        self._requested_at_s, self._is_asking = now_s, True
         self.number += 1
         self._parts.clear()
         return self.number
@@ -128,36 +128,38 @@ class Peer:
         self._parts[message.part] = message
         if len(self._parts) < message.parts:
             return None
-        told = OpenLeases()
+        leases = OpenLeases()
         for part in self._parts.values():
             for lease in part.leases:
-                if lease.routed.lease_id not in told and len(told) < LEASES_MAX:
-                    told.put(lease)
-        return self._replaced(told, message.seq)
+                if lease.routed.lease_id not in leases and len(leases) < LEASES_MAX:
+                    leases.put(lease)
+        return self._replaced(leases, message.seq)
 
-    def _replaced(self, told: OpenLeases, seq: int) -> list[LeaseEvent]:
+    def _replaced(self, leases: OpenLeases, seq: int) -> list[LeaseEvent]:
         """The leases are those that were told at `seq`, and what was heard of them since."""
-        while (events := self._kept.get(seq + 1)) is not None:
+        while (events := self._buffered.get(seq + 1)) is not None:
             seq += 1
             for event in events:
-                self._fold(told, event)
-        news = difference(self.open, told)
-        self._kept = {number: events for number, events in self._kept.items() if seq < number <= seq + KEPT_MAX}
-        self.open, self.seq, self.told_to = told, seq, max(self._kept, default=seq)
+                self._fold(leases, event)
+        news = difference(self.open, leases)
+        self._buffered = {
+            number: events for number, events in self._buffered.items() if seq < number <= seq + BUFFERED_MAX
+        }
+        self.open, self.seq, self.latest_seq = leases, seq, max(self._buffered, default=seq)
         self.differs = self._is_asking = False
         self._parts.clear()
         return news
 
 
-def difference(known: OpenLeases, told: OpenLeases) -> list[LeaseEvent]:
+def difference(known: OpenLeases, current: OpenLeases) -> list[LeaseEvent]:
     """Return the events that make the one of the other; ends come first."""
     ends: list[LeaseEvent] = []
     begins: list[LeaseEvent] = []
     for lease in known:
-        other = told.get(lease.routed.lease_id)
+        other = current.get(lease.routed.lease_id)
         if other is None or not _follows(other, lease):
             ends.append(Finished(lease_id=lease.routed.lease_id))
-    for lease in told:
+    for lease in current:
         before = known.get(lease.routed.lease_id)
         is_new = before is None or not _follows(lease, before)
         if is_new:

@@ -28,7 +28,7 @@ from kv_protocol.replicas import (
     LedgerTold,
     ReplicaMessage,
 )
-from router.replicas.open_leases import OpenLeases, parts_of, split, told_of
+from router.replicas.open_leases import OpenLeases, announced_event, parts_of, split
 from router.replicas.peer import Peer, Skew
 
 SILENT_S = 5.0
@@ -60,11 +60,11 @@ class ReplicaStatistics(NamedTuple):
 
     own_leases: int
     sent_total: int
-    heard_total: int
+    received_total: int
     refused_total: int
     gaps_total: int
     differences_total: int
-    asked_total: int
+    requested_total: int
     replaced_total: int
     answered_total: int
     silent_total: int
@@ -84,17 +84,17 @@ class Replication:
         self._peers: dict[str, Peer] = {}
         self._owners: dict[str, str] = {}  # of leases that were applied here, by their ids
         self._answered_at_s: dict[str, float] = {}
-        self._sent = self._heard = self._refused = self._gaps = self._differences = 0
-        self._asked = self._replaced = self._answered = self._silent = 0
+        self._sent = self._received = self._refused = self._gaps = self._differences = 0
+        self._requested = self._replaced = self._answered = self._silent = 0
 
     # ------------------------------------------------------------ our own leases
 
     @property
-    def is_alone(self) -> bool:
+    def has_no_peers(self) -> bool:
         """Whether no other router was heard of late: then nobody waits for news."""
         return not self._peers
 
-    def told(self, event: LeaseEvent) -> None:
+    def on_lease_event(self, event: LeaseEvent) -> None:
         """The event happened to a lease of this router, and will be told."""
         if not self._peers:
             if type(event) is Routed and len(self._fresh) < PENDING_MAX:
@@ -114,8 +114,8 @@ class Replication:
             self._peers[owner].open.fold(Expired(lease_id=lease_id))
 
     def _fold_pending(self) -> list[LeaseEvent]:
-        told: Iterable[LeaseEvent] = chain(self._fresh.values(), self._pending)
-        events = [event for event in map(told_of, told) if self._own.fold(event)]
+        events_due: Iterable[LeaseEvent] = chain(self._fresh.values(), self._pending)
+        events = [event for event in map(announced_event, events_due) if self._own.fold(event)]
         self._fresh.clear()
         self._pending.clear()
         return events
@@ -150,7 +150,7 @@ class Replication:
     def deaf(self, now_s: float) -> None:
         """Nobody could be heard until now: that they were silent means nothing."""
         for peer in self._peers.values():
-            peer.heard_at_s = now_s
+            peer.received_at_s = now_s
 
     def tick(self, now_s: float) -> list[Effect]:
         """Return what is to be told, asked and ended now; to be called every `ANSWER_S` or so."""
@@ -160,18 +160,18 @@ class Replication:
             self._beat_due_s = now_s + BEAT_S
             effects.append(self._beat())
         for name, peer in list(self._peers.items()):
-            if now_s - peer.heard_at_s >= SILENT_S:
+            if now_s - peer.received_at_s >= SILENT_S:
                 self._silent += 1
                 effects += self._parted(name)
-            elif peer.is_to_be_asked(now_s):
+            elif peer.is_request_due(now_s):
                 effects.append(self._ask(name, peer, now_s))
         return effects
 
     # ------------------------------------------------------------ theirs
 
-    def heard(self, message: ReplicaMessage, now_s: float) -> list[Effect]:
+    def on_message(self, message: ReplicaMessage, now_s: float) -> list[Effect]:
         """Return what follows from a message, which came to all or to this router."""
-        self._heard += 1
+        self._received += 1
         if message.router == self._router:
             self._refused += not isinstance(message, LedgerAsked) and message.life != self._life  # a namesake
             return []
@@ -189,14 +189,14 @@ class Replication:
         if message.life < peer.life:
             self._refused += 1
             return effects
-        peer.heard_at_s = max(now_s, peer.heard_at_s)
+        peer.received_at_s = max(now_s, peer.received_at_s)
         return effects + self._taken(message, peer)
 
     def _taken(self, message: LedgerTold | LedgerBeat | LedgerOpen, peer: Peer) -> list[Effect]:
         was_behind, differed = peer.is_behind, peer.differs
         news: list[LeaseEvent] = []
         if isinstance(message, LedgerTold):
-            news = peer.told(message)
+            news = peer.on_events(message)
         elif isinstance(message, LedgerBeat):
             peer.beat(message)
         elif (replaced := peer.answered(message)) is not None:
@@ -207,9 +207,9 @@ class Replication:
         return self._applied(message.router, news)
 
     def _ask(self, name: str, peer: Peer, now_s: float) -> Say:
-        self._asked += 1
+        self._requested += 1
         self._sent += 1
-        return Say(LedgerAsked(router=self._router, number=peer.asked(now_s)), name)
+        return Say(LedgerAsked(router=self._router, number=peer.new_request(now_s)), name)
 
     def _applied(self, name: str, events: Iterable[LeaseEvent]) -> list[Effect]:
         """Return the events of leases that are the router's: an id that somebody else has already is refused."""
@@ -267,11 +267,11 @@ class Replication:
         return ReplicaStatistics(
             own_leases=len(self._own),
             sent_total=self._sent,
-            heard_total=self._heard,
+            received_total=self._received,
             refused_total=self._refused,
             gaps_total=self._gaps,
             differences_total=self._differences,
-            asked_total=self._asked,
+            requested_total=self._requested,
             replaced_total=self._replaced,
             answered_total=self._answered,
             silent_total=self._silent,

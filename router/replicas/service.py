@@ -105,7 +105,7 @@ class Replicas:
         replication = self._of_worker(routed.worker_id)
         if replication is not None:
             self._of_lease[routed.lease_id] = replication
-            self._told(replication, routed)
+            self._on_lease_event(replication, routed)
 
     def _gone_on(self, event: LeaseEvent) -> None:
         is_over = isinstance(event, ENDINGS)
@@ -113,11 +113,11 @@ class Replicas:
         if replication is None:
             self._tell_of_others(event)
         else:
-            self._told(replication, event)
+            self._on_lease_event(replication, event)
 
-    def _told(self, replication: Replication, event: LeaseEvent) -> None:
-        replication.told(event)
-        if not replication.is_alone:
+    def _on_lease_event(self, replication: Replication, event: LeaseEvent) -> None:
+        replication.on_lease_event(event)
+        if not replication.has_no_peers:
             self._news.set()
 
     def _tell_of_others(self, event: LeaseEvent) -> None:
@@ -152,9 +152,9 @@ class Replicas:
 
     async def _pause(self) -> None:
         """Wait for news, and a moment for more; or until it is time for a turn all the same."""
-        is_alone = all(each.is_alone for each in self._replications.values())
+        has_no_peers = all(each.has_no_peers for each in self._replications.values())
         with suppress(TimeoutError):
-            async with asyncio.timeout(BEAT_S if is_alone else TICK_S):
+            async with asyncio.timeout(BEAT_S if has_no_peers else TICK_S):
                 await self._news.wait()
             await self._clock.sleep(FLUSH_S)
 
@@ -185,7 +185,7 @@ class Replicas:
 
     async def _on_message(self, message: LogMessage) -> None:
         try:
-            told = decode_replica(message.data)
+            received = decode_replica(message.data)
         except MalformedMessage as error:
             self._refuse(message, str(error))
             return
@@ -194,7 +194,7 @@ class Replicas:
         if replication is None:
             self._refuse(message, f"more than {MODELS_MAX} models")
             return
-        self._take(slug, replication.heard(told, self._clock.now()))
+        self._take(slug, replication.on_message(received, self._clock.now()))
         if self._outgoing:
             self._news.set()
 
@@ -213,13 +213,13 @@ class Replicas:
 
 def replica_families(replicas: Replicas) -> Iterator[Family]:
     """Yield how routers stand to each other, over all models."""
-    told = replicas.statistics()
-    models = list(told.models.values())
+    statistics = replicas.statistics()
+    models = list(statistics.models.values())
     messages = (
-        ("sent", sum(each.sent_total for each in models) - told.unsent_total),
-        ("unsent", told.unsent_total),
-        ("heard", sum(each.heard_total for each in models)),
-        ("refused", sum(each.refused_total for each in models) + told.refused_total),
+        ("sent", sum(each.sent_total for each in models) - statistics.unsent_total),
+        ("unsent", statistics.unsent_total),
+        ("heard", sum(each.received_total for each in models)),
+        ("refused", sum(each.refused_total for each in models) + statistics.refused_total),
     )
     yield _counts("replica_messages", "Ledger messages between routers, by what became of them", "outcome", messages)
     doubts = (
@@ -229,7 +229,7 @@ def replica_families(replicas: Replicas) -> Iterator[Family]:
     )
     yield _counts("replica_doubts", "Times when a router's leases were perhaps not those known", "cause", doubts)
     dumps = (
-        ("asked", sum(each.asked_total for each in models)),
+        ("asked", sum(each.requested_total for each in models)),
         ("taken", sum(each.replaced_total for each in models)),
         ("given", sum(each.answered_total for each in models)),
     )

@@ -69,7 +69,7 @@ class Attempt:
         decode_s = decode_seconds(self._decode_ms) if self._decode_ms else None
         return Arrival(is_streamed=False, later_tokens=later_tokens, decode_s=decode_s)
 
-    def heard(self, status: int, headers: Headers, busy_s: Callable[[bytes], float]) -> bool:
+    def on_status(self, status: int, headers: Headers, busy_s: Callable[[bytes], float]) -> bool:
         """The answer's head came; return whether it may be passed on.
 
         `busy_s` reads from a busy worker's `retry-after` for how many seconds it is to be left alone.

@@ -21,8 +21,8 @@ from router.config import RouterSettings
 from router.decision.verdict import Verdict
 from router.fleet.registry import Fleet
 from router.prompt import Prompt, with_prompt_ids
-from router.request.handoff import ALONE, PrefillAnswer, decode_body, prefill_body
-from router.server.exchange import WHOLE_BYTES_MAX, OutboundCall
+from router.request.handoff import CONTEXT_AND_GENERATION, PrefillAnswer, decode_body, prefill_body
+from router.server.exchange import BUFFERED_BYTES_MAX, OutboundCall
 from router.server.heads import Headers
 from router.server.stream_replay import StreamReplayBuffer
 
@@ -36,7 +36,7 @@ _EMBEDDINGS_BYTES_MAX = 4 << 20
 """Of an answer with embeddings that is kept until it is whole: so long another worker can give it."""
 _DELTA = b'.delta"'
 """Ends the type of each event of a response's stream that has tokens; JSON escapes the quote in their text."""
-_ALONE = PrefillAnswer(b"", ALONE, is_final=False)
+_NO_HANDOFF = PrefillAnswer(b"", CONTEXT_AND_GENERATION, is_final=False)
 """What a decode worker is told that serves alone."""
 _HEADER = HEADER.encode()
 _CONTINUABLE = b"%b: 1\r\n" % _HEADER
@@ -54,7 +54,7 @@ class Calls:
         self._fleet = fleet
         limits = settings.failures
         self._limits = limits.connect_s, limits.first_byte_s, limits.between_bytes_s, limits.total_s
-        self._whole_limits = limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s
+        self._buffered_limits = limits.connect_s, limits.whole_s, limits.between_bytes_s, limits.total_s
         self._worker_headers = _worker_headers(settings.data.worker_token.get_secret_value())
 
     def call(
@@ -66,7 +66,7 @@ class Calls:
         prompt: Prompt | None,
         handoff: PrefillAnswer | None = None,
         progress: Progress | None = None,
-        kept: StreamReplayBuffer | None = None,
+        replay_buffer: StreamReplayBuffer | None = None,
     ) -> OutboundCall | None:
         """Return what the winner is sent; None where it left meanwhile.
 
@@ -76,31 +76,31 @@ class Calls:
         worker = self._fleet.worker(verdict.winner.worker_id)
         if worker is None:
             return None
-        told, phase = worker.registration, verdict.request.phase
+        registration, phase = worker.registration, verdict.request.phase
         text = body.text
         if phase != "whole" and not is_given(inbound.disaggregated_params):
-            text = _of_phase(text, phase, handoff or _ALONE, told.role)
+            text = _of_phase(text, phase, handoff or _NO_HANDOFF, registration.role)
         if progress is not None:
             text = b'{"%b":%b,%b' % (KEY.encode(), progress.continuation(), bytes(text[text.index(b"{") + 1 :]))
         headers = b"%bx-request-id: %b\r\n" % (self._worker_headers, verdict.request.request_id.encode())
         if not _PASSED_ON_NAMES.isdisjoint(client):
             headers += _passed_on(client)
-        if kept is not None or wants_tokens(client):
+        if replay_buffer is not None or wants_tokens(client):
             headers += _CONTINUABLE
-        limits = self._limits if inbound.stream and phase != "prefill" else self._whole_limits
+        limits = self._limits if inbound.stream and phase != "prefill" else self._buffered_limits
         is_decode = phase == "decode"
         endpoint = verdict.request.endpoint
-        whole_bytes_max = _EMBEDDINGS_BYTES_MAX if endpoint == "embeddings" else WHOLE_BYTES_MAX
+        buffered_bytes_max = _EMBEDDINGS_BYTES_MAX if endpoint == "embeddings" else BUFFERED_BYTES_MAX
         token_mark = _DELTA if endpoint == "responses" else b""
-        rest = (*limits, kept, is_decode, whole_bytes_max, token_mark)
-        if not told.accepts_token_ids:
+        rest = (*limits, replay_buffer, is_decode, buffered_bytes_max, token_mark)
+        if not registration.accepts_token_ids:
             sent = text if isinstance(text, bytes) and not body.images else body.with_images(text)
-            return OutboundCall(told.base_url, inbound.path, headers, sent, *rest)
+            return OutboundCall(registration.base_url, inbound.path, headers, sent, *rest)
         headers = b"%bx-dp-rank: %d\r\n" % (headers, verdict.winner.dp_rank)
         parts = (text,) if prompt is None else with_prompt_ids(text, prompt.ids, prompt.encoded)
         if body.images:
             parts = (*parts[:-1], *body.with_images(parts[-1]))
-        return OutboundCall(told.base_url, inbound.path, headers, parts, *rest)
+        return OutboundCall(registration.base_url, inbound.path, headers, parts, *rest)
 
 
 def _of_phase(body: Bytes, phase: str, handoff: PrefillAnswer, role: str) -> Bytes:
@@ -108,7 +108,7 @@ def _of_phase(body: Bytes, phase: str, handoff: PrefillAnswer, role: str) -> Byt
         return prefill_body(body)
     if phase == "decode":
         return decode_body(body, handoff.params, handoff.prompt_ids)
-    return decode_body(body, _ALONE.params) if role == "decode" else body
+    return decode_body(body, _NO_HANDOFF.params) if role == "decode" else body
 
 
 def _passed_on(headers: Headers) -> bytes:

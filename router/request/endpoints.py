@@ -113,16 +113,16 @@ class DecisionOnly(RequestReader):
             raise RequestInvalid("endpoint", found, f"one of {', '.join(_PATHS)}")
         return path or self.exchange.path
 
-    def _asked(self) -> None:
+    def _on_parsed(self) -> None:
         serving, plan = self.serving, self.serving.plan(self.route, self.inbound)
         serving.placed(self.route, plan, self.inbound)
         verdict = self._decided(plan)
-        told = _told(verdict)
+        summary = _summary(verdict)
         if plan.phase == "prefill" and not plan.is_fixed:
             plan.prefilled()
             worker = serving.routing.state.fleet.worker(verdict.winner.worker_id)
-            told["decode"] = _told(self._decided(plan, None if worker is None else worker.registration))
-        answer(self.exchange, told)
+            summary["decode"] = _summary(self._decided(plan, None if worker is None else worker.registration))
+        answer(self.exchange, summary)
 
     def _decided(self, plan: RequestPlan, prefill: WorkerRegistered | None = None) -> Verdict:
         serving = self.serving
@@ -131,14 +131,14 @@ class DecisionOnly(RequestReader):
             try:
                 return serving.decide(route)
             except NoEligibleWorker as error:
-                if not plan.nobody():
-                    raise Refused(serving.nobody(route, error)) from error
+                if not plan.no_candidate():
+                    raise Refused(serving.no_candidate(route, error)) from error
 
     def _refuse(self, refusal: Refusal) -> None:
         self.serving.request_log.refused(refusal)
         refuse(self.exchange, refusal)
 
 
-def _told(verdict: Verdict) -> dict[str, object]:
+def _summary(verdict: Verdict) -> dict[str, object]:
     decision = verdict.decision()
     return {"decision": decision, "explanation": explain(decision, is_hypothetical=True)}

@@ -38,7 +38,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 _PREFILL_PLACE = {"prefill_worker_id": "backend_instance_id", "prefill_dp_rank": "dp_rank"}
 _DECODE_PLACE = ("backend_instance_id", "decode_worker_id", "dp_rank")
 
-ALONE = b'{"request_type":"context_and_generation"}'
+CONTEXT_AND_GENERATION = b'{"request_type":"context_and_generation"}'
 """`disaggregated_params` of a request that is computed and decoded in one place."""
 
 _Object = dict[str, msgspec.Raw]
@@ -66,10 +66,10 @@ def prefill_body(body: bytes | bytearray) -> bytes:
     request = _objects.decode(body)
     for key in ("stream_options", "best_of", "n", *_LIMITS):
         request.pop(key, None)
-    said: dict[str, Any] = {"stream": False, "max_tokens": 1, _PARAMS: {"request_type": CONTEXT_ONLY}}
+    overrides: dict[str, Any] = {"stream": False, "max_tokens": 1, _PARAMS: {"request_type": CONTEXT_ONLY}}
     if "min_tokens" in request:
-        said["min_tokens"] = min(1, msgspec.json.decode(request["min_tokens"]) or 0)
-    return msgspec.json.encode(_with_nvext(request, _prefill_nvext) | said)
+        overrides["min_tokens"] = min(1, msgspec.json.decode(request["min_tokens"]) or 0)
+    return msgspec.json.encode(_with_nvext(request, _prefill_nvext) | overrides)
 
 
 def decode_body(body: bytes | bytearray, params: bytes, prompt_ids: bytes = b"") -> bytes:
@@ -97,8 +97,10 @@ def prefill_answer(body: bytes, *, limit_tokens: int | None) -> PrefillAnswer:
         return PrefillAnswer(msgspec.json.encode(answer), b"", is_final=True)
     if not isinstance(params, dict):
         raise AnswerUnusable(f"choices[0].{_PARAMS}: found {params!r}, allowed an object: is it a prefill worker?")
-    told = msgspec.json.encode(params | {"request_type": GENERATION_ONLY})
-    return PrefillAnswer(body, told, is_final=False, prompt_ids=msgspec.json.encode(prompt_ids) if prompt_ids else b"")
+    decode_params = msgspec.json.encode(params | {"request_type": GENERATION_ONLY})
+    return PrefillAnswer(
+        body, decode_params, is_final=False, prompt_ids=msgspec.json.encode(prompt_ids) if prompt_ids else b""
+    )
 
 
 def as_events(body: bytes, *, include_usage: bool) -> bytes:

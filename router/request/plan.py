@@ -22,16 +22,16 @@ from typing import Literal, get_args
 from kv_protocol.decided import RequestPhase
 from kv_protocol.ids import WorkerRank
 
-Turn = Literal["no_prefill_worker", "prefill_failed", "no_decode_worker", "decode_failed", "migrated"]
+Reroute = Literal["no_prefill_worker", "prefill_failed", "no_decode_worker", "decode_failed", "migrated"]
 """Why a request takes another way than it began."""
-TURNS: tuple[Turn, ...] = get_args(Turn)
+REROUTES: tuple[Reroute, ...] = get_args(Reroute)
 
 
 class RequestPlan:
     """Where one request is. Not for sharing: it changes with every event."""
 
     __slots__ = (
-        "_failures", "_migration_limit", "_retry_limit", "_tried", "is_fixed", "migrations", "phase", "turns",
+        "_failures", "_migration_limit", "_retry_limit", "_tried", "is_fixed", "migrations", "phase", "reroutes",
     )  # fmt: skip
 
     def __init__(self, phase: RequestPhase, *, retry_limit: int, migration_limit: int = 0, fixed: bool = False) -> None:
@@ -41,7 +41,7 @@ class RequestPlan:
         self._tried: dict[RequestPhase, tuple[WorkerRank, ...]] = {}
         self._failures: dict[RequestPhase, int] = {}
         self.migrations = 0
-        self.turns: tuple[Turn, ...] = ()
+        self.reroutes: tuple[Reroute, ...] = ()
 
     @property
     def tried(self) -> tuple[WorkerRank, ...]:
@@ -58,7 +58,7 @@ class RequestPlan:
         assert self.phase == "prefill"
         self.phase = "decode"
 
-    def to_alone(self) -> None:
+    def compute_at_decode(self) -> None:
         """Whoever decodes computes the prompt, too."""
         assert not self.is_fixed
         self.phase = "alone"
@@ -69,14 +69,14 @@ class RequestPlan:
         plan._tried = self._tried
         return plan
 
-    def nobody(self) -> bool:
+    def no_candidate(self) -> bool:
         """Nobody may take the phase; return whether another one is to be tried."""
         if self.is_fixed:
             return False
         if self.phase == "prefill":
-            self._turn("no_prefill_worker", "alone")
+            self._reroute("no_prefill_worker", "alone")
         elif self.phase == "decode":
-            self._turn("no_decode_worker", "alone")
+            self._reroute("no_decode_worker", "alone")
         else:
             return False
         return True
@@ -93,11 +93,11 @@ class RequestPlan:
             if phase == "decode" and took_handoff:
                 if self.is_fixed:
                     return False
-                self._turn("decode_failed", "prefill")
+                self._reroute("decode_failed", "prefill")
             return True
         if phase != "prefill" or self.is_fixed:
             return False
-        self._turn("prefill_failed", "alone")
+        self._reroute("prefill_failed", "alone")
         return True
 
     def may_migrate(self) -> bool:
@@ -111,10 +111,10 @@ class RequestPlan:
         self.migrations += 1
         self._failures.clear()
         self._tried = {phase: (rank,)}
-        self._turn("migrated", "prefill" if phase == "decode" else phase)
+        self._reroute("migrated", "prefill" if phase == "decode" else phase)
 
-    def _turn(self, why: Turn, phase: RequestPhase) -> None:
-        self.turns = (*self.turns, why)
+    def _reroute(self, why: Reroute, phase: RequestPhase) -> None:
+        self.reroutes = (*self.reroutes, why)
         self.phase = phase
         if phase == "alone":  # of the same workers
             self._tried.setdefault("alone", self._tried.get("decode", ()))

@@ -4,8 +4,8 @@
      |         |         |
      +---------+---------+--> refused: the client's fault, named; or nobody there, or no room
 
-Whoever continues it says what follows (`_asked`) and how a refusal is told (`_refuse`). Large bodies are read, and long
-prompts encoded, off the loop; a client that leaves meanwhile is not waited for.
+A subclass says what follows (`_on_parsed`) and how a refusal is answered (`_refuse`). Large bodies are parsed, and long
+prompts encoded, off the event loop; the reader stops when the client leaves meanwhile.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _log = structlog.get_logger("router")
 
 
 class RequestReader(ABC):
-    """One request as it is read; `body`, `inbound`, `prompt` and `route` are there when `_asked` is called."""
+    """One request as it is read; `body`, `inbound`, `prompt` and `route` are there when `_on_parsed` is called."""
 
     __slots__ = ("_awaited", "_began_s", "_over", "body", "exchange", "inbound", "prompt", "route", "serving")
 
@@ -45,7 +45,7 @@ class RequestReader(ABC):
         self._over = False
 
     @abstractmethod
-    def _asked(self) -> None:
+    def _on_parsed(self) -> None:
         """Go on: what is asked is known. May raise `Refused`."""
 
     @abstractmethod
@@ -58,7 +58,7 @@ class RequestReader(ABC):
         return self.inbound.model if hasattr(self, "inbound") else ""
 
     def read(self) -> None:
-        """The request is read; `_asked` or `_refuse` is called, now or later."""
+        """The request is read; `_on_parsed` or `_refuse` is called, now or later."""
         self._refusing(self._read)
 
     def stop_reading(self) -> None:
@@ -106,7 +106,7 @@ class RequestReader(ABC):
             self.serving.metrics.stage("tokenize", perf_counter() - self._began_s)
         self.prompt = prompt
         self.route = self.serving.route_request(self.inbound, self.exchange.headers, prompt)
-        self._asked()
+        self._on_parsed()
 
     def _refusing(self, step: Callable[[], None]) -> None:
         try:

@@ -38,7 +38,7 @@ _CONSTRAINTS = frozenset(
     }
 )  # fmt: skip
 """Headers without which, and without `nvext`, a request asks for nothing in particular: most do."""
-_WHOLE = re.compile(r"-?[0-9]{1,9}")
+_INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
 class RouteRequestBuilder:
@@ -82,8 +82,8 @@ def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
     hints = extension.hints
     return {
         "session_id": "" if inbound.endpoint == "embeddings" else _session(headers),
-        "priority": _whole(headers, b"x-request-priority", _first(hints.priority, int(inbound.priority or 0))),
-        "strict_priority": _whole(headers, b"x-request-strict-priority", hints.strict_priority or 0),
+        "priority": _integer(headers, b"x-request-priority", _first(hints.priority, int(inbound.priority or 0))),
+        "strict_priority": _integer(headers, b"x-request-strict-priority", hints.strict_priority or 0),
         "expected_osl": hints.osl or 0,
         "required_taints": _names(headers, b"x-required-taints"),
         "preferred_taints": tuple(map(_weighed, _names(headers, b"x-preferred-taints"))),
@@ -140,12 +140,12 @@ def _weighed(pair: str) -> tuple[str, float]:
     return name.strip(), number
 
 
-def _whole(headers: Headers, header: bytes, otherwise: int) -> int:
+def _integer(headers: Headers, header: bytes, otherwise: int) -> int:
     raw = headers.get(header)
     if raw is None:
         return otherwise
     value = raw.decode("utf-8", "replace")
-    if not _WHOLE.fullmatch(value):
+    if not _INTEGER.fullmatch(value):
         raise RequestInvalid(header.decode(), value, "a whole number of up to 9 digits")
     return int(value)
 
@@ -160,7 +160,7 @@ def _pinned_worker(inbound: Inbound, headers: Headers) -> str | None:
 
 
 def _pinned_dp_rank(inbound: Inbound, headers: Headers) -> int | None:
-    dp_rank = _whole(headers, b"x-dp-rank", _first(inbound.extension.dp_rank, -1))
+    dp_rank = _integer(headers, b"x-dp-rank", _first(inbound.extension.dp_rank, -1))
     if b"x-dp-rank" in headers and not 0 <= dp_rank <= DP_RANK_MAX:
         raise RequestInvalid("x-dp-rank", dp_rank, f"0..{DP_RANK_MAX}")
     return None if dp_rank < 0 else dp_rank

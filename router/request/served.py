@@ -35,7 +35,7 @@ from router.request.reader import RequestReader
 from router.request.refusals import Refusal, Refused
 from router.request.request_log import EndedRequest
 from router.request.serving import Serving
-from router.request.usage import NOTHING_SAID, Usage, usage_in
+from router.request.usage import NO_USAGE, Usage, usage_in
 from router.server.buffered_response import BufferedResponse
 from router.server.exchange import Exchange, OutboundCall, UpstreamStage
 from router.server.heads import Headers
@@ -53,12 +53,27 @@ class Served(RequestReader):
     """One request: `begin` starts it; it is the watcher of its own calls."""
 
     __slots__ = (
-        "_aside", "_asked_route", "_attempt", "_attempts", "_decided_s", "_erred_at", "_failed", "_handoff",
-        "_kept", "_mode", "_plan", "_prefill", "_prefiller", "_progress", "_retried", "_ticket", "_usage",
+        "_aside",
+        "_attempt",
+        "_attempts",
+        "_decided_s",
+        "_erred_at",
+        "_failed",
+        "_handoff",
+        "_initial_route",
+        "_mode",
+        "_plan",
+        "_prefill",
+        "_prefiller",
+        "_progress",
+        "_replay_buffer",
+        "_retried",
+        "_ticket",
+        "_usage",
     )  # fmt: skip
 
     _plan: RequestPlan
-    _asked_route: RouteRequest
+    _initial_route: RouteRequest
     """As the client asked; `route` is that of the phase."""
     _ticket: Ticket | None
     _erred_at: tuple[WorkerRank, ...]
@@ -69,7 +84,7 @@ class Served(RequestReader):
         self._ticket = None
         self._attempt: Attempt | None = None
         self._attempts: tuple[Attempt, ...] = ()
-        self._usage = NOTHING_SAID
+        self._usage = NO_USAGE
         self._failed: Attempt | None = None
         self._retried: UpstreamStage | None = None
         self._erred_at = ()
@@ -79,7 +94,7 @@ class Served(RequestReader):
         self._prefiller = b""
         self._prefill: WorkerRegistered | None = None
         """The worker that computed the prompt."""
-        self._kept: StreamReplayBuffer | None = None
+        self._replay_buffer: StreamReplayBuffer | None = None
         self._progress: Progress | None = None
 
     def begin(self) -> None:
@@ -87,13 +102,13 @@ class Served(RequestReader):
         self.exchange.on_gone(self._left)
         self.read()
 
-    def _asked(self) -> None:
-        self._asked_route = self.route
+    def _on_parsed(self) -> None:
+        self._initial_route = self.route
         self.serving.asked(self.route, self.inbound, self.prompt)
         plan = self._plan = self.serving.plan(self.route, self.inbound)
         self.serving.placed(self.route, plan, self.inbound)
         if plan.phase != "whole":
-            self.route = self.serving.route_of(self._asked_route, plan, self.inbound, None)
+            self.route = self.serving.route_of(self._initial_route, plan, self.inbound, None)
         self._ticket = self.serving.admission.ask(self.route, self._admitted, self._turned_away)
 
     def _admitted(self) -> None:
@@ -120,8 +135,8 @@ class Served(RequestReader):
                 verdict = serving.decide(self.route)
                 break
             except NoEligibleWorker as error:
-                if not plan.nobody():
-                    refusal = serving.nobody(self.route, error)
+                if not plan.no_candidate():
+                    refusal = serving.no_candidate(self.route, error)
                     self._refuse(refusal if self._failed is None else _given_up(self._failed))
                     return
                 self._turned()
@@ -139,8 +154,8 @@ class Served(RequestReader):
 
     def _turned(self) -> None:
         """The plan has taken another way: a decision for it is next."""
-        self.serving.metrics.turned(self._plan.turns[-1])
-        self.route = self.serving.route_of(self._asked_route, self._plan, self.inbound, self._prefill)
+        self.serving.metrics.turned(self._plan.reroutes[-1])
+        self.route = self.serving.route_of(self._initial_route, self._plan, self.inbound, self._prefill)
 
     def _forward(self, verdict: Verdict) -> None:
         call = self._call(verdict)
@@ -153,8 +168,10 @@ class Served(RequestReader):
             self.exchange.forward(call, self)
 
     def _call(self, verdict: Verdict) -> OutboundCall | None:
-        is_kept = self._plan.may_migrate() and not self._is_aside
-        self._kept = self.serving.kept(self.exchange.headers) if is_kept or self.exchange.is_begun else None
+        may_migrate = self._plan.may_migrate() and not self._is_aside
+        self._replay_buffer = (
+            self.serving.new_replay_buffer(self.exchange.headers) if may_migrate or self.exchange.is_begun else None
+        )
         return self.serving.calls.call(
             verdict,
             self.inbound,
@@ -163,7 +180,7 @@ class Served(RequestReader):
             self.prompt,
             self._handoff,
             self._progress,
-            self._kept,
+            self._replay_buffer,
         )
 
     @property
@@ -175,7 +192,7 @@ class Served(RequestReader):
         """Return the header lines that say how it was routed; None where another rank is to be tried."""
         attempt = self._attempt
         assert attempt is not None
-        if not attempt.heard(status, headers, self.serving.busy_s):
+        if not attempt.on_status(status, headers, self.serving.busy_s):
             return None
         if self.exchange.is_begun and not attempt.is_answered:
             attempt.reason = f"status {status} to an answer that was to go on"
@@ -227,7 +244,7 @@ class Served(RequestReader):
         """Return how many tokens this worker's answer had behind its first; 0 where it is not known."""
         if self.inbound.n not in (None, 1):
             return 0
-        seen = later_events if self._kept is None else self._kept.later_tokens or later_events
+        seen = later_events if self._replay_buffer is None else self._replay_buffer.later_tokens or later_events
         if usage.output_tokens is None or (attempt.is_streamed and not seen):
             return seen
         before = 0 if self._progress is None else self._progress.token_count
@@ -255,14 +272,14 @@ class Served(RequestReader):
             self._erred_at = (*self._erred_at, rank)
         self._failed, self._retried = attempt, attempt.phase
         self._end_attempt("failed")
-        turns = len(plan.turns)
+        reroutes = len(plan.reroutes)
         took_handoff = attempt.phase != "connect" and attempt.retry_after_s is None
         if not plan.failed(rank, took_handoff=took_handoff):
             self._refuse(_given_up(attempt))
             return
-        if len(plan.turns) > turns:
-            serving.metrics.turned(plan.turns[-1])
-        self.route = serving.route_of(self._asked_route, plan, self.inbound, self._prefill)
+        if len(plan.reroutes) > reroutes:
+            serving.metrics.turned(plan.reroutes[-1])
+        self.route = serving.route_of(self._initial_route, plan, self.inbound, self._prefill)
         serving.after_back_off(max(1, plan.retries), self.route.decision_id, self._retry)
 
     def _retry(self) -> None:
@@ -298,7 +315,7 @@ class Served(RequestReader):
         self._prefiller = b"x-prefill-instance-id: %b\r\n" % attempt.verdict.winner.worker_id.encode()
         self._prefill = None if worker is None else worker.registration
         self._plan.prefilled()
-        self.route = self.serving.route_of(self._asked_route, self._plan, self.inbound, self._prefill)
+        self.route = self.serving.route_of(self._initial_route, self._plan, self.inbound, self._prefill)
         self._refusing(self._decide)
 
     def _answer(self, attempt: Attempt, body: bytes, usage: Usage) -> None:
@@ -321,11 +338,11 @@ class Served(RequestReader):
 
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
         """Return how an event stream goes on whose worker failed: by another one, by its end, or not at all."""
-        attempt, kept, plan = self._attempt, self._kept, self._plan
-        if phase == "local" or attempt is None or kept is None or kept.is_overfull:
+        attempt, replay_buffer, plan = self._attempt, self._replay_buffer, self._plan
+        if phase == "local" or attempt is None or replay_buffer is None or replay_buffer.is_overfull:
             return None
         had_begun = attempt.lease.first_byte_s is not None
-        progress = progress_of(kept.events(), self._progress) if had_begun else self._progress
+        progress = progress_of(replay_buffer.events(), self._progress) if had_begun else self._progress
         if progress is None:
             return None
         attempt.phase, attempt.reason = phase, reason
@@ -346,7 +363,7 @@ class Served(RequestReader):
         self._end_attempt("failed")
         plan.migrated(rank)
         if plan.phase == "prefill" and limit_tokens == progress.token_count + 1:
-            plan.to_alone()  # as for whoever asks for one token
+            plan.compute_at_decode()  # as for whoever asks for one token
         self._turned()
         self.serving.after_back_off(1, self.route.decision_id, self._retry)
         return b""
@@ -393,7 +410,7 @@ class Served(RequestReader):
     def _end_attempt(
         self,
         outcome: OutcomeName,
-        usage: Usage = NOTHING_SAID,
+        usage: Usage = NO_USAGE,
         *,
         came_whole: bool = False,
         arrival: Arrival | None = None,

@@ -22,7 +22,7 @@ from kv_protocol.splitmix import unit_interval
 from kv_runtime.telemetry import RateLimitedLog
 from router.admin.metrics import RequestMetrics
 from router.config import RouterSettings
-from router.decision.disaggregation import asked_phase, first_phase, placement
+from router.decision.disaggregation import first_phase, placement, requested_phase
 from router.decision.eligibility import exclusion, reason_kind
 from router.decision.errors import NoEligibleWorker, WorkerNotNamed
 from router.decision.routing import Routing
@@ -91,7 +91,7 @@ class Serving:
         self._inflight_max = settings.queue.inflight_requests_max
         self._prompts, self._tenants, self._settings = prompts, tenants, settings
         self.bodies = BodyReader(settings.data.body_limits())
-        self._asked = RouteRequestBuilder(new_id)
+        self._route_request_builder = RouteRequestBuilder(new_id)
         self.calls = Calls(routing.state.fleet, settings)
         self.request_log = RequestLog(settings.telemetry.request_log_ratio, routing.clock)
         self._worker_log = RateLimitedLog(_log, routing.clock)
@@ -135,7 +135,9 @@ class Serving:
         model = self._model(inbound.model)
         hashing = model.hashing if prompt is None else prompt.hashing
         tenant = self._tenants.name(headers.get)
-        return self._asked.route_request(inbound, headers, hashing, prompt, lora=model.lora, tenant=tenant)
+        return self._route_request_builder.route_request(
+            inbound, headers, hashing, prompt, lora=model.lora, tenant=tenant
+        )
 
     def _model(self, name: str) -> _Model:
         fleet, now_s = self.routing.state.fleet, self.routing.clock.now()
@@ -176,11 +178,11 @@ class Serving:
         failures, disaggregation = self._settings.failures, self._settings.disaggregation
         if inbound.endpoint not in DEFAULT_ENDPOINTS:
             return RequestPlan("whole", retry_limit=failures.retry_limit)
-        is_told = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
-        if is_given(params := inbound.disaggregated_params) or is_told:
-            asked = asked_phase(bytes(params), accepted=disaggregation.accept_params)
-            return RequestPlan(asked, retry_limit=failures.retry_limit, fixed=True)
-        roles = self.routing.state.standing(route.model, route.hashing, self.routing.clock.now()).roles
+        has_prompt_ids = isinstance(inbound, ChatInbound) and is_given(inbound.prompt_token_ids)
+        if is_given(params := inbound.disaggregated_params) or has_prompt_ids:
+            phase = requested_phase(bytes(params), accepted=disaggregation.accept_params)
+            return RequestPlan(phase, retry_limit=failures.retry_limit, fixed=True)
+        roles = self.routing.state.model_view(route.model, route.hashing, self.routing.clock.now()).roles
         is_one = inbound.n in (None, 1)
         goes_on = inbound.limit_tokens != 1  # of one token nobody would fetch what the prefill worker holds
         is_long = route.isl_tokens > failures.migration_tokens_max
@@ -191,7 +193,7 @@ class Serving:
             migration_limit=failures.migration_limit if is_movable else 0,
         )
 
-    def kept(self, headers: Headers) -> StreamReplayBuffer:
+    def new_replay_buffer(self, headers: Headers) -> StreamReplayBuffer:
         """Return what keeps a stream that may go on elsewhere, for a client of these headers."""
         return StreamReplayBuffer(self._settings.failures.migration_bytes_max, hides_tokens=not wants_tokens(headers))
 
@@ -225,13 +227,13 @@ class Serving:
         if self._conditional.policy == "off" or plan.phase != "prefill" or plan.is_fixed:
             return
         try:
-            alone = self.routing.decide(self.route_of(route, plan.beside("alone"), inbound, None))
+            verdict = self.routing.decide(self.route_of(route, plan.beside("alone"), inbound, None))
         except (NoEligibleWorker, WorkerNotNamed):
             return
-        placed = placement(alone, self._conditional)
+        placed = placement(verdict, self._conditional)
         self.metrics.placed(placed.reason)
         if placed.is_local:
-            plan.to_alone()
+            plan.compute_at_decode()
 
     def decide(self, route: RouteRequest) -> Verdict:
         """Return who takes the request; raise `Refused`, or `NoEligibleWorker` where nobody may."""
@@ -245,7 +247,7 @@ class Serving:
         self.metrics.chosen(routing.match_s, routing.choose_s)
         return verdict
 
-    def nobody(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
+    def no_candidate(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
         """Nobody may take the request, in no way: that is recorded. Return what its client is told."""
         self.routing.refuse(route, error)
         kinds = {reason_kind(self._lasting(route, each) or each.reason) for each in error.exclusions}

@@ -24,14 +24,14 @@ class Usage(NamedTuple):
     input_tokens: int | None = None
 
 
-NOTHING_SAID = Usage(None, None)
+NO_USAGE = Usage(None, None)
 
 
 def usage_in(tail: bytes) -> Usage:
     """Return what the end of an answer says."""
     at = tail.rfind(_USAGE)
     if at < 0:
-        return NOTHING_SAID
+        return NO_USAGE
     counts = {name: int(count) for name, count in _COUNT.findall(tail, at)}
     output_tokens = counts.get(b"completion_tokens", counts.get(b"output_tokens"))
     input_tokens = counts.get(b"prompt_tokens", counts.get(b"input_tokens"))

@@ -210,7 +210,7 @@ class ClientConnection:
         finally:
             self._advancing = False
         if self._half_closed and self._state <= _HEAD and not self._writing_paused:
-            self._send_away(heard_out=True)
+            self._send_away(request_consumed=True)
         if self._reading_paused and len(self._buffer) <= self._plane.limits.pipelined_bytes_max:
             self._reading_paused = False
             if not self._transport.is_closing():
@@ -349,7 +349,7 @@ class ClientConnection:
         self._let_go_of_body()
         self._plane.over(gone=False)
         if not self._keep_alive or (self._half_closed and not self._buffer):
-            self._send_away(heard_out=not self._buffer)
+            self._send_away(request_consumed=not self._buffer)
             return
         self._state = _IDLE
         self._since_s = 0.0
@@ -371,14 +371,14 @@ class ClientConnection:
         body = error_body(message, kind, code=_CODES.get(status))
         retry = [(b"retry-after", b"1")] if status == 503 else ()  # noqa: PLR2004
         self._transport.write(own_answer(status, body, b"application/json", retry, b"connection: close\r\n"))
-        self._send_away(heard_out=False)
+        self._send_away(request_consumed=False)
 
-    def _send_away(self, *, heard_out: bool) -> None:
+    def _send_away(self, *, request_consumed: bool) -> None:
         """End the connection once the answer is sent; `heard_out`: the client has nothing more to say."""
         self._since_s = 0.0
         self._gathering = None
         self._let_go_of_body()
-        if heard_out:
+        if request_consumed:
             self._state = _CLOSED
             self._transport.close()
             return
@@ -407,21 +407,21 @@ class ClientConnection:
         """The connection ends at once."""
         self._transport.abort()
 
-    def let_pass(self, now_s: float) -> None:
+    def check_timeouts(self, now_s: float) -> None:
         """The client has left, or is sent away, if it was too slow."""
         limits, state = self._plane.limits, self._state
         if not self._since_s:
             self._since_s = now_s
         if self._writing_paused or state == _CLOSED:
-            self._let_reading_pass(now_s)
+            self._check_read_timeouts(now_s)
         elif state == _IDLE:
             if self._is_idle_too_long(now_s):
-                self._send_away(heard_out=True)
+                self._send_away(request_consumed=True)
         elif state == _SERVING:
             if self._half_closed and self._is_reset():
                 self._leave()
         elif state in {_HEAD, _BODY}:
-            self._let_sending_pass(now_s)
+            self._check_write_timeouts(now_s)
         elif state == _LINGERING and now_s - self._since_s > limits.linger_s:
             self._transport.abort()
 
@@ -437,7 +437,7 @@ class ClientConnection:
         found = self._transport.get_extra_info("socket")
         return found is not None and found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
-    def _let_sending_pass(self, now_s: float) -> None:
+    def _check_write_timeouts(self, now_s: float) -> None:
         limits, gathering = self._plane.limits, self._gathering
         if gathering is not None:
             if reason := gathering.too_slow(now_s, limits):
@@ -445,7 +445,7 @@ class ClientConnection:
         elif now_s - self._since_s > limits.head_s:
             self._refuse(408, f"head: not whole within {limits.head_s:g} s")
 
-    def _let_reading_pass(self, now_s: float) -> None:
+    def _check_read_timeouts(self, now_s: float) -> None:
         pending_bytes = self._transport.get_write_buffer_size()
         if pending_bytes < self._pending_bytes:
             self._since_s = now_s

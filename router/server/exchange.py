@@ -29,7 +29,7 @@ UpstreamStage = Literal["local", "connect", "first_byte", "body"]
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,9})')
-WHOLE_BYTES_MAX = 256 << 10
+BUFFERED_BYTES_MAX = 256 << 10
 """Longer answers are passed on before they are whole; so is an event that is longer."""
 HeaderLines = Sequence[tuple[bytes, bytes]]
 
@@ -50,11 +50,11 @@ class OutboundCall(NamedTuple):
     first_byte_s: float
     between_bytes_s: float
     total_s: float
-    kept: StreamReplayBuffer | None = None
+    replay_buffer: StreamReplayBuffer | None = None
     is_once: bool = False
     """What it asks for can be had once: it is never sent again, and, when the client leaves, its worker is left only
     when the answer has begun."""
-    whole_bytes_max: int = WHOLE_BYTES_MAX
+    buffered_bytes_max: int = BUFFERED_BYTES_MAX
     """An answer that is no stream and has so many bytes at most is passed on once it is whole. Until then another
     worker can give it."""
     token_mark: bytes = b""

@@ -28,7 +28,7 @@ def chunk(payload: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(payload), payload)
 
 
-def whole_chunks(data: bytes, tail_bytes: int) -> int:
+def complete_chunks_tail(data: bytes, tail_bytes: int) -> int:
     """Return where the first chunk of the last `tail_bytes` begins; -1 unless `data` is whole small chunks alone.
 
     Where the last chunk is longer than that, it is that one's beginning. The last chunk of a body is not among them.

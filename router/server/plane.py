@@ -73,8 +73,8 @@ class HttpPlane:
         """
         self._service = service
         self.limits = limits or HttpLimits()
-        self.sweep = TimeoutSweeper(self.limits.sweep_s)
-        self.upstreams = Upstreams(self.limits, self.sweep, not_passed_on)
+        self.timeout_sweeper = TimeoutSweeper(self.limits.sweep_s)
+        self.upstreams = Upstreams(self.limits, self.timeout_sweeper, not_passed_on)
         self.heads = HeadReader()
         self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))
         self.draining = False
@@ -117,7 +117,7 @@ class HttpPlane:
         async with TaskSet(DIALS_MAX) as dials, TaskSet(BACKLOG) as adoptions:
             self.upstreams.dials, self._adoptions = dials, adoptions
             self._acceptor.start()
-            self.sweep.start()
+            self.timeout_sweeper.start()
             try:
                 await stop.wait()
                 await self._drain()
@@ -161,7 +161,7 @@ class HttpPlane:
         self._accepted += 1
         self._adopting -= 1
         self._connections.add(connection)
-        return self.sweep.add(connection)
+        return self.timeout_sweeper.add(connection)
 
     def closed(self, connection: ClientConnection) -> None:
         """A client's connection is gone."""
@@ -198,8 +198,8 @@ class HttpPlane:
 
     def _take(self, accepted: socket.socket) -> None:
         assert self._adoptions is not None, "sockets are accepted while the plane runs"
-        room = self.capacity.clients + REFUSED_MAX - len(self._connections) - self._adopting
-        if room > 0 and len(self._adoptions) < BACKLOG:
+        capacity = self.capacity.clients + REFUSED_MAX - len(self._connections) - self._adopting
+        if capacity > 0 and len(self._adoptions) < BACKLOG:
             self._adopting += 1
             self._adoptions.spawn(self._adopt(accepted))
         else:
@@ -252,7 +252,7 @@ class HttpPlane:
         for connection in tuple(self._connections):
             connection.abort()
         await self._lingered()
-        self.sweep.stop()
+        self.timeout_sweeper.stop()
 
     async def _lingered(self) -> None:
         try:

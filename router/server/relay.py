@@ -30,7 +30,7 @@ from router.server.exchange import (
     head_probe,
     response_error_event,
 )
-from router.server.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, whole_chunks
+from router.server.framing import LAST_CHUNK, ChunkReader, body_reader, chunk, complete_chunks_tail
 from router.server.heads import CHUNKED, HEAD_BYTES_MAX, UNTIL_CLOSE, AnswerHead, HeadReader, Malformed
 from router.server.null_sink import NullSink
 
@@ -40,7 +40,7 @@ _CHUNK_THAT_ENDS_AN_EVENT = (b"\n\n\r\n", b"\n\r\n\r\n")
 _EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
 _MARK_BYTES = 2
 """What may stand of a mark before new bytes."""
-_HEAD, _EVENTS, _GATHER, _PASS, _OVER = range(5)
+_HEAD, _EVENTS, _GATHER, _PASS_THROUGH, _OVER = range(5)
 _CUT_SHORT = "the connection closed before the answer's end"
 _DONE = b"[DONE]"
 
@@ -69,9 +69,33 @@ class ResponseRelay:
     """One forwarded call: fed what its worker sends, it feeds the client and tells the watcher."""
 
     __slots__ = (
-        "_begun", "_chunked_out", "_client", "_exchange", "_framing", "_has_token", "_heads", "_heard_s", "_held",
-        "_later_events", "_lines", "_mid_event", "_reader", "_recent", "_reusable", "_silent", "_since_s", "_state",
-        "_stream", "_tail", "_until_close", "_watcher", "call", "connection", "dial", "heard", "paused",
+        "_begun",
+        "_buffer",
+        "_chunked_out",
+        "_client",
+        "_exchange",
+        "_framing",
+        "_has_token",
+        "_heads",
+        "_later_events",
+        "_lines",
+        "_mid_event",
+        "_reader",
+        "_received_s",
+        "_recent",
+        "_reusable",
+        "_silent",
+        "_since_s",
+        "_state",
+        "_stream",
+        "_tail",
+        "_until_close",
+        "_watcher",
+        "call",
+        "connection",
+        "dial",
+        "paused",
+        "received",
     )  # fmt: skip
 
     def __init__(
@@ -85,26 +109,26 @@ class ResponseRelay:
     ) -> None:
         self._exchange, self._client, self._watcher, self._heads = exchange, client, watcher, heads
         self.call = call
-        self._since_s = self._heard_s = now_s
+        self._since_s = self._received_s = now_s
         self.connection: WorkerEnd | None = None
         self.dial: Dial | None = None
-        self.heard = self.paused = self._until_close = self._mid_event = False
+        self.received = self.paused = self._until_close = self._mid_event = False
         self._begun = self._stream = exchange.is_begun
         self._silent = True
         self._has_token = False
         """Whether an event with the call's `token_mark` came."""
         self._later_events = 0
         self._state = _HEAD
-        self._held: bytearray | None = None
+        self._buffer: bytearray | None = None
         """What came of the head, or of the body's payload, and was not passed on."""
 
     # ------------------------------------------------------------ what the worker sends
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes of the answer."""
-        self.heard = True
+        self.received = True
         if self._state == _EVENTS:
-            if not self._held and data.endswith(_CHUNK_THAT_ENDS_AN_EVENT) and self._passed_as_they_are(data):
+            if not self._buffer and data.endswith(_CHUNK_THAT_ENDS_AN_EVENT) and self._forwarded_unchanged(data):
                 return
             self._feed_body(data)
         elif self._state == _HEAD:
@@ -113,9 +137,9 @@ class ResponseRelay:
             self._feed_body(data)
 
     def _feed_head(self, data: bytes) -> None:
-        if self._held is not None:
-            self._held += data
-            data = bytes(self._held)
+        if self._buffer is not None:
+            self._buffer += data
+            data = bytes(self._buffer)
         while (end := data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX) + 4) > 3:  # noqa: PLR2004 - found
             try:
                 head = self._heads.answer(data[:end])
@@ -123,7 +147,7 @@ class ResponseRelay:
                 self.fail("first_byte", str(error))
                 return
             if head.status >= 200:  # noqa: PLR2004 - the first that is no interim answer
-                self._held = None
+                self._buffer = None
                 self._begin(head, data[end:])
                 return
             if head.status == 101:  # noqa: PLR2004 - it goes on in another protocol, which nobody asked for
@@ -132,7 +156,7 @@ class ResponseRelay:
             data = data[end:]
         if len(data) >= HEAD_BYTES_MAX:
             self.fail("first_byte", f"a head of more than {HEAD_BYTES_MAX} bytes")
-        self._held = bytearray(data)
+        self._buffer = bytearray(data)
 
     def _begin(self, head: AnswerHead, body: bytes) -> None:
         self._reusable = head.reusable
@@ -152,7 +176,7 @@ class ResponseRelay:
             return
         self._reader = body_reader(body_bytes)
         self._until_close = body_bytes == UNTIL_CLOSE
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._recent: list[bytes] = []
         self._tail = b""
         self._chunked_out = client.http_1_1
@@ -165,8 +189,8 @@ class ResponseRelay:
         elif self._begun:
             self.fail("first_byte", "the answer that was to go on is no event stream")
             return
-        elif body_bytes > self.call.whole_bytes_max:
-            self._state = _PASS
+        elif body_bytes > self.call.buffered_bytes_max:
+            self._state = _PASS_THROUGH
             self._chunked_out = False
             self._framing = b"content-length: %d\r\n\r\n" % body_bytes
         else:
@@ -176,12 +200,12 @@ class ResponseRelay:
         if body:
             self.feed(body)
 
-    def _passed_as_they_are(self, data: bytes) -> bool:
+    def _forwarded_unchanged(self, data: bytes) -> bool:
         """Return whether `data` was whole chunks, the last of which ends an event, and went through."""
         reader = self._reader
         if type(reader) is not ChunkReader or not reader.between_chunks or not self._chunked_out:
             return False
-        tail_at = whole_chunks(data, TAIL_BYTES)
+        tail_at = complete_chunks_tail(data, TAIL_BYTES)
         if tail_at < 0:
             return False
         recent = self._recent
@@ -193,44 +217,44 @@ class ResponseRelay:
         return True
 
     def _feed_body(self, data: bytes) -> None:
-        held = self._held
-        assert held is not None
-        before = len(held)
+        buffer = self._buffer
+        assert buffer is not None
+        before = len(buffer)
         try:
-            end = self._reader.feed(data, held)
+            end = self._reader.feed(data, buffer)
         except Malformed as error:
             self.fail("body", str(error))
             return
-        if len(held) > before:
+        if len(buffer) > before:
             self._tell()
         if end >= 0:
             self._end(extra=end < len(data))
-        elif ripe := self._ripe(held, max(0, before - _MARK_BYTES)):
-            self._pass_on(held, ripe)
+        elif ripe := self._ripe(buffer, max(0, before - _MARK_BYTES)):
+            self._forward(buffer, ripe)
 
-    def _pass_on(self, held: bytearray, ripe: int) -> None:
+    def _forward(self, buffer: bytearray, ripe: int) -> None:
         """Pass on the first `ripe` bytes of what is held."""
-        payload = bytes(held[:ripe])
-        del held[:ripe]
+        payload = bytes(buffer[:ripe])
+        del buffer[:ripe]
         self._write(self._outgoing(payload))
         self._remember(payload)
 
-    def _ripe(self, held: bytearray, searched_from: int) -> int:
+    def _ripe(self, buffer: bytearray, searched_from: int) -> int:
         """Return how many of the held bytes may be passed on."""
         if self._state == _EVENTS:
-            ends = [at + len(mark) for mark in _EVENT_ENDS if (at := held.rfind(mark, searched_from)) >= 0]
+            ends = [at + len(mark) for mark in _EVENT_ENDS if (at := buffer.rfind(mark, searched_from)) >= 0]
             if ends:
                 self._mid_event = False
                 return max(ends)
-        elif self._state == _PASS:
-            return len(held)
-        if len(held) <= self.call.whole_bytes_max:
+        elif self._state == _PASS_THROUGH:
+            return len(buffer)
+        if len(buffer) <= self.call.buffered_bytes_max:
             return 0
         self._mid_event = True
         if self._state == _GATHER:
-            self._state = _PASS
+            self._state = _PASS_THROUGH
             self._framing = b"transfer-encoding: chunked\r\n\r\n" if self._chunked_out else b"\r\n"
-        return len(held)
+        return len(buffer)
 
     def _outgoing(self, payload: bytes) -> bytes:
         """Return the bytes by which the client gets a part of the body."""
@@ -244,8 +268,8 @@ class ResponseRelay:
             self._count_tokens(events.count(self.call.token_mark))
         elif self._begun:
             self._later_events += events.count(b"\n\n") or events.count(b"\n\r\n")
-        kept = self.call.kept
-        return events if kept is None else kept.add(events, framed=framed)
+        replay_buffer = self.call.replay_buffer
+        return events if replay_buffer is None else replay_buffer.add(events, framed=framed)
 
     def _write(self, data: bytes) -> None:
         if not self._begun:
@@ -290,26 +314,26 @@ class ResponseRelay:
         if self._state == _EVENTS and self._silent:
             self.fail("first_byte", "no bytes")
             return
-        if self._state == _EVENTS and self.call.kept is not None and self._went_on():
+        if self._state == _EVENTS and self.call.replay_buffer is not None and self._went_on():
             return
-        held = bytes(self._held or b"")
+        buffer = bytes(self._buffer or b"")
         if self._state == _GATHER:
-            out = b"content-length: %d\r\n\r\n%b" % (len(held), held)
+            out = b"content-length: %d\r\n\r\n%b" % (len(buffer), buffer)
         else:
-            out = self._outgoing(held) + (LAST_CHUNK if self._chunked_out else b"")
+            out = self._outgoing(buffer) + (LAST_CHUNK if self._chunked_out else b"")
         self._write(out)
-        self._remember(held)
+        self._remember(buffer)
         self._over(extra=extra, tail=self._tail)
 
     def _went_on(self) -> bool:
         """Return whether a stream that ended without its mark goes on; else it ends as its worker ended it."""
-        held = self._held
-        assert held is not None
+        buffer = self._buffer
+        assert buffer is not None
         self._remember(b"")
-        if _DONE in (self._tail + held)[-TAIL_BYTES:]:
+        if _DONE in (self._tail + buffer)[-TAIL_BYTES:]:
             return False
-        if ripe := self._ripe(held, 0):
-            self._pass_on(held, ripe)
+        if ripe := self._ripe(buffer, 0):
+            self._forward(buffer, ripe)
         if not self._begun:
             return False
         self._detach(reusable=False)
@@ -326,13 +350,13 @@ class ResponseRelay:
 
     def _drop(self, head: AnswerHead, body: bytes) -> None:
         """The answer is not wanted; its connection is kept where all of it is here."""
-        whole = head.body_bytes == len(body)
+        is_complete = head.body_bytes == len(body)
         if head.body_bytes == CHUNKED:
             try:
-                whole = ChunkReader().feed(body, bytearray()) == len(body)
+                is_complete = ChunkReader().feed(body, bytearray()) == len(body)
             except Malformed:
-                whole = False
-        self._detach(reusable=whole and head.reusable)
+                is_complete = False
+        self._detach(reusable=is_complete and head.reusable)
         self._exchange.carried = None
         self._watcher.on_dropped()
 
@@ -355,7 +379,7 @@ class ResponseRelay:
     @property
     def unanswered(self) -> bool:
         """Whether no byte of an answer came."""
-        return self._state == _HEAD and self._held is None
+        return self._state == _HEAD and self._buffer is None
 
     def abandon(self) -> None:
         """A fault of ours: the client is told, or cut off, and nobody waits for anything."""
@@ -374,7 +398,7 @@ class ResponseRelay:
         """The attempt is over, as the worker failed."""
         self._detach(reusable=False)
         if self._begun:
-            if self.call.kept is not None and not self._mid_event and self._goes_on(phase, reason):
+            if self.call.replay_buffer is not None and not self._mid_event and self._goes_on(phase, reason):
                 return
             self._exchange.close()
             self._watcher.on_failed(phase, reason, begun=True)
@@ -448,21 +472,21 @@ class ResponseRelay:
 
     def resume(self) -> None:
         """The client has read what there was."""
-        self.paused, self.heard = False, True
+        self.paused, self.received = False, True
         if self.connection is not None:
             self.connection.resume_reading()
 
-    def let_pass(self, now_s: float) -> None:
+    def check_timeouts(self, now_s: float) -> None:
         """The attempt has failed if a limit of the call is exceeded now."""
         call = self.call
-        if self.heard:
-            self.heard, self._heard_s = False, now_s
+        if self.received:
+            self.received, self._received_s = False, now_s
         if now_s - self._since_s > call.total_s:
             self.fail("first_byte" if self._silent else "body", f"TimeoutError: not whole within {call.total_s:g} s")
         elif self._silent:
             if now_s - self._since_s > call.first_byte_s:
                 self.fail("first_byte", f"TimeoutError: no byte within {call.first_byte_s:g} s")
-        elif not self.paused and now_s - self._heard_s > call.between_bytes_s:
+        elif not self.paused and now_s - self._received_s > call.between_bytes_s:
             self.fail("body", f"TimeoutError: no byte for {call.between_bytes_s:g} s")
 
 

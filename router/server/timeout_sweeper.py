@@ -14,7 +14,7 @@ SLOTS = 8
 class Watched(Protocol):
     """What time passes for."""
 
-    def let_pass(self, now_s: float) -> None:
+    def check_timeouts(self, now_s: float) -> None:
         """Act on what is overdue at `now_s`, of the loop's clock."""
 
 
@@ -24,7 +24,7 @@ class TimeoutSweeper:
     def __init__(self, period_s: float) -> None:
         self._tick_s = period_s / SLOTS
         self._slots: tuple[set[Watched], ...] = tuple(set() for _ in range(SLOTS))
-        self._turns = itertools.cycle(self._slots)
+        self._slot_cycle = itertools.cycle(self._slots)
         self._next = itertools.cycle(self._slots)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -58,5 +58,5 @@ class TimeoutSweeper:
             return
         self._timer = loop.call_later(self._tick_s, self._tick)
         now_s = loop.time()
-        for watched in tuple(next(self._turns)):
-            watched.let_pass(now_s)
+        for watched in tuple(next(self._slot_cycle)):
+            watched.check_timeouts(now_s)

@@ -90,9 +90,11 @@ class Origin:
 class Upstreams:
     """All connections to workers; new ones are opened by `dials`, while there are any."""
 
-    def __init__(self, limits: HttpLimits, sweep: TimeoutSweeper, not_passed_on: frozenset[bytes] = OURS) -> None:
+    def __init__(
+        self, limits: HttpLimits, timeout_sweeper: TimeoutSweeper, not_passed_on: frozenset[bytes] = OURS
+    ) -> None:
         """`not_passed_on` are names, in lower case, of workers' headers that clients do not get."""
-        self._limits, self.sweep = limits, sweep
+        self._limits, self.timeout_sweeper = limits, timeout_sweeper
         self.connections_max = limits.worker_connections_max
         """As many as the open files allow, once that is known."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,7 +141,7 @@ class Upstreams:
         """A connection stands; return its slot in the sweep."""
         self.connections.add(connection)
         origin.connections += 1
-        return self.sweep.add(connection)
+        return self.timeout_sweeper.add(connection)
 
     def lost(self, connection: "WorkerConnection", origin: Origin) -> None:
         """A connection is gone; an address to which there are no more is forgotten."""
@@ -342,12 +344,12 @@ class WorkerConnection:
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def let_pass(self, now_s: float) -> None:
+    def check_timeouts(self, now_s: float) -> None:
         """Time passes."""
         splice = self._splice
         if splice is not None:
             try:
-                splice.let_pass(now_s)
+                splice.check_timeouts(now_s)
             except Exception:  # noqa: BLE001 - the edge: see `abandoned`
                 abandoned(splice)
         elif not self._idle_since_s:

@@ -76,7 +76,7 @@ class PoolsClient(NamedTuple):
     pools: PoolsProcess
     session: aiohttp.ClientSession
 
-    async def standing(self, namespace: str) -> dict[str, Any]:
+    async def status(self, namespace: str) -> dict[str, Any]:
         async with self.session.get(f"{self.pools.control_url}/v1/pools") as response:
             (group,) = (await response.json())["groups"]
         found: dict[str, Any] = next(each for each in group["pools"] if each["namespace"] == namespace)
@@ -85,7 +85,7 @@ class PoolsClient(NamedTuple):
     async def until(self, namespace: str, holds: Callable[[dict[str, Any]], bool]) -> None:
         """Return once the pool stands so: in another process there is nothing to wait on."""
         async with asyncio.timeout(WAIT_S):
-            while not holds(await self.standing(namespace)):
+            while not holds(await self.status(namespace)):
                 await SystemClock().sleep(0.05)
 
     async def stream(self, prompt: str, ttft_ms: float) -> Seen:

@@ -21,8 +21,8 @@ from kv_runtime.supervise import Part, run_parts
 from router.doctor.facts import Answer
 from router.doctor.http_client import HttpAsker, in_lanes
 from router.doctor.jetstream import JetStream
-from router.doctor.router_probe import RouterLooks
-from router.doctor.worker_probe import WorkerLooks
+from router.doctor.router_probe import RouterProbe
+from router.doctor.worker_probe import WorkerProbe
 from tests.integration.broker import Broker
 from tests.unit.router.samples import registered
 
@@ -94,7 +94,7 @@ PAGES: dict[str, Handler] = {
 @pytest.mark.asyncio
 async def test_a_control_plane_that_wants_its_token_is_read_with_it_and_is_not_open() -> None:
     async with asked(PAGES, token=TOKEN) as (asker, url):
-        with_token, without = RouterLooks(asker, url, TOKEN), RouterLooks(asker, url, "")
+        with_token, without = RouterProbe(asker, url, TOKEN), RouterProbe(asker, url, "")
         await in_lanes([with_token.first, without.first])
     told = with_token.seen()
     assert told.control == Answer(
@@ -109,7 +109,7 @@ async def test_a_control_plane_that_wants_its_token_is_read_with_it_and_is_not_o
 async def test_addresses_beyond_loopback_that_want_no_token_are_open() -> None:
     agent = {"/health": says({"status": "ok"}), "/status": says({"status": "ok", "log": "away"})}
     async with asked({**PAGES, **agent}) as (asker, url):
-        router, worker = RouterLooks(asker, url, TOKEN), WorkerLooks(asker, registered(base_url=url), TOKEN)
+        router, worker = RouterProbe(asker, url, TOKEN), WorkerProbe(asker, registered(base_url=url), TOKEN)
         await in_lanes([router.first, worker.first])
     seen = worker.seen().http
     assert router.answer.is_open
@@ -120,7 +120,7 @@ async def test_addresses_beyond_loopback_that_want_no_token_are_open() -> None:
 @pytest.mark.asyncio
 async def test_an_engine_without_our_agent_has_its_health_alone() -> None:
     async with asked({"/health": says("")}) as (asker, url):
-        worker = WorkerLooks(asker, registered(base_url=f"{url}/"), TOKEN)
+        worker = WorkerProbe(asker, registered(base_url=f"{url}/"), TOKEN)
         await worker.first()
         await worker.last()
     assert worker.seen().http == Answer(url=url)
@@ -130,7 +130,7 @@ async def test_an_engine_without_our_agent_has_its_health_alone() -> None:
 @pytest.mark.asyncio
 async def test_what_is_no_control_plane_says_what_was_found() -> None:
     async with asked({"/ready": PAGES["/ready"], "/v1/policy": PAGES["/v1/policy"]}) as (asker, url):
-        looks = RouterLooks(asker, url, "")
+        looks = RouterProbe(asker, url, "")
         await looks.first()
         await looks.last()
     assert looks.answer.problem == "status 404 at /v1/workers, allowed a router's control plane"

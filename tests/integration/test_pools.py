@@ -163,7 +163,7 @@ async def test_a_saturated_pool_is_passed_over_until_its_queue_is_short_again() 
         await eventually(lambda: running.fitness()["p1"] == "strained")
         assert (await running.post(request(1)))[1]["x-pool"] == "p0"
         routers["p1"].queued_requests = 3
-        await eventually(lambda: running.process.live.standing("p1").queued_requests == 3)
+        await eventually(lambda: running.process.live.status("p1").queued_requests == 3)
         assert (await running.post(request(1)))[1]["x-pool"] == "p0"
         routers["p1"].queued_requests = 2
         await eventually(lambda: running.fitness()["p1"] == "fit")
@@ -181,7 +181,7 @@ async def test_a_router_that_serves_another_model_is_no_place_to_go() -> None:
     async with pools(agg(0, 1), p0=OK, p1=OK) as (running, routers):
         routers["p1"].models = ["other"]
         await eventually(lambda: running.fitness()["p1"] == "down")
-        (reason,) = running.process.live.standing("p1").reasons
+        (reason,) = running.process.live.status("p1").reasons
         assert reason.endswith("serves other, wanted m")
 
 
@@ -189,7 +189,7 @@ async def test_a_router_that_does_not_answer_in_time_is_down() -> None:
     async with pools(agg(0, 1, pools={"look_timeout_s": 0.05}), p0=OK, p1=OK) as (running, routers):
         routers["p1"].silent = True
         await eventually(lambda: running.fitness()["p1"] == "down")
-        assert running.process.live.standing("p1").reasons[0].endswith("no answer within 0.05 s")
+        assert running.process.live.status("p1").reasons[0].endswith("no answer within 0.05 s")
         assert await running.metric('kvrouter_pool_looks_total{outcome="unreachable",pool="p1"}') >= 2
         routers["p1"].silent = False
         await eventually(lambda: running.fitness()["p1"] == "fit")
@@ -201,7 +201,7 @@ async def test_a_router_whose_metrics_cannot_be_had_is_up_and_its_queue_not_know
         seen = len(routers["p0"].received)
         await eventually(lambda: len(routers["p0"].received) > seen + 6)
         assert running.fitness() == {"p0": "fit"}
-        assert running.process.live.standing("p0").queued_requests == 0, "what was said last, for a while"
+        assert running.process.live.status("p0").queued_requests == 0, "what was said last, for a while"
 
 
 async def test_the_routers_of_a_pool_take_turns_and_stand_in_for_each_other() -> None:
@@ -213,7 +213,7 @@ async def test_the_routers_of_a_pool_take_turns_and_stand_in_for_each_other() ->
         for _ in range(4):
             assert (await running.post(request()))[0] == 200
         assert len(b.asked) == 6
-        await eventually(lambda: running.process.live.standing("p0").routers_up == (b.base_url,))
+        await eventually(lambda: running.process.live.status("p0").routers_up == (b.base_url,))
         assert running.fitness() == {"p0": "fit"}
 
 
@@ -503,7 +503,7 @@ async def test_the_processs_own_endpoints() -> None:
 async def test_every_pool_is_shown_with_its_place_its_limits_and_how_it_stands() -> None:
     async with pools(agg(3, 1), p0=OK, p1=OK) as (running, routers):
         routers["p1"].queued_requests = 2
-        await eventually(lambda: running.process.live.standing("p1").queued_requests == 2)
+        await eventually(lambda: running.process.live.status("p1").queued_requests == 2)
         status, shown = await running.get("/v1/pools", control=True)
         assert (status, shown["mode"], shown["enable_priority_retry"]) == (200, "agg", True)
         assert shown["identity"] == {

@@ -41,7 +41,7 @@ class Router:
     def does(self, event: LeaseEvent, now_s: float) -> None:
         """The event happens to an own lease."""
         self.ledger.apply(event, now_s)
-        self.replication.told(event)
+        self.replication.on_lease_event(event)
         if isinstance(event, Routed):
             self.own[event.lease_id] = event
         elif not isinstance(event, FirstToken | Renewed):
@@ -127,7 +127,7 @@ class Network:
             self._on_its_way.remove(first)
             receiver = self.routers[first.to]
             if receiver is not None:
-                heard = receiver.replication.heard(decode_replica(first.data), first.at_s)
+                heard = receiver.replication.on_message(decode_replica(first.data), first.at_s)
                 self._effect(receiver, heard, at_s=first.at_s)
         self.now_s = end_s
 

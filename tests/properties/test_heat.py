@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kv_protocol.codec import pack_u64
 from kv_protocol.hashing import Hashing
-from router.drain.heat import HeldPrompt, HotPrefix, hot_prefixes
+from router.drain.heat import HotPrefix, PromptHolding, hot_prefixes
 from router.drain.recent_prompts import ENTRY_BYTES, TOKEN_BYTES, RecentPrompt, RecentPrompts
 
 BLOCK_SIZE = 4
@@ -33,25 +33,25 @@ class World(NamedTuple):
     elsewhere: frozenset[Path]
     budget_tokens: int
 
-    def prompts(self) -> list[HeldPrompt]:
+    def prompts(self) -> list[PromptHolding]:
         """Return them as an index and a clock would tell."""
         return [
-            HeldPrompt(
+            PromptHolding(
                 pack_u64([_hash(part) for part in _prefixes(path)]),
-                asked_s,
+                received_s,
                 _depth(path, self.held),
                 _depth(path, self.elsewhere),
             )
-            for path, asked_s in self.asked
+            for path, received_s in self.asked
         ]
 
     def heat(self) -> dict[Path, float]:
         """Return the heat of every block that the worker alone holds."""
         heat: dict[Path, float] = {}
-        for path, asked_s in self.asked:
+        for path, received_s in self.asked:
             for part in _prefixes(path):
                 if part in self.held and part not in self.elsewhere:
-                    heat[part] = heat.get(part, 0.0) + 2.0 ** -((NOW_S - asked_s) / HALF_LIFE_S)
+                    heat[part] = heat.get(part, 0.0) + 2.0 ** -((NOW_S - received_s) / HALF_LIFE_S)
         return heat
 
 
@@ -127,39 +127,41 @@ def test_with_enough_tokens_every_block_that_nobody_else_holds_is_listed(world: 
     assert sum(prefix.new_blocks for prefix in found) == len(world.heat())
 
 
-def _as_if_nobody_else_held(prompts: list[HeldPrompt], now_s: float, **told: Any) -> list[HotPrefix]:
+def _as_if_nobody_else_held(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
     return hot_prefixes([prompt._replace(elsewhere_blocks=0) for prompt in prompts], now_s, **told)
 
 
-def _each_on_its_own(prompts: list[HeldPrompt], now_s: float, **told: Any) -> list[HotPrefix]:
+def _each_on_its_own(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
     apart = [(at, hot_prefixes([prompt], now_s, **told)) for at, prompt in enumerate(prompts)]
     found = [each._replace(prompt=at) for at, of_one in apart for each in of_one]
     return sorted(found, key=lambda prefix: -prefix.heat / prefix.new_blocks)
 
 
-def _blocks_for_tokens(prompts: list[HeldPrompt], now_s: float, *, budget_tokens: int, **told: Any) -> list[HotPrefix]:
+def _blocks_for_tokens(
+    prompts: list[PromptHolding], now_s: float, *, budget_tokens: int, **told: Any
+) -> list[HotPrefix]:
     return hot_prefixes(prompts, now_s, budget_tokens=budget_tokens * BLOCK_SIZE, **told)
 
 
-def _ageless(prompts: list[HeldPrompt], now_s: float, **told: Any) -> list[HotPrefix]:
+def _ageless(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
     return hot_prefixes(prompts, now_s, **told | {"half_life_s": 1e9})
 
 
-def _piece_by_piece(prompts: list[HeldPrompt], now_s: float, **told: Any) -> list[HotPrefix]:
+def _piece_by_piece(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
     whole = hot_prefixes(prompts, now_s, **told)
     first = [each._replace(blocks=each.blocks - 1, new_blocks=each.new_blocks - 1) for each in whole]
     return [piece for each, half in zip(whole, first, strict=True) for piece in (half, each) if piece.new_blocks]
 
 
-def _coldest_first(prompts: list[HeldPrompt], now_s: float, **told: Any) -> list[HotPrefix]:
+def _coldest_first(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
     return hot_prefixes(prompts, now_s, **told)[::-1]
 
 
-def _only_the_best(prompts: list[HeldPrompt], now_s: float, **told: Any) -> list[HotPrefix]:
+def _only_the_best(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
     return hot_prefixes(prompts, now_s, **told)[:1]
 
 
-def _held_or_not(prompts: list[HeldPrompt], now_s: float, **told: Any) -> list[HotPrefix]:
+def _held_or_not(prompts: list[PromptHolding], now_s: float, **told: Any) -> list[HotPrefix]:
     return hot_prefixes([prompt._replace(held_blocks=99) for prompt in prompts], now_s, **told)
 
 

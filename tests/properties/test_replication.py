@@ -111,7 +111,7 @@ def test_where_nothing_is_lost_nothing_is_asked_for() -> None:
     network.quiet(AGREED_S)
     assert_alike(network, 5)
     told = [router.replication.statistics() for router in network.alive()]
-    assert [(each.gaps_total, each.differences_total, each.asked_total, each.refused_total) for each in told] == [
+    assert [(each.gaps_total, each.differences_total, each.requested_total, each.refused_total) for each in told] == [
         (0, 0, 0, 0)
     ] * 3
 
@@ -132,7 +132,7 @@ def heeds_seqs_only(peer: Peer, message: LedgerBeat) -> None:
     """Compare no digests."""
     PLANTED_BEAT(peer, message)
     peer.differs = False
-    peer.told_to = peer.seq
+    peer.latest_seq = peer.seq
 
 
 def never_replaced(_peer: Peer, _message: LedgerOpen) -> None:
@@ -147,7 +147,7 @@ def adds_only(known: OpenLeases, told: OpenLeases) -> list[LeaseEvent]:
 def never_silent(replication: Replication, now_s: float) -> list[Effect]:
     """Let nobody part."""
     for peer in replication._peers.values():
-        peer.heard_at_s = now_s
+        peer.received_at_s = now_s
     return PLANTED_TICK(replication, now_s)
 
 

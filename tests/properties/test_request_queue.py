@@ -324,7 +324,7 @@ class TimesOutLate(RequestQueue):
     """Only one at a time is overdue."""
 
     def tick(self, now_s: float) -> object:  # type: ignore[override]
-        oldest = next(iter(self._places.values()), None)
+        oldest = next(iter(self._waiting.values()), None)
         if oldest is None or now_s - oldest.arrived_s < LIMITS.wait_s:
             return []
         return self._dismiss([oldest], "timeout", now_s)

@@ -16,7 +16,7 @@ from kv_runtime.telemetry import Count, Distribution, Family, counter, histogram
 from router.admin.metrics.weighing import Weighing
 from router.decision.disaggregation import PLACEMENT_REASONS, PlacementReason
 from router.decision.verdict import Reason, Verdict
-from router.request.plan import TURNS, Turn
+from router.request.plan import REROUTES, Reroute
 
 STAGES = ("parse", "tokenize", "hash", "match", "choose", "total")
 REASONS: tuple[str, ...] = get_args(Reason)
@@ -40,10 +40,10 @@ class DecisionMetrics:
         self._regret = Distribution(_BLOCKS)
         self._on_their_way = 0
         self._fallbacks = Counter(dict.fromkeys(FALLBACKS, 0))
-        self._turns = Counter(dict.fromkeys(TURNS, 0))
+        self._reroutes = Counter(dict.fromkeys(REROUTES, 0))
         self._placements = Counter(dict.fromkeys(PLACEMENT_REASONS, 0))
         self._weighing = Weighing()
-        self._kept = self._weighing.kept
+        self._verdicts = self._weighing.verdicts
 
     @property
     def distributions(self) -> tuple[Distribution, ...]:
@@ -72,7 +72,7 @@ class DecisionMetrics:
         if verdict.trust == "FALLBACK":
             self._fallbacks[APPROXIMATE] += 1
         if verdict.costs is not None:
-            self._kept.append(verdict)
+            self._verdicts.append(verdict)
 
     def _counted(self, verdict: Verdict) -> Count:
         return self._decisions.setdefault((verdict.policy, verdict.reason), Count())
@@ -81,9 +81,9 @@ class DecisionMetrics:
         """Something was not done as configured; what approximates an overlap is counted by `decided`."""
         self._fallbacks[reason] += 1
 
-    def turned(self, why: Turn) -> None:
+    def turned(self, why: Reroute) -> None:
         """A request takes another way than it began."""
-        self._turns[why] += 1
+        self._reroutes[why] += 1
 
     def placed(self, reason: PlacementReason) -> None:
         """It was decided where a prompt is computed."""
@@ -103,8 +103,8 @@ class DecisionMetrics:
         yield from self._weighing.families()
         meaning = "Blocks that the chosen rank was counted on to have because they were on their way there"
         yield counter("predicted_on_route_blocks", meaning, (), [((), float(self._on_their_way))])
-        turns = [((why,), float(count)) for why, count in self._turns.items()]
-        yield counter("request_turns", "Requests that took another way than they began, by cause", ("reason",), turns)
+        rows = [((why,), float(count)) for why, count in self._reroutes.items()]
+        yield counter("request_turns", "Requests that took another way than they began, by cause", ("reason",), rows)
         placements = [((reason,), float(count)) for reason, count in self._placements.items()]
         meaning = "Prompts of which it was decided whether a decode worker computes them, by what decided"
         yield counter("prefill_placements", meaning, ("reason",), placements)

@@ -16,7 +16,7 @@ import numpy as np
 from kv_runtime.telemetry import Family, Mean, counter, summary
 from router.decision.verdict import Verdict
 
-KEPT = 256
+SAMPLES_MAX = 256
 TERMS = ("overlap_credit", "prefill", "decode", "request", "history")
 _ADDENDS = ("prefill", "decode", "request", "history")
 NOT_COST = "not_cost"
@@ -26,14 +26,14 @@ class Weighing:
     """Costs of winners, and what regret was for. Whoever decides appends to `kept` what weighed costs."""
 
     def __init__(self) -> None:
-        self.kept: deque[Verdict] = deque(maxlen=KEPT)
+        self.verdicts: deque[Verdict] = deque(maxlen=SAMPLES_MAX)
         self._terms = {term: Mean() for term in TERMS}
         self._given_up_for = dict.fromkeys((*_ADDENDS, NOT_COST), 0)
 
     def families(self) -> Iterator[Family]:
         """Yield the sums, with what was kept since the last time."""
-        while self.kept:
-            self._read(self.kept.popleft())
+        while self.verdicts:
+            self._read(self.verdicts.popleft())
         terms = [((term,), seen) for term, seen in self._terms.items()]
         yield summary("cost_term_blocks", "Addends of the winner's cost, of sampled decisions", ("term",), terms)
         given_up = [((term,), float(blocks)) for term, blocks in self._given_up_for.items()]
@@ -47,7 +47,7 @@ class Weighing:
         for term, seen in self._terms.items():
             seen.observe(getattr(won, f"{term}_blocks"))
         if verdict.regret_blocks > 0:
-            depths = verdict.view.overlap[0][list(verdict.places)]
+            depths = verdict.view.overlap[0][list(verdict.rank_indices)]
             longest = costs.terms(int(np.argmax(depths)))
             excess = {term: getattr(longest, f"{term}_blocks") - getattr(won, f"{term}_blocks") for term in _ADDENDS}
             most = max(excess, key=lambda term: excess[term])

@@ -221,4 +221,4 @@ def assert_nothing_is_left(plane: HttpPlane) -> None:
     now = plane.statistics()
     assert (now.connections, now.inflight) == (0, 0)
     assert (now.upstream.open, now.upstream.idle, now.upstream.dialing) == (0, 0, 0)
-    assert len(plane.sweep) == 0
+    assert len(plane.timeout_sweeper) == 0

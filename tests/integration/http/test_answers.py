@@ -7,7 +7,7 @@ import socket
 import pytest
 from structlog.testing import capture_logs
 
-from router.server.exchange import WHOLE_BYTES_MAX
+from router.server.exchange import BUFFERED_BYTES_MAX
 from tests.integration.http.serving import Recorded, Timeouts, answered, post, running, until
 from tests.unit.router.upstream import (
     DONE,
@@ -27,7 +27,7 @@ from tests.unit.router.upstream import (
 
 GOOD = answers(200, completion())
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens_details":{"cached_tokens":32}}}\n\n'
-LONG = b"x" * (WHOLE_BYTES_MAX + 1000)
+LONG = b"x" * (BUFFERED_BYTES_MAX + 1000)
 
 
 @pytest.mark.asyncio

@@ -531,7 +531,7 @@ async def test_a_thousand_streams_cut_midway_leave_nothing() -> None:
         await until(lambda: http.plane.statistics().connections == 0)
         await until(lambda: http.plane.statistics().upstream.open == 0)
         statistics = http.plane.statistics()
-        assert (statistics.inflight, statistics.upstream.dialing, len(http.plane.sweep)) == (0, 0, 0)
+        assert (statistics.inflight, statistics.upstream.dialing, len(http.plane.timeout_sweeper)) == (0, 0, 0)
     assert {watcher.heard[-1] for watcher in http.watchers} == {"gone"}
     assert not any(watcher.exchange.open for watcher in http.watchers)
 

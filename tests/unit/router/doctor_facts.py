@@ -56,7 +56,7 @@ def told(worker_id: str, **changed: Any) -> WorkerRegistered:
 def seen(worker: WorkerRegistered, **http: Any) -> WorkerSeen:
     """Return the worker with HTTP that answers, but for what is said."""
     counts = {"kvrouter_outbox_dropped_total": 3.0}
-    return WorkerSeen(told=worker, http=Answer(url=worker.base_url, **http), before=counts, after=counts)
+    return WorkerSeen(registration=worker, http=Answer(url=worker.base_url, **http), before=counts, after=counts)
 
 
 def head(name: str = "w0/0", **changed: Any) -> Head:

@@ -29,7 +29,7 @@ from router.decision.routing import Routing
 from router.decision.state_settings import StateSettings
 from router.fleet.registry import TextDigests
 from router.prompt import Prompts
-from router.queue.gate import Admission, FleetRoom
+from router.queue.gate import Admission, FleetHeadroom
 from router.queue.tenants import TenantNames
 from router.request.endpoints import Endpoints
 from router.request.serving import Serving
@@ -98,7 +98,7 @@ class Plane:
         self.routing = Routing(self.state, self.index, self.clock, policy, seed=1, lease_s=300.0, decisions_max=1000)
         self.registry = new_registry()
         number = itertools.count(1)
-        room = FleetRoom(self.routing, settings.queue.threshold)
+        room = FleetHeadroom(self.routing, settings.queue.threshold)
         self.admission = Admission(self.clock, room, settings.queue.limits())
         self.prompts = Prompts(TEXT)
         self.serving = Serving(
@@ -185,7 +185,7 @@ class Plane:
         now_s = self.clock.now()
         hashing = self.state.fleet.hashing(MODEL, now_s)
         assert hashing is not None
-        standing = self.state.standing(MODEL, hashing, now_s)
+        standing = self.state.model_view(MODEL, hashing, now_s)
         return next(
             why for each, why in zip(standing.ranks, standing.unfit, strict=True) if each.worker_id == worker_id
         )

@@ -98,7 +98,7 @@ class Row(NamedTuple):
     itl_s: float = 0.0
 
     @property
-    def told(self) -> WorkerRegistered:
+    def registrations(self) -> WorkerRegistered:
         """What its worker registered."""
         names = ("role", "max_seq_len", "max_prompt_tokens", "loras", "taints")
         return registered(self.rank.worker_id, **{name: getattr(self, name) for name in names})
@@ -130,7 +130,7 @@ def view(
         now_s=now_s,
         turn=turn,
         ranks=tuple(each.rank for each in rows),
-        told=tuple(each.told for each in rows),
+        registrations=tuple(each.registrations for each in rows),
         unfit=tuple(each.unfit for each in rows),
         trust=tuple(Trust(each.trust, each.trust_reason) for each in rows),
         overlap=np.array([each.overlap_blocks for each in rows], dtype=np.int32).reshape(len(rows), 4).T,

@@ -9,7 +9,7 @@ from kv_protocol.journal import AttemptEnded
 from kv_runtime.clock import ManualClock
 from router.decision.policy import Policy
 from router.decision.view import RouteRequest
-from router.queue.gate import LOOK_S, Admission, FleetRoom, Ticket
+from router.queue.gate import LOOK_S, Admission, FleetHeadroom, Ticket
 from router.queue.waiting import QueueLimits
 from router.request.refusals import Refusal
 from tests.unit.router.samples import rank, registered, route
@@ -22,7 +22,7 @@ class Seats:
     def __init__(self, free: int) -> None:
         self.free = free
 
-    def has_room(self, _: RouteRequest) -> bool:
+    def has_headroom(self, _: RouteRequest) -> bool:
         return self.free > 0
 
     def uncached_tokens(self, request: RouteRequest) -> int:
@@ -202,10 +202,10 @@ async def test_who_waits_when_the_router_stops_is_refused_and_who_comes_later_to
 # ---------------------------------------------------------------- the fleet's room
 
 
-def fleet(*, holds: int = 0, threshold: float | None = 1.0, **policy: Any) -> tuple[Bench, FleetRoom]:
+def fleet(*, holds: int = 0, threshold: float | None = 1.0, **policy: Any) -> tuple[Bench, FleetHeadroom]:
     workers = [registered(name, max_num_batched_tokens=64) for name in ("w0", "w1")]
     bench = Bench(*workers, holds=holds, policy=Policy(**policy))
-    return bench, FleetRoom(bench.routing, threshold)
+    return bench, FleetHeadroom(bench.routing, threshold)
 
 
 def give(bench: Bench, *workers: str, isl_tokens: int = 65) -> None:
@@ -216,31 +216,31 @@ def give(bench: Bench, *workers: str, isl_tokens: int = 65) -> None:
 
 def test_a_fleet_has_room_until_every_rank_is_over_its_threshold() -> None:
     bench, room = fleet()
-    assert room.has_room(route())
+    assert room.has_headroom(route())
     give(bench, "w0")
-    assert room.has_room(route())
-    assert not room.has_room(route(pinned_worker="w0"))
+    assert room.has_headroom(route())
+    assert not room.has_headroom(route(pinned_worker="w0"))
     give(bench, "w1")
-    assert not room.has_room(route())
+    assert not room.has_headroom(route())
 
 
 def test_without_a_threshold_there_is_always_room() -> None:
     bench, room = fleet(threshold=None)
     give(bench, "w0", "w1")
-    assert room.has_room(route())
+    assert room.has_headroom(route())
 
 
 def test_a_mode_that_reads_no_load_has_the_same_room() -> None:
     bench, room = fleet(mode="round-robin")
     give(bench, "w0", "w1")
-    assert not room.has_room(route())
+    assert not room.has_headroom(route())
 
 
 @pytest.mark.parametrize("unmet", ["admit", "queue"])
 def test_targets_that_nobody_meets_leave_no_room_where_the_policy_lets_requests_wait(unmet: Any) -> None:
     _, room = fleet(threshold=None, mode="predicted-ttft", unmet=unmet)
-    assert room.has_room(route(itl_target_s=1e-9)) is (unmet == "admit")
-    assert room.has_room(route(itl_target_s=1e9))
+    assert room.has_headroom(route(itl_target_s=1e-9)) is (unmet == "admit")
+    assert room.has_headroom(route(itl_target_s=1e9))
 
 
 @pytest.mark.parametrize(("holds", "uncached"), [(0, 40), (1, 24), (2, 8), (9, 8)])
@@ -251,7 +251,7 @@ def test_what_a_request_costs_is_what_no_rank_has_of_it(holds: int, uncached: in
 def test_a_request_that_nobody_may_take_has_room_and_is_whole_to_compute() -> None:
     _, room = fleet(holds=9)
     nowhere = route(40, pinned_worker="gone")
-    assert (room.has_room(nowhere), room.uncached_tokens(nowhere)) == (True, 40)
+    assert (room.has_headroom(nowhere), room.uncached_tokens(nowhere)) == (True, 40)
 
 
 def test_who_waited_is_placed_by_the_load_of_the_moment_in_which_it_goes_on() -> None:
@@ -278,23 +278,23 @@ def test_who_waited_is_placed_by_the_load_of_the_moment_in_which_it_goes_on() ->
 def test_what_a_look_found_holds_for_the_tokens_that_were_spare_and_no_more() -> None:
     bench, room = fleet(threshold=4.0)  # 256 tokens a rank, 512 in all
     for number in range(5):
-        assert room.has_room(route(100))
+        assert room.has_headroom(route(100))
         give(bench, f"w{number % 2}", isl_tokens=100)
     assert bench.state.ledger.load_of(rank("w0")).prefill_tokens_queued == 300
-    assert room.has_room(route(100))  # w1 has 200
+    assert room.has_headroom(route(100))  # w1 has 200
     give(bench, "w1", isl_tokens=100)
-    assert not room.has_room(route(100))
+    assert not room.has_headroom(route(100))
 
 
 def test_a_look_does_not_outlast_a_change_of_the_fleet_nor_its_time() -> None:
     bench, room = fleet(threshold=4.0)
     give(bench, "w1", isl_tokens=400)
-    assert [room.has_room(route(20)) for _ in range(2)] == [True, True]
+    assert [room.has_headroom(route(20)) for _ in range(2)] == [True, True]
     bench.state.apply(AttemptEnded(now_s=100.0, worker_id="w0", dp_rank=0, outcome="failed", phase="connect"))
-    assert not room.has_room(route(20))
+    assert not room.has_headroom(route(20))
     bench, room = fleet(threshold=4.0)
-    assert room.has_room(route(20))
+    assert room.has_headroom(route(20))
     give(bench, "w0", "w1", isl_tokens=400)
-    assert room.has_room(route(20))
+    assert room.has_headroom(route(20))
     asyncio.run(bench.clock.advance(LOOK_S))
-    assert not room.has_room(route(20))
+    assert not room.has_headroom(route(20))

@@ -25,7 +25,7 @@ class Fleet:
     plane: Plane
     workers: dict[str, RoleWorker] = field(default_factory=dict)
 
-    def turns(self) -> dict[str, int]:
+    def reroutes(self) -> dict[str, int]:
         """Return which other ways requests took."""
         names = ("no_prefill_worker", "prefill_failed", "no_decode_worker", "decode_failed", "migrated")
         found = {name: int(self.plane.metric("request_turns_total", reason=name)) for name in names}
@@ -74,7 +74,7 @@ async def test_a_prompt_is_computed_by_one_worker_and_decoded_by_another() -> No
         assert answered.headers["x-worker-instance-id"] == "d1"
         assert [len(worker.bodies) for worker in found.workers.values()] == [1, 1]
         assert found.workers["d1"].fetched == [1]
-        assert found.turns() == {}
+        assert found.reroutes() == {}
         assert found.plane.outcomes() == {"ok": 1}
 
 
@@ -121,7 +121,7 @@ async def test_a_prefill_worker_that_fails_is_replaced_by_another_and_then_by_th
         second.fault = LOST
         assert await found.ask() == text_of(PROMPT, 6)
         assert len(first.bodies) == len(second.bodies) == 1
-        assert found.turns() == {"prefill_failed": 1}
+        assert found.reroutes() == {"prefill_failed": 1}
 
 
 @pytest.mark.asyncio
@@ -131,7 +131,7 @@ async def test_a_busy_decode_worker_leaves_the_handoff_to_another() -> None:
         texts = [await found.ask() for _ in range(4)]
         assert texts == [text_of(PROMPT, 6)] * 4
         assert len(found.workers["p0"].bodies) == 4
-        assert found.turns() == {}
+        assert found.reroutes() == {}
 
 
 @pytest.mark.asyncio
@@ -140,7 +140,7 @@ async def test_a_handoff_that_was_taken_and_lost_means_another_prefill() -> None
         found.fail_first(LOST, "d1", "d2")
         assert await found.ask() == text_of(PROMPT, 6)
         assert len(found.workers["p0"].bodies) == 2
-        assert found.turns() == {"decode_failed": 1}
+        assert found.reroutes() == {"decode_failed": 1}
 
 
 @pytest.mark.asyncio
@@ -149,7 +149,7 @@ async def test_a_request_that_every_decode_worker_fails_is_told_of_the_last_fail
         found.workers["d1"].fault = found.workers["d2"].fault = LOST
         answered = await found.plane.post(BODY)
         assert (answered.status, answered.error["code"]) == (502, "upstream_failed")
-        assert found.turns() == {"decode_failed": 2, "no_decode_worker": 1}
+        assert found.reroutes() == {"decode_failed": 2, "no_decode_worker": 1}
 
 
 @pytest.mark.asyncio
@@ -175,7 +175,7 @@ async def test_kv_is_decoded_only_by_a_worker_that_can_take_it() -> None:
         for _ in range(4):
             await found.ask()
         assert [len(worker.bodies) for worker in found.workers.values()] == [4, 0, 4]
-        assert found.turns() == {}
+        assert found.reroutes() == {}
         route = await found.plane.post(BODY, "/v1/route")
         assert "allowed fp8 as prefill worker p0 has" in route.body.decode()
 
@@ -185,7 +185,7 @@ async def test_without_a_pair_that_fits_a_prompt_is_computed_once_where_it_is_de
     async with fleet("prefill", "decode", dtypes={"p0": "fp8", "d1": "bfloat16"}) as found:
         assert await found.ask() == text_of(PROMPT, 6)
         assert [len(worker.bodies) for worker in found.workers.values()] == [0, 1]
-        assert found.turns() == {"no_prefill_worker": 1}
+        assert found.reroutes() == {"no_prefill_worker": 1}
 
 
 @pytest.mark.asyncio
@@ -296,7 +296,7 @@ async def test_a_stream_whose_worker_dies_goes_on_without_a_seam(roles: tuple[st
                 break
         texts = [await found.ask() for _ in range(3)]
         assert texts == [text_of(PROMPT, 6)] * 3
-        assert found.turns() == {"migrated": 1}
+        assert found.reroutes() == {"migrated": 1}
         assert found.plane.outcomes() == {"ok": 3}
 
 
@@ -307,7 +307,7 @@ async def test_a_stream_that_lost_only_its_end_is_whole() -> None:
             worker.cut_after = 6
         answered = [await found.plane.post(BODY) for _ in range(2)]
         assert [streamed_text(each.body) for each in answered] == [text_of(PROMPT, 6)] * 2
-        assert found.turns() == {}
+        assert found.reroutes() == {}
 
 
 @pytest.mark.asyncio
@@ -317,7 +317,7 @@ async def test_a_stream_migrates_no_more_often_than_is_allowed() -> None:
             worker.cut_after = 2
         answered = await found.plane.post(BODY)
         assert b'"code":"upstream_failed"' in answered.body.replace(b" ", b"")
-        assert found.turns() == {"migrated": 1}
+        assert found.reroutes() == {"migrated": 1}
         assert found.plane.outcomes() == {"failed": 1}
 
 
@@ -328,7 +328,7 @@ async def test_what_has_to_obey_a_form_does_not_migrate() -> None:
             worker.cut_after = 2
         answered = await found.plane.post(BODY | {"response_format": {"type": "json_object"}})
         assert b"upstream_failed" in answered.body
-        assert found.turns() == {}
+        assert found.reroutes() == {}
 
 
 @pytest.mark.asyncio

@@ -12,9 +12,9 @@ from router.decision.disaggregation import (
     ConditionalLimits,
     ConditionalPolicy,
     Placement,
-    asked_phase,
     first_phase,
     placement,
+    requested_phase,
 )
 from router.decision.policy import CostParameters, PhaseOverrides, Policy
 from router.decision.verdict import taken
@@ -29,7 +29,9 @@ def placed(limits: ConditionalLimits, *, held: int = 0, queued: int = 0, active:
     prefill = row("p/0", role="prefill", prefill_tokens_queued=queued)
     decode = row("d/0", role="decode", overlap_blocks=(held,) * 4, active_blocks=active)
     moment = view(prefill, decode)
-    moment = moment._replace(told=(moment.told[0], registered("d", role="decode", total_kv_blocks=100)))
+    moment = moment._replace(
+        registrations=(moment.registrations[0], registered("d", role="decode", total_kv_blocks=100))
+    )
     return placement(decide(moment, route(isl, phase="alone"), Policy(), splitmix64(1)), limits)
 
 
@@ -94,14 +96,14 @@ def test_what_is_asked_first_follows_from_the_roles_that_are_fit(roles: str, may
 
 
 def test_a_phase_that_is_asked_for_is_read_from_its_params() -> None:
-    assert asked_phase(b'{"request_type":"context_only","more":1}', accepted=True) == "prefill"
-    assert asked_phase(b'{"request_type":"generation_only"}', accepted=True) == "decode"
-    assert asked_phase(b'{"request_type":"context_and_generation"}', accepted=True) == "alone"
+    assert requested_phase(b'{"request_type":"context_only","more":1}', accepted=True) == "prefill"
+    assert requested_phase(b'{"request_type":"generation_only"}', accepted=True) == "decode"
+    assert requested_phase(b'{"request_type":"context_and_generation"}', accepted=True) == "alone"
     for params in (b"{}", b'{"request_type":"all"}', b"[]", b"1"):
         with pytest.raises(RequestInvalid, match=r"disaggregated_params"):
-            asked_phase(params, accepted=True)
+            requested_phase(params, accepted=True)
     with pytest.raises(RequestInvalid, match=r"accept_params"):
-        asked_phase(b'{"request_type":"context_only"}', accepted=False)
+        requested_phase(b'{"request_type":"context_only"}', accepted=False)
 
 
 # ---------------------------------------------------------------- policies of the phases
@@ -141,6 +143,6 @@ def test_a_decode_worker_is_promised_blocks_and_nothing_to_compute() -> None:
 def test_kv_is_fetched_within_a_domain_alone() -> None:
     moment = view(*DECODE)
     told = (registered("d0", role="decode", transfer_domain="a"), registered("d1", role="decode", transfer_domain="b"))
-    found = decide(moment._replace(told=told), route(phase="decode", transfer_domain="a"), Policy(), 1)
+    found = decide(moment._replace(registrations=told), route(phase="decode", transfer_domain="a"), Policy(), 1)
     assert found.winner == rank("d0/0")
     assert found.exclusions[1] == "transfer_domain 'b': the prompt's KV lies in 'a'"

@@ -183,7 +183,7 @@ def signed_registration() -> tuple[str, bytes, dict[str, str]]:
 async def test_a_drain_hands_over_by_the_configured_budget(control: Control) -> None:
     control.found.recent.add(asked(1))
     await control.post()
-    await until(lambda: control.found.told().state == "over")
+    await until(lambda: control.found.status().state == "over")
     told = json.loads((await control.get()).body)["handover"]
     assert (told["budget_tokens"], told["within_s"]) == DEFAULTS
     assert (told["warmed"], told["prefixes"][0]["outcome"]) == (1, "warmed")
@@ -235,7 +235,7 @@ async def test_a_worker_is_not_drained_while_it_is_handed_over(control: Control)
 async def test_what_was_handed_over_is_told_after_the_worker_left_and_not_of_its_next_life(control: Control) -> None:
     control.found.recent.add(asked(1))
     await control.post()
-    await until(lambda: control.found.told().state == "over")
+    await until(lambda: control.found.status().state == "over")
     control.found.plane.leave("w0")
     told = json.loads((await control.get()).body)
     assert (told["state"], told["handover"]["warmed"]) == ("left", 1)
@@ -356,10 +356,10 @@ async def test_a_drain_outlives_a_registration_of_the_agent(control: Control) ->
 async def test_a_hand_over_ends_when_its_worker_is_put_back(control: Control) -> None:
     lease = control.running()
     await control.post()
-    await until(lambda: control.found.told().state == "waiting")
+    await until(lambda: control.found.status().state == "waiting")
     await control.put_back()
-    await until(lambda: control.found.told().state == "over")
-    assert control.found.told().reason == "the worker was put back"
+    await until(lambda: control.found.status().state == "over")
+    assert control.found.status().reason == "the worker was put back"
     assert await control.state() == "serving"
     lease.end("ok")
 

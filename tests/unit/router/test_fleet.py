@@ -21,7 +21,7 @@ def fleet(*registrations: WorkerRegistered, heard_at_s: float | None = 0.0) -> F
     for each in registrations:
         folded.apply(each)
         if heard_at_s is not None:
-            folded.heard(each.worker_id, each.instance, heard_at_s)
+            folded.on_heartbeat(each.worker_id, each.instance, heard_at_s)
     return folded
 
 
@@ -49,7 +49,7 @@ def test_a_registered_worker_is_known_and_unfit_until_it_is_heard() -> None:
     folded = fleet(registered(), heard_at_s=None)
     assert known(folded).registration == registered()
     assert unfit(folded, 0.0) == "no heartbeat yet"
-    folded.heard("w0", "w0-1", 3.0)
+    folded.on_heartbeat("w0", "w0-1", 3.0)
     assert unfit(folded, 3.0) == ""
 
 
@@ -132,45 +132,45 @@ def test_a_worker_that_is_silent_for_five_periods_is_unfit() -> None:
     assert SILENT_S == 5.0
     assert unfit(folded, 4.999) == ""
     assert unfit(folded, 5.0) == "silent for 5 s or longer"
-    folded.heard("w0", "w0-1", 60.0)
+    folded.on_heartbeat("w0", "w0-1", 60.0)
     assert unfit(folded, 60.0) == ""
 
 
 @pytest.mark.parametrize(("worker_id", "instance"), [("w0", "w0-0"), ("w9", "w0-1")])
 def test_a_heartbeat_of_another_instance_or_of_nobody_is_none(worker_id: str, instance: str) -> None:
     folded = fleet(registered())
-    folded.heard(worker_id, instance, 4.0)
+    folded.on_heartbeat(worker_id, instance, 4.0)
     assert unfit(folded, 5.0) == "silent for 5 s or longer"
     assert folded.worker("w9") is None
 
 
 def test_while_the_log_cannot_be_heard_silence_says_nothing() -> None:
     folded = fleet(registered())
-    folded.log_heard(heard=False, now_s=1.0)
+    folded.on_log_connection(connected=False, now_s=1.0)
     assert unfit(folded, 1000.0) == ""
 
 
 def test_when_the_log_is_found_everybody_has_a_full_time_to_speak() -> None:
     folded = fleet(registered(), registered("w1"))
-    folded.log_heard(heard=False, now_s=1.0)
-    folded.log_heard(heard=True, now_s=1000.0)
+    folded.on_log_connection(connected=False, now_s=1.0)
+    folded.on_log_connection(connected=True, now_s=1000.0)
     assert unfit(folded, 1004.999) == ""
-    folded.heard("w1", "w1-1", 1004.0)
+    folded.on_heartbeat("w1", "w1-1", 1004.0)
     assert unfit(folded, 1005.0) == "silent for 5 s or longer"
     assert unfit(folded, 1005.0, "w1") == ""
 
 
 def test_a_log_that_was_never_lost_gives_nobody_more_time() -> None:
     folded = fleet(registered())
-    folded.log_heard(heard=True, now_s=4.0)
+    folded.on_log_connection(connected=True, now_s=4.0)
     assert unfit(folded, 5.0) == "silent for 5 s or longer"
 
 
 def test_the_log_speaks_for_nobody_who_never_spoke() -> None:
     folded = fleet(registered(), heard_at_s=None)
-    folded.log_heard(heard=False, now_s=1.0)
+    folded.on_log_connection(connected=False, now_s=1.0)
     assert unfit(folded, 2.0) == "no heartbeat yet"
-    folded.log_heard(heard=True, now_s=3.0)
+    folded.on_log_connection(connected=True, now_s=3.0)
     assert unfit(folded, 3.0) == "no heartbeat yet"
 
 
@@ -286,7 +286,7 @@ def test_parity_is_judged_by_how_the_eldest_fit_worker_has_prompts_hashed() -> N
     folded = fleet(registered("w0"), registered("w1", block_size=32))
     fields = {worker_id: [each.field for each in found] for worker_id, found in folded.parity(0.0).items()}
     assert fields == {"w0": [], "w1": ["block_size"]}
-    folded.heard("w1", "w1-1", 9.0)  # and w0 is silent
+    folded.on_heartbeat("w1", "w1-1", 9.0)  # and w0 is silent
     fields = {worker_id: [each.field for each in found] for worker_id, found in folded.parity(9.0).items()}
     assert fields == {"w0": ["block_size"], "w1": []}
 
@@ -300,7 +300,7 @@ def test_images_become_what_the_eldest_fit_worker_states_and_who_says_otherwise_
         "w1": ["images"],
         "w2": ["images"],
     }
-    folded.heard("w1", "w1-1", 9.0)  # and the others are silent
+    folded.on_heartbeat("w1", "w1-1", 9.0)  # and the others are silent
     assert folded.images("m", 9.0) == others
     assert folded.parity(9.0)["w1"] == ()
     assert folded.images("nobody's", 9.0) is None

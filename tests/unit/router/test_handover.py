@@ -17,7 +17,7 @@ from kv_runtime.telemetry import Projection
 from router.config import HandoverSection
 from router.decision.policy import Policy
 from router.drain.handover import HANDOVERS_MAX, Handover
-from router.drain.progress import HandoverTold
+from router.drain.progress import HandoverStatus
 from router.drain.recent_prompts import RecentPrompt, RecentPrompts
 from router.drain.warming import Warming
 from tests.unit.router.plane import NOW_S, Plane, running_plane, until
@@ -51,17 +51,17 @@ class Draining:
         assert worker is not None
         return worker.registration
 
-    async def drain(self, budget_tokens: int = 1000, within_s: float = 30.0) -> HandoverTold:
+    async def drain(self, budget_tokens: int = 1000, within_s: float = 30.0) -> HandoverStatus:
         """Drain w0, and return what became of it."""
         event = WorkerDraining(worker_id="w0", instance=self.w0.instance)
         self.plane.routing.apply(FleetApplied(now_s=NOW_S, event=event))
         self.handover.begin(self.w0, budget_tokens, within_s)
-        await until(lambda: self.told().state == "over")
-        return self.told()
+        await until(lambda: self.status().state == "over")
+        return self.status()
 
-    def told(self) -> HandoverTold:
+    def status(self) -> HandoverStatus:
         """Return how far it is."""
-        told = self.handover.told("w0", self.w0.instance)
+        told = self.handover.status("w0", self.w0.instance)
         assert told is not None
         return told
 
@@ -306,7 +306,7 @@ async def test_what_a_running_request_had_asked_is_handed_over_once_it_is_over()
         lease = found.plane.routing.take(found.plane.routing.decide(route(pinned_worker="w0")))
         draining_it = asyncio.ensure_future(found.drain())
         await until(lambda: bool(found.plane.clock._sleepers))
-        assert (found.told().state, found.told().listed) == ("waiting", 0)
+        assert (found.status().state, found.status().listed) == ("waiting", 0)
         found.plane.index.held[rank("w0/0")] = 4
         lease.end("ok")
         await found.plane.clock.advance(0.1)
@@ -325,7 +325,7 @@ async def test_a_second_look_asks_for_what_failed_and_not_for_what_was_computed_
         found.upstreams["w1"].script = worker
         draining_it = asyncio.ensure_future(found.drain())
         await until(lambda: bool(found.plane.clock._sleepers))
-        assert (found.told().listed, found.told().failed, found.told().warmed) == (2, 1, 1)
+        assert (found.status().listed, found.status().failed, found.status().warmed) == (2, 1, 1)
         lease.end("ok")
         await found.plane.clock.advance(0.1)
         told = await draining_it
@@ -362,7 +362,7 @@ async def test_a_second_drain_while_one_is_on_its_way_begins_nothing() -> None:
         found.handover.begin(found.w0, 1000, 30.0)
         await until(lambda: bool(found.upstreams["w1"].received))
         found.handover.begin(found.w0, 5, 5.0)
-        assert found.told().budget_tokens == 1000
+        assert found.status().budget_tokens == 1000
 
 
 @pytest.mark.asyncio
@@ -371,7 +371,7 @@ async def test_a_router_that_stops_gives_up_what_is_on_its_way() -> None:
         found.recent.add(asked(1))
         found.handover.begin(found.w0, 1000, 30.0)
         await until(lambda: bool(found.upstreams["w1"].received))
-    assert found.told().state == "over"
+    assert found.status().state == "over"
     assert found.plane.outcome("handover-w0").outcome == "cancelled"
     with pytest.raises(TaskSetFull):
         found.handover.begin(found.w0, 1000, 30.0)

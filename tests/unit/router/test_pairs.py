@@ -111,13 +111,13 @@ def test_a_prefill_worker_that_fits_no_decode_worker_computes_nothing() -> None:
 
 def test_a_prompt_longer_than_a_buffer_is_not_transferred_through_it() -> None:
     small = view(*BOTH)
-    told = tuple(registered(each.worker_id, role=each.role, transfer_buffer_tokens=39) for each in small.told)
+    told = tuple(registered(each.worker_id, role=each.role, transfer_buffer_tokens=39) for each in small.registrations)
     for phase in ("prefill", "decode"):
         with pytest.raises(NoEligibleWorker) as error:
-            decide(small._replace(told=told), route(40, phase=phase, prefill_worker=""), Policy(), 1)
+            decide(small._replace(registrations=told), route(40, phase=phase, prefill_worker=""), Policy(), 1)
         assert "kv transfer: 40 tokens, transfer_buffer_tokens 39" in {each.reason for each in error.value.exclusions}
         for fits in (route(39, phase=phase, prefill_worker=""), route(40, phase=phase)):
-            assert "kv transfer" not in str(decide(small._replace(told=told), fits, Policy(), 1).exclusions)
+            assert "kv transfer" not in str(decide(small._replace(registrations=told), fits, Policy(), 1).exclusions)
 
 
 def test_a_record_of_a_former_version_is_judged_as_it_was() -> None:

@@ -272,7 +272,7 @@ def test_newcomers_can_be_left_alone() -> None:
 
 def test_a_users_mode_chooses_among_the_candidates() -> None:
     def last(candidates: Candidates, *_: object) -> Choice:
-        return Choice(len(candidates.places) - 1, "user")
+        return Choice(len(candidates.rank_indices) - 1, "user")
 
     moment = view(row("w0/0"), row("w1/0"), row("w2/0", unfit="draining"))
     found = decide(moment, route(), Policy(mode="a:last"), 1, {"a:last": Mode(last, reads_overlap=True)})

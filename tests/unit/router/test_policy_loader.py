@@ -14,7 +14,7 @@ HERE = __name__
 
 
 def last(candidates: Candidates, _request: RouteRequest, _policy: Policy, _seed: int) -> int:
-    return len(candidates.places) - 1
+    return len(candidates.rank_indices) - 1
 
 
 def turned(candidates: Candidates, _request: RouteRequest, _policy: Policy, _seed: int) -> Choice:

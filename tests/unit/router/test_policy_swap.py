@@ -15,25 +15,25 @@ _KNOWN = {**MODES, _OWN: Mode(lambda _candidates, _request, _policy, _seed: Choi
 
 
 def test_a_users_own_mode_can_be_chosen() -> None:
-    assert swapped(Policy(), {"mode": _OWN}, _KNOWN, whole=False).mode == _OWN
-    assert swapped(Policy(), {"mode": _OWN}, _KNOWN, whole=True).mode == _OWN
+    assert swapped(Policy(), {"mode": _OWN}, _KNOWN, replace_all=False).mode == _OWN
+    assert swapped(Policy(), {"mode": _OWN}, _KNOWN, replace_all=True).mode == _OWN
 
 
 def test_other_fields_change_while_a_users_own_mode_is_in_force() -> None:
     in_force = replace(Policy(), mode=_OWN)
-    assert swapped(in_force, {"temperature": 0.5}, _KNOWN, whole=False) == replace(in_force, temperature=0.5)
+    assert swapped(in_force, {"temperature": 0.5}, _KNOWN, replace_all=False) == replace(in_force, temperature=0.5)
 
 
 @pytest.mark.parametrize("mode", ["os:system", None, 1, ["kv"], {"kv": 1}])
 def test_a_mode_that_the_configuration_does_not_name_is_refused(mode: object) -> None:
     with pytest.raises(ConfigurationError) as raised:
-        swapped(Policy(), {"mode": mode}, _KNOWN, whole=False)
+        swapped(Policy(), {"mode": mode}, _KNOWN, replace_all=False)
     assert raised.value.problems[0].startswith(f"policy.mode: found {json.dumps(mode)}, allowed kv, ")
 
 
 def problems_of(named: dict[str, object]) -> list[str]:
     with pytest.raises(ConfigurationError) as raised:
-        swapped(Policy(), named, _KNOWN, whole=False)
+        swapped(Policy(), named, _KNOWN, replace_all=False)
     return raised.value.problems
 
 

@@ -55,7 +55,7 @@ class World:
         self.changes.extend(self.live.tick(self.now_s))
 
     def now(self) -> PoolStatus:
-        return self.live.standing("p")
+        return self.live.status("p")
 
 
 def test_a_pool_that_nobody_has_looked_at_is_fit() -> None:
@@ -270,7 +270,7 @@ def standing(name: str, fitness: str) -> PoolStatus:
     live = PoolsLive({name: ("u",)}, {name: LiveLimits(queue_requests_max=1)})
     queued, ready = (2 if fitness == "strained" else 0), fitness != "down"
     live.apply(Looked(now_s=0.0, namespace=name, url="u", ready=ready, reason="x", queue=Queue(queued)))
-    found = live.standing(name)
+    found = live.status(name)
     assert found.fitness == fitness
     return found
 

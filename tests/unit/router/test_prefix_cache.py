@@ -93,7 +93,7 @@ def test_what_was_known_is_counted() -> None:
     cache = cache_of(b"#a#b")
     known_bytes(cache, b"#a#bcd")
     known_bytes(cache, b"#x")
-    assert (cache.asked_bytes, cache.known_bytes) == (8, 2)
+    assert (cache.requested_bytes, cache.known_bytes) == (8, 2)
 
 
 texts = st.lists(st.sampled_from([b"#a", b"#b", b"#", b"c", b"\xff", b"#a#a"]), max_size=6).map(b"".join)

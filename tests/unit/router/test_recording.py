@@ -124,11 +124,11 @@ def test_every_candidate_is_recorded_with_its_terms_or_its_cost(seed: int, ranks
     best = best_columns(found.best)
     assert best[0] == found.winner
     assert (found.rank, found.kv_seq, found.margin_blocks) == (told.winner, 7, told.margin_blocks)
-    assert best_terms(found) == [costs.terms(list(told.places).index(column)) for column in best]
-    others = [at for at, place in enumerate(told.places) if place not in best]
+    assert best_terms(found) == [costs.terms(list(told.rank_indices).index(column)) for column in best]
+    others = [at for at, place in enumerate(told.rank_indices) if place not in best]
     assert other_costs(found) == tuple(float(np.float32(costs.cost[at])) for at in others)
-    assert len(best) == min(8, len(told.places))
-    dearest = max((float(costs.cost[list(told.places).index(column)]) for column in best[1:]), default=0.0)
+    assert len(best) == min(8, len(told.rank_indices))
+    dearest = max((float(costs.cost[list(told.rank_indices).index(column)]) for column in best[1:]), default=0.0)
     assert all(float(costs.cost[at]) >= dearest for at in others)
 
 

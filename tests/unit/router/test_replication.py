@@ -20,7 +20,7 @@ from kv_protocol.replicas import (
     lease_digest,
 )
 from router.replicas.open_leases import OpenLeases, parts_of, split
-from router.replicas.peer import KEPT_MAX
+from router.replicas.peer import BUFFERED_MAX
 from router.replicas.replication import ANSWER_S, PEERS_MAX, PENDING_MAX, SILENT_S, Apply, Effect, Replication, Say
 
 A0 = WorkerRank("a", 0)
@@ -70,14 +70,14 @@ def asked(effects: list[Effect]) -> list[int]:
 def replication(*messages: LedgerTold | LedgerBeat | LedgerOpen) -> Replication:
     made = Replication("me", 1)
     for message in messages:
-        made.heard(message, 0.0)
+        made.on_message(message, 0.0)
     return made
 
 
 def test_what_comes_in_its_order_is_applied_once() -> None:
     made = replication()
     first, second = told(1, routed("l"), FirstToken(lease_id="l")), told(2, Finished(lease_id="l"))
-    assert [applied(made.heard(each, 0.0)) for each in (first, first, second, second, first)] == [
+    assert [applied(made.on_message(each, 0.0)) for each in (first, first, second, second, first)] == [
         [routed("l"), FirstToken(lease_id="l")],
         [],
         [Finished(lease_id="l")],
@@ -88,8 +88,11 @@ def test_what_comes_in_its_order_is_applied_once() -> None:
 
 def test_what_comes_too_early_waits_for_what_was_before_it() -> None:
     made = replication(told(1, routed("l")))
-    assert applied(made.heard(told(3, Finished(lease_id="l")), 0.0)) == []
-    assert applied(made.heard(told(2, Renewed(lease_id="l")), 0.0)) == [Renewed(lease_id="l"), Finished(lease_id="l")]
+    assert applied(made.on_message(told(3, Finished(lease_id="l")), 0.0)) == []
+    assert applied(made.on_message(told(2, Renewed(lease_id="l")), 0.0)) == [
+        Renewed(lease_id="l"),
+        Finished(lease_id="l"),
+    ]
     assert asked(made.tick(0.0)) == []
     assert made.statistics().gaps_total == 1
 
@@ -98,8 +101,8 @@ def test_a_gap_is_asked_for_and_again_until_it_is_answered() -> None:
     made = replication(told(1, routed("l")), told(3, routed("n")))
     assert [asked(made.tick(now_s)) for now_s in (0.0, 0.1, 0.2, 0.3)] == [[1], [], [], [2]]
     late, lease = answer(3, 1, OpenLease(routed("m"), is_prefilled=False)), OpenLease(routed("m"), is_prefilled=True)
-    assert applied(made.heard(late, 0.3)) == [], "the answer to a question of which nobody wants to know any more"
-    assert applied(made.heard(answer(3, 2, lease), 0.3)) == [
+    assert applied(made.on_message(late, 0.3)) == [], "the answer to a question of which nobody wants to know any more"
+    assert applied(made.on_message(answer(3, 2, lease), 0.3)) == [
         Finished(lease_id="l"),
         routed("m"),
         FirstToken(lease_id="m"),
@@ -110,32 +113,32 @@ def test_a_gap_is_asked_for_and_again_until_it_is_answered() -> None:
 def test_what_came_after_the_answer_was_given_is_not_lost() -> None:
     made = replication(told(2, routed("l")))
     assert asked(made.tick(0.0)) == [1]
-    assert applied(made.heard(told(3, routed("m"), Finished(lease_id="l")), 0.0)) == []
-    assert applied(made.heard(answer(2, 1, OpenLease(routed("l"), is_prefilled=False)), 0.0)) == [routed("m")]
-    assert applied(made.heard(told(4, Cancelled(lease_id="m")), 0.0)) == [Cancelled(lease_id="m")]
+    assert applied(made.on_message(told(3, routed("m"), Finished(lease_id="l")), 0.0)) == []
+    assert applied(made.on_message(answer(2, 1, OpenLease(routed("l"), is_prefilled=False)), 0.0)) == [routed("m")]
+    assert applied(made.on_message(told(4, Cancelled(lease_id="m")), 0.0)) == [Cancelled(lease_id="m")]
 
 
 def test_an_answer_counts_when_all_of_it_is_there() -> None:
     made = replication(told(2))
     made.tick(0.0)
     parts = [answer(2, 1, OpenLease(routed(f"l{at}"), is_prefilled=False), part=at, parts=3) for at in range(3)]
-    assert [applied(made.heard(parts[at], 0.0)) for at in (2, 0, 0)] == [[], [], []]
-    assert applied(made.heard(parts[1], 0.0)) == [routed("l2"), routed("l0"), routed("l1")]
+    assert [applied(made.on_message(parts[at], 0.0)) for at in (2, 0, 0)] == [[], [], []]
+    assert applied(made.on_message(parts[1], 0.0)) == [routed("l2"), routed("l0"), routed("l1")]
 
 
 def test_as_many_leases_that_are_others_are_found_out_by_their_digest() -> None:
     made = replication(told(1, routed("l"), routed("m")))
-    made.heard(beat(1, OpenLease(routed("l"), is_prefilled=True), OpenLease(routed("m"), is_prefilled=False)), 0.0)
+    made.on_message(beat(1, OpenLease(routed("l"), is_prefilled=True), OpenLease(routed("m"), is_prefilled=False)), 0.0)
     assert asked(made.tick(0.0)) == [1]
-    told_of = made.statistics()
-    assert (told_of.differences_total, told_of.skew["other"].queued_tokens) == (1, 7)
+    announced_event = made.statistics()
+    assert (announced_event.differences_total, announced_event.skew["other"].queued_tokens) == (1, 7)
 
 
 def test_a_prefill_that_is_not_over_after_all_is_taken_back() -> None:
     made = replication(told(1, routed("l"), FirstToken(lease_id="l")), told(3))
     made.tick(0.0)
     lease = OpenLease(routed("l"), is_prefilled=False)
-    assert applied(made.heard(answer(3, 1, lease), 0.0)) == [Finished(lease_id="l"), routed("l")]
+    assert applied(made.on_message(answer(3, 1, lease), 0.0)) == [Finished(lease_id="l"), routed("l")]
 
 
 def test_a_router_that_is_silent_has_no_leases() -> None:
@@ -154,48 +157,48 @@ def test_while_nobody_can_be_heard_silence_means_nothing() -> None:
 
 def test_a_later_life_replaces_and_a_former_one_is_not_heard() -> None:
     made = replication(told(1, routed("l")))
-    assert applied(made.heard(told(1, routed("m"), life=2), 0.0)) == [Expired(lease_id="l"), routed("m")]
-    assert made.heard(told(2, Finished(lease_id="m"), life=1), 0.0) == []
+    assert applied(made.on_message(told(1, routed("m"), life=2), 0.0)) == [Expired(lease_id="l"), routed("m")]
+    assert made.on_message(told(2, Finished(lease_id="m"), life=1), 0.0) == []
     assert made.statistics().refused_total == 1
 
 
 def test_a_former_life_that_speaks_keeps_no_later_one_alive() -> None:
     made = replication(told(1, routed("l"), life=2))
-    made.heard(told(9, life=1), 4.0)
+    made.on_message(told(9, life=1), 4.0)
     assert applied(made.tick(SILENT_S)) == [Expired(lease_id="l")]
 
 
 def test_its_own_echo_says_nothing_and_a_namesake_is_refused() -> None:
     made = Replication("me", 1)
-    assert made.heard(told(1, routed("l"), router="me"), 0.0) == []
+    assert made.on_message(told(1, routed("l"), router="me"), 0.0) == []
     assert made.statistics().refused_total == 0
-    assert made.heard(told(1, routed("l"), router="me", life=2), 0.0) == []
+    assert made.on_message(told(1, routed("l"), router="me", life=2), 0.0) == []
     assert made.statistics().refused_total == 1
 
 
 def test_nobody_ends_a_lease_that_is_not_his() -> None:
     made = replication(told(1, routed("theirs")))
-    made.told(routed("ours"))
+    made.on_lease_event(routed("ours"))
     made.flush()
     stranger = told(
         1, routed("theirs"), routed("ours"), Finished(lease_id="theirs"), Finished(lease_id="ours"), router="x"
     )
-    assert applied(made.heard(stranger, 0.0)) == []
+    assert applied(made.on_message(stranger, 0.0)) == []
     assert made.statistics().refused_total == 4
-    assert applied(made.heard(told(2, Finished(lease_id="theirs")), 0.0)) == [Finished(lease_id="theirs")]
+    assert applied(made.on_message(told(2, Finished(lease_id="theirs")), 0.0)) == [Finished(lease_id="theirs")]
 
 
 def accompanied(life: int = 1) -> Replication:
     """Return one that has heard another router."""
     made = Replication("me", life)
-    made.heard(beat(0), 0.0)
+    made.on_message(beat(0), 0.0)
     return made
 
 
 def test_a_beat_tells_how_far_was_told_and_comes_in_time() -> None:
     made = accompanied(5)
-    made.told(routed("l", 3))
-    made.told(FirstToken(lease_id="l"))
+    made.on_lease_event(routed("l", 3))
+    made.on_lease_event(FirstToken(lease_id="l"))
     says = made.tick(0.0)
     assert says == [
         Say(told(1, routed("l", 3), FirstToken(lease_id="l"), router="me", life=5)),
@@ -207,33 +210,33 @@ def test_a_beat_tells_how_far_was_told_and_comes_in_time() -> None:
 def test_while_nobody_else_is_there_only_the_beat_goes_out_with_what_is_open_by_then() -> None:
     made = Replication("me", 1)
     for event in (routed("gone"), routed("l", 3), FirstToken(lease_id="l"), FirstToken(lease_id="gone")):
-        made.told(event)
-    made.told(Finished(lease_id="gone"))
+        made.on_lease_event(event)
+    made.on_lease_event(Finished(lease_id="gone"))
     assert made.tick(0.0) == [Say(beat(0, OpenLease(routed("l", 3), is_prefilled=True), router="me"))]
-    made.told(Finished(lease_id="l"))
+    made.on_lease_event(Finished(lease_id="l"))
     assert made.tick(BEAT_S / 2) == []
     assert made.tick(BEAT_S) == [Say(beat(0, router="me"))]
 
 
 def test_what_began_while_nobody_else_was_there_is_told_to_whoever_comes() -> None:
     made = Replication("me", 1)
-    made.told(routed("l"))
-    made.heard(beat(0), 0.0)
-    made.told(FirstToken(lease_id="l"))
+    made.on_lease_event(routed("l"))
+    made.on_message(beat(0), 0.0)
+    made.on_lease_event(FirstToken(lease_id="l"))
     assert made.flush() == [Say(told(1, routed("l"), FirstToken(lease_id="l"), router="me"))]
 
 
 def test_a_question_is_answered_with_what_is_open_behind_all_that_was_told() -> None:
     made = accompanied()
-    made.told(routed("l"))
-    effects = made.heard(LedgerAsked(router="other", number=4), 0.0)
+    made.on_lease_event(routed("l"))
+    effects = made.on_message(LedgerAsked(router="other", number=4), 0.0)
     lease = OpenLease(routed("l"), is_prefilled=False)
     assert effects == [
         Say(told(1, routed("l"), router="me")),
         Say(LedgerOpen(router="me", life=1, seq=1, number=4, part=0, parts=1, leases=(lease,)), "other"),
     ]
-    assert made.heard(LedgerAsked(router="other", number=5), ANSWER_S / 2) == []
-    assert len(made.heard(LedgerAsked(router="other", number=6), ANSWER_S)) == 1
+    assert made.on_message(LedgerAsked(router="other", number=5), ANSWER_S / 2) == []
+    assert len(made.on_message(LedgerAsked(router="other", number=6), ANSWER_S)) == 1
 
 
 # ---------------------------------------------------------------- bounds
@@ -242,27 +245,27 @@ def test_a_question_is_answered_with_what_is_open_behind_all_that_was_told() -> 
 def test_there_are_so_many_routers_and_no_more() -> None:
     made = Replication("me", 1)
     for number in range(PEERS_MAX + 3):
-        made.heard(told(1, routed(f"l{number}"), router=f"r{number}"), 0.0)
+        made.on_message(told(1, routed(f"l{number}"), router=f"r{number}"), 0.0)
     assert (len(made.statistics().skew), made.statistics().refused_total) == (PEERS_MAX, 3)
 
 
 def test_of_messages_that_came_too_early_the_newest_are_kept() -> None:
-    made = replication(*(told(number) for number in range(3, 3 + 2 * KEPT_MAX)))
+    made = replication(*(told(number) for number in range(3, 3 + 2 * BUFFERED_MAX)))
     (peer,) = made._peers.values()
-    assert len(peer._kept) == KEPT_MAX
+    assert len(peer._buffered) == BUFFERED_MAX
 
 
 def test_news_that_nobody_sent_becomes_a_gap() -> None:
     made, other = accompanied(), Replication("other", 1)
-    made.told(routed("first"))
+    made.on_lease_event(routed("first"))
     (say,) = made.flush()
-    other.heard(say.message, 0.0)
+    other.on_message(say.message, 0.0)
     for number in range(PENDING_MAX + 1):
-        made.told(routed(f"l{number}"))
+        made.on_lease_event(routed(f"l{number}"))
     (effect,) = made.tick(0.0)
     assert isinstance(effect, Say)
     assert isinstance(effect.message, LedgerBeat)
-    other.heard(effect.message, 0.0)
+    other.on_message(effect.message, 0.0)
     assert other.statistics().gaps_total == 1
 
 
@@ -276,7 +279,7 @@ def test_a_message_is_filled_so_far_and_no_further() -> None:
 
 def test_of_a_very_long_prompt_the_end_is_told_as_blocks_without_a_name() -> None:
     made = accompanied()
-    made.told(routed("l", BLOCKS_MAX + 5))
+    made.on_lease_event(routed("l", BLOCKS_MAX + 5))
     (say,) = made.flush()
     assert isinstance(say.message, LedgerTold)
     (event,) = say.message.events

@@ -17,7 +17,7 @@ from router.admin.metrics.decision import FALLBACKS, REASONS, STAGES
 from router.admin.metrics.prediction import PHASES
 from router.admin.metrics.request import OUTCOMES, REJECTIONS
 from router.admin.metrics.sockets import REFUSED_STATUSES
-from router.admin.metrics.weighing import KEPT, TERMS
+from router.admin.metrics.weighing import SAMPLES_MAX, TERMS
 from router.decision.policies import MODES
 from router.decision.policy import Policy
 from router.decision.routing import Routing
@@ -192,10 +192,10 @@ def test_the_winners_cost_is_told_by_term() -> None:
 def test_costs_of_more_decisions_than_are_kept_are_a_sample() -> None:
     told = counted(registered(), registered("w1"))
     verdict = decided(told)
-    for _ in range(KEPT + 10):
+    for _ in range(SAMPLES_MAX + 10):
         told.metrics.decided(verdict)
-    assert told("cost_term_blocks_count", term="prefill") == KEPT
-    assert told("decision_margin_blocks_count") == KEPT + 10
+    assert told("cost_term_blocks_count", term="prefill") == SAMPLES_MAX
+    assert told("decision_margin_blocks_count") == SAMPLES_MAX + 10
 
 
 class Uneven(FakeIndex):

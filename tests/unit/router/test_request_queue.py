@@ -136,13 +136,13 @@ def test_a_request_without_room_holds_up_none_of_its_tenant_that_has_some() -> N
     placed(queue, "impatient", ttft_target_s=0.001)
     placed(queue, "free")
 
-    def has_room(waiting: Waiting) -> bool:
+    def has_headroom(waiting: Waiting) -> bool:
         return waiting.request.pinned_worker is None and waiting.request.ttft_target_s is None
 
-    place = queue.take("m", has_room, 0.0)
+    place = queue.take("m", has_headroom, 0.0)
     assert place is not None
     assert place.waiting.request.request_id == "free"
-    assert queue.take("m", has_room, 0.0) is None
+    assert queue.take("m", has_headroom, 0.0) is None
     assert taken(queue) == ["pinned", "impatient"]
 
 
@@ -151,11 +151,11 @@ def test_of_one_tenant_so_many_kinds_are_looked_at_and_no_more() -> None:
     for number in range(3 * KINDS_MAX):
         placed(queue, str(number), lora=str(number))
 
-    def has_room(waiting: Waiting) -> bool:
+    def has_headroom(waiting: Waiting) -> bool:
         looks.append(waiting.request.lora)
         return False
 
-    assert queue.take("m", has_room, 0.0) is None
+    assert queue.take("m", has_headroom, 0.0) is None
     assert looks == [str(number) for number in range(KINDS_MAX)]
     assert taken(queue) == [str(number) for number in range(3 * KINDS_MAX)]
 
@@ -166,11 +166,11 @@ def test_room_is_looked_for_once_a_turn_for_each_kind_of_constraints() -> None:
         placed(queue, tenant, tenant=tenant, lora="x" if tenant in "ace" else "")
     looks: list[str] = []
 
-    def has_room(waiting: Waiting) -> bool:
+    def has_headroom(waiting: Waiting) -> bool:
         looks.append(waiting.request.lora)
         return False
 
-    assert queue.take("m", has_room, 0.0) is None
+    assert queue.take("m", has_headroom, 0.0) is None
     assert sorted(looks) == ["", "x"]
 
 

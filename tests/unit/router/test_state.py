@@ -74,8 +74,8 @@ def rows(folded: RouterState, now_s: float = 0.0, held: Held = HELD, isl_tokens:
         Row(
             rank=found.ranks[at],
             unfit=found.unfit[at],
-            role=found.told[at].role,
-            max_seq_len=found.told[at].max_seq_len,
+            role=found.registrations[at].role,
+            max_seq_len=found.registrations[at].max_seq_len,
             overlap_blocks=tuple(found.overlap[:, at].tolist()),
             predicted_blocks=int(found.predicted[at]),
             epoch=found.epochs[at],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.server.framing import ChunkReader, LengthReader, body_reader, chunk, whole_chunks
+from router.server.framing import ChunkReader, LengthReader, body_reader, chunk, complete_chunks_tail
 from router.server.heads import CHUNKED, UNTIL_CLOSE, Malformed
 
 BODY = b'5\r\nhello\r\n6;x="y"\r\n world\r\n1  \r\n!\r\n00\r\nx: y\r\n\r\n'
@@ -87,16 +87,16 @@ def test_a_body_until_the_end_has_no_other() -> None:
 @pytest.mark.parametrize("sizes", [[1], [4096], [1, 2, 3], [100] * 50, [4000, 4000]])
 def test_whole_chunks_are_seen_as_such_and_nothing_less_is(sizes: list[int]) -> None:
     data = b"".join(chunk(b"x" * size) for size in sizes)
-    assert whole_chunks(data, len(data)) == 0
-    assert whole_chunks(data.upper(), len(data)) == 0
+    assert complete_chunks_tail(data, len(data)) == 0
+    assert complete_chunks_tail(data.upper(), len(data)) == 0
     for cut in (data[:-1], data[1:], data + b"0", data + b"0\r\n\r\n", data[:-2] + b"xx"):
-        assert whole_chunks(cut, len(data)) == -1
+        assert complete_chunks_tail(cut, len(data)) == -1
 
 
 @pytest.mark.parametrize("tail_bytes", [1, 100, 106, 107, 211, 212, 213, 5000])
 def test_the_tail_of_whole_chunks_begins_with_one(tail_bytes: int) -> None:
     data = chunk(b"x" * 101) * 3
-    begins = whole_chunks(data, tail_bytes)
+    begins = complete_chunks_tail(data, tail_bytes)
     assert begins in {0, 107, 214}
     assert len(data) - begins <= tail_bytes or begins == 214
     assert begins == 0 or len(data) - (begins - 107) > tail_bytes
@@ -104,4 +104,4 @@ def test_the_tail_of_whole_chunks_begins_with_one(tail_bytes: int) -> None:
 
 @pytest.mark.parametrize("line", [b"2;x", b"02", b"2 ", b"1001", b"", b"+2", b"0x2"])
 def test_sizes_that_are_unusual_are_left_to_the_reader(line: bytes) -> None:
-    assert whole_chunks(line + b"\r\n" + b"ab\r\n", 100) == -1
+    assert complete_chunks_tail(line + b"\r\n" + b"ab\r\n", 100) == -1

@@ -13,7 +13,7 @@ class Looked:
     def __init__(self) -> None:
         self.at = asyncio.Event()
 
-    def let_pass(self, now_s: float) -> None:
+    def check_timeouts(self, now_s: float) -> None:
         """Time passed."""
         assert now_s > 0
         self.at.set()
