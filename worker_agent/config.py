@@ -252,9 +252,9 @@ class ServedEventsSection(EventsSection):
         names = [each.source for each in self.sources]
         ranks = {name: [each.dp_rank for each in self.sources if each.source == name] for name in names}
         problems = [
-            f"sources: found source {name!r} of dp_ranks {told}, allowed each rank once"
-            for name, told in ranks.items()
-            if len(told) > 1 and (None in told or len(set(told)) < len(told))
+            f"sources: found source {name!r} of dp_ranks {dp_ranks}, allowed each rank once"
+            for name, dp_ranks in ranks.items()
+            if len(dp_ranks) > 1 and (None in dp_ranks or len(set(dp_ranks)) < len(dp_ranks))
         ]
         if ENGINE in names:
             problems.append(f"sources: found source {ENGINE!r}, allowed another name: that is the engine's own")
@@ -282,11 +282,11 @@ class AgentSettings(Settings):
     def _of_this_engine(self) -> "AgentSettings":
         engine, trtllm = self.engine, self.trtllm
         if engine.kind == "trtllm":
-            strange = [f"engine.{name}" for name in _told(engine) if name not in _OF_EVERY_ENGINE]
-            strange += [f"transfer.{name}" for name in _told(self.transfer)]
+            strange = [f"engine.{name}" for name in _set_fields(engine) if name not in _OF_EVERY_ENGINE]
+            strange += [f"transfer.{name}" for name in _set_fields(self.transfer)]
             allowed = "of the simulated engine alone: TensorRT-LLM has arguments of its own"
         else:
-            strange = [f"trtllm.{name}" for name in _told(trtllm)]
+            strange = [f"trtllm.{name}" for name in _set_fields(trtllm)]
             allowed = "where engine.kind is trtllm"
         if strange:
             raise ValueError("; ".join(f"{name}: found a value, allowed {allowed}" for name in strange))
@@ -321,7 +321,7 @@ class AgentSettings(Settings):
         return self.worker.advertised_host
 
 
-def _told(section: Section) -> list[str]:
+def _set_fields(section: Section) -> list[str]:
     """Return the fields that are not as they are by default."""
     fields = type(section).model_fields
     return [name for name, field in fields.items() if getattr(section, name) != field.default]

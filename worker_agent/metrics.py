@@ -140,13 +140,13 @@ def load_families(worker: str, newest: Mapping[int, LoadReport]) -> Iterator[Fam
     seconds = [(at, report.iteration_s) for at, report in reports]
     yield gauge("engine_iteration_seconds", "How long the newest iteration took", labels, seconds)
     for name, (meaning, phases, figure) in PHASES.items():
-        told = [
+        samples = [
             ((*at, phase), float(value))
             for at, report in reports
             for phase in phases
             if report.phases is not None and (value := getattr(report.phases, f"{phase}_{figure}")) is not None
         ]
-        yield gauge(name, meaning, (*labels, "phase"), told)
+        yield gauge(name, meaning, (*labels, "phase"), samples)
 
 
 def skipped_families(worker: str, rows: LoadRows) -> Iterator[Family]:

@@ -62,7 +62,7 @@ class RoleEngine(VirtualEngine):
             prompt=prompt_tokens(request),
             max_tokens=request.osl_tokens,
             handoff=handoff,
-            serves_alone=phase == "alone",
+            is_context_and_generation=phase == "alone",
         )
         self.simulator.submit(asked, now_s)
         self.cut(now_s)

@@ -175,7 +175,10 @@ async def test_a_decode_engine_requires_what_a_prefill_engine_said_of_this_promp
             ({"handoff": Handoff(first_gen_tokens=(1,))}, "encoded_opaque_state: found null"),
             ({"handoff": msgspec.structs.replace(handoff, opaque_state=b"x")}, "opaque.state"),
             ({"handoff": handoff, "prompt": PROMPT[:-1]}, "opaque.state"),
-            ({"handoff": handoff, "serves_alone": True}, 'disaggregated_params: found "one", allowed none'),
+            (
+                {"handoff": handoff, "is_context_and_generation": True},
+                'disaggregated_params: found "one", allowed none',
+            ),
         ]
         for fields, refusal in wrong:
             with pytest.raises(RequestRefused, match=refusal):
@@ -187,7 +190,7 @@ async def test_a_decode_engine_requires_what_a_prefill_engine_said_of_this_promp
 async def test_a_decode_engine_that_serves_alone_computes_the_prompt_itself(run_engine: RunEngine) -> None:
     async with run_engine() as one, run_engine("decode") as decode:
         whole = await outputs(one.engine, request())
-        told = await outputs(decode.engine, request(serves_alone=True))
+        told = await outputs(decode.engine, request(is_context_and_generation=True))
         assert tokens_of(told) == tokens_of(whole)
         await nothing_held(decode.engine)
 

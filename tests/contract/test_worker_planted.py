@@ -14,7 +14,7 @@ from tests.contract import worker_kinds, workers
 from tests.contract.worker_kinds import KINDS
 from tests.contract.workers import Ground, ground
 from tests.integration.agent_http import COMPLETIONS
-from worker_agent.api.forwarding import asked_headers
+from worker_agent.api.forwarding import engine_headers
 from worker_agent.commands import serve
 from worker_agent.engines.simulated.engine import SimulatedEngine
 from worker_agent.engines.types import EngineOutput, EngineRequest
@@ -147,9 +147,9 @@ def polled_events_are_lost(patch: Patch) -> None:
 
 def the_rank_is_not_passed_on(patch: Patch) -> None:
     def forgetful(headers: Any, *, dp_rank: int | None, api_key: str) -> Any:
-        return asked_headers(headers, dp_rank=dp_rank and 0, api_key=api_key)
+        return engine_headers(headers, dp_rank=dp_rank and 0, api_key=api_key)
 
-    patch.setattr("worker_agent.api.forwarder.asked_headers", forgetful)
+    patch.setattr("worker_agent.api.forwarder.engine_headers", forgetful)
 
 
 # ------------------------------------------------------------------------------------------------- what must find it

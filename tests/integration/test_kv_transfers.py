@@ -126,7 +126,7 @@ async def test_a_prefill_worker_that_is_not_there_fails_the_request() -> None:
         with pytest.raises(TransferFailed, match=r"^a: "):
             await outputs(decode.engine, request(handoff=handoff))
         assert decode.statistics().fetches_total["lost"] == 1
-        assert len(tokens_of(await outputs(decode.engine, request(serves_alone=True)))) == 4
+        assert len(tokens_of(await outputs(decode.engine, request(is_context_and_generation=True)))) == 4
 
 
 @pytest.mark.asyncio

@@ -149,7 +149,7 @@ async def test_a_prompt_above_one_iteration_s_tokens_needs_chunked_prefill(trtll
         answer = await handed_over(prefill)
         assert len(tokens_of(await outputs(decode, request(handoff=answer.handoff)))) == 4
         with pytest.raises(RequestRefused, match="at most 9"):
-            await outputs(decode, request("b", serves_alone=True))
+            await outputs(decode, request("b", is_context_and_generation=True))
     for arguments, told in (
         ({"enable_chunked_prefill": True}, 0),
         ({"context_parallel_size": 3}, 27),
@@ -431,7 +431,7 @@ async def test_decode_requires_what_a_prefill_worker_said_or_serves_alone(trtllm
             await outputs(decode, request(handoff=Handoff(opaque_state=b"x")))
         with pytest.raises(RequestRefused, match="opaque state"):
             await outputs(decode, request(handoff=Handoff(opaque_state=b"x", first_gen_tokens=(1,))))
-        assert len(tokens_of(await outputs(decode, request(serves_alone=True)))) == 4
+        assert len(tokens_of(await outputs(decode, request(is_context_and_generation=True)))) == 4
 
 
 @pytest.mark.asyncio

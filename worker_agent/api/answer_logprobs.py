@@ -21,81 +21,81 @@ from typing import Any
 
 import msgspec
 
-from worker_agent.api.choice_text import Place
+from worker_agent.api.choice_text import TokenSpan
 from worker_agent.api.sampling import UNLIKELY, TokenLogprob, TokenLogprobs, bounded_logprob
 
 TokenBytes = Callable[[int], bytes | None]
 """What a token stands for; None where nobody can tell."""
 
 
-def chat_logprobs(places: Sequence[Place], token_bytes: TokenBytes) -> dict[str, Any]:
+def chat_logprobs(spans: Sequence[TokenSpan], token_bytes: TokenBytes) -> dict[str, Any]:
     """Return the value of a chat choice's `logprobs`."""
-    return {"content": [_encoded(_chat_place(place, token_bytes)) for place in places], "refusal": None}
+    return {"content": [_encoded(_chat_entry(span, token_bytes)) for span in spans], "refusal": None}
 
 
-def completion_logprobs(places: Sequence[Place], token_bytes: TokenBytes) -> dict[str, Any]:
+def completion_logprobs(spans: Sequence[TokenSpan], token_bytes: TokenBytes) -> dict[str, Any]:
     """Return the value of a completion choice's `logprobs`."""
     return {
-        "tokens": [_spelt(place.token_id, token_bytes) for place in places],
-        "token_logprobs": [place.logprobs and bounded_logprob(place.logprobs.chosen.logprob) for place in places],
-        "top_logprobs": [_encoded(_top(place.logprobs, token_bytes)) for place in places],
-        "text_offset": [place.start for place in places],
+        "tokens": [_spelt(span.token_id, token_bytes) for span in spans],
+        "token_logprobs": [span.logprobs and bounded_logprob(span.logprobs.chosen.logprob) for span in spans],
+        "top_logprobs": [_encoded(_top(span.logprobs, token_bytes)) for span in spans],
+        "text_offset": [span.start for span in spans],
     }
 
 
 def prompt_logprobs(
-    prompt: Sequence[int], places: Sequence[TokenLogprobs | None], token_bytes: TokenBytes
+    prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None], token_bytes: TokenBytes
 ) -> list[msgspec.Raw | None]:
     """Return a place for each token of the prompt; before the first nothing stands that could foretell it."""
-    known = [*places, *[None] * (len(prompt) - len(places))]
+    padded = [*logprobs, *[None] * (len(prompt) - len(logprobs))]
     return [
-        None if place is None or not at else _encoded(_prompt_place(place, token_bytes))
-        for at, place in enumerate(known)
+        None if token is None or not at else _encoded(_prompt_entry(token, token_bytes))
+        for at, token in enumerate(padded)
     ]
 
 
-def _encoded(place: dict[str, Any] | None) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(place))
+def _encoded(entry: dict[str, Any] | None) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(entry))
 
 
-def _chat_place(place: Place, token_bytes: TokenBytes) -> dict[str, Any]:
-    told = place.logprobs or TokenLogprobs(chosen=TokenLogprob(token_id=place.token_id, logprob=UNLIKELY))
+def _chat_entry(span: TokenSpan, token_bytes: TokenBytes) -> dict[str, Any]:
+    logprobs = span.logprobs or TokenLogprobs(chosen=TokenLogprob(token_id=span.token_id, logprob=UNLIKELY))
     return {
-        **_chat_token(told.chosen, token_bytes),
-        "top_logprobs": [_chat_token(each, token_bytes) for each in told.top],
+        **_chat_token(logprobs.chosen, token_bytes),
+        "top_logprobs": [_chat_token(each, token_bytes) for each in logprobs.top],
     }
 
 
-def _chat_token(told: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
-    data = token_bytes(told.token_id)
+def _chat_token(token: TokenLogprob, token_bytes: TokenBytes) -> dict[str, Any]:
+    data = token_bytes(token.token_id)
     return {
         "token": _text(data),
-        "logprob": bounded_logprob(told.logprob),
+        "logprob": bounded_logprob(token.logprob),
         "bytes": None if data is None else list(data),
     }
 
 
-def _top(told: TokenLogprobs | None, token_bytes: TokenBytes) -> dict[str, float] | None:
-    if told is None:
+def _top(logprobs: TokenLogprobs | None, token_bytes: TokenBytes) -> dict[str, float] | None:
+    if logprobs is None:
         return None
-    return {_spelt(each.token_id, token_bytes): bounded_logprob(each.logprob) for each in _with_chosen(told)}
+    return {_spelt(each.token_id, token_bytes): bounded_logprob(each.logprob) for each in _with_chosen(logprobs)}
 
 
-def _prompt_place(told: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, Any]:
+def _prompt_entry(logprobs: TokenLogprobs, token_bytes: TokenBytes) -> dict[str, Any]:
     return {
         str(each.token_id): {
             "logprob": bounded_logprob(each.logprob),
             "rank": each.rank,
             "decoded_token": _text(token_bytes(each.token_id)),
         }
-        for each in _with_chosen(told)
+        for each in _with_chosen(logprobs)
     }
 
 
-def _with_chosen(told: TokenLogprobs) -> Iterator[TokenLogprob]:
-    yield from told.top
-    if all(each.token_id != told.chosen.token_id for each in told.top):
-        yield told.chosen
+def _with_chosen(logprobs: TokenLogprobs) -> Iterator[TokenLogprob]:
+    yield from logprobs.top
+    if all(each.token_id != logprobs.chosen.token_id for each in logprobs.top):
+        yield logprobs.chosen
 
 
 def _text(data: bytes | None) -> str:

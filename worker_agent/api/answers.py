@@ -59,13 +59,13 @@ class Answer:
         role = {"role": "assistant", "content": ""}
         return b"".join(self._chunk(Piece(choice=choice), role) for choice in range(self.choices))
 
-    def events(self, piece: Piece, prompt: Sequence[int] = (), *, shows_life: bool = False) -> bytes:
+    def events(self, piece: Piece, prompt: Sequence[int] = (), *, always: bool = False) -> bytes:
         """Return the stream events of a piece: its text and tokens, and why its choice ended; none where it has none.
 
-        With `shows_life` there is one in any case. `prompt` is what the engine computed, where that was not asked.
+        With `always` there is one in any case. `prompt` is what the engine computed, where that was not asked.
         """
         shows = piece.text if piece.events is None else piece.events
-        delta = self._delta(piece) if shows_life or shows or piece.places else b""
+        delta = self._delta(piece) if always or shows or piece.spans else b""
         return delta if piece.finish_reason is None else delta + self._closing(piece, prompt)
 
     def ending(self, usage: dict[str, Any], *, include_usage: bool) -> bytes:
@@ -78,21 +78,21 @@ class Answer:
         """Return the last event of a stream that the engine does not finish: the OpenAI error body `error`."""
         return b"data: %b\n\n" % error
 
-    def whole(
+    def full_body(
         self,
         pieces: Sequence[Piece],
         usage: dict[str, Any],
         *,
         prompt: Sequence[int] = (),
-        told_of_prompt: tuple[tuple[int, ...], Sequence[TokenLogprobs | None]] | None = None,
+        prompt_with_logprobs: tuple[tuple[int, ...], Sequence[TokenLogprobs | None]] | None = None,
     ) -> bytes:
-        """Return the body of an unstreamed answer: a piece for each choice; `told_of_prompt`: its log probabilities."""
-        choices = [self._whole_choice(piece) for piece in pieces]
+        """Return the body of an unstreamed answer, with a piece for each choice."""
+        choices = [self._full_choice(piece) for piece in pieces]
         body = {**self._head, "object": self._object(chunk=False), "choices": choices, "usage": usage}
-        if told_of_prompt is not None:
-            places = prompt_logprobs(*told_of_prompt, self._token_bytes)
+        if prompt_with_logprobs is not None:
+            logprobs = prompt_logprobs(*prompt_with_logprobs, self._token_bytes)
             for each in [body] if self._is_chat else choices:
-                each["prompt_logprobs"] = places
+                each["prompt_logprobs"] = logprobs
         return msgspec.json.encode(body | _prompt_part(prompt))
 
     def _delta(self, piece: Piece) -> bytes:
@@ -102,10 +102,10 @@ class Answer:
         return self._chunk(part, {"content": piece.text} if self._is_chat else piece.text)
 
     def _closing(self, piece: Piece, prompt: Sequence[int]) -> bytes:
-        part = msgspec.structs.replace(piece, places=())
+        part = msgspec.structs.replace(piece, spans=())
         return self._chunk(part, {} if self._is_chat else "", prompt)
 
-    def _whole_choice(self, piece: Piece) -> dict[str, Any]:
+    def _full_choice(self, piece: Piece) -> dict[str, Any]:
         if not self._is_chat:
             return self._choice(piece, {"text": piece.text})
         events = (ContentDelta(piece.text),) if piece.events is None else piece.events
@@ -118,7 +118,7 @@ class Answer:
 
     def _choice(self, piece: Piece, content: dict[str, Any]) -> dict[str, Any]:
         shape = chat_logprobs if self._is_chat else completion_logprobs
-        logprobs = shape(piece.places, self._token_bytes) if piece.places else None
+        logprobs = shape(piece.spans, self._token_bytes) if piece.spans else None
         choice = {"index": piece.choice, **content, "logprobs": logprobs, "finish_reason": piece.finish_reason}
         return choice | _handoff_part(piece.handoff)
 

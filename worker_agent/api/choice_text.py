@@ -32,7 +32,7 @@ class Detokenizer(Protocol):
         """Return what was kept back."""
 
 
-class Place(NamedTuple):
+class TokenSpan(NamedTuple):
     """A shown token: where its text begins in the choice's text, in characters, and what is known of its place."""
 
     token_id: int
@@ -47,7 +47,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     events: tuple[Event, ...] | None = None
     """What a parser found in the answer's text; None where there is no parser, and the text is content."""
-    places: tuple[Place, ...] = ()
+    spans: tuple[TokenSpan, ...] = ()
     finish_reason: str | None = None
     handoff: Handoff | None = None
 
@@ -65,7 +65,7 @@ class ChoiceText:
         parser: AnswerParser | None = None,
     ) -> None:
         self._choice, self._detokenizer, self._filter = choice, detokenizer, StopFilter(stops)
-        self._held: _HeldPlaces | None = _HeldPlaces() if with_logprobs else None
+        self._held: _PendingTokens | None = _PendingTokens() if with_logprobs else None
         self.parser = parser
         self.tokens = 0
         self.is_over = False
@@ -83,8 +83,8 @@ class ChoiceText:
             shown += self._filter.push(self._decoded(self._detokenizer.flush())) + self._filter.flush()
         reason = "stop" if self._filter.stopped else output.finish_reason
         self.is_over = reason is not None
-        places = self._held.shown(len(shown), is_end=self.is_over, is_cut=self._filter.stopped) if self._held else ()
-        piece = Piece(choice=self._choice, text=shown, places=places, finish_reason=reason, handoff=output.handoff)
+        spans = self._held.shown(len(shown), is_end=self.is_over, is_cut=self._filter.stopped) if self._held else ()
+        piece = Piece(choice=self._choice, text=shown, spans=spans, finish_reason=reason, handoff=output.handoff)
         return piece if self.parser is None else _parsed(piece, self.parser)
 
     def _text_of(self, output: EngineOutput) -> str:
@@ -113,12 +113,12 @@ def _parsed(piece: Piece, parser: AnswerParser) -> Piece:
     return msgspec.structs.replace(piece, events=tuple(events), finish_reason=reason)
 
 
-class _HeldPlaces:
+class _PendingTokens:
     """Tokens that were not shown yet, in turn, each with the span of its text; -1 for an end that is not known yet."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, TokenLogprobs | None]] = deque()
-        self._spans: deque[tuple[int, Place]] = deque()  # where the text ends, and the token
+        self._spans: deque[tuple[int, TokenSpan]] = deque()  # where the text ends, and the token
         self._decoded = self._shown = 0
 
     def add(self, token: int, logprobs: TokenLogprobs | None) -> None:
@@ -131,18 +131,18 @@ class _HeldPlaces:
         end = self._decoded + characters
         while self._waiting:
             token, logprobs = self._waiting.popleft()
-            self._spans.append((end, Place(token, self._decoded, logprobs)))
+            self._spans.append((end, TokenSpan(token, self._decoded, logprobs)))
         self._decoded = end
 
-    def shown(self, characters: int, *, is_end: bool, is_cut: bool) -> tuple[Place, ...]:
+    def shown(self, characters: int, *, is_end: bool, is_cut: bool) -> tuple[TokenSpan, ...]:
         """Return the tokens that are shown with so much more text; at a cut, those too of which a part is shown."""
         self._shown += characters
-        places = []
+        spans = []
         while self._spans and (self._spans[0][0] <= self._shown or (is_cut and self._spans[0][1].start < self._shown)):
-            places.append(self._spans.popleft()[1])
+            spans.append(self._spans.popleft()[1])
         if is_end and not is_cut:
-            places += [Place(token, self._decoded, logprobs) for token, logprobs in self._waiting]
-        return tuple(places)
+            spans += [TokenSpan(token, self._decoded, logprobs) for token, logprobs in self._waiting]
+        return tuple(spans)
 
 
 class StopFilter:

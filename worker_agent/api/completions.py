@@ -99,10 +99,10 @@ class Completions:
             if request.model not in self._names:
                 return no_such_model(request.model, self._names), "refused"
             before = await worked(read.is_large, lambda: self._rules.before(request))
-            asked = await self._asked(http, read, before)
-            answer = self._answer(request, asked.request_id)
-            generation = self._generation(request, asked, answer.id, before)
-            return await self._sent(http, request, generation, answer, asked)
+            engine_request = await self._engine_request(http, read, before)
+            answer = self._answer(request, engine_request.request_id)
+            generation = self._generation(request, engine_request, answer.id, before)
+            return await self._sent(http, request, generation, answer, engine_request)
         except (RequestInvalid, TextError) as error:
             return refusal(error), "refused"
         except RequestRefused as error:
@@ -116,7 +116,9 @@ class Completions:
             return ResponseAnswer(request, request_id, created)
         return Answer(request, request_id, created, self._text.token_bytes)
 
-    async def _asked(self, http: web.Request, read: ReadRequest[Request], before: tuple[int, ...]) -> EngineRequest:
+    async def _engine_request(
+        self, http: web.Request, read: ReadRequest[Request], before: tuple[int, ...]
+    ) -> EngineRequest:
         request, rank = read.request, http.headers.get("x-dp-rank")
         if rank is not None and not _RANK.fullmatch(rank):
             raise RequestInvalid("x-dp-rank", rank[:_FOUND_CHARACTERS_MAX], "a decimal number")
@@ -142,23 +144,23 @@ class Completions:
         request: Request,
         generation: Generation,
         answer: Answer | ResponseAnswer,
-        asked: EngineRequest,
+        engine_request: EngineRequest,
     ) -> HandledRequest:
         if request.stream:
             answered = await self._stream(http, generation, answer, include_usage=request.include_usage)
         else:
-            answered = await self._whole(generation, answer, asked)
+            answered = await self._unstreamed(generation, answer, engine_request)
         self._parsing.count(generation.parsers)
         return answered
 
     def _generation(
-        self, request: Request, asked: EngineRequest, answer_id: str, before: tuple[int, ...]
+        self, request: Request, engine_request: EngineRequest, answer_id: str, before: tuple[int, ...]
     ) -> Generation:
-        prompt = asked.prompt[: len(asked.prompt) - len(before)]
+        prompt = engine_request.prompt[: len(engine_request.prompt) - len(before)]
         return Generation(
             self._engine,
             self._text,
-            asked,
+            engine_request,
             request.stops,
             now_s=self._now_s,
             before=before,
@@ -166,21 +168,23 @@ class Completions:
             parser_of=self._parsing.parser_of(request, prompt, answer_id),
         )
 
-    async def _whole(
-        self, generation: Generation, answer: Answer | ResponseAnswer, asked: EngineRequest
+    async def _unstreamed(
+        self, generation: Generation, answer: Answer | ResponseAnswer, engine_request: EngineRequest
     ) -> HandledRequest:
-        pieces = await generation.whole()
-        wants_prompt = asked.sampling.prompt_logprobs is not None
+        pieces = await generation.full_pieces()
+        has_prompt_logprobs = engine_request.sampling.prompt_logprobs is not None
         render = partial(
-            answer.whole,
+            answer.full_body,
             pieces,
             generation.usage(),
             prompt=generation.prompt,
-            told_of_prompt=(generation.prompt or asked.prompt, generation.prompt_logprobs) if wants_prompt else None,
+            prompt_with_logprobs=(generation.prompt or engine_request.prompt, generation.prompt_logprobs)
+            if has_prompt_logprobs
+            else None,
         )
-        told = sum(len(piece.places) for piece in pieces) * (1 + (asked.sampling.logprobs or 0))
-        told += len(generation.prompt_logprobs) * (1 + (asked.sampling.prompt_logprobs or 0))
-        if told <= _LOGPROBS_ON_LOOP_MAX:
+        logprob_count = sum(len(piece.spans) for piece in pieces) * (1 + (engine_request.sampling.logprobs or 0))
+        logprob_count += len(generation.prompt_logprobs) * (1 + (engine_request.sampling.prompt_logprobs or 0))
+        if logprob_count <= _LOGPROBS_ON_LOOP_MAX:
             body = render()
         else:
             async with self._rendering:
@@ -193,21 +197,21 @@ class Completions:
     ) -> HandledRequest:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         outcome: RequestOutcome = "failed"
-        tells = HEADER in http.headers and answer.can_go_on  # token ids, with which another worker can go on
+        is_continuable = HEADER in http.headers and answer.can_go_on  # token ids, with which another worker can go on
         async with aclosing(generation.pieces()) as pieces:
             first = await anext(pieces)
             await response.prepare(http)
             try:
                 opening = answer.opening()
-                events = answer.events(first, generation.prompt, shows_life=True)
-                comment = token_comment(generation.taken()) if tells else b""
+                events = answer.events(first, generation.prompt, always=True)
+                comment = token_comment(generation.take_token_ids()) if is_continuable else b""
                 await response.write(opening + comment + events)
                 async for piece in pieces:
                     if events := answer.events(piece, generation.prompt):
-                        comment = token_comment(generation.taken()) if tells else b""
+                        comment = token_comment(generation.take_token_ids()) if is_continuable else b""
                         await response.write(comment + events)
             except EngineError as error:
-                if tells and isinstance(error, EngineStopped) and http.transport is not None:
+                if is_continuable and isinstance(error, EngineStopped) and http.transport is not None:
                     http.transport.abort()  # another worker goes on
                     return response, "failed"
                 ending = answer.failed(str(error), _failure(error)[1])

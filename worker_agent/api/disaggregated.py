@@ -49,12 +49,12 @@ NODES_MAX, PROCESSES_MAX = 1 << _NODE_BITS, 1 << _PROCESS_BITS
 _Tokens = Annotated[tuple[int, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
 _Words = Annotated[tuple[int, ...], msgspec.Meta(min_length=HASH_WORDS, max_length=HASH_WORDS)]
 _Id = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-_Place = Annotated[tuple[TokenLogprob, ...], msgspec.Meta(max_length=LOGPROBS_MAX + 1)]
-_Places = Annotated[tuple[_Place | float, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
+_Alternatives = Annotated[tuple[TokenLogprob, ...], msgspec.Meta(max_length=LOGPROBS_MAX + 1)]
+_FirstLogprobs = Annotated[tuple[_Alternatives | float, ...], msgspec.Meta(max_length=FIRST_TOKENS_MAX)]
 _FIELD = "disaggregated_params"
 
 
-class _Known(
+class _KnownKeys(
     msgspec.Struct,
     frozen=True,
     kw_only=True,
@@ -65,7 +65,7 @@ class _Known(
 
     request_type: str | None = None
     first_gen_tokens: _Tokens | None = None
-    first_gen_log_probs: _Places | None = None
+    first_gen_log_probs: _FirstLogprobs | None = None
     ctx_request_id: _Id | None = None
     opaque_state: Annotated[bytes, msgspec.Meta(max_length=STATE_BYTES_MAX)] | None = None
     draft_tokens: _Tokens | None = None
@@ -80,13 +80,13 @@ class _Known(
     mrope_position_deltas_handle: dict[str, Any] | None = None
 
 
-class Handoff(_Known, frozen=True, kw_only=True):
+class Handoff(_KnownKeys, frozen=True, kw_only=True):
     """What a worker hands to the next one: the known keys, and in `others` those of a newer engine, as plain JSON."""
 
     others: dict[str, Any] = {}
 
 
-class _Wire(_Known, frozen=True, kw_only=True):
+class _Wire(_KnownKeys, frozen=True, kw_only=True):
     """The known keys, and those that are read and dropped."""
 
     first_gen_logits: msgspec.Raw = ABSENT
@@ -99,7 +99,7 @@ class HandoffInvalid(Exception):
     """What stands in a request as handed over is not; the message names the field, what was found, what is allowed."""
 
 
-_COPIED = tuple(name for name in _Known.__struct_fields__ if name != "first_gen_log_probs")
+_COPIED = tuple(name for name in _KnownKeys.__struct_fields__ if name != "first_gen_log_probs")
 _MEDIA_PREFIXES = ("multimodal_", "mrope_")
 _MEDIA = tuple(name for name in _COPIED if name.startswith(_MEDIA_PREFIXES))
 _KEYS = frozenset(_Wire.__struct_encode_fields__)
@@ -152,16 +152,16 @@ def handoff_of(params: object) -> Handoff:
     Raises:
         HandoffInvalid: it says what cannot be handed over.
     """
-    said: dict[str, Any] = {name: getattr(params, name, None) for name in _COPIED}
-    style = said.pop("schedule_style")
+    values: dict[str, Any] = {name: getattr(params, name, None) for name in _COPIED}
+    style = values.pop("schedule_style")
     logprobs = getattr(params, "first_gen_log_probs", None)
     if logprobs is not None:
-        logprobs = [_listed(place) for place in logprobs]
-    said |= {"first_gen_log_probs": logprobs, "schedule_style": None if style is None else int(style)}
-    said["encoded_opaque_state"] = said.pop("opaque_state")
-    said["others"] = dict(_newer_fields(params))
+        logprobs = [_listed(alternatives) for alternatives in logprobs]
+    values |= {"first_gen_log_probs": logprobs, "schedule_style": None if style is None else int(style)}
+    values["encoded_opaque_state"] = values.pop("opaque_state")
+    values["others"] = dict(_newer_fields(params))
     try:
-        return msgspec.convert(said, Handoff, builtin_types=(bytes,))
+        return msgspec.convert(values, Handoff, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise HandoffInvalid(f"disaggregated_params of the engine: {error}") from error
 
@@ -173,17 +173,18 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
     `schedule_style` stay data: the shell knows the engine's classes.
     """
     left_out = () if with_media else _MEDIA
-    said = {name: getattr(handoff, name) for name in _COPIED if name not in left_out}
-    told = {name: _plain(value) for name, value in said.items() if value is not None}
+    values = {name: getattr(handoff, name) for name in _COPIED if name not in left_out}
+    keys = {name: _plain(value) for name, value in values.items() if value is not None}
     if handoff.first_gen_log_probs is not None:
-        places = handoff.first_gen_log_probs
-        told["first_gen_log_probs"] = [
-            place if isinstance(place, float) else {each.token_id: each for each in place} for place in places
+        first_logprobs = handoff.first_gen_log_probs
+        keys["first_gen_log_probs"] = [
+            alternatives if isinstance(alternatives, float) else {each.token_id: each for each in alternatives}
+            for alternatives in first_logprobs
         ]
     others = {
         name: value for name, value in handoff.others.items() if with_media or not name.startswith(_MEDIA_PREFIXES)
     }
-    return {**others, **told, "request_type": request_type}
+    return {**others, **keys, "request_type": request_type}
 
 
 class TransferIds:
@@ -196,24 +197,24 @@ class TransferIds:
         if not (0 <= node < NODES_MAX and 0 <= process < PROCESSES_MAX):
             allowed = f"0..{NODES_MAX - 1} and 0..{PROCESSES_MAX - 1}"
             raise ValueError(f"transfer ids: found node {node}, process {process}, allowed {allowed}")
-        self._place = (node << _PROCESS_BITS | process) << _COUNTER_BITS
+        self._node_id = (node << _PROCESS_BITS | process) << _COUNTER_BITS
         self._count = 0
 
     def next(self, now_ms: int) -> int:
         """Return an id; positive, 63 bits."""
         self._count = (self._count + 1) % (1 << _COUNTER_BITS)
         time = now_ms % (1 << _TIME_BITS)
-        return time << (_NODE_BITS + _PROCESS_BITS + _COUNTER_BITS) | self._place | self._count
+        return time << (_NODE_BITS + _PROCESS_BITS + _COUNTER_BITS) | self._node_id | self._count
 
 
 def _without_dropped(wire: _Wire, data: bytes | msgspec.Raw) -> Handoff:
     """Return the handoff with the keys of `data` that are not known here; raise `RequestInvalid` for too many."""
-    known = {name: getattr(wire, name) for name in _Known.__struct_fields__}
+    known = {name: getattr(wire, name) for name in _KnownKeys.__struct_fields__}
     unknown = {name: raw for name, raw in _keys.decode(data).items() if name not in _KEYS}
     if len(unknown) > OTHERS_MAX:
         raise RequestInvalid(_FIELD, f"{len(unknown)} unknown keys", f"{OTHERS_MAX} at most")
     for name in unknown:
-        if len(name) > OTHER_NAME_MAX or not name.isidentifier() or name in _Known.__struct_fields__:
+        if len(name) > OTHER_NAME_MAX or not name.isidentifier() or name in _KnownKeys.__struct_fields__:
             allowed = f"names of at most {OTHER_NAME_MAX} characters; bytes as encoded_opaque_state"
             raise RequestInvalid(_FIELD, shortened(name), allowed)
     others = {name: msgspec.json.decode(raw) for name, raw in unknown.items()}
@@ -238,13 +239,13 @@ def _is_json(value: object) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _listed(place: Mapping[int, Any] | float) -> list[dict[str, Any]] | float:
-    if isinstance(place, Mapping):
+def _listed(alternatives: Mapping[int, Any] | float) -> list[dict[str, Any]] | float:
+    if isinstance(alternatives, Mapping):
         return [
             {"token_id": token, "logprob": bounded_logprob(each.logprob), "rank": each.rank}
-            for token, each in place.items()
+            for token, each in alternatives.items()
         ]
-    return bounded_logprob(float(place))
+    return bounded_logprob(float(alternatives))
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - whatever the field holds

@@ -60,24 +60,24 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """Return the texts, or the token ids of each; raise `RequestInvalid`, which names the place."""
         found = _SHAPE.match(self.input)
         text, of_texts, of_lists = found.groups() if found else (None, None, None)
-        given: list[str] | list[list[int]]
+        inputs: list[str] | list[list[int]]
         if text:
-            given = [_text.read(self.input, "input")]
+            inputs = [_text.read(self.input, "input")]
         elif of_texts:
-            given = _texts.read(self.input, "input")
+            inputs = _texts.read(self.input, "input")
         elif of_lists:
-            given = _id_lists.read(self.input, "input")
+            inputs = _id_lists.read(self.input, "input")
         else:
-            given = [_ids.read(self.input, "input")]
-        count, numbers = len(given), len(given) * (self.dimensions or DIMENSIONS)
+            inputs = [_ids.read(self.input, "input")]
+        count, numbers = len(inputs), len(inputs) * (self.dimensions or DIMENSIONS)
         if not 1 <= count <= INPUTS_MAX:
             raise RequestInvalid("input", f"{count} texts", f"1..{INPUTS_MAX}")
         if numbers > NUMBERS_MAX:
             raise RequestInvalid("input", f"{numbers} numbers in the answer", f"at most {NUMBERS_MAX}")
-        for at, each in enumerate(given):
+        for at, each in enumerate(inputs):
             if not each:
                 raise RequestInvalid(f"input[{at}]", each, "at least one token")
-        return given
+        return inputs
 
 
 _text = RawPart[str](str)

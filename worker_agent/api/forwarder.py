@@ -27,7 +27,7 @@ from aiohttp import web
 from kv_protocol.api_endpoints import PATHS
 from kv_protocol.openai_errors import as_json
 from kv_runtime.http import error_response, openai_errors, require_token
-from worker_agent.api.forwarding import ROUTER_RANK_HEADER, answered_headers, asked_headers, without_prompt_ids
+from worker_agent.api.forwarding import ROUTER_RANK_HEADER, engine_headers, response_headers, without_prompt_ids
 from worker_agent.api.in_flight import HandledRequest, InFlight, RequestOutcome
 
 __all__ = ["Forwarder", "RequestOutcome"]
@@ -35,7 +35,7 @@ __all__ = ["Forwarder", "RequestOutcome"]
 CONNECT_S = 5.0
 SILENCE_S = 600.0
 """Longest pause of an answer; routers have their own, shorter bounds."""
-_KEPT_S = 2.0
+_KEEPALIVE_S = 2.0
 """How long an idle connection is kept: less than engines keep it, which is 5 s (uvicorn's `timeout_keep_alive`)."""
 _RANK = re.compile("[0-9]{1,4}")
 _FOUND_CHARACTERS_MAX = 16
@@ -71,7 +71,7 @@ class Forwarder:
     async def __aenter__(self) -> Self:
         """Requests can be forwarded."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_S),  # bounded by inflight_requests_max
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),  # bounded by inflight_requests_max
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._silence_s),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -97,9 +97,9 @@ class Forwarder:
         return app
 
     async def _forward(self, http: web.Request) -> web.StreamResponse:
-        return await self._in_flight.serve(http, self._asked)
+        return await self._in_flight.serve(http, self._handle)
 
-    async def _asked(self, http: web.Request) -> HandledRequest:
+    async def _handle(self, http: web.Request) -> HandledRequest:
         rank = http.headers.get(ROUTER_RANK_HEADER)
         if rank is not None and not self._is_rank(rank):
             return self._no_such_rank(rank), "refused"
@@ -116,15 +116,15 @@ class Forwarder:
 
     async def _answered(self, http: web.Request, body: bytes, dp_rank: int | None) -> HandledRequest:
         assert self._session is not None
-        asking = self._session.request(
+        request = self._session.request(
             http.method,
             f"{self._base_url}{http.path}",
             data=body or None,
-            headers=asked_headers(http.headers.items(), dp_rank=dp_rank, api_key=self._api_key),
+            headers=engine_headers(http.headers.items(), dp_rank=dp_rank, api_key=self._api_key),
             allow_redirects=False,
         )
         try:
-            engine = await asking
+            engine = await request
         except TimeoutError as error:
             return _failed(504, f"the engine did not answer: {str(error) or type(error).__name__}"), "failed"
         except (aiohttp.ClientError, OSError) as error:
@@ -136,7 +136,7 @@ class Forwarder:
 
     async def _passed_on(self, http: web.Request, engine: aiohttp.ClientResponse) -> HandledRequest:
         response = web.StreamResponse(status=engine.status, reason=engine.reason)
-        for name, value in answered_headers(engine.headers.items()):
+        for name, value in response_headers(engine.headers.items()):
             response.headers.add(name, value)
         await response.prepare(http)
         parts = engine.content.iter_any()

@@ -32,8 +32,8 @@ _HOP_BY_HOP = frozenset(
     }
 )  # fmt: skip
 _ROUTERS_OWN = frozenset({"x-dp-rank", "x-worker-instance-id", "x-prefill-instance-id", "x-decision-id"})
-_NOT_ASKED = _HOP_BY_HOP | _ROUTERS_OWN | {"host", "content-length", "authorization", RANK_HEADER.lower(), "expect"}
-_NOT_ANSWERED = _HOP_BY_HOP | {"date", "server"}
+_NOT_FORWARDED = _HOP_BY_HOP | _ROUTERS_OWN | {"host", "content-length", "authorization", RANK_HEADER.lower(), "expect"}
+_NOT_RETURNED = _HOP_BY_HOP | {"date", "server"}
 
 
 def without_prompt_ids(body: bytes) -> bytes:
@@ -44,19 +44,19 @@ def without_prompt_ids(body: bytes) -> bytes:
     return b"{" + body[found.end() :]
 
 
-def asked_headers(headers: Iterable[tuple[str, str]], *, dp_rank: int | None, api_key: str) -> list[tuple[str, str]]:
+def engine_headers(headers: Iterable[tuple[str, str]], *, dp_rank: int | None, api_key: str) -> list[tuple[str, str]]:
     """Return the headers that the engine gets, names and values; `dp_rank` None: the engine chooses the rank."""
-    given = list(headers)
-    options = [value for name, value in given if name.lower() == "connection"]
-    left_out = _NOT_ASKED | {option.strip().lower() for value in options for option in value.split(",")}
-    kept = [(name, value) for name, value in given if name.lower() not in left_out]
+    received = list(headers)
+    options = [value for name, value in received if name.lower() == "connection"]
+    dropped = _NOT_FORWARDED | {option.strip().lower() for value in options for option in value.split(",")}
+    forwarded = [(name, value) for name, value in received if name.lower() not in dropped]
     if dp_rank is not None:
-        kept.append((RANK_HEADER, str(dp_rank)))
+        forwarded.append((RANK_HEADER, str(dp_rank)))
     if api_key:
-        kept.append(("Authorization", f"Bearer {api_key}"))
-    return kept
+        forwarded.append(("Authorization", f"Bearer {api_key}"))
+    return forwarded
 
 
-def answered_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the headers that the router gets; those of the engine's connection stay with it."""
-    return [(name, value) for name, value in headers if name.lower() not in _NOT_ANSWERED]
+    return [(name, value) for name, value in headers if name.lower() not in _NOT_RETURNED]

@@ -40,7 +40,7 @@ class Generation:
         self,
         engine: Engine,
         text: Text,
-        asked: EngineRequest,
+        engine_request: EngineRequest,
         stops: tuple[str, ...],
         *,
         now_s: Callable[[], float],
@@ -50,15 +50,15 @@ class Generation:
     ) -> None:
         """`now_s` reads a monotonic clock; `parser_of` makes a choice's parser, which sees `shown_tokens`."""
         self._now_s = now_s
-        self._engine, self._asked, self._before = engine, asked, before
-        sampling = asked.sampling
+        self._engine, self._engine_request, self._before = engine, engine_request, before
+        sampling = engine_request.sampling
         self._choices = [
             _choice_text(choice, text, stops, parser_of(choice), shown_tokens, sampling)
             for choice in range(sampling.choices)
         ]
         if before:
             self._choices[0].resume(before)
-        self._untaken: list[int] = []
+        self._new_token_ids: list[int] = []
         self._first: EngineOutput | None = None
         self._first_s: float | None = None
         self._cached_tokens = 0
@@ -90,18 +90,18 @@ class Generation:
             GenerationFailed: of the request alone.
             RequestRefused, EngineStopped: as `Engine.generate`.
         """
-        if not self._asked.max_tokens or self._choices[0].is_over:  # all was said but that it is all
+        if not self._engine_request.max_tokens or self._choices[0].is_over:  # all was said but that it is all
             reason, parser = "stop" if self._choices[0].is_over else "length", self._choices[0].parser
             yield Piece(finish_reason=reason if parser is None else parser.finish_reason(reason))
             return
-        async with aclosing(self._engine.generate(self._asked)) as outputs:
+        async with aclosing(self._engine.generate(self._engine_request)) as outputs:
             async for output in outputs:
                 yield self._piece(output)
                 if all(choice.is_over for choice in self._choices):
                     return
         raise GenerationFailed("the engine ended this request without a reason")
 
-    async def whole(self) -> list[Piece]:
+    async def full_pieces(self) -> list[Piece]:
         """Return all of each choice in one piece; raise as `pieces`."""
         parts: list[list[Piece]] = [[] for _ in self._choices]
         async with aclosing(self.pieces()) as pieces:
@@ -111,13 +111,13 @@ class Generation:
 
     def usage(self) -> dict[str, Any]:
         """Return the usage so far, of all choices together."""
-        isl = len(self.prompt or self._asked.prompt) - len(self._before)
+        isl = len(self.prompt or self._engine_request.prompt) - len(self._before)
         return usage(isl, sum(choice.tokens for choice in self._choices), min(self._cached_tokens, isl))
 
-    def taken(self) -> list[int]:
+    def take_token_ids(self) -> list[int]:
         """Return the ids that came since the last call, of a single choice."""
-        untaken, self._untaken = self._untaken, []
-        return untaken
+        token_ids, self._new_token_ids = self._new_token_ids, []
+        return token_ids
 
     def _piece(self, output: EngineOutput) -> Piece:
         if output.finish_reason == "error" and not self._choices[output.choice].is_over:
@@ -126,7 +126,7 @@ class Generation:
             self._cached_tokens = output.cached_tokens
         if self._first is None:
             self._first, self._first_s = output, self._now_s()
-        self._untaken += output.token_ids
+        self._new_token_ids += output.token_ids
         return self._choices[output.choice].push(output)
 
 
@@ -147,7 +147,7 @@ def _joined(pieces: list[Piece]) -> Piece:
         pieces[-1],
         text="".join(piece.text for piece in pieces),
         events=None if pieces[-1].events is None else tuple(joined([e for p in pieces for e in p.events or ()])),
-        places=tuple(place for piece in pieces for place in piece.places),
+        spans=tuple(span for piece in pieces for span in piece.spans),
         finish_reason=next(piece.finish_reason for piece in pieces if piece.finish_reason is not None),
         handoff=next((piece.handoff for piece in pieces if piece.handoff is not None), None),
     )

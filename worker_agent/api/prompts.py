@@ -83,8 +83,8 @@ class Prompts:
     def _packed(self, request: Request) -> bytes:
         if request.kv_prompt_ids is not None:
             return prompt_ids(request.kv_prompt_ids)
-        if request.nvext is not None and (given := request.nvext.prompt_ids()) is not None:
-            return given
+        if request.nvext is not None and (token_ids := request.nvext.prompt_ids()) is not None:
+            return token_ids
         if isinstance(request, ChatRequest):
             return self._text.pack_chat(request.messages, **request.template_options)
         prompt = request.read_prompt()

@@ -31,22 +31,22 @@ class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
 
     handoff: Handoff | None = None
     transfer_id: int | None = None
-    serves_alone: bool = False
+    is_context_and_generation: bool = False
 
 
 def phase_of(request: Request, role: Role) -> GenerationPhase:
     """Return what is asked for; raise `RequestInvalid` where the role does not do it."""
     if role == "encode":
         raise RequestInvalid("role", role, "aggregated, prefill or decode: an encoder generates nothing")
-    told = handoff_of_request(request.disaggregated_params)
-    if told is None:
+    handoff = handoff_of_request(request.disaggregated_params)
+    if handoff is None:
         return GenerationPhase()
-    kind, allowed = told.request_type, _REQUEST_TYPES[role]
+    kind, allowed = handoff.request_type, _REQUEST_TYPES[role]
     if kind is not None and kind not in allowed:
         raise RequestInvalid(f"{_FIELD}.request_type", kind, f"{' or '.join(allowed)} on a worker whose role is {role}")
     if kind == "context_and_generation":
-        return GenerationPhase(serves_alone=role == "decode")
+        return GenerationPhase(is_context_and_generation=role == "decode")
     if role != "prefill":
-        return GenerationPhase(handoff=told)
-    has_media = told.multimodal_embedding_handles is not None
-    return GenerationPhase(handoff=told if has_media else None, transfer_id=told.disagg_request_id)
+        return GenerationPhase(handoff=handoff)
+    has_media = handoff.multimodal_embedding_handles is not None
+    return GenerationPhase(handoff=handoff if has_media else None, transfer_id=handoff.disagg_request_id)

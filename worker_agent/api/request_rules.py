@@ -62,7 +62,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
     handoff: Handoff | None
     transfer_id: int | None
-    serves_alone: bool
+    is_context_and_generation: bool
     lora_name: str | None
     cache_salt: str | None
     sampling: Sampling
@@ -94,8 +94,8 @@ class RequestRules:
     @property
     def prompt_tokens_max(self) -> int:
         """The longest prompt that leaves room for an answer, in tokens."""
-        room, computed = self._description.max_seq_len - 1, self._description.max_prompt_tokens
-        return min(room, computed) if computed and self._role != "decode" else room
+        tokens_left, computed = self._description.max_seq_len - 1, self._description.max_prompt_tokens
+        return min(tokens_left, computed) if computed and self._role != "decode" else tokens_left
 
     def wishes(self, request: Request) -> Wishes:
         """Return what is asked for; raise `RequestInvalid` where this worker does not do it."""
@@ -163,16 +163,16 @@ class RequestRules:
             raise RequestInvalid("kv_continue.tokens", "other bytes", str(error)) from error
 
     def _max_tokens(self, request: Request, isl: int) -> int:
-        field, room = prompt_field(request), self._description.max_seq_len - isl
+        field, tokens_left = prompt_field(request), self._description.max_seq_len - isl
         if not isl:
             raise RequestInvalid(field, "0 tokens", "at least one token")
         if isl > self.prompt_tokens_max:
             raise RequestInvalid(field, f"{isl} tokens", f"at most {self.prompt_tokens_max} tokens")
         if self._role == "prefill":
             return 1
-        if request.limit_tokens is not None and request.limit_tokens > room:
-            raise RequestInvalid("max_tokens", request.limit_tokens, f"1..{room} after a prompt of {isl} tokens")
-        return request.limit_tokens or min(self._default_max_tokens, room)
+        if request.limit_tokens is not None and request.limit_tokens > tokens_left:
+            raise RequestInvalid("max_tokens", request.limit_tokens, f"1..{tokens_left} after a prompt of {isl} tokens")
+        return request.limit_tokens or min(self._default_max_tokens, tokens_left)
 
 
 def check_supported(
@@ -180,19 +180,19 @@ def check_supported(
 ) -> None:
     """Return when nothing is asked that cannot be done; raise `RequestInvalid` otherwise."""
     for field, neutral in _NEUTRAL.items():
-        asked = getattr(request, field, None)
-        if asked is not None and asked not in neutral:
-            raise RequestInvalid(field, asked, "none on this worker")
+        value = getattr(request, field, None)
+        if value is not None and value not in neutral:
+            raise RequestInvalid(field, value, "none on this worker")
     if request.stream and sampling.prompt_logprobs is not None:
         raise RequestInvalid("prompt_logprobs", sampling.prompt_logprobs, "none in a stream")
     if sampling.best_of not in (None, sampling.choices):
         raise RequestInvalid("best_of", sampling.best_of, f"n, {sampling.choices}, or none")
-    wanted: tuple[tuple[Skill, str, object, str], ...] = (
+    needed: tuple[tuple[Skill, str, object, str], ...] = (
         ("guides", guide_field(request), _guide_of(sampling), "none: this worker guides no decoding"),
         ("logits_processors", "logits_processors", processors or None, "none: this worker has none"),
         ("prompt_logprobs", "prompt_logprobs", sampling.prompt_logprobs, "none: this worker tells none of the prompt"),
     )
-    for skill, field, found, allowed in wanted:
+    for skill, field, found, allowed in needed:
         if found is not None and skill not in skills:
             raise RequestInvalid(field, found, allowed)
 

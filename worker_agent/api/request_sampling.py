@@ -138,18 +138,18 @@ def _of_structured(request: Request) -> Iterator[tuple[str, Guide]]:
         yield "structured_outputs.json_object", Guide(kind="json_object")
 
 
-def _of_response_format(wanted: AnyFormat | None) -> Guide | None:
-    match wanted:
+def _of_response_format(response_format: AnyFormat | None) -> Guide | None:
+    match response_format:
         case JsonObjectFormat():
             return Guide(kind="json_object")
         case JsonSchemaFormat():
-            return Guide(kind="json", value=plain(wanted.json_schema.schema))
+            return Guide(kind="json", value=plain(response_format.json_schema.schema))
         case JsonFormat():
-            return Guide(kind="json", value=plain(wanted.schema))
+            return Guide(kind="json", value=plain(response_format.schema))
         case RegexFormat():
-            return Guide(kind="regex", value=wanted.regex)
+            return Guide(kind="regex", value=response_format.regex)
         case EbnfFormat():
-            return Guide(kind="grammar", value=wanted.ebnf)
+            return Guide(kind="grammar", value=response_format.ebnf)
         case StructuralTagFormat():
-            return Guide(kind="structural_tag", value=plain(wanted))
+            return Guide(kind="structural_tag", value=plain(response_format))
     return None

@@ -39,10 +39,10 @@ def stop_token_ids_of(request: Request, end_ids: Collection[int]) -> tuple[int, 
 
 def logit_bias_of(request: Request, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
     """Return tokens and what is added to their logits; raise `RequestInvalid`, which names the token."""
-    told = request.logit_bias or {}
-    if len(told) > BIASES_MAX:
-        raise RequestInvalid("logit_bias", f"{len(told)} tokens", f"at most {BIASES_MAX}")
-    return tuple((_token(key, vocabulary.vocab_size), bias) for key, bias in told.items())
+    biases = request.logit_bias or {}
+    if len(biases) > BIASES_MAX:
+        raise RequestInvalid("logit_bias", f"{len(biases)} tokens", f"at most {BIASES_MAX}")
+    return tuple((_token(key, vocabulary.vocab_size), bias) for key, bias in biases.items())
 
 
 def bad_token_ids_of(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:

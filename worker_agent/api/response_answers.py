@@ -44,7 +44,7 @@ class ResponseAnswer:
         fields = {"response": response}
         return self._sse([StreamEvent("created", fields), StreamEvent("in_progress", fields)])
 
-    def events(self, piece: Piece, prompt: Sequence[int] = (), *, shows_life: bool = False) -> bytes:  # noqa: ARG002
+    def events(self, piece: Piece, prompt: Sequence[int] = (), *, always: bool = False) -> bytes:  # noqa: ARG002
         """Return the stream events of a piece; none where it shows nothing."""
         return self._sse(self._fed(piece))
 
@@ -60,13 +60,13 @@ class ResponseAnswer:
         error = {"code": "server_error", "message": message}
         return self._sse([*closed, StreamEvent("failed", {"response": self._response("failed", None, error)})])
 
-    def whole(
+    def full_body(
         self,
         pieces: Sequence[Piece],
         usage: dict[str, Any],
         *,
         prompt: Sequence[int] = (),  # noqa: ARG002 - a chat's answer says it
-        told_of_prompt: tuple[tuple[int, ...], Sequence[TokenLogprobs | None]] | None = None,  # noqa: ARG002
+        prompt_with_logprobs: tuple[tuple[int, ...], Sequence[TokenLogprobs | None]] | None = None,  # noqa: ARG002
     ) -> bytes:
         """Return the body of an unstreamed answer."""
         for piece in pieces:

@@ -32,12 +32,12 @@ class _Open:
 
     def __init__(self, kind: Kind, item_id: str, index: int, call: ToolCallStarted | None) -> None:
         self.kind, self.call = kind, call
-        self.place: dict[str, Any] = {"item_id": item_id, "output_index": index}
+        self.item_fields: dict[str, Any] = {"item_id": item_id, "output_index": index}
         self.texts: list[str] = []
 
     def item(self, status: ItemStatus) -> dict[str, Any]:
         """Return it as it stands; without content while it is in progress."""
-        item: dict[str, Any] = {"id": self.place["item_id"], "type": self.kind, "status": status}
+        item: dict[str, Any] = {"id": self.item_fields["item_id"], "type": self.kind, "status": status}
         text = "".join(self.texts)
         if self.call is not None:
             return item | {"call_id": self.call.id, "name": self.call.name, "arguments": text}
@@ -82,20 +82,20 @@ class ResponseItems:
             return []
         item, text = last.item(status), "".join(last.texts)
         self.done.append(item)
-        ended = StreamEvent("output_item.done", {"output_index": last.place["output_index"], "item": item})
+        ended = StreamEvent("output_item.done", {"output_index": last.item_fields["output_index"], "item": item})
         if last.call is not None:
-            whole = {**last.place, "name": last.call.name, "arguments": text}
-            return [StreamEvent("function_call_arguments.done", whole), ended]
-        whole = {**last.place, "content_index": 0, "text": text} | _logprobs(last.kind)
-        part = {**last.place, "content_index": 0, "part": last.part(text)}
-        return [StreamEvent(f"{_TEXTS[last.kind]}.done", whole), StreamEvent("content_part.done", part), ended]
+            done_fields = {**last.item_fields, "name": last.call.name, "arguments": text}
+            return [StreamEvent("function_call_arguments.done", done_fields), ended]
+        done_fields = {**last.item_fields, "content_index": 0, "text": text} | _logprobs(last.kind)
+        part = {**last.item_fields, "content_index": 0, "part": last.part(text)}
+        return [StreamEvent(f"{_TEXTS[last.kind]}.done", done_fields), StreamEvent("content_part.done", part), ended]
 
     def _opened(self, kind: Kind, call: ToolCallStarted | None) -> list[StreamEvent]:
         index = len(self.done)
         opened = self._open = _Open(kind, f"{_PREFIXES[kind]}_{self._name}{index}", index, call)
         events = [StreamEvent("output_item.added", {"output_index": index, "item": opened.item("in_progress")})]
         if call is None:
-            part = {**opened.place, "content_index": 0, "part": opened.part("")}
+            part = {**opened.item_fields, "content_index": 0, "part": opened.part("")}
             events.append(StreamEvent("content_part.added", part))
         return events
 
@@ -103,7 +103,7 @@ class ResponseItems:
     def _more(opened: _Open, what: str, delta: str) -> StreamEvent:
         opened.texts.append(delta)
         content = {} if opened.call is not None else {"content_index": 0} | _logprobs(opened.kind)
-        return StreamEvent(f"{what}.delta", {**opened.place, **content, "delta": delta})
+        return StreamEvent(f"{what}.delta", {**opened.item_fields, **content, "delta": delta})
 
 
 _PREFIXES: dict[Kind, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc"}

@@ -124,15 +124,15 @@ def _tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | 
     return {"type": "function", "function": {"name": choice.get("name")}}
 
 
-def _response_format(given: object) -> dict[str, Any] | None:
+def _response_format(text_format: object) -> dict[str, Any] | None:
     """Return the form of the answer as a chat has it; None where it is text."""
-    if given is None:
+    if text_format is None:
         return None
-    kind = given.get("type") if isinstance(given, dict) else None
-    if not isinstance(given, dict) or kind not in ("text", "json_object", "json_schema"):
+    kind = text_format.get("type") if isinstance(text_format, dict) else None
+    if not isinstance(text_format, dict) or kind not in ("text", "json_object", "json_schema"):
         raise RequestInvalid("text.format.type", kind, "text, json_object, json_schema")
     if kind == "json_schema":
-        return {"type": kind, kind: {key: value for key, value in given.items() if key != "type"}}
+        return {"type": kind, kind: {key: value for key, value in text_format.items() if key != "type"}}
     return None if kind == "text" else {"type": kind}
 
 

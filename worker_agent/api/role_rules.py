@@ -4,7 +4,7 @@
     aggregated               an encoder's, or none           any        here
     prefill                  an encoder's, or none           1          here, and one token after it
     decode                   a prefill worker's, required    any        by that worker: its KV is fetched
-    decode, `serves_alone`   an encoder's, or none           any        here
+    decode, `is_context_and_generation`   an encoder's, or none           any        here
     encode                   generates nothing: refused
 
 Source: `docs/SOURCES.md` D4.2; NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py`.
@@ -19,7 +19,7 @@ from worker_agent.engines.types import EngineRequest
 
 def takes_transfer(request: EngineRequest, role: Role) -> bool:
     """Return whether the engine fetches the prompt's KV from another worker before the first token."""
-    return role == "decode" and not request.serves_alone
+    return role == "decode" and not request.is_context_and_generation
 
 
 def role_rules(request: EngineRequest, role: Role) -> Iterator[Rule]:

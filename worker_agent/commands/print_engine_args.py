@@ -93,10 +93,10 @@ def engine_args_options(command: Callable[..., None]) -> Callable[..., None]:
         command(sources=sources, circumstances=circumstances, **others)
 
     options = [*(click.option(f"--{name}", **how) for name, how in _NAMED.items()), *_OTHERS]
-    whole: Callable[..., None] = wrapped
+    decorated: Callable[..., None] = wrapped
     for option in reversed(options):
-        whole = option(whole)
-    return whole
+        decorated = option(decorated)
+    return decorated
 
 
 @click.command("print-engine-args", context_settings=DYNAMIC_FLAGS)

@@ -107,19 +107,21 @@ def effective_args(layers: Sequence[Layer], circumstances: Circumstances) -> Eng
         EngineArgsInvalid: with all that is wrong in the layers, or, where nothing is, with the whole.
     """
     layers = sorted([DEFAULTS, *layers], key=lambda layer: LAYERS.index(layer.name))
-    told = [
+    findings = [
         finding for layer in layers for finding in _layer_findings(layer, allows_unknown=circumstances.allows_unknown)
     ]
-    _refuse_errors(told)
+    _refuse_errors(findings)
     tree: Tree = {}
     replaced: list[Replacement] = []
     for layer in layers:
         tree = _put(tree, layer, replaced)
     tree = _put(tree, forced_layer(tree, circumstances), replaced)
     tree, left_out = pruned(tree, circumstances.role)
-    told += [*left_out, *engine_checks.findings(tree, circumstances)]
-    _refuse_errors(told)
-    return EngineArgs(role=circumstances.role, settings=settings(tree), replaced=tuple(replaced), warnings=tuple(told))
+    findings += [*left_out, *engine_checks.findings(tree, circumstances)]
+    _refuse_errors(findings)
+    return EngineArgs(
+        role=circumstances.role, settings=settings(tree), replaced=tuple(replaced), warnings=tuple(findings)
+    )
 
 
 def config_classes(args: EngineArgs) -> list[tuple[Path, str]]:
@@ -128,8 +130,8 @@ def config_classes(args: EngineArgs) -> list[tuple[Path, str]]:
     The names are those of `tensorrt_llm.llmapi.llm_args`; a section that is not named stays a mapping, which the engine
     reads itself.
     """
-    whole = args.as_dict()
-    return [(path, name) for path, name in _classes(ENGINE, whole, ()) if name]
+    arguments = args.as_dict()
+    return [(path, name) for path, name in _classes(ENGINE, arguments, ()) if name]
 
 
 def _classes(field: Field, values: dict[str, Any], above: Path) -> Iterator[tuple[Path, str]]:
@@ -189,7 +191,7 @@ def _put(tree: Tree, layer: Layer, replaced: list[Replacement]) -> Tree:
     return merge(tree, upper)
 
 
-def _refuse_errors(told: Sequence[Finding]) -> None:
-    errors = [finding for finding in told if finding.severity == "error"]
+def _refuse_errors(findings: Sequence[Finding]) -> None:
+    errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise EngineArgsInvalid(errors)

@@ -195,11 +195,11 @@ def plain(node: Value | Section) -> Any:  # noqa: ANN401
 
 def nested(effective: tuple[Setting, ...]) -> dict[str, Any]:
     """Return the settings as one mapping of mappings that shares nothing with them."""
-    whole: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for setting in effective:
         *above, last = setting.path
-        inner = whole
+        inner = values
         for name in above:
             inner = inner.setdefault(name, {})
         inner[last] = deepcopy(setting.value)
-    return whole
+    return values

@@ -94,30 +94,30 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str = ""
 
 
-def flag_layer(given: Mapping[str, Any], circumstances: Circumstances) -> Layer:
+def flag_layer(flags: Mapping[str, Any], circumstances: Circumstances) -> Layer:
     """Return what the named flags say; `given` maps names of `FLAGS` to values, None: not given."""
-    said = [(FLAGS[name], value, f"--{name}") for name, value in given.items() if value is not None]
+    entries = [(FLAGS[name], value, f"--{name}") for name, value in flags.items() if value is not None]
     if circumstances.connector == "kvbm":
-        said += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
-    return _layer("flag", said)
+        entries += [(("kv_connector_config", name), value, "--connector kvbm") for name, value in KVBM.items()]
+    return _layer("flag", entries)
 
 
-def _layer(name: Literal["flag", "forced"], said: list[tuple[Path, Any, str]]) -> Layer:
+def _layer(name: Literal["flag", "forced"], entries: list[tuple[Path, Any, str]]) -> Layer:
     values: dict[str, Any] = {}
-    for path, value, _ in said:
+    for path, value, _ in entries:
         inner = values
         for above in path[:-1]:
             inner = inner.setdefault(above, {})
         inner[path[-1]] = value
-    return Layer(name=name, values=values, place=name, places={path: place for path, _, place in said})
+    return Layer(name=name, values=values, place=name, places={path: place for path, _, place in entries})
 
 
 def forced_layer(tree: Tree, circumstances: Circumstances) -> Layer:
     """Return what has to be as the table says, where it is not."""
     if circumstances.role == "encode":
         return _layer("forced", [])
-    wanted = [*_for_events(tree, circumstances), *_for_others(tree, circumstances)]
-    return _layer("forced", [(path, value, why) for path, value, why in wanted if at(tree, *path) != value])
+    forced = [*_for_events(tree, circumstances), *_for_others(tree, circumstances)]
+    return _layer("forced", [(path, value, why) for path, value, why in forced if at(tree, *path) != value])
 
 
 def _for_events(tree: Tree, circumstances: Circumstances) -> Iterator[tuple[Path, Any, str]]:
@@ -159,14 +159,14 @@ def backend_of(tree: Tree) -> Backend:
 
 def pruned(tree: Tree, role: Role) -> tuple[Tree, list[Finding]]:
     """Return what the engine gets, and a warning for each argument that somebody gave and it does not get."""
-    told = []
+    warnings = []
     for name, why in _left_out(tree, role):
         node = tree[name]
-        asked = [origin for origin in _origins(node) if origin.layer not in ("default", "forced")]
-        if asked:
-            told.append(_left_out_finding((name,), node, asked[0], why))
+        requested = [origin for origin in _origins(node) if origin.layer not in ("default", "forced")]
+        if requested:
+            warnings.append(_left_out_finding((name,), node, requested[0], why))
         tree = without(tree, (name,))
-    return tree, told
+    return tree, warnings
 
 
 def _left_out(tree: Tree, role: Role) -> Iterator[tuple[str, str]]:

@@ -40,10 +40,10 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one. `priority`, 0..100, says
     how long its blocks are to be kept: the lowest give way first.
 
-    What follows `priority` not every engine knows; one that does not, ignores it. `queue_priority`, 0..1: of the
-    requests that wait, the highest goes first. `handoff` is what the worker before this one said; `transfer_id`, unique
-    in the fleet, names the transfer that a prefill worker begins. On a decode worker `serves_alone` asks for the whole
-    generation, without anybody's handoff. `logits_processors` are names of the engine's configuration.
+    Engines ignore fields after `priority` that they do not support. `queue_priority`, 0..1: of the waiting requests,
+    the highest goes first. `handoff` comes from the worker of the phase before; `transfer_id`, unique in the fleet,
+    names the transfer that a prefill worker begins. With `is_context_and_generation` a decode worker computes the
+    prompt too, without a handoff. `logits_processors` are names of the engine's configuration.
 
     `media` are the prompt's, in their order there; the prompt has one token for each, of which the engine makes as many
     as it needs. `text` is that prompt before it was tokenized: an engine whose own processor places media reads it in
@@ -66,7 +66,7 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     queue_priority: float | None = None
     handoff: Handoff | None = None
     transfer_id: int | None = None
-    serves_alone: bool = False
+    is_context_and_generation: bool = False
     logits_processors: tuple[str, ...] = ()
     media: tuple[Media, ...] = ()
     text: str | None = None

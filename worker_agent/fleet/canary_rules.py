@@ -62,5 +62,5 @@ def canary_request(request_id: str, begin_id: int, dp_rank: int, *, is_decode: b
         cache_salt=SALT,
         sampling=Sampling(temperature=0.0, top_k=1),
         queue_priority=_HIGHEST,
-        serves_alone=is_decode,
+        is_context_and_generation=is_decode,
     )

@@ -66,21 +66,21 @@ class EngineLoads:
     async def run(self, stop: asyncio.Event) -> None:
         """Read and announce until `stop` is set."""
         while not stop.is_set():
-            await until(stop, self._turn())
+            await until(stop, self._read_and_announce())
             await until(stop, self._clock.sleep(self._poll_s))
 
-    async def _turn(self) -> None:
+    async def _read_and_announce(self) -> None:
         try:
             body = await self._client.get("metrics", self._metrics_path, answer_s=metrics_answer_s(self._kind))
             reports = self._read(body)
         except EngineUnanswered as error:
-            self._tell(str(error))
+            self._log_problem(str(error))
             return
         except MalformedMessage as error:
             self._client.unreadable("metrics")
-            self._tell(str(error))
+            self._log_problem(str(error))
             return
-        self._tell("")
+        self._log_problem("")
         self._newest |= reports
         for dp_rank, report in reports.items():
             await announce_load(self._event_log, self._model, self._worker_id, dp_rank, report)
@@ -99,7 +99,7 @@ class EngineLoads:
             iteration=self._reads,
         )
 
-    def _tell(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         if problem and not self._problem:
             _log.warning("engine_load_unknown", path=self._metrics_path, reason=problem)
         elif self._problem and not problem:

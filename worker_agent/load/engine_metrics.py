@@ -134,21 +134,21 @@ def read_loads(
 def read_cache_config(samples: Iterable[Sample]) -> CacheConfig:
     """Return what vLLM says of its cache, of the first of its engines."""
     name = NAMES["vllm"].cache_config
-    said = min(
+    reported = min(
         (sample.labels for sample in samples if sample.name == name),
         key=lambda labels: (len(labels.get("engine", "")), labels.get("engine", "")),
         default={},
     )
-    return CacheConfig(_label_count(said, "block_size"), _label_count(said, "num_gpu_blocks"))
+    return CacheConfig(_label_count(reported, "block_size"), _label_count(reported, "num_gpu_blocks"))
 
 
 def _by_rank(names: MetricNames, samples: Iterable[Sample], dp_ranks: tuple[int, ...]) -> dict[int, dict[str, float]]:
     """Return the largest value of each name, by rank."""
     found: dict[int, dict[str, float]] = {}
-    for name, labels, said in samples:
+    for name, labels, reported in samples:
         if name not in names.all:
             continue
-        value = float(_label_count(labels, "num_gpu_blocks")) if name == names.cache_config else said
+        value = float(_label_count(labels, "num_gpu_blocks")) if name == names.cache_config else reported
         if 0 <= value <= _COUNT_MAX:
             values = found.setdefault(_rank(labels.get(names.rank_label, "")), {})
             values[name] = max(value, values.get(name, 0.0))

@@ -16,9 +16,9 @@ def samples_in(body: bytes, names: Iterable[str]) -> list[Sample]:
     """Return the samples of `names` in Prometheus text; raise `MalformedMessage` where one cannot be read."""
     openings = tuple(f"{name}{after}" for name in names for after in "{ \t")
     text = body.decode("utf-8", errors="replace")
-    wanted = [line for line in text.splitlines() if line.startswith(openings)]
+    selected = [line for line in text.splitlines() if line.startswith(openings)]
     try:
-        families = list(text_string_to_metric_families("\n".join([*wanted, ""])))
+        families = list(text_string_to_metric_families("\n".join([*selected, ""])))
     except (ValueError, LookupError) as error:
         raise MalformedMessage(0, f"metrics: {error}") from error
     return [Sample(each.name, each.labels, float(each.value)) for family in families for each in family.samples]

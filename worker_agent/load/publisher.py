@@ -68,7 +68,7 @@ class LoadReports:
         self.failure = ""
         """Why the statistics could not be polled; empty while they can."""
         self._polled: dict[int, LoadReport] = {}
-        self._told: dict[int, LoadReport] = {}
+        self._announced: dict[int, LoadReport] = {}
         self._resting: dict[int, tuple[LoadReport, LoadReport]] = {}
         self._moved_s = clock.now()
         self._fresh = asyncio.Event()
@@ -112,8 +112,8 @@ class LoadReports:
             await until(stop, until(self._fresh, self._clock.sleep(REST_PERIOD_S)))
             self._fresh.clear()
             for dp_rank, report in self._polled.copy().items():
-                if self._told.get(dp_rank) is not report:
-                    self._told[dp_rank] = report
+                if self._announced.get(dp_rank) is not report:
+                    self._announced[dp_rank] = report
                     self._moved_s = self._clock.now()
                     await self._announce(dp_rank, report)
             if self._is_at_rest():
@@ -126,7 +126,7 @@ class LoadReports:
         return self._clock.now() - self._moved_s >= REST_PERIOD_S
 
     async def _announce_rest(self) -> None:
-        for dp_rank, last in self._told.items():
+        for dp_rank, last in self._announced.items():
             report = self._resting_of(dp_rank, last) or at_rest(last)
             self._resting[dp_rank] = (last, report)
             await self._announce(dp_rank, report)

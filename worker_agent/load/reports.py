@@ -89,11 +89,11 @@ def load_report(row: object, instance: str) -> tuple[int, LoadReport]:
     phases = None if batching is None else PhaseLoad(**{ours: _count(batching, name) for ours, name in _PHASES.items()})
     return _rank(row), LoadReport(
         instance=instance,
-        iteration=_known(row, "iter", "requests"),
-        running_requests=_known(row, "numActiveRequests", "requests"),
-        waiting_requests=_known(row, "numQueuedRequests", "requests"),
-        used_blocks=_known(cache, "usedNumBlocks", "cache"),
-        total_blocks=_known(cache, "maxNumBlocks", "cache"),
+        iteration=_required_count(row, "iter", "requests"),
+        running_requests=_required_count(row, "numActiveRequests", "requests"),
+        waiting_requests=_required_count(row, "numQueuedRequests", "requests"),
+        used_blocks=_required_count(cache, "usedNumBlocks", "cache"),
+        total_blocks=_required_count(cache, "maxNumBlocks", "cache"),
         context_tokens=(phases.context_tokens or 0) if phases is not None else 0,
         iteration_s=(_real(row, "iterLatencyMS") or 0.0) / 1000,
         phases=phases,
@@ -108,7 +108,7 @@ def at_rest(last: LoadReport) -> LoadReport:
 
 
 def _rank(row: dict[str, Any]) -> int:
-    return 0 if row.get("attentionDpRank") is None else _known(row, "attentionDpRank", "rank")
+    return 0 if row.get("attentionDpRank") is None else _required_count(row, "attentionDpRank", "rank")
 
 
 def _cache(row: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _batching(row: dict[str, Any]) -> dict[str, Any] | None:
     return section
 
 
-def _known(section: dict[str, Any], name: str, problem: str) -> int:
+def _required_count(section: dict[str, Any], name: str, problem: str) -> int:
     count = _count(section, name)
     if count is None:
         raise RowSkipped(problem, section.get(name))

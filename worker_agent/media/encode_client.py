@@ -85,7 +85,7 @@ class EncodeClient:
         return await self._embeddings(answer, parts)
 
     def _question(self, prompt: str, parts: Sequence[MediaPart]) -> bytes:
-        media = tuple(EncodeMedia(field=part.field, url=part.whole_url) for part in parts)
+        media = tuple(EncodeMedia(field=part.field, url=part.full_url) for part in parts)
         return msgspec.json.encode(EncodeRequest(model=self._model, form=self._form, prompt=prompt, media=media))
 
     async def _ask(self, body: bytes) -> EncodeAnswer:
@@ -107,12 +107,14 @@ class EncodeClient:
 
     def _refusal(self, response: aiohttp.ClientResponse, data: bytes) -> MediaRefused | EncoderUnavailable:
         try:
-            said = msgspec.json.decode(data, type=_ErrorBody).error
+            reported = msgspec.json.decode(data, type=_ErrorBody).error
         except msgspec.DecodeError:
-            said = _Error()
-        if response.status == _REFUSED and said.code in MEDIA_REASONS:
-            return _refused(said.code, said)
-        return self._unavailable(f"{response.status}: {said.message}", _retry_s(response.headers.get("Retry-After")))
+            reported = _Error()
+        if response.status == _REFUSED and reported.code in MEDIA_REASONS:
+            return _refused(reported.code, reported)
+        return self._unavailable(
+            f"{response.status}: {reported.message}", _retry_s(response.headers.get("Retry-After"))
+        )
 
     def _handles(self, answer: EncodeAnswer) -> EncodedMedia:
         try:
@@ -150,12 +152,12 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
     return bytes(data)
 
 
-def _refused(code: str, said: _Error) -> MediaRefused:
+def _refused(code: str, reported: _Error) -> MediaRefused:
     """Return the worker's refusal as our own, in its words: `<field>: found <found>, allowed <allowed>`."""
-    head, _, allowed = said.message.rpartition(", allowed ")
+    head, _, allowed = reported.message.rpartition(", allowed ")
     field, _, found = head.partition(": found ")
     reason = next(each for each in get_args(MediaReason) if each == code)
-    return MediaRefused(reason, said.param or field, found.strip("'"), allowed)
+    return MediaRefused(reason, reported.param or field, found.strip("'"), allowed)
 
 
 def _retry_s(header: str | None) -> float | None:

@@ -37,7 +37,7 @@ class Fetched(NamedTuple):
     """A body, and what its server said that it is."""
 
     data: bytes
-    said_type: str | None
+    declared_type: str | None
 
 
 class MediaFetch:

@@ -83,15 +83,15 @@ class MediaLoader:
 
     async def _load(self, part: MediaPart) -> Media:
         async with self._slots:
-            data, said_type = await self._bytes(part)
-            return await asyncio.to_thread(checked_media, part, data, said_type, self.rules)
+            data, declared_type = await self._bytes(part)
+            return await asyncio.to_thread(checked_media, part, data, declared_type, self.rules)
 
     async def _bytes(self, part: MediaPart) -> tuple[bytes, str | None]:
         bytes_max = self.rules.part_bytes_max
         scheme = scheme_of(part.url)
         if scheme == "data":
-            said_type, data = await asyncio.to_thread(decoded_data, part.url, part.field, bytes_max, part.base64)
-            return data, said_type
+            declared_type, data = await asyncio.to_thread(decoded_data, part.url, part.field, bytes_max, part.base64)
+            return data, declared_type
         if scheme == "file" or part.url.startswith("/"):
             path = file_path(part.url, part.field)
             return await asyncio.to_thread(self._files.read, path, part.field, bytes_max), None

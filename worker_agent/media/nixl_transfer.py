@@ -192,7 +192,7 @@ class NixlEmbeddingTransfer:
         while not stop.is_set():
             await until(stop, self._clock.sleep(_POLL_S))
             notices = await self._call(self._agent.get_new_notifs)
-            for token in [each for told in notices.values() for each in told]:
+            for token in [each for tokens in notices.values() for each in tokens]:
                 await self._forget(token.decode("ascii", "replace"))
             await self._let_go(self._offers.expire(self._clock.now()))
         await self._let_go(self._offers.expire(inf))

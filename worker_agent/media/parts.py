@@ -69,7 +69,7 @@ class MediaPart(msgspec.Struct, frozen=True, kw_only=True):
     base64: memoryview | None = None
 
     @property
-    def whole_url(self) -> str:
+    def full_url(self) -> str:
         """The URL as the client sent it."""
         return self.url if self.base64 is None else self.url[: self.url.rfind(",") + 1] + str(self.base64, "ascii")
 
@@ -139,20 +139,20 @@ def media_part(field: str, url: str, rules: MediaRules) -> MediaPart:
     return MediaPart(field=field, kind=kind, url=url)
 
 
-def checked_media(part: MediaPart, data: bytes, said_type: str | None, rules: MediaRules) -> Media:
+def checked_media(part: MediaPart, data: bytes, declared_type: str | None, rules: MediaRules) -> Media:
     """Return the media, once the bytes are what is allowed; raise `MediaRefused`.
 
-    `said_type` is what its server or URL said of it; None: nothing was said.
+    `declared_type` is what its server or URL said of it; None: nothing was said.
     """
     if len(data) > rules.part_bytes_max:
         raise MediaRefused("too_large", part.field, f"{len(data)} bytes", f"at most {rules.part_bytes_max}")
-    said = (said_type or "").partition(";")[0].strip().lower()
-    said = _TYPE_OF_ALIAS.get(said, said)
+    declared = (declared_type or "").partition(";")[0].strip().lower()
+    declared = _TYPE_OF_ALIAS.get(declared, declared)
     if part.kind == "embeddings":
-        if said not in _UNKNOWN_TYPES:
-            raise _refused("content_type", part, said, "application/octet-stream, of embeddings")
+        if declared not in _UNKNOWN_TYPES:
+            raise _refused("content_type", part, declared, "application/octet-stream, of embeddings")
         return embeddings_media(part.field, data, rules.embeddings)
-    return _checked_image(part, data, said, rules)
+    return _checked_image(part, data, declared, rules)
 
 
 def embeddings_media(field: str, data: bytes, limits: EmbeddingLimits) -> Media:
@@ -168,15 +168,15 @@ def check_total(media_bytes: int, field: str, rules: MediaRules) -> None:
         raise MediaRefused("too_large", field, f"{media_bytes} bytes together", f"at most {rules.request_bytes_max}")
 
 
-def _checked_image(part: MediaPart, data: bytes, said: str, rules: MediaRules) -> Media:
+def _checked_image(part: MediaPart, data: bytes, declared: str, rules: MediaRules) -> Media:
     allowed = f"one of {', '.join(rules.image_types)}"
-    if said not in _UNKNOWN_TYPES and said not in rules.image_types:
-        raise _refused("content_type", part, said, allowed)
+    if declared not in _UNKNOWN_TYPES and declared not in rules.image_types:
+        raise _refused("content_type", part, declared, allowed)
     found = image_type(data)
     if found is None or found not in rules.image_types:
         raise _refused("content", part, f"bytes that begin as {found or 'no image'}", allowed)
-    if said not in _UNKNOWN_TYPES and said != found:
-        raise _refused("content", part, f"bytes of {found}, said to be {said}", "the type that the bytes are of")
+    if declared not in _UNKNOWN_TYPES and declared != found:
+        raise _refused("content", part, f"bytes of {found}, said to be {declared}", "the type that the bytes are of")
     pixels = image_pixels(data, found)
     if pixels is None:
         raise _refused("content", part, f"{found} without a size", "a whole header")

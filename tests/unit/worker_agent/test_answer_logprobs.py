@@ -8,15 +8,15 @@ import pytest
 
 from kv_runtime.text import ByteText
 from worker_agent.api.answer_logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
-from worker_agent.api.choice_text import Place
+from worker_agent.api.choice_text import TokenSpan
 from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
 
 BYTES = ByteText().token_bytes
 A, B, HALF = (TokenLogprob(token_id=token, logprob=-token / 100, rank=1) for token in (97, 98, 0xE2))
 
 
-def place(chosen: TokenLogprob, *top: TokenLogprob, start: int = 0) -> Place:
-    return Place(chosen.token_id, start, TokenLogprobs(chosen=chosen, top=top))
+def place(chosen: TokenLogprob, *top: TokenLogprob, start: int = 0) -> TokenSpan:
+    return TokenSpan(chosen.token_id, start, TokenLogprobs(chosen=chosen, top=top))
 
 
 def read(told: object) -> Any:
@@ -66,7 +66,7 @@ def test_of_the_prompt_every_token_but_the_first_is_told() -> None:
 
 
 def test_a_place_of_which_nothing_is_known_says_so() -> None:
-    unknown = [Place(97, 0, None)]
+    unknown = [TokenSpan(97, 0, None)]
     (content,) = read(chat_logprobs(unknown, BYTES))["content"]
     assert (content["token"], content["logprob"], content["top_logprobs"]) == ("a", -9999.0, [])
     told = read(completion_logprobs(unknown, BYTES))

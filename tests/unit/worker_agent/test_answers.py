@@ -7,7 +7,7 @@ import pytest
 
 from kv_protocol.openai import ChatRequest, CompletionRequest
 from worker_agent.api.answers import Answer, usage
-from worker_agent.api.choice_text import Piece, Place
+from worker_agent.api.choice_text import Piece, TokenSpan
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
 
@@ -26,7 +26,7 @@ def completion(**fields: Any) -> Answer:
 
 CHAT, COMPLETION = chat(), completion()
 USAGE = usage(10, 3, 8)
-PLACE = Place(97, 0, TokenLogprobs(chosen=TokenLogprob(token_id=97, logprob=-0.5, rank=1)))
+SPAN = TokenSpan(97, 0, TokenLogprobs(chosen=TokenLogprob(token_id=97, logprob=-0.5, rank=1)))
 TOLD_IN_CHAT = {"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}
 
 
@@ -71,8 +71,8 @@ def test_a_chat_s_stream_opens_with_the_role_and_a_completion_s_with_nothing() -
 
 @pytest.mark.parametrize("text", ["hi", "", "two\nlines\r\n", 'quote " and \\', "\u2028 é 😀"])
 def test_text_goes_out_as_one_event_whatever_is_in_it(text: str) -> None:
-    assert data_of(CHAT.events(Piece(text=text), shows_life=True)) == chat_chunk({"content": text})
-    assert data_of(COMPLETION.events(Piece(text=text), shows_life=True)) == completion_chunk(text)
+    assert data_of(CHAT.events(Piece(text=text), always=True)) == chat_chunk({"content": text})
+    assert data_of(COMPLETION.events(Piece(text=text), always=True)) == completion_chunk(text)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
@@ -84,19 +84,19 @@ def test_a_stream_closes_with_the_reason(reason: str) -> None:
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
 def test_a_piece_of_nothing_is_no_event_unless_it_is_to_show_life(answer: Answer) -> None:
     assert answer.events(Piece()) == b""
-    assert len(events_of(answer.events(Piece(), shows_life=True))) == 1
+    assert len(events_of(answer.events(Piece(), always=True))) == 1
     assert len(events_of(answer.events(Piece(text="a", finish_reason="stop")))) == 2
 
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
 def test_the_usage_comes_in_an_event_of_its_own_without_choices(answer: Answer) -> None:
-    opened = data_of(answer.events(Piece(text="x"), shows_life=True))
+    opened = data_of(answer.events(Piece(text="x"), always=True))
     (usage_event,) = events_of(answer.ending(USAGE, include_usage=True).removesuffix(b"data: [DONE]\n\n"))
     assert usage_event == {**opened, "choices": [], "usage": USAGE}
 
 
 def test_a_whole_chat_answer() -> None:
-    assert msgspec.json.decode(CHAT.whole([Piece(text="hi", finish_reason="stop")], USAGE)) == {
+    assert msgspec.json.decode(CHAT.full_body([Piece(text="hi", finish_reason="stop")], USAGE)) == {
         "id": "chatcmpl-7",
         "created": CREATED,
         "model": "m",
@@ -115,7 +115,7 @@ def test_a_whole_chat_answer() -> None:
 
 def test_a_whole_completion() -> None:
     whole = {**completion_chunk("hi", "length"), "usage": USAGE}
-    assert msgspec.json.decode(COMPLETION.whole([Piece(text="hi", finish_reason="length")], USAGE)) == whole
+    assert msgspec.json.decode(COMPLETION.full_body([Piece(text="hi", finish_reason="length")], USAGE)) == whole
 
 
 def test_usage_says_how_much_of_the_prompt_was_reused() -> None:
@@ -145,7 +145,7 @@ def test_a_chat_of_several_choices_opens_with_the_role_of_each() -> None:
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
 def test_every_event_names_its_choice(answer: Answer) -> None:
     delta, closing = (
-        answer.events(Piece(choice=2, text="x"), shows_life=True),
+        answer.events(Piece(choice=2, text="x"), always=True),
         answer.events(Piece(choice=2, finish_reason="stop")),
     )
     assert [data_of(event)["choices"][0]["index"] for event in (delta, closing)] == [2, 2]
@@ -153,7 +153,7 @@ def test_every_event_names_its_choice(answer: Answer) -> None:
 
 def test_a_whole_answer_has_every_choice_in_turn() -> None:
     pieces = [Piece(choice=0, text="a", finish_reason="stop"), Piece(choice=1, text="b", finish_reason="length")]
-    told = msgspec.json.decode(completion(n=2).whole(pieces, USAGE))["choices"]
+    told = msgspec.json.decode(completion(n=2).full_body(pieces, USAGE))["choices"]
     assert [(each["index"], each["text"], each["finish_reason"]) for each in told] == [
         (0, "a", "stop"),
         (1, "b", "length"),
@@ -162,12 +162,12 @@ def test_a_whole_answer_has_every_choice_in_turn() -> None:
 
 # -------------------------------------------------------------------- log probabilities
 def test_log_probabilities_go_with_the_text_of_their_tokens() -> None:
-    piece = Piece(text="a", places=(PLACE,), finish_reason="stop")
+    piece = Piece(text="a", spans=(SPAN,), finish_reason="stop")
     delta, closing = events_of(CHAT.events(piece))
     told = delta["choices"][0]
     assert (told["logprobs"], told["finish_reason"]) == ({"content": [TOLD_IN_CHAT], "refusal": None}, None)
     assert closing["choices"][0]["logprobs"] is None
-    whole = msgspec.json.decode(COMPLETION.whole([piece], USAGE))["choices"][0]
+    whole = msgspec.json.decode(COMPLETION.full_body([piece], USAGE))["choices"][0]
     assert whole["logprobs"] == {
         "tokens": ["a"],
         "token_logprobs": [-0.5],
@@ -177,11 +177,11 @@ def test_log_probabilities_go_with_the_text_of_their_tokens() -> None:
 
 
 def test_what_is_told_of_the_prompt_stands_where_each_interface_has_it() -> None:
-    told = ((97, 97), (PLACE.logprobs, PLACE.logprobs))
+    told = ((97, 97), (SPAN.logprobs, SPAN.logprobs))
     expected = [None, {"97": {"logprob": -0.5, "rank": 1, "decoded_token": "a"}}]
     piece = Piece(finish_reason="stop")
-    assert msgspec.json.decode(CHAT.whole([piece], USAGE, told_of_prompt=told))["prompt_logprobs"] == expected
-    completed = msgspec.json.decode(COMPLETION.whole([piece], USAGE, told_of_prompt=told))
+    assert msgspec.json.decode(CHAT.full_body([piece], USAGE, prompt_with_logprobs=told))["prompt_logprobs"] == expected
+    completed = msgspec.json.decode(COMPLETION.full_body([piece], USAGE, prompt_with_logprobs=told))
     assert completed["choices"][0]["prompt_logprobs"] == expected
     assert "prompt_logprobs" not in completed
 
@@ -203,7 +203,7 @@ HANDOFF = {"request_type": "context_only", "first_gen_tokens": [97], "encoded_op
 
 @pytest.mark.parametrize("answer", [CHAT, COMPLETION])
 def test_what_the_next_worker_needs_stands_in_the_choice(answer: Answer) -> None:
-    whole = msgspec.json.decode(answer.whole([HANDED_OVER], USAGE, prompt=(5, 6)))
+    whole = msgspec.json.decode(answer.full_body([HANDED_OVER], USAGE, prompt=(5, 6)))
     assert (whole["choices"][0]["disaggregated_params"], whole["prompt_token_ids"]) == (HANDOFF, [5, 6])
 
 
@@ -216,6 +216,6 @@ def test_a_stream_says_it_once_where_it_says_the_reason(answer: Answer) -> None:
 
 
 def test_any_other_answer_has_neither() -> None:
-    whole = msgspec.json.decode(CHAT.whole([Piece(finish_reason="stop")], USAGE))
+    whole = msgspec.json.decode(CHAT.full_body([Piece(finish_reason="stop")], USAGE))
     assert set(whole) == {"id", "created", "model", "object", "choices", "usage"}
     assert set(whole["choices"][0]) == {"index", "message", "logprobs", "finish_reason"}

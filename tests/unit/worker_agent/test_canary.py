@@ -80,8 +80,8 @@ def test_it_is_never_longer_until_the_next_question_than_the_silence_allowed(tol
 def test_the_question_is_one_token_that_no_client_s_prefix_can_meet() -> None:
     asked = canary_request("canary-0", 7, 3, is_decode=True)
     assert (asked.prompt, asked.max_tokens, asked.dp_rank, asked.cache_salt) == ((7,), 1, 3, SALT)
-    assert (asked.sampling.temperature, asked.queue_priority, asked.serves_alone) == (0.0, 1.0, True)
-    assert not canary_request("canary-0", 7, 3, is_decode=False).serves_alone
+    assert (asked.sampling.temperature, asked.queue_priority, asked.is_context_and_generation) == (0.0, 1.0, True)
+    assert not canary_request("canary-0", 7, 3, is_decode=False).is_context_and_generation
 
 
 # ------------------------------------------------------------------------------------------------- the watch

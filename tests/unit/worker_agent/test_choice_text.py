@@ -9,7 +9,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from kv_runtime.text import ByteText
-from worker_agent.api.choice_text import ChoiceText, Piece, Place
+from worker_agent.api.choice_text import ChoiceText, Piece, TokenSpan
 from worker_agent.api.disaggregated import Handoff
 from worker_agent.api.sampling import TokenLogprob, TokenLogprobs
 from worker_agent.engines.types import EngineOutput
@@ -42,7 +42,7 @@ class Told(NamedTuple):
     """All of an answer."""
 
     text: str
-    places: list[Place]
+    places: list[TokenSpan]
     finish_reason: str | None
 
 
@@ -53,7 +53,7 @@ def told(given_: Iterable[EngineOutput], stops: Sequence[str], kind: type[Choice
         pieces.append(choice.push(each))
         if choice.is_over:
             break
-    places = [each for piece in pieces for each in piece.places]
+    places = [each for piece in pieces for each in piece.spans]
     return Told("".join(piece.text for piece in pieces), places, pieces[-1].finish_reason)
 
 
@@ -63,9 +63,9 @@ def expected(tokens: Sequence[int], stops: Sequence[str]) -> Told:
     ends = [(text.index(stop) + len(stop), -len(stop)) for stop in stops if stop and stop in text]
     cut = len(text) if not ends else min(ends)[0] + min(ends)[1]
     spans = spans_of(tokens)
-    shown = [Place(token, start, place(token)) for token, start, end in spans if end <= cut or start < cut]
+    shown = [TokenSpan(token, start, place(token)) for token, start, end in spans if end <= cut or start < cut]
     if not ends:
-        shown = [Place(token, start, place(token)) for token, start, _ in spans]
+        shown = [TokenSpan(token, start, place(token)) for token, start, _ in spans]
     return Told(text[:cut], shown, "stop" if ends else "length")
 
 
@@ -106,7 +106,7 @@ def test_what_was_shown_is_never_taken_back(tokens: list[int], at: list[int], st
     text, places = "", 0
     for each in outputs(tokens, at):
         piece = choice.push(each)
-        text, places = text + piece.text, places + len(piece.places)
+        text, places = text + piece.text, places + len(piece.spans)
         assert whole.text.startswith(text)
         for shown in whole.places[:places]:
             assert shown.start <= len(text)
@@ -132,7 +132,7 @@ def test_without_log_probabilities_no_token_is_told() -> None:
 def test_tokens_of_which_nothing_is_known_are_told_all_the_same() -> None:
     choice = ChoiceText(0, TEXT.detokenizer(), (), with_logprobs=True)
     bare = EngineOutput(token_ids=(97, 98), cached_tokens=0, finish_reason="stop", logprobs=(place(97),))
-    assert choice.push(bare).places == (Place(97, 0, place(97)), Place(98, 1, None))
+    assert choice.push(bare).spans == (TokenSpan(97, 0, place(97)), TokenSpan(98, 1, None))
 
 
 def test_what_the_next_worker_needs_goes_with_the_output_that_says_it() -> None:
@@ -149,7 +149,7 @@ class ShowsTokensAtOnce(ChoiceText):
         assert self._held is not None
         held = tuple(each for _, each in self._held._spans)
         self._held._spans.clear()
-        return Piece(text=piece.text, places=piece.places + held, finish_reason=piece.finish_reason)
+        return Piece(text=piece.text, spans=piece.spans + held, finish_reason=piece.finish_reason)
 
 
 class ForgetsTheLastTokens(ChoiceText):
@@ -157,8 +157,8 @@ class ForgetsTheLastTokens(ChoiceText):
 
     def push(self, output: EngineOutput) -> Piece:
         piece = super().push(output)
-        kept = [each for each in piece.places if each.token_id != END]
-        return Piece(text=piece.text, places=tuple(kept), finish_reason=piece.finish_reason)
+        kept = [each for each in piece.spans if each.token_id != END]
+        return Piece(text=piece.text, spans=tuple(kept), finish_reason=piece.finish_reason)
 
 
 @pytest.mark.parametrize("planted", [ShowsTokensAtOnce, ForgetsTheLastTokens])

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.prompt.body import with_prompt_ids
-from worker_agent.api.forwarding import answered_headers, asked_headers, without_prompt_ids
+from worker_agent.api.forwarding import engine_headers, response_headers, without_prompt_ids
 
 BODIES = (
     b'{"model":"m","prompt":"hi"}',
@@ -44,9 +44,9 @@ def test_the_rank_has_the_engines_name_and_the_routers_words_stay_behind() -> No
         ("x-odd", "1"),
     ]
     kept = [("content-type", "application/json"), ("x-request-id", "r1")]
-    assert asked_headers(given_headers, dp_rank=None, api_key="") == kept
-    assert asked_headers(given_headers, dp_rank=0, api_key="") == [*kept, ("X-data-parallel-rank", "0")]
-    assert asked_headers(given_headers, dp_rank=1, api_key="k") == [
+    assert engine_headers(given_headers, dp_rank=None, api_key="") == kept
+    assert engine_headers(given_headers, dp_rank=0, api_key="") == [*kept, ("X-data-parallel-rank", "0")]
+    assert engine_headers(given_headers, dp_rank=1, api_key="k") == [
         *kept,
         ("X-data-parallel-rank", "1"),
         ("Authorization", "Bearer k"),
@@ -55,4 +55,4 @@ def test_the_rank_has_the_engines_name_and_the_routers_words_stay_behind() -> No
 
 def test_an_answer_keeps_its_headers_but_for_those_of_its_connection() -> None:
     headers = [("Content-Type", "text/event-stream"), ("Transfer-Encoding", "chunked"), ("Server", "uvicorn")]
-    assert answered_headers([*headers, ("Content-Length", "5")]) == [headers[0], ("Content-Length", "5")]
+    assert response_headers([*headers, ("Content-Length", "5")]) == [headers[0], ("Content-Length", "5")]

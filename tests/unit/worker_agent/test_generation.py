@@ -95,8 +95,8 @@ def test_the_deltas_of_every_choice_joined_are_its_whole_answer(
     )
     streamed = collected(generation(engine, choices=len(said), stops=stops))
     events = b"".join(answer.events(piece) for piece in streamed)
-    whole = asyncio.run(generation(engine, choices=len(said), stops=stops).whole())
-    expected = msgspec.json.decode(answer.whole(whole, {}))["choices"]
+    whole = asyncio.run(generation(engine, choices=len(said), stops=stops).full_pieces())
+    expected = msgspec.json.decode(answer.full_body(whole, {}))["choices"]
     assert [choice_of(events, choice) for choice in range(len(said))] == expected
     assert engine.open == 0
 
@@ -137,7 +137,7 @@ def test_an_error_of_one_choice_or_no_end_is_the_request_s(outputs: list[EngineO
     with pytest.raises(GenerationFailed, match="the engine ended this request"):
         collected(generation(engine, choices=2))
     with pytest.raises(GenerationFailed, match="the engine ended this request"):
-        asyncio.run(generation(engine, choices=2).whole())
+        asyncio.run(generation(engine, choices=2).full_pieces())
     assert engine.open == 0
 
 

@@ -32,7 +32,9 @@ def test_a_decode_worker_goes_on_where_the_prefill_worker_stopped(kind: str) -> 
 
 
 def test_a_decode_worker_serves_alone_where_it_is_asked_for_all() -> None:
-    assert phase_of(asked({"request_type": "context_and_generation"}), "decode") == GenerationPhase(serves_alone=True)
+    assert phase_of(asked({"request_type": "context_and_generation"}), "decode") == GenerationPhase(
+        is_context_and_generation=True
+    )
     assert phase_of(asked({"request_type": "context_and_generation"}), "aggregated") == GenerationPhase()
 
 

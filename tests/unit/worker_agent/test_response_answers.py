@@ -44,7 +44,7 @@ def test_an_engine_that_fails_in_the_middle_ends_the_response_as_failed() -> Non
 def test_an_answer_of_nothing_has_no_item() -> None:
     empty = answer()
     empty.opening()
-    assert empty.events(Piece(finish_reason="stop"), shows_life=True) == b""
+    assert empty.events(Piece(finish_reason="stop"), always=True) == b""
     (completed,) = read(empty.ending(USAGE, include_usage=False))
     assert (completed["type"], completed["response"]["output"]) == ("response.completed", [])
     assert completed["response"]["usage"] == {
@@ -77,7 +77,7 @@ def test_each_kind_of_text_and_each_call_is_an_item_of_its_own(at_once: bool) ->
         ("c0", "f", "{}"), ("c1", "g", ""),
     ]  # fmt: skip
     assert [event["output_index"] for event in got if event["type"] == "response.output_item.done"] == [0, 1, 2, 3, 4]
-    assert json.loads(whole.whole(pieces, USAGE))["output"] == output
+    assert json.loads(whole.full_body(pieces, USAGE))["output"] == output
 
 
 def test_a_form_of_the_answer_and_a_chosen_function_are_those_of_a_chat() -> None:

@@ -23,21 +23,21 @@ def request(name: str = "a", isl: int = 10, max_tokens: int = 4, first: int = 0,
 # ------------------------------------------------------------------------------------------------------ buffer
 def test_places_are_had_in_the_order_of_asking_and_all_at_once() -> None:
     buffer = TransferBuffer(10)
-    assert [buffer.ask("a", 6), buffer.ask("b", 6), buffer.ask("c", 1)] == [["a"], [], []]
+    assert [buffer.request("a", 6), buffer.request("b", 6), buffer.request("c", 1)] == [["a"], [], []]
     assert (buffer.used_tokens, buffer.waiting) == (6, 2)
-    assert buffer.let_go("a") == ["b", "c"]
-    assert (buffer.let_go("b"), buffer.let_go("c"), buffer.used_tokens) == ([], [], 0)
+    assert buffer.release("a") == ["b", "c"]
+    assert (buffer.release("b"), buffer.release("c"), buffer.used_tokens) == ([], [], 0)
 
 
 def test_who_does_not_fit_keeps_all_behind_it_waiting_until_it_goes() -> None:
     buffer = TransferBuffer(10)
-    assert [buffer.ask("long", 11), buffer.ask("b", 1), buffer.ask("c", 1)] == [[], [], []]
-    assert buffer.let_go("long") == ["b", "c"]
+    assert [buffer.request("long", 11), buffer.request("b", 1), buffer.request("c", 1)] == [[], [], []]
+    assert buffer.release("long") == ["b", "c"]
 
 
 def test_an_unbounded_buffer_lets_nobody_wait() -> None:
     buffer = TransferBuffer(None)
-    assert [buffer.ask(key, 1 << 30) for key in "ab"] == [["a"], ["b"]]
+    assert [buffer.request(key, 1 << 30) for key in "ab"] == [["a"], ["b"]]
 
 
 def test_a_duration_is_latency_and_bytes_over_bandwidth() -> None:
@@ -227,9 +227,9 @@ def test_the_id_of_a_request_that_was_given_up_is_in_use_until_its_transfer_is_o
     decode = fleet.engines["decode-0"]
     decode.cancel("a")
     with pytest.raises(RequestRefused, match="request_id"):
-        decode.submit(request(serves_alone=True), fleet.now_s)
+        decode.submit(request(is_context_and_generation=True), fleet.now_s)
     fleet.run()
-    decode.submit(request(serves_alone=True), fleet.now_s)
+    decode.submit(request(is_context_and_generation=True), fleet.now_s)
 
 
 # ---------------------------------------------------------------------------------------------------- handoffs

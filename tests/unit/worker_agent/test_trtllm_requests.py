@@ -104,7 +104,7 @@ def test_exactly_the_tokens_that_should_stop_do(stops: list[int], ends: list[int
         ("prefill", {"handoff": MEDIA, "text": "<image>"}, "context_only", False),
         ("aggregated", {"handoff": MEDIA, "text": "<image>"}, "context_and_generation", True),
         ("decode", {"handoff": STATE}, "generation_only", True),
-        ("decode", {"serves_alone": True}, None, True),
+        ("decode", {"is_context_and_generation": True}, None, True),
     ],
 )
 def test_each_role_asks_for_its_part(
@@ -137,7 +137,11 @@ def test_media_handles_go_to_the_worker_that_computes_the_prompt_and_no_further(
         ("prefill", {"handoff": STATE}, 'disaggregated_params: found "one", allowed none, or an encoder\'s'),
         ("prefill", {"sampling": Sampling(choices=2)}, "n: found 2, allowed 1 on a prefill worker"),
         ("decode", {}, 'disaggregated_params: found "none", allowed those of a prefill worker'),
-        ("decode", {"handoff": STATE, "serves_alone": True}, 'disaggregated_params: found "one", allowed none'),
+        (
+            "decode",
+            {"handoff": STATE, "is_context_and_generation": True},
+            'disaggregated_params: found "one", allowed none',
+        ),
         ("prefill", {"handoff": MEDIA}, "text: found null, allowed the prompt as text"),
         ("prefill", {"handoff": MEDIA, "text": "a", "media": (IMAGE,)}, 'media: found "1 kinds", allowed none beside'),
         ("decode", {"handoff": STATE, "media": (IMAGE,)}, 'media: found "1 items", allowed none: the prefill worker'),

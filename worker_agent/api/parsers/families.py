@@ -112,8 +112,8 @@ class AnswerFormat:
 
 def canonical_tool_call_parser(name: str) -> str:
     """Return the first of a parser's names; raise ValueError for one that there is not."""
-    known = "hermes" if name == "qwen3" else _ALIASES.get(name, name)
-    return _checked(known, tuple(_FAMILIES), TOOL_CALL_PARSERS)
+    family = "hermes" if name == "qwen3" else _ALIASES.get(name, name)
+    return _checked(family, tuple(_FAMILIES), TOOL_CALL_PARSERS)
 
 
 def canonical_reasoning_parser(name: str) -> str:
@@ -121,10 +121,10 @@ def canonical_reasoning_parser(name: str) -> str:
     return _checked(_ALIASES.get(name, name), (*_BEGINS_INSIDE, _GPT_OSS), REASONING_PARSERS)
 
 
-def _checked(known: str, names: tuple[str, ...], shown: tuple[str, ...]) -> str:
-    if known and known not in names:
+def _checked(family: str, names: tuple[str, ...], shown: tuple[str, ...]) -> str:
+    if family and family not in names:
         raise ValueError(f"allowed {', '.join(shown)}, or none")
-    return known
+    return family
 
 
 PLAIN = AnswerFormat()

@@ -83,17 +83,17 @@ class _Value:
 
     def __init__(self, types: frozenset[str], show: Show) -> None:
         self._types, self._show = types, show
-        self._held, self._is_string = "", False
+        self._pending, self._is_string = "", False
 
     def add(self, text: str) -> None:
         """Take more of the value's text; show what is certain."""
         if self._is_string:
             self._show(_quoted(text)[1:-1])
             return
-        self._held += text
+        self._pending += text
         if not self._may_wait():
             self._is_string = True
-            self._show(_quoted(self._held)[:-1])
+            self._show(_quoted(self._pending)[:-1])
 
     def end(self) -> None:
         """Show the rest."""
@@ -102,23 +102,23 @@ class _Value:
     def cut(self) -> None:
         """Show what was held back of a value that never ended, as far as it can be a string."""
         if not self._is_string:
-            self._show(_quoted(self._held)[:-1])
+            self._show(_quoted(self._pending)[:-1])
 
     def _may_wait(self) -> bool:
         if self._types == {"string"}:
-            return _NULL.startswith(self._held.lower())
-        return len(self._held) <= HELD_CHARACTERS_MAX
+            return _NULL.startswith(self._pending.lower())
+        return len(self._pending) <= HELD_CHARACTERS_MAX
 
     def _json(self) -> str:
-        text = self._held.strip()
+        text = self._pending.strip()
         lowered = text.lower()
         if lowered == _NULL or (lowered in ("true", "false") and "boolean" in self._types):
             return lowered
         try:
             decoded = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError):
-            return _quoted(self._held)
-        return text if self._types & _kinds_of(decoded) else _quoted(self._held)
+            return _quoted(self._pending)
+        return text if self._types & _kinds_of(decoded) else _quoted(self._pending)
 
 
 def _schemas_of(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:

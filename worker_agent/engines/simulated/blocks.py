@@ -27,7 +27,7 @@ import msgspec
 from kv_protocol.events import Tier
 from worker_agent.engines.simulated.events import WindowLog
 from worker_agent.engines.simulated.eviction import EvictionQueue
-from worker_agent.engines.simulated.host import HOST_PRIORITY_MIN, HostTier, told_block
+from worker_agent.engines.simulated.host import HOST_PRIORITY_MIN, HostTier, stored_on_gpu
 from worker_agent.engines.simulated.identity import Block, BlockHash, BlockKey, Namespace, trtllm_hash
 from worker_agent.engines.types import PRIORITY_DEFAULT
 
@@ -225,7 +225,7 @@ class BlockPool:
             table.path.append(block)
             table.own_blocks -= 1
         if new:
-            self._events.stored(new[0].parent_hash, [told_block(block) for block in new])
+            self._events.stored(new[0].parent_hash, [stored_on_gpu(block) for block in new])
 
     def _insert(self, key: BlockKey, table: BlockTable) -> Block:
         engine_hash = self._block_hash(key.tokens, key.parent.engine_hash if key.parent else 0, table.namespace)

@@ -5,7 +5,7 @@ plus the iteration, so a late wake-up shortens the next wait; only a delay of mo
 
     aggregated   all of a generation
     prefill      one token and a handoff; a stop waits for the transfers, which their timeout bounds
-    decode       fetches what a handoff names, then goes on; or all of a generation, for `serves_alone`
+    decode       fetches what a handoff names, then goes on; or all of a generation, for `is_context_and_generation`
     encode       `encode` alone
 """
 
@@ -217,7 +217,11 @@ class SimulatedEngine:
             raise EngineStopped(f"{request.request_id}: the engine takes no requests")
         if request.request_id in self._streams:
             raise RequestRefused("request_id", request.request_id, "an id that is not in use")
-        if self._simulator.role in ("prefill", "decode") and not request.serves_alone and self._carrier is None:
+        if (
+            self._simulator.role in ("prefill", "decode")
+            and not request.is_context_and_generation
+            and self._carrier is None
+        ):
             raise RequestRefused("role", self._simulator.role, "requests of its own: it has nothing to carry KV")
         endpoint = None if request.handoff is None else request.handoff.ctx_info_endpoint
         if self._carrier is not None and endpoint is not None and takes_transfer(request, self._simulator.role):
@@ -269,8 +273,8 @@ class SimulatedEngine:
         await self._clock.sleep(max(0.0, self._deadline_s - self._clock.now()))
         self._publish(step)
         for stream, (_, output) in zip(streams, step.outputs, strict=True):
-            said = msgspec.structs.replace(output, choice=stream.choice) if stream.choice else output
-            stream.outputs.put_nowait(said)
+            numbered = msgspec.structs.replace(output, choice=stream.choice) if stream.choice else output
+            stream.outputs.put_nowait(numbered)
 
     async def _until_end(self, fetch: Coroutine[Any, Any, None]) -> None:
         await until(self._ended, fetch)

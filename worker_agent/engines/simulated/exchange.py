@@ -66,7 +66,7 @@ class TransferExchange:
             self._transfers.add(transfer)
             rules = receiver.simulator.transfers
             self._at(now_s + rules.timeout_s, transfer, rules.too_late(fetch.tokens))
-            self._go_on(receiver.buffer.ask(transfer, fetch.tokens), now_s)
+            self._go_on(receiver.buffer.request(transfer, fetch.tokens), now_s)
 
     @property
     def next_s(self) -> float | None:
@@ -109,7 +109,7 @@ class TransferExchange:
                 self._end(transfer, "gone", now_s)
             else:
                 transfer.sender = sender
-                self._go_on(sender.buffer.ask(transfer, fetch.tokens), now_s)
+                self._go_on(sender.buffer.request(transfer, fetch.tokens), now_s)
 
     def _duration_s(self, transfer: _Transfer) -> float:
         assert transfer.sender is not None
@@ -132,4 +132,4 @@ class TransferExchange:
             else:
                 receiver.simulator.fetch_failed(fetch, outcome)
         for engine in filter(None, (sender, receiver)):
-            self._go_on(engine.buffer.let_go(transfer), now_s)
+            self._go_on(engine.buffer.release(transfer), now_s)

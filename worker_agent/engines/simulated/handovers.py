@@ -11,11 +11,11 @@ from worker_agent.engines.types import EngineOutput
 
 def context_handoff(running: Running, logprobs: tuple[TokenLogprobs | None, ...], name: int, state: bytes) -> Handoff:
     """Return what a prefill engine says of a prompt, computed and held as `name`, and of the token after it."""
-    told = [each.top or (each.chosen,) for each in logprobs if each is not None]
+    top_logprobs = [each.top or (each.chosen,) for each in logprobs if each is not None]
     return Handoff(
         request_type="context_only",
-        first_gen_tokens=running.untold,
-        first_gen_log_probs=tuple(told) or None,
+        first_gen_tokens=running.unreported,
+        first_gen_log_probs=tuple(top_logprobs) or None,
         ctx_request_id=name,
         disagg_request_id=running.request.transfer_id,
         opaque_state=state,
@@ -35,12 +35,12 @@ def fetch_of(running: Running) -> Fetch:
     )
 
 
-def first_tokens_said(running: Running) -> None:
+def resume_after_first_tokens(running: Running) -> None:
     """Let a request go on from the tokens that the prefill engine said, which nobody was told yet."""
     handoff = running.request.handoff
-    running.untold = (handoff and handoff.first_gen_tokens) or ()
-    running.tokens += running.untold
-    running.prefix_state = running.source.fold(running.untold, running.prefix_state)
+    running.unreported = (handoff and handoff.first_gen_tokens) or ()
+    running.tokens += running.unreported
+    running.prefix_state = running.source.fold(running.unreported, running.prefix_state)
 
 
 def failed_output(running: Running) -> EngineOutput:
@@ -50,17 +50,18 @@ def failed_output(running: Running) -> EngineOutput:
 
 def first_logprobs(running: Running) -> tuple[TokenLogprobs | None, ...]:
     """Return what is to be told of tokens that another engine said and nobody was told yet."""
-    wanted, handoff = running.request.sampling.logprobs, running.request.handoff
-    if wanted is None or handoff is None or not running.untold:
+    top, handoff = running.request.sampling.logprobs, running.request.handoff
+    if top is None or handoff is None or not running.unreported:
         return ()
-    places = handoff.first_gen_log_probs or ()
+    reported = handoff.first_gen_log_probs or ()
     return tuple(
-        _told(token, place, wanted) for token, place in zip(running.untold, chain(places, repeat(None)), strict=False)
+        _first_logprob(token, alternatives, top)
+        for token, alternatives in zip(running.unreported, chain(reported, repeat(None)), strict=False)
     )
 
 
-def _told(token: int, place: tuple[TokenLogprob, ...] | float | None, wanted: int) -> TokenLogprobs | None:
-    if isinstance(place, float):
-        return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=place))
-    chosen = next((each for each in place or () if each.token_id == token), None)
-    return None if chosen is None else TokenLogprobs(chosen=chosen, top=(place or ())[:wanted])
+def _first_logprob(token: int, alternatives: tuple[TokenLogprob, ...] | float | None, top: int) -> TokenLogprobs | None:
+    if isinstance(alternatives, float):
+        return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=alternatives))
+    chosen = next((each for each in alternatives or () if each.token_id == token), None)
+    return None if chosen is None else TokenLogprobs(chosen=chosen, top=(alternatives or ())[:top])

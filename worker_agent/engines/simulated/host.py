@@ -30,7 +30,7 @@ HOST_PRIORITY_MIN = 35
 """Blocks of a lower priority are not worth the copy. Source: section 1.1, `secondary_offload_min_priority`."""
 
 
-def told_block(block: Block) -> StoredBlock:
+def stored_on_gpu(block: Block) -> StoredBlock:
     """Return how the engine tells of a block that is stored on the GPU."""
     return stored_block(block.engine_hash, block.key.tokens, block.key.cache_salt, block.priority)
 
@@ -74,15 +74,15 @@ class EngineHost:
 
     def offload(self, block: Block) -> list[Block]:
         """See `HostTier`."""
-        gone: list[Block] = []
+        dropped: list[Block] = []
         if len(self._blocks) == self._total_blocks:
             oldest, _ = self._blocks.popitem(last=False)
             self._events.removed(oldest.engine_hash)
-            gone.append(oldest)
+            dropped.append(oldest)
         self._blocks[block] = None
         block.on_gpu = False
         self._moved(block, Tier.GPU, Tier.HOST)
-        return gone
+        return dropped
 
     def onboard(self, block: Block) -> None:
         """See `HostTier`."""
@@ -104,7 +104,7 @@ class SourceHost:
         self._events = events
         self._children: dict[Block, int] = {}
         self._leaves: OrderedDict[Block, None] = OrderedDict()
-        self._told: list[EngineEvent] = []
+        self._pending_events: list[EngineEvent] = []
         self.moved_blocks = 0
 
     @property
@@ -125,50 +125,50 @@ class SourceHost:
         while each is not None and each not in self._children:
             missing.append(each)
             each = each.key.parent
-        gone: list[Block] = []
-        while missing and self._copy(missing[-1], gone):
+        dropped: list[Block] = []
+        while missing and self._copy(missing[-1], dropped):
             missing.pop()
-        return [*gone, block] if missing else gone
+        return [*dropped, block] if missing else dropped
 
     def onboard(self, block: Block) -> None:
         """See `HostTier`."""
         self.moved_blocks += 1
         block.on_gpu = True
-        self._events.stored(block.parent_hash, [told_block(block)])
+        self._events.stored(block.parent_hash, [stored_on_gpu(block)])
 
     def take(self) -> list[EngineEvent]:
         """Return what was told of the host tier since the last call."""
-        taken, self._told = self._told, []
-        return taken
+        events, self._pending_events = self._pending_events, []
+        return events
 
     def account(self) -> list[EngineEvent]:
         """Return the events that tell all that the host holds, parents first, whatever was told before."""
         return [EngineCleared(), *map(self._stored, self._children)]
 
-    def _copy(self, block: Block, gone: list[Block]) -> bool:
+    def _copy(self, block: Block, dropped: list[Block]) -> bool:
         """Take a block in, whose parent is here; return False where only blocks of its own prefix could make room."""
         parent = block.key.parent
         if parent is not None:
             self._children[parent] += 1
             self._leaves.pop(parent, None)
-        if len(self._children) == self._total_blocks and not self._drop(gone):
+        if len(self._children) == self._total_blocks and not self._drop(dropped):
             self._leave(parent)
             return False
         self._children[block] = 0
         self._leaves[block] = None
         self.moved_blocks += 1
-        self._told.append(self._stored(block))
+        self._pending_events.append(self._stored(block))
         return True
 
-    def _drop(self, gone: list[Block]) -> bool:
+    def _drop(self, dropped: list[Block]) -> bool:
         if not self._leaves:
             return False
         block, _ = self._leaves.popitem(last=False)
         del self._children[block]
         self._leave(block.key.parent)
-        self._told.append(EngineRemoved(block_hashes=(block.engine_hash,), tier=Tier.HOST))
+        self._pending_events.append(EngineRemoved(block_hashes=(block.engine_hash,), tier=Tier.HOST))
         if not block.on_gpu:
-            gone.append(block)
+            dropped.append(block)
         return True
 
     def _leave(self, parent: Block | None) -> None:

@@ -29,7 +29,7 @@ from worker_agent.engines.types import RequestRefused
 from worker_agent.media.addresses import parsed_networks
 
 PATH = "/v1/kv_transfers"
-ASKING_MAX = 10_000
+IN_FLIGHT_MAX = 10_000
 """Transfers that are asked for here at a time; more than ranks have requests."""
 _BODY_BYTES_MAX = 4096
 _DRAIN_S = 0.5
@@ -59,7 +59,7 @@ class HttpCarrier:
         self._section = section
         self._networks = parsed_networks(section.networks)
         self._send: Send | None = None
-        self._asking = 0
+        self._in_flight = 0
         app = web.Application(middlewares=[openai_errors, require_token("")], client_max_size=_BODY_BYTES_MAX)
         app.add_routes([web.post(PATH, self._answer)])
         self._server = HttpServer(app, section.host, section.port, drain_s=_DRAIN_S, handler_cancellation=True)
@@ -95,19 +95,19 @@ class HttpCarrier:
 
     async def fetch(self, fetch: Fetch) -> None:
         """Return when all has come; raise `FetchRefused`."""
-        asked = CarrierRequest(transfer_id=fetch.transfer_id, state=fetch.state, tokens=fetch.tokens)
+        request = CarrierRequest(transfer_id=fetch.transfer_id, state=fetch.state, tokens=fetch.tokens)
         try:
             async with (
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
                 session.post(
                     URL(fetch.endpoint).with_path(PATH),
-                    data=msgspec.json.encode(asked),
+                    data=msgspec.json.encode(request),
                     headers={"Content-Type": "application/json"},
                     allow_redirects=False,
                 ) as response,
             ):
-                said_bytes = response.content_length
-                data = b"" if said_bytes is None or said_bytes > _BODY_BYTES_MAX else await response.read()
+                size_bytes = response.content_length
+                data = b"" if size_bytes is None or size_bytes > _BODY_BYTES_MAX else await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise FetchRefused("lost", f"{fetch.endpoint}: {type(error).__name__}") from error
         if response.status == HTTPStatus.NOT_FOUND:
@@ -119,18 +119,20 @@ class HttpCarrier:
         if sent.transfer_id != fetch.transfer_id:
             raise FetchRefused("lost", f"{fetch.endpoint}: {sent.transfer_id} sent, not {fetch.transfer_id}")
 
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, http: web.Request) -> web.StreamResponse:
         try:
-            asked = msgspec.json.decode(await request.read(), type=CarrierRequest)
+            request = msgspec.json.decode(await http.read(), type=CarrierRequest)
         except UNDECODABLE as error:
             return error_response(400, f"body: {error}", "invalid_request_error")
-        if self._send is None or self._asking >= ASKING_MAX:
-            return error_response(503, f"{self._asking} transfers are asked for, allowed {ASKING_MAX}", "server_error")
-        self._asking += 1
+        if self._send is None or self._in_flight >= IN_FLIGHT_MAX:
+            return error_response(
+                503, f"{self._in_flight} transfers are asked for, allowed {IN_FLIGHT_MAX}", "server_error"
+            )
+        self._in_flight += 1
         try:
-            size_bytes = await self._send(asked.transfer_id, asked.state, asked.tokens)
+            size_bytes = await self._send(request.transfer_id, request.state, request.tokens)
         except FetchRefused as refused:
             return error_response(404, str(refused), "invalid_request_error", code=refused.outcome)
         finally:
-            self._asking -= 1
-        return json_response(Sent(transfer_id=asked.transfer_id, size_bytes=size_bytes))
+            self._in_flight -= 1
+        return json_response(Sent(transfer_id=request.transfer_id, size_bytes=size_bytes))

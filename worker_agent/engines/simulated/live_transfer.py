@@ -74,19 +74,19 @@ class Transfers:
         self._simulator, self._carrier, self._clock, self._speed = simulator, carrier, clock, speed
         self._changed = changed
         self._rules = simulator.transfers
-        self._places = _Places(TransferBuffer(self._rules.buffer_tokens))
+        self._buffer = _AwaitableBuffer(TransferBuffer(self._rules.buffer_tokens))
         self._sending: set[int] = set()
 
     @property
     def buffer(self) -> TransferBuffer:
         """The engine's buffer, to be looked at."""
-        return self._places.buffer
+        return self._buffer.buffer
 
     async def fetch(self, fetch: Fetch) -> None:
         """Fetch what a request waits for and tell the simulator how that went."""
         began_s = self._clock.now()
         try:
-            async with asyncio.timeout(self._rules.timeout_s / self._speed), self._places.taken(fetch.tokens):
+            async with asyncio.timeout(self._rules.timeout_s / self._speed), self._buffer.reserved(fetch.tokens):
                 await self._carrier.fetch(fetch)
         except TimeoutError:
             self._simulator.fetch_failed(fetch, self._rules.too_late(fetch.tokens))
@@ -102,7 +102,7 @@ class Transfers:
             raise FetchRefused("gone", f"transfer {name}: not held here, or being sent")
         self._sending.add(name)
         try:
-            async with self._places.taken(tokens):
+            async with self._buffer.reserved(tokens):
                 await self._clock.sleep(self._rules.duration_s(tokens) / self._speed)
         finally:
             self._sending.remove(name)
@@ -112,7 +112,7 @@ class Transfers:
         return tokens * self._rules.token_bytes
 
 
-class _Places:
+class _AwaitableBuffer:
     """A buffer whose places can be waited for."""
 
     def __init__(self, buffer: TransferBuffer) -> None:
@@ -120,18 +120,18 @@ class _Places:
         self._granted: dict[Hashable, asyncio.Event] = {}
 
     @asynccontextmanager
-    async def taken(self, tokens: int) -> AsyncIterator[None]:
+    async def reserved(self, tokens: int) -> AsyncIterator[None]:
         """Be where so many places are had; they are given back at the end."""
         granted = asyncio.Event()
         self._granted[granted] = granted
         try:
-            self._tell(self.buffer.ask(granted, tokens))
+            self._wake(self.buffer.request(granted, tokens))
             await granted.wait()
             yield
         finally:
             del self._granted[granted]
-            self._tell(self.buffer.let_go(granted))
+            self._wake(self.buffer.release(granted))
 
-    def _tell(self, keys: Iterable[Hashable]) -> None:
+    def _wake(self, keys: Iterable[Hashable]) -> None:
         for key in keys:
             self._granted[key].set()

@@ -31,7 +31,12 @@ from worker_agent.api.sampling import TokenLogprobs
 from worker_agent.engine_args.rules import Role
 from worker_agent.engines.simulated.blocks import BlockTable
 from worker_agent.engines.simulated.fetching import Fetching
-from worker_agent.engines.simulated.handovers import context_handoff, failed_output, first_logprobs, first_tokens_said
+from worker_agent.engines.simulated.handovers import (
+    context_handoff,
+    failed_output,
+    first_logprobs,
+    resume_after_first_tokens,
+)
 from worker_agent.engines.simulated.held_contexts import HeldContexts
 from worker_agent.engines.simulated.identity import BlockHash, trtllm_hash
 from worker_agent.engines.simulated.layout import GPU_ONLY, CacheLayout, RankCache
@@ -135,13 +140,13 @@ class Rank:
         prompt = running.request.prompt
         running.computed_tokens = len(prompt)
         self.pool.store_context(running.table, prompt)
-        return self._is_wanted(running)
+        return self._is_still_wanted(running)
 
     def fetch_failed(self, request_id: str) -> bool:
         """Let a request whose KV does not come fail; return whether anybody still wants it. Else it is forgotten."""
-        return self._is_wanted(self._fetching.end(request_id, has_come=False))
+        return self._is_still_wanted(self._fetching.end(request_id, has_come=False))
 
-    def _is_wanted(self, running: Running) -> bool:
+    def _is_still_wanted(self, running: Running) -> bool:
         self._is_blocked = False
         if running.is_cancelled:
             self._release(running)
@@ -197,7 +202,7 @@ class Rank:
         for running in self._decoding.values():
             running.computed_tokens += iterations
             for _ in range(iterations):
-                self._say(running)
+                self._generate_token(running)
 
     def _plan(self, now_s: float) -> None:
         """Note when this iteration's batch was fixed: with the one before, where that runs on into this one."""
@@ -223,10 +228,10 @@ class Rank:
             self._release(running)
         ended = [(each.request.request_id, failed_output(each)) for each in failed]
         for running in come:
-            first_tokens_said(running)
+            resume_after_first_tokens(running)
             self._decoding[running.request.request_id] = running
             if ending(running):
-                ended.append(self._tell(running, first_logprobs(running)))
+                ended.append(self._output(running, first_logprobs(running)))
         return ended
 
     def _admit(self) -> Running | None:
@@ -272,19 +277,19 @@ class Rank:
         return self._emit(running)
 
     def _emit(self, running: Running) -> tuple[str, EngineOutput]:
-        wanted = running.request.sampling.logprobs
-        if wanted is None:
+        top = running.request.sampling.logprobs
+        if top is None:
             logprobs: tuple[TokenLogprobs | None, ...] = ()
         else:
-            logprobs = (*first_logprobs(running), running.source.logprobs(running.prefix_state, wanted))
-        running.untold += (self._say(running),)
-        return self._tell(running, logprobs)
+            logprobs = (*first_logprobs(running), running.source.logprobs(running.prefix_state, top))
+        running.unreported += (self._generate_token(running),)
+        return self._output(running, logprobs)
 
-    def _tell(self, running: Running, logprobs: tuple[TokenLogprobs | None, ...]) -> tuple[str, EngineOutput]:
+    def _output(self, running: Running, logprobs: tuple[TokenLogprobs | None, ...]) -> tuple[str, EngineOutput]:
         request_id, finish_reason = running.request.request_id, ending(running)
-        tokens, cached_tokens = running.untold, running.cached_tokens
+        tokens, cached_tokens = running.unreported, running.cached_tokens
         if finish_reason is None:
-            running.untold = ()
+            running.unreported = ()
             return request_id, EngineOutput(token_ids=tokens, cached_tokens=cached_tokens, logprobs=logprobs)
         del self._decoding[request_id]
         handoff = None
@@ -316,7 +321,7 @@ class Rank:
         self._is_blocked = False
         self.pool.release(running.table, running.tokens[: running.computed_tokens])
 
-    def _say(self, running: Running) -> int:
+    def _generate_token(self, running: Running) -> int:
         token = running.source.next_token(running.prefix_state)
         running.prefix_state = running.source.fold((token,), running.prefix_state)
         running.tokens.append(token)

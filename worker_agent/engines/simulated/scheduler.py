@@ -100,7 +100,7 @@ class Simulator:
         }
         self._rank_of: dict[str, int] = {}
         self._iteration = 0
-        self._untold = False
+        self._has_unreported = False
         self._foreseen_s: list[float] = []
         self._durations_s: list[float] = []
         self._before_s = 0.0
@@ -113,7 +113,7 @@ class Simulator:
     @property
     def has_work(self) -> bool:
         """Whether there is anything to step for: a request that can go on, or effects that wait to be told."""
-        return self._untold or not all(rank.is_idle for rank in self._ranks.values())
+        return self._has_unreported or not all(rank.is_idle for rank in self._ranks.values())
 
     @property
     def has_requests(self) -> bool:
@@ -157,7 +157,7 @@ class Simulator:
         dp_rank = self._rank_of.get(request_id)
         if dp_rank is not None and self._ranks[dp_rank].cancel(request_id):
             del self._rank_of[request_id]
-            self._untold = True
+            self._has_unreported = True
 
     def fetched(self, fetch: Fetch, after_s: float) -> None:
         """Let a request go on whose KV has come, `after_s` after it was asked for."""
@@ -171,9 +171,9 @@ class Simulator:
         self._counts.fetches[outcome] += 1
         self._after_fetch(fetch.request_id, Rank.fetch_failed)
 
-    def _after_fetch(self, request_id: str, tell: Callable[[Rank, str], bool]) -> None:
-        self._untold = True
-        if not tell(self._ranks[self._rank_of[request_id]], request_id):
+    def _after_fetch(self, request_id: str, on_rank: Callable[[Rank, str], bool]) -> None:
+        self._has_unreported = True
+        if not on_rank(self._ranks[self._rank_of[request_id]], request_id):
             del self._rank_of[request_id]
 
     def offer_at(self, endpoint: str) -> None:
@@ -191,7 +191,7 @@ class Simulator:
             return False
         self._counts.handed_over += 1
         self._ranks[held.dp_rank].give_back(held.table, held.prompt)
-        self._untold = True
+        self._has_unreported = True
         return True
 
     def expire(self, now_s: float) -> None:
@@ -199,7 +199,7 @@ class Simulator:
         for held in self._contexts.expired(now_s):
             self._counts.expired += 1
             self._ranks[held.dp_rank].give_back(held.table, held.prompt)
-            self._untold = True
+            self._has_unreported = True
 
     @property
     def next_expiry_s(self) -> float | None:
@@ -213,7 +213,7 @@ class Simulator:
 
     def step(self, now_s: float) -> Step:
         """Compute the iteration that begins at `now_s`, in engine seconds."""
-        self._untold = False
+        self._has_unreported = False
         steps = {dp_rank: rank.step(now_s) for dp_rank, rank in self._ranks.items()}
         duration_s = max(self._timing.iteration_s(step.work) for step in steps.values())
         outputs = tuple(output for step in steps.values() for output in step.outputs)
@@ -244,7 +244,7 @@ class Simulator:
         In a quiet iteration every running sequence computes a token and nothing else happens: no event, no end. What is
         foreseen holds until something is submitted, cancelled, fetched or handed over.
         """
-        ranks, quiet = self._ranks.values(), iterations_max if self.has_work and not self._untold else 0
+        ranks, quiet = self._ranks.values(), iterations_max if self.has_work and not self._has_unreported else 0
         quiet = min(quiet, *(rank.quiet_iterations(iterations_max) for rank in ranks))
         durations_s = (map(self._timing.iteration_s, rank.quiet_work(quiet)) for rank in ranks)
         self._durations_s = [max(of_ranks_s) for of_ranks_s in zip(*durations_s, strict=True)]

@@ -30,7 +30,7 @@ class Running:
 
     __slots__ = (
         "arrived_s", "cached_tokens", "computed_tokens", "is_cancelled", "prefix_state", "request", "source", "table",
-        "tokens", "untold",
+        "tokens", "unreported",
     )  # fmt: skip
 
     def __init__(self, waiting: Waiting, table: BlockTable, cached_tokens: int, prefix_state: int) -> None:
@@ -38,7 +38,7 @@ class Running:
         self.arrived_s = waiting.arrived_s
         self.source = waiting.source
         self.is_cancelled = waiting.is_cancelled
-        self.untold: tuple[int, ...] = ()
+        self.unreported: tuple[int, ...] = ()
         self.table = table
         self.tokens = list(waiting.request.prompt)
         self.prefix_state = prefix_state

@@ -113,8 +113,8 @@ class TransferCounts:
 
 def state_of(prompt: Sequence[int], transfer_id: int) -> bytes:
     """Return what a prefill engine says of a context: it belongs to this prompt and this transfer alone."""
-    said = msgspec.msgpack.encode((transfer_id, tuple(prompt)))
-    return _STATE + blake3(said).digest()
+    encoded = msgspec.msgpack.encode((transfer_id, tuple(prompt)))
+    return _STATE + blake3(encoded).digest()
 
 
 class TransferBuffer:
@@ -123,7 +123,7 @@ class TransferBuffer:
     def __init__(self, tokens: int | None) -> None:
         self._tokens = tokens
         self._waiting: OrderedDict[Hashable, int] = OrderedDict()
-        self._taken: dict[Hashable, int] = {}
+        self._granted_tokens: dict[Hashable, int] = {}
         self._used_tokens = 0
 
     @property
@@ -136,15 +136,15 @@ class TransferBuffer:
         """How many transfers wait, one that is too long for the buffer among them."""
         return len(self._waiting)
 
-    def ask(self, key: Hashable, tokens: int) -> list[Hashable]:
+    def request(self, key: Hashable, tokens: int) -> list[Hashable]:
         """Queue a transfer; return those that have their places now."""
         self._waiting[key] = tokens
         return self._granted()
 
-    def let_go(self, key: Hashable) -> list[Hashable]:
+    def release(self, key: Hashable) -> list[Hashable]:
         """Forget a transfer, wherever it stands; return those that have their places now."""
         self._waiting.pop(key, None)
-        self._used_tokens -= self._taken.pop(key, 0)
+        self._used_tokens -= self._granted_tokens.pop(key, 0)
         return self._granted()
 
     def _granted(self) -> list[Hashable]:
@@ -154,7 +154,7 @@ class TransferBuffer:
             if self._tokens is not None and self._used_tokens + tokens > self._tokens:
                 break
             del self._waiting[key]
-            self._taken[key] = tokens
+            self._granted_tokens[key] = tokens
             self._used_tokens += tokens
             granted.append(key)
         return granted

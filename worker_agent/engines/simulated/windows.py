@@ -174,8 +174,8 @@ class NarrowPool:
             return held
         named = self._tree[block.engine_hash] = NarrowBlock(block.engine_hash, priority)
         named.sequences = 1
-        told = stored_block(block.engine_hash, block.key.tokens, block.key.cache_salt, priority)
-        self._events.stored(block.parent_hash, [told])
+        stored = stored_block(block.engine_hash, block.key.tokens, block.key.cache_salt, priority)
+        self._events.stored(block.parent_hash, [stored])
         return named
 
 

@@ -74,8 +74,8 @@ class TensorRTLLMEngine:
     ) -> None:
         self._args, self._clock, self._model, self._on_its_thread = args, clock, model, call
         self._settings = settings or TrtllmSettings()
-        place = self._settings.transfer_place if args.role == "prefill" else None
-        self._transfer_ids = None if place is None else TransferIds(*place)
+        transfer_place = self._settings.transfer_place if args.role == "prefill" else None
+        self._transfer_ids = None if transfer_place is None else TransferIds(*transfer_place)
         self._processors = LogitsProcessors(self._settings.logits_processors)
         self._abilities = Abilities(
             role=args.role,
@@ -157,7 +157,7 @@ class TensorRTLLMEngine:
             async with TaskSet(_ABORTS_MAX) as self._aborts:
                 while not self._ended.is_set():
                     await until(self._ended, self._clock.sleep(self._settings.watch_s))
-                    await self._ask_health()
+                    await self._check_health()
                 await until(self._idle, self._clock.sleep(_FAREWELL_S))
                 self._cut(self._stopped_because)
         finally:
@@ -233,9 +233,9 @@ class TensorRTLLMEngine:
         """Return the rows of all iterations since the last call; see `Engine`."""
         rows = self._statistics_polling.rows(lambda: self._fetched("get_stats"), timeout_s)
         for row in rows:
-            told = cast("object", row)  # whatever the engine says: others judge it
-            if isinstance(told, dict) and isinstance(rank := told.get("attentionDpRank") or 0, int):
-                counts = (told.get("numActiveRequests"), told.get("numQueuedRequests"))
+            statistics = cast("object", row)  # whatever the engine says: others judge it
+            if isinstance(statistics, dict) and isinstance(rank := statistics.get("attentionDpRank") or 0, int):
+                counts = (statistics.get("numActiveRequests"), statistics.get("numQueuedRequests"))
                 self._busy[rank] = sum(each for each in counts if isinstance(each, int))
         return rows
 
@@ -244,10 +244,10 @@ class TensorRTLLMEngine:
         library, llm = self._loaded(request.request_id)
         in_use = request.request_id in self._streams or request.request_id in self._preparing
         check_request(request, self.describe(), self._abilities, id_in_use=in_use)
-        asked = trtllm_request(self._with_transfer_id(request), self._abilities)
+        library_request = trtllm_request(self._with_transfer_id(request), self._abilities)
         try:
-            call = await self._call(library, llm, request, asked)
-            result = library.generate(llm, asked, call, self._settings.loras)
+            call = await self._call(library, llm, request, library_request)
+            result = library.generate(llm, library_request, call, self._settings.loras)
             self._has_submitted = True
         except EngineError:
             raise
@@ -256,26 +256,26 @@ class TensorRTLLMEngine:
         fetches, expands = takes_transfer(request, self._args.role), has_media(request)
         outputs = Outputs(
             tuple(result.prompt_token_ids) if expands else request.prompt,
-            max_tokens=asked.sampling["max_tokens"],
+            max_tokens=library_request.sampling["max_tokens"],
             choices=request.sampling.choices,
             logprobs=request.sampling.logprobs,
             handed_over=fetches,
             hands_over=self._args.role == "prefill",
-            tells_prompt=expands,
+            reports_prompt=expands,
         )
         _log.debug("request_begun", request_id=request.request_id, engine_id=getattr(result, "request_id", None))
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
 
-    async def _call(self, library: Library, llm: Any, request: EngineRequest, asked: TrtllmRequest) -> Call:  # noqa: ANN401
+    async def _call(self, library: Library, llm: Any, request: EngineRequest, library_request: TrtllmRequest) -> Call:  # noqa: ANN401
         """Return what is submitted: at once, but for media, which are decoded and placed on a thread."""
-        adapters = self._processors.adapters(asked.logits_processors)
+        adapters = self._processors.adapters(library_request.logits_processors)
         if not has_media(request):
-            return library.call(llm, asked, adapters)
+            return library.call(llm, library_request, adapters)
         self._preparing.add(request.request_id)
         self._idle.clear()
         try:
             async with self._placing:
-                call = await asyncio.to_thread(library.call, llm, asked, adapters)
+                call = await asyncio.to_thread(library.call, llm, library_request, adapters)
         finally:
             self._preparing.remove(request.request_id)
             self._note_idle()
@@ -359,7 +359,7 @@ class TensorRTLLMEngine:
         return self._library, self._llm
 
     # -------------------------------------------------------------------------------------------------- life
-    async def _ask_health(self) -> None:
+    async def _check_health(self) -> None:
         if self._ended.is_set() or self._library is None or self._llm is None:
             return
         try:

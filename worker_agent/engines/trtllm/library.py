@@ -83,17 +83,17 @@ class Library:
         """Return the keywords of the engine's class; nobody else holds any part of them."""
         from tensorrt_llm.llmapi import llm_args
 
-        made = args.as_dict()  # anew: a deep copy
+        keywords = args.as_dict()  # anew: a deep copy
         for path, name in config_classes(args):
-            section, kind = _at(made, path[:-1]), getattr(llm_args, name, None)
+            section, kind = _at(keywords, path[:-1]), getattr(llm_args, name, None)
             if kind is not None:
                 section[path[-1]] = kind(**section[path[-1]])
-        return made
+        return keywords
 
     def call(
         self,
         llm: Any,  # noqa: ANN401 - as above
-        asked: TrtllmRequest,
+        request: TrtllmRequest,
         adapters: list[LogitsAdapter],
     ) -> Call:
         """Return what `generate` submits. With media it decodes and places them: that belongs on a thread.
@@ -102,35 +102,35 @@ class Library:
             RequestRefused: an image cannot be decoded.
             Exception: whatever the library raises.
         """
-        sampling = self._sampling(asked, adapters)
-        disaggregated = _made(self._disaggregated, asked.disaggregated)
-        inputs: Any = list(asked.prompt)
-        if asked.text is not None or asked.images or asked.embeddings:
-            inputs = llm.preprocess(_with_media(llm, asked), sampling, disaggregated)
+        sampling = self._sampling(request, adapters)
+        disaggregated = _optional(self._disaggregated, request.disaggregated)
+        inputs: Any = list(request.prompt)
+        if request.text is not None or request.images or request.embeddings:
+            inputs = llm.preprocess(_with_media(llm, request), sampling, disaggregated)
         return Call(inputs, sampling, disaggregated)
 
     def generate(
         self,
         llm: Any,  # noqa: ANN401 - as above
-        asked: TrtllmRequest,
+        request: TrtllmRequest,
         call: Call,
         loras: Mapping[str, LoraAdapter],
     ) -> Any:  # noqa: ANN401 - as above
         """Return the result of one request, at once; raise what the library raises."""
         wishes = {
-            "lora_request": _made(self._lora(loras), asked.lora_name),
+            "lora_request": _optional(self._lora(loras), request.lora_name),
             "disaggregated_params": call.disaggregated,
-            "scheduling_params": _made(self._scheduling, asked.dp_rank),
-            "conversation_params": _made(self._conversation, asked.conversation_id),
-            "kv_cache_retention_config": _made(self._retention, asked.retention_priority),
-            "trace_headers": asked.trace_headers or None,
-            "cache_salt": asked.cache_salt,
-            "priority": asked.queue_priority,
+            "scheduling_params": _optional(self._scheduling, request.dp_rank),
+            "conversation_params": _optional(self._conversation, request.conversation_id),
+            "kv_cache_retention_config": _optional(self._retention, request.retention_priority),
+            "trace_headers": request.trace_headers or None,
+            "cache_salt": request.cache_salt,
+            "priority": request.queue_priority,
         }
         return llm.generate_async(
             call.inputs,
             call.sampling,
-            streaming=asked.streaming,
+            streaming=request.streaming,
             **{name: wish for name, wish in wishes.items() if wish is not None},
         )
 
@@ -188,14 +188,14 @@ class Library:
         return LLM
 
     @staticmethod
-    def _sampling(asked: TrtllmRequest, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401 - as above
+    def _sampling(request: TrtllmRequest, adapters: list[LogitsAdapter]) -> Any:  # noqa: ANN401 - as above
         from tensorrt_llm.sampling_params import GuidedDecodingParams, LogitsProcessor, SamplingParams
 
-        sampling = dict(asked.sampling)
-        if asked.guide is not None:
-            sampling["guided_decoding"] = GuidedDecodingParams(**asked.guide)
-        if asked.logit_bias:
-            sampling["embedding_bias"] = bias_of(asked.logit_bias, asked.vocab_size)
+        sampling = dict(request.sampling)
+        if request.guide is not None:
+            sampling["guided_decoding"] = GuidedDecodingParams(**request.guide)
+        if request.logit_bias:
+            sampling["embedding_bias"] = bias_of(request.logit_bias, request.vocab_size)
         if adapters:
             LogitsProcessor.register(LogitsAdapter)
             sampling["logits_processor"] = adapters
@@ -212,19 +212,21 @@ class Library:
         from tensorrt_llm.disaggregated_params import DisaggregatedParams, DisaggScheduleStyle
 
         known = DisaggregatedParams.__dataclass_fields__.keys()
-        told = {name: value for name, value in fields.items() if name in known}
+        accepted = {name: value for name, value in fields.items() if name in known}
         unknown = fields.keys() - known - self._dropped
         if unknown and len(self._dropped) < _DROPPED_MAX:
             self._dropped |= unknown
             _log.warning("handoff_keys_dropped", version=self.version, keys=sorted(unknown))
-        if "schedule_style" in told:
-            told["schedule_style"] = DisaggScheduleStyle(told["schedule_style"])
-        if "first_gen_log_probs" in told:
-            told["first_gen_log_probs"] = [
-                place if isinstance(place, float) else {token: _logprob(each) for token, each in place.items()}
-                for place in told["first_gen_log_probs"]
+        if "schedule_style" in accepted:
+            accepted["schedule_style"] = DisaggScheduleStyle(accepted["schedule_style"])
+        if "first_gen_log_probs" in accepted:
+            accepted["first_gen_log_probs"] = [
+                alternatives
+                if isinstance(alternatives, float)
+                else {token: _logprob(each) for token, each in alternatives.items()}
+                for alternatives in accepted["first_gen_log_probs"]
             ]
-        return DisaggregatedParams(**told)
+        return DisaggregatedParams(**accepted)
 
     @staticmethod
     def _scheduling(dp_rank: int) -> Any:  # noqa: ANN401 - as above
@@ -236,8 +238,8 @@ class Library:
     def _retention(priority: int) -> Any:  # noqa: ANN401 - as above
         from tensorrt_llm.llmapi import KvCacheRetentionConfig
 
-        whole = KvCacheRetentionConfig.TokenRangeRetentionConfig(0, None, priority)
-        return KvCacheRetentionConfig([whole], priority)
+        all_tokens = KvCacheRetentionConfig.TokenRangeRetentionConfig(0, None, priority)
+        return KvCacheRetentionConfig([all_tokens], priority)
 
     @staticmethod
     def _lora(loras: Mapping[str, LoraAdapter]) -> Callable[[str], Any]:
@@ -249,23 +251,23 @@ class Library:
         return request
 
 
-def _with_media(llm: Any, asked: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
+def _with_media(llm: Any, request: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
     """Return the prompt as `TextPrompt`; as `TokensPrompt` where its text is not known and the model takes tokens.
 
     Other models' prompts become text again. The library does that itself, but in some versions without embeddings and
     UUIDs, and with None for `mm_processor_kwargs`.
     Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm.py` @ 4c05a748, `generate_async`.
     """
-    text, tokenizer = asked.text, getattr(llm, "tokenizer", None)
+    text, tokenizer = request.text, getattr(llm, "tokenizer", None)
     if text is None and tokenizer is not None and not _takes_tokens(llm):
-        text = tokenizer.decode(list(asked.prompt))
-    inputs: dict[str, Any] = {"prompt_token_ids": list(asked.prompt)} if text is None else {"prompt": text}
+        text = tokenizer.decode(list(request.prompt))
+    inputs: dict[str, Any] = {"prompt_token_ids": list(request.prompt)} if text is None else {"prompt": text}
     inputs["mm_processor_kwargs"] = {}
-    if asked.images:
-        inputs["multi_modal_data"] = {"image": [image_of(each) for each in asked.images]}
-        inputs["multi_modal_uuids"] = {"image": [each.digest for each in asked.images]}
-    if asked.embeddings:
-        inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in asked.embeddings]}
+    if request.images:
+        inputs["multi_modal_data"] = {"image": [image_of(each) for each in request.images]}
+        inputs["multi_modal_uuids"] = {"image": [each.digest for each in request.images]}
+    if request.embeddings:
+        inputs["multi_modal_embeddings"] = {"image": [tensor_of(each) for each in request.embeddings]}
     return inputs
 
 
@@ -273,14 +275,14 @@ def _takes_tokens(llm: Any) -> bool:  # noqa: ANN401 - as above
     return bool(getattr(getattr(llm, "input_processor", None), "supports_token_id_mm_expansion", False))
 
 
-def _logprob(told: TokenLogprob) -> Any:  # noqa: ANN401 - the library's `Logprob`
+def _logprob(token: TokenLogprob) -> Any:  # noqa: ANN401 - the library's `Logprob`
     from tensorrt_llm.executor.result import Logprob
 
-    return Logprob(logprob=told.logprob, rank=told.rank)
+    return Logprob(logprob=token.logprob, rank=token.rank)
 
 
-def _made(make: Callable[[Any], Any], told: object) -> Any:  # noqa: ANN401 - whatever the library makes of it
-    return None if told is None else make(told)
+def _optional(make: Callable[[Any], Any], value: object) -> Any:  # noqa: ANN401 - whatever the library makes of it
+    return None if value is None else make(value)
 
 
 def _at(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:

@@ -84,13 +84,13 @@ def seq_len_before(args: EngineArgs, settings: TrtllmSettings) -> int | None:
     """
     if args.role == "encode":
         return settings.max_seq_len
-    asked, model = args.value("max_seq_len"), str(args.value("model"))
+    requested, model = args.value("max_seq_len"), str(args.value("model"))
     if args.value("backend") == "_autodeploy":
-        return asked or settings.max_seq_len
+        return requested or settings.max_seq_len
     try:
         config = {**model_config(model), **(args.value("model_kwargs") or {})}
         longer = os.environ.get(_ALLOW_LONGER, "0").lower() in _YES
-        return engine_seq_len(asked, config, settings.max_seq_len, model=model, allows_longer=longer)
+        return engine_seq_len(requested, config, settings.max_seq_len, model=model, allows_longer=longer)
     except (TextError, SequenceLengthUnknown) as error:
         raise EngineError(str(error)) from error
 

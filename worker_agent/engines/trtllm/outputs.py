@@ -60,8 +60,8 @@ class Result(Protocol):
 class Outputs:
     """One request's outputs. `handed_over`: another worker computed the prompt; `hands_over`: another one goes on.
 
-    `prompt` is the one that the engine computes; with `tells_prompt` it is told, for nobody else knows it. `max_tokens`
-    is the request's, of each choice.
+    `prompt` is the one that the engine computes; with `reports_prompt` the first output of each choice carries it.
+    `max_tokens` is the request's, of each choice.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Outputs:
         logprobs: int | None = None,
         handed_over: bool = False,
         hands_over: bool = False,
-        tells_prompt: bool = False,
+        reports_prompt: bool = False,
     ) -> None:
         self._prompt, self._max_tokens = prompt, max_tokens
         self._logprobs = logprobs
         self._handed_over, self._hands_over = handed_over, hands_over
-        self._told_prompt = tuple(prompt) if tells_prompt else ()
+        self._reported_prompt = tuple(prompt) if reports_prompt else ()
         self._sent: dict[int, int] = {}
         self._open = set(range(choices))
         self._cached_tokens = 0
@@ -128,18 +128,18 @@ class Outputs:
             finish_reason=reason,
             choice=choice.index,
             logprobs=self._new_logprobs(choice, sent, len(tokens)),
-            prompt_logprobs=_places(self._prompt, choice.prompt_logprobs) if is_first else (),
+            prompt_logprobs=_token_logprobs(self._prompt, choice.prompt_logprobs) if is_first else (),
             stop_token_id=choice.stop_reason if isinstance(choice.stop_reason, int) else None,
             handoff=self._handoff(choice),
-            prompt=self._told_prompt if is_first else (),
+            prompt=self._reported_prompt if is_first else (),
         )
 
     def _new_logprobs(self, choice: Choice, sent: int, end: int) -> tuple[TokenLogprobs | None, ...]:
         if self._logprobs is None:
             return ()
-        told = (choice.logprobs or [])[sent:end]
-        places = _places((choice.token_ids or [])[sent:end], told, self._logprobs)
-        return places + (None,) * (max(0, end - sent) - len(places))
+        reported = (choice.logprobs or [])[sent:end]
+        logprobs = _token_logprobs((choice.token_ids or [])[sent:end], reported, self._logprobs)
+        return logprobs + (None,) * (max(0, end - sent) - len(logprobs))
 
     def _handoff(self, choice: Choice) -> Handoff | None:
         params = choice.disaggregated_params
@@ -153,9 +153,9 @@ class Outputs:
         return min(result.cached_tokens or 0, len(self._prompt))
 
 
-def finish_reason(said: str | None) -> FinishReason | None:
+def finish_reason(reason: str | None) -> FinishReason | None:
     """Return why a sequence ended, as the engine names it, by the table above; None where it names no reason."""
-    return None if said is None else _FINISH_REASONS.get(said, "error")
+    return None if reason is None else _FINISH_REASONS.get(reason, "error")
 
 
 def counted_reason(tokens: int, max_tokens: int) -> FinishReason:
@@ -165,22 +165,22 @@ def counted_reason(tokens: int, max_tokens: int) -> FinishReason:
     return "length" if tokens >= max_tokens else "stop"
 
 
-def _places(
-    tokens: Sequence[int], told: Sequence[Any] | None, top: int | None = None
+def _token_logprobs(
+    tokens: Sequence[int], reported: Sequence[Any] | None, top: int | None = None
 ) -> tuple[TokenLogprobs | None, ...]:
-    return tuple(_place(token, each, top) for token, each in zip(tokens, told or (), strict=False))
+    return tuple(_logprobs_of(token, each, top) for token, each in zip(tokens, reported or (), strict=False))
 
 
-def _place(token: int, told: Any, top: int | None) -> TokenLogprobs | None:  # noqa: ANN401 - as the engine says it
-    if isinstance(told, int | float):
-        return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=float(told)))
-    if not isinstance(told, Mapping) or token not in told:
+def _logprobs_of(token: int, reported: Any, top: int | None) -> TokenLogprobs | None:  # noqa: ANN401 - as the engine says it
+    if isinstance(reported, int | float):
+        return TokenLogprobs(chosen=TokenLogprob(token_id=token, logprob=float(reported)))
+    if not isinstance(reported, Mapping) or token not in reported:
         return None
-    ranked = sorted(told.items(), key=lambda item: -item[1].logprob)
+    ranked = sorted(reported.items(), key=lambda item: -item[1].logprob)
     return TokenLogprobs(
-        chosen=_logprob(token, told[token]), top=tuple(_logprob(each, said) for each, said in ranked[:top])
+        chosen=_logprob(token, reported[token]), top=tuple(_logprob(each, logprob) for each, logprob in ranked[:top])
     )
 
 
-def _logprob(token: int, said: Any) -> TokenLogprob:  # noqa: ANN401 - the engine's `Logprob`
-    return TokenLogprob(token_id=token, logprob=float(said.logprob), rank=said.rank)
+def _logprob(token: int, reported: Any) -> TokenLogprob:  # noqa: ANN401 - the engine's `Logprob`
+    return TokenLogprob(token_id=token, logprob=float(reported.logprob), rank=reported.rank)

@@ -4,7 +4,7 @@
     aggregated                              -                          as asked      yes
     prefill                                 context_only               1             no: there is one answer
     decode                                  generation_only            as asked      yes
-    decode, `serves_alone`                  context_and_generation     as asked      yes
+    decode, `is_context_and_generation`                  context_and_generation     as asked      yes
     any other, with an encoder's handles    context_and_generation     as asked      yes
 
 What a role takes at all: `worker_agent/api/role_rules.py`.
@@ -122,14 +122,14 @@ def trtllm_request(request: EngineRequest, abilities: Abilities) -> TrtllmReques
     """Return what the engine is asked. `request` has passed `check_request`."""
     role, with_media = abilities.role, has_media(request)
     conversation_id = request.conversation_id if abilities.conversations else None
-    asks_rank = abilities.attention_dp and conversation_id is None
+    requires_rank = abilities.attention_dp and conversation_id is None
     return TrtllmRequest(
         prompt=request.prompt,
         sampling=sampling_fields(request, role, abilities.end_ids),
         guide=None if request.sampling.guide is None else guide_fields(request.sampling.guide),
         disaggregated=_disaggregated(request, role),
         streaming=role != "prefill",
-        dp_rank=request.dp_rank if asks_rank else None,
+        dp_rank=request.dp_rank if requires_rank else None,
         lora_name=request.lora_name or None,
         cache_salt=cache_salt_of(request),
         retention_priority=None if request.priority == PRIORITY_DEFAULT else request.priority,
@@ -147,18 +147,18 @@ def trtllm_request(request: EngineRequest, abilities: Abilities) -> TrtllmReques
 
 def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) -> dict[str, Any]:
     """Return the keywords of `SamplingParams`; of wishes that were not expressed there are none."""
-    asked = request.sampling
-    fields: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(asked, name)) is not None}
+    sampling = request.sampling
+    fields: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(sampling, name)) is not None}
     fields |= {"max_tokens": 1 if role == "prefill" else request.max_tokens, "detokenize": False}
-    fields |= _stop_fields(request.stop_token_ids, end_ids, ignore_eos=asked.ignore_eos)
-    if asked.top_k is not None:
-        fields["top_k"] = max(0, asked.top_k)
-    if asked.choices > 1:
-        fields |= {"n": asked.choices, "best_of": asked.choices}
-    if asked.logprobs is not None:
-        fields["logprobs"] = max(1, asked.logprobs)
-    if asked.prompt_logprobs is not None:
-        fields["prompt_logprobs"] = max(1, asked.prompt_logprobs)
+    fields |= _stop_fields(request.stop_token_ids, end_ids, ignore_eos=sampling.ignore_eos)
+    if sampling.top_k is not None:
+        fields["top_k"] = max(0, sampling.top_k)
+    if sampling.choices > 1:
+        fields |= {"n": sampling.choices, "best_of": sampling.choices}
+    if sampling.logprobs is not None:
+        fields["logprobs"] = max(1, sampling.logprobs)
+    if sampling.prompt_logprobs is not None:
+        fields["prompt_logprobs"] = max(1, sampling.prompt_logprobs)
     if request.bad_token_ids:
         fields["bad_token_ids"] = list(request.bad_token_ids)
     if has_media(request):
@@ -192,10 +192,10 @@ def _stop_fields(stop_ids: Sequence[int], end_ids: Sequence[int], *, ignore_eos:
 
 def _disaggregated(request: EngineRequest, role: Role) -> dict[str, Any] | None:
     if role == "prefill":
-        said = {"request_type": "context_only"}
+        fields = {"request_type": "context_only"}
         if request.handoff is not None:
-            said = params_of(request.handoff, "context_only", with_media=True)
-        return said if request.transfer_id is None else {**said, "disagg_request_id": request.transfer_id}
+            fields = params_of(request.handoff, "context_only", with_media=True)
+        return fields if request.transfer_id is None else {**fields, "disagg_request_id": request.transfer_id}
     if not takes_transfer(request, role):
         if request.handoff is None:
             return None
@@ -210,16 +210,16 @@ def _prompt_rules(request: EngineRequest, engine: EngineDescription, role: Role)
     yield "prompt", f"{tokens} tokens", f"at most {most}: max_num_tokens, without chunked prefill", is_allowed
 
 
-def _sampling_rules(asked: Sampling, abilities: Abilities) -> Iterator[Rule]:
-    n, best_of = asked.choices, asked.best_of
+def _sampling_rules(sampling: Sampling, abilities: Abilities) -> Iterator[Rule]:
+    n, best_of = sampling.choices, sampling.best_of
     yield "n", n, "1 or more", n >= 1
     yield "best_of", best_of, f"n, {n}, or none: a stream cannot be ranked", best_of in (None, n)
-    yield "top_k", asked.top_k, "-1 (all) or more", asked.top_k is None or asked.top_k >= -1
+    yield "top_k", sampling.top_k, "-1 (all) or more", sampling.top_k is None or sampling.top_k >= -1
     for name in ("logprobs", "prompt_logprobs"):
-        value = getattr(asked, name)
+        value = getattr(sampling, name)
         yield name, value, f"0..{LOGPROBS_MAX}", value is None or 0 <= value <= LOGPROBS_MAX
     allowed = "none: the engine was loaded without guided_decoding_backend"
-    yield "guided_decoding", "a guide", allowed, asked.guide is None or abilities.guides
+    yield "guided_decoding", "a guide", allowed, sampling.guide is None or abilities.guides
 
 
 def _named_rules(request: EngineRequest, abilities: Abilities) -> Iterator[Rule]:

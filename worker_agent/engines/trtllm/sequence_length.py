@@ -37,7 +37,7 @@ def model_seq_len(config: Mapping[str, Any]) -> int | None:
 
 
 def engine_seq_len(
-    asked: int | None, config: Mapping[str, Any], setting: int | None, *, model: str, allows_longer: bool
+    requested: int | None, config: Mapping[str, Any], setting: int | None, *, model: str, allows_longer: bool
 ) -> int:
     """Return the longest sequence that the engine will serve, in tokens. `asked` is the engine argument.
 
@@ -45,8 +45,8 @@ def engine_seq_len(
         SequenceLengthUnknown: it is not known.
     """
     own = model_seq_len(config)
-    if asked is not None:
-        return asked if own is None or allows_longer else min(asked, own)
+    if requested is not None:
+        return requested if own is None or allows_longer else min(requested, own)
     if own is not None:
         return own
     if setting is not None:

@@ -59,20 +59,20 @@ def _groups(nodelist: str) -> list[str]:
         at += 1
 
 
-def _hosts(group: str, nodelist: str, room: int) -> list[str]:
+def _hosts(group: str, nodelist: str, hosts_max: int) -> list[str]:
     parts: list[list[str]] = []
     count = 1
     for part in _PART.finditer(group):
         numbers = part[1]
-        spelled = _numbers(numbers, nodelist, room) if numbers else [part[2]]
+        spelled = _numbers(numbers, nodelist, hosts_max) if numbers else [part[2]]
         count *= len(spelled)
-        if count > room:
+        if count > hosts_max:
             raise _too_many(nodelist)
         parts.append(spelled)
     return ["".join(chosen) for chosen in product(*parts)]
 
 
-def _numbers(numbers: str, nodelist: str, room: int) -> list[str]:
+def _numbers(numbers: str, nodelist: str, hosts_max: int) -> list[str]:
     spelled: list[str] = []
     for each in numbers.split(","):
         found = _RANGE.fullmatch(each)
@@ -81,7 +81,7 @@ def _numbers(numbers: str, nodelist: str, room: int) -> list[str]:
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
             raise _unreadable(nodelist)
-        if len(spelled) + last - first >= room:
+        if len(spelled) + last - first >= hosts_max:
             raise _too_many(nodelist)
         spelled += [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
     return spelled
