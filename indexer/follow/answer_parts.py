@@ -1,7 +1,7 @@
 """Joins the parts of an answer: in any order, with repeats, never of two answers.
 
-The first part that comes says which answer it is to be (its epoch, its last seq, its buckets, how many parts); parts of
-another one are nothing.
+The first part decides which answer is joined (epoch, last seq, buckets, number of parts); parts of another one are
+ignored.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from kv_protocol.recovery import BlockColumns, DumpChunk
 
 
 class RankState(NamedTuple):
-    """A whole answer: what a rank holds after `last_seq` of `epoch`, of `buckets`, or of all where they are empty."""
+    """A complete answer: the blocks of a rank after `last_seq` of `epoch`, in `buckets` (empty: in all)."""
 
     epoch: int
     last_seq: int
@@ -20,31 +20,31 @@ class RankState(NamedTuple):
 
     @property
     def keeps_to_its_buckets(self) -> bool:
-        """Whether it says nothing of blocks that it is not about."""
+        """Whether all of its blocks lie in its buckets."""
         top_bytes = {top_byte for chunk in self.chunks for top_byte in chunk.hashes[7::8]}
         return all(is_in_buckets(top_byte << 56, self.buckets) for top_byte in top_bytes)
 
 
 class AnswerParts:
-    """The parts that came so far."""
+    """The parts received so far."""
 
     def __init__(self) -> None:
         self._parts: dict[int, DumpChunk] = {}
 
     def clear(self) -> None:
-        """Nothing came yet."""
+        """Forget all parts."""
         self._parts.clear()
 
     def add(self, part: DumpChunk) -> bool:
-        """A part came; return whether it is one of this answer, and new."""
+        """Add a part; return whether it belongs to this answer and is new."""
         first = next(iter(self._parts.values()), part)
         if _answer_of(part) != _answer_of(first) or part.chunk in self._parts:
             return False
         self._parts[part.chunk] = part
         return True
 
-    def whole(self) -> RankState | None:
-        """Return the answer, once all of it came."""
+    def complete_answer(self) -> RankState | None:
+        """Return the answer; None while parts are missing."""
         first = next(iter(self._parts.values()), None)
         if first is None or len(self._parts) < first.of:
             return None

@@ -1,13 +1,13 @@
-"""A checkpoint: the whole fold at one place in the log, in bytes. Restored, it reads on from there.
+"""A checkpoint: the fold at one place in the log, in bytes. A restored fold continues from there.
 
     checkpoint = b"KVCHECKP" | version u32 = 1, little-endian | xxh3_64(body) u64 | body
     body       = msgpack [stream_created, stream_seq, wall_ns, ranks, index]
     rank       = [worker_id, dp_rank, slot, epoch, seq, logged_seq, stale, instance]
     index      = the snapshot of `indexer/index/snapshot.py`, in which a rank is known by its slot
 
-What is said of a rank is true at its own place, `seq` of `epoch`. That is where the log had brought it, or further on
-(`seq > logged_seq`), where an answer did: what the log brings after that is a duplicate for a while. Open questions and
-batches that were kept are not there: the next heartbeat or batch finds what is missing.
+The state of a rank is that at its own place, `seq` of `epoch`. The log brought it there, or an answer did (`seq >
+logged_seq`); after an answer, the next batches of the log are duplicates. Open questions and early batches are not
+stored: the next heartbeat or batch finds what is missing.
 """
 
 import struct
@@ -25,10 +25,10 @@ VERSION = 1
 _HEAD = struct.Struct("<8sIQ")
 
 
-class RankPlace(msgspec.Struct, frozen=True, array_like=True):
-    """One rank: its slot in the index, its place in its stream, and what was wrong with it then.
+class RankCheckpoint(msgspec.Struct, frozen=True, array_like=True):
+    """One rank: its slot in the index, its place in its stream, and why it was stale.
 
-    Without a place `epoch` and `seq` are 0.
+    If nothing was received, `epoch` and `seq` are 0.
     """
 
     worker_id: str
@@ -50,12 +50,12 @@ class RankPlace(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def rank(self) -> WorkerRank:
-        """Whose place it is."""
+        """The rank that this describes."""
         return WorkerRank(self.worker_id, self.dp_rank)
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
-    """The fold after message `stream_seq` of the stream that was created then; `wall_ns` is when it was taken.
+    """The fold after message `stream_seq` of the stream created at `stream_created`, taken at `wall_ns`.
 
     No two ranks have the same name or the same slot.
     """
@@ -63,7 +63,7 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     stream_created: str
     stream_seq: int
     wall_ns: int
-    ranks: tuple[RankPlace, ...]
+    ranks: tuple[RankCheckpoint, ...]
     index: bytes
 
     def __post_init__(self) -> None:
@@ -71,8 +71,8 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
         if not -I64_LIMIT <= self.wall_ns < I64_LIMIT:
             raise LimitExceeded("wall_ns", self.wall_ns, "i64")
         for field, found in (
-            ("ranks", [place.rank for place in self.ranks]),
-            ("slots", [place.slot for place in self.ranks]),
+            ("ranks", [each.rank for each in self.ranks]),
+            ("slots", [each.slot for each in self.ranks]),
         ):
             if len(set(found)) < len(found):
                 raise LimitExceeded(field, "one of them twice", "each once")
@@ -89,7 +89,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> Checkpoint:
-    """Return the checkpoint in `data`; raise `MalformedMessage` for anything else, and for one that was damaged."""
+    """Return the checkpoint in `data`; raise `MalformedMessage` for anything else, also for a damaged one."""
     if len(data) < _HEAD.size:
         raise MalformedMessage(0, f"{len(data)} bytes, the head of a checkpoint needs {_HEAD.size}")
     magic, version, checksum = _HEAD.unpack_from(data)

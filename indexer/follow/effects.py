@@ -1,4 +1,4 @@
-"""What a stream's state machine wants done to the index, in order."""
+"""Changes of the index that a stream's state machine returns, in order."""
 
 import msgspec
 
@@ -19,7 +19,7 @@ class ReplaceAll(msgspec.Struct, frozen=True):
 
 
 class RepairBuckets(msgspec.Struct, frozen=True):
-    """Of the blocks of these buckets the rank holds exactly those of the chunks; of the others, what it held."""
+    """In these buckets the rank holds exactly the blocks of the chunks; other buckets do not change."""
 
     buckets: bytes
     chunks: tuple[BlockColumns, ...] = ()

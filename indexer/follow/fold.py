@@ -3,15 +3,15 @@
     apply(fact, now) -> questions to send        tick(now) -> questions to send        columns(...) -> what is held
     checkpoint(...) -> all of it, at a place in the log        restore(checkpoint, now)
 
-Facts come in any order, late, twice or never; `follower.py` says what each means. A rank is forgotten when its worker
-left, or when nothing proved it alive (heartbeat, answer) for `gone_s` while the log could be heard and this process was
-awake: a tick that comes late has heard nobody, and says nothing of the workers. While the log cannot be heard nobody
-is asked anything, nobody falls behind, and who was current or behind is stale (log_away).
+Facts arrive in any order, late, twice or never; `follower.py` has the meaning of each. A rank is forgotten when its
+worker left, or when no heartbeat or answer came for `gone_s` while the log was connected and this process was awake:
+the silence before a late tick proves nothing. While the log is disconnected no question is sent, no rank falls behind,
+and ranks that were current or behind are stale (log_away).
 
-A message that continues its stream goes to the index as it is (`messages.py`), any other batch by batch; what is known
-afterwards is the same. At most 16 ranks are asked at once, the others wait their turn (`question_turns.py`). A rank for
-some of whose blocks the index had no memory is stale until it has (`overfull.py`). A new rank for which there is none
-is refused, and admitted when it is heard again and there is; one that is not heard again for `gone_s` is forgotten.
+A message that continues its stream is passed to the index undecoded (`messages.py`), any other batch by batch, with the
+same result. At most 16 questions are in flight, the others wait (`question_turns.py`). A rank is stale while the index
+lacks memory for some of its blocks (`overfull.py`). A new rank without memory or slot is refused, and admitted with a
+later fact of it once there is; a refused rank without facts for `gone_s` is forgotten.
 """
 
 from array import array
@@ -42,11 +42,11 @@ from indexer.follow.inputs import (
 )
 from indexer.follow.messages import Message
 from indexer.follow.overfull import OverfullRanks
-from indexer.follow.question_turns import RECOVERIES_MAX, QuestionTurns
+from indexer.follow.question_turns import RECOVERIES_MAX, RecoveryQueue
 from indexer.follow.rank_state import RankState
 from indexer.follow.rank_stream import RankStream
 from indexer.follow.status import FollowerStatistics, without_log
-from indexer.index.overlap_columns import OverlapColumns, Seatings, StreamStanding
+from indexer.index.overlap_columns import OverlapColumns, StatusColumnsCache, StreamStatus
 from indexer.index.prefix_index import Hashes, PrefixIndex, PrefixOrder
 from indexer.index.prefix_views import PrefixView, StretchView, prefix_view, stretch_views
 from indexer.index.slots import RankSlots
@@ -60,16 +60,16 @@ from kv_protocol.recovery import HeldBlock
 __all__ = ["REFUSALS_KEPT_MAX", "FoldStatistics", "IndexFold", "OverlapColumns", "RankView"]
 
 AWAKE_S = 1.0
-"""Ticks come faster than that while the process is awake."""
+"""While the process is awake, ticks come more often than this."""
 REFUSALS_KEPT_MAX = 16
 _COLUMNS_MIN = 64
 _OF_A_RANK = (BatchArrived, MessageArrived, HeartbeatArrived, AnswerArrived, BytesRefused)
 
 
 class IndexFold:
-    """All ranks' streams and the one index that they feed.
+    """All ranks' streams, and the index that they feed.
 
-    `memory_bytes_max` is the index's limit (0: none); by it is known when an overfull rank is worth asking again.
+    `memory_bytes_max` is the index's limit (0: none); it decides when to ask an overfull rank for a dump again.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class IndexFold:
         memory_bytes_max: int = 0,
     ) -> None:
         self._index = index
-        self._places = RankSlots(index)
-        self._room = OverfullRanks(index, memory_bytes_max)
+        self._slots = RankSlots(index)
+        self._overfull = OverfullRanks(index, memory_bytes_max)
         self._limits = limits or FollowerLimits()
         self._gone_s = gone_s
         self._ranks: dict[WorkerRank, RankStream] = {}
-        self._turns = QuestionTurns(RECOVERIES_MAX)
+        self._recovery_queue = RecoveryQueue(RECOVERIES_MAX)
         self._request_ids = count(1)
-        self._seatings = Seatings(self._slot_of)
-        self._make_room(_COLUMNS_MIN)
-        self._log_heard = True
+        self._status_columns = StatusColumnsCache(self._slot_of)
+        self._allocate_columns(_COLUMNS_MIN)
+        self._is_log_connected = True
         self._ticked_at_s: float | None = None
         self._refused_messages = 0
         self._refusals: deque[tuple[WorkerRank, str]] = deque(maxlen=REFUSALS_KEPT_MAX)
@@ -98,38 +98,38 @@ class IndexFold:
     # ---------------------------------------------------------------------------------------------- facts
 
     def apply(self, fact: Fact, now_s: float) -> list[Question]:
-        """Fold one fact in; return what is to be asked because of it."""
+        """Fold one fact in; return the questions to send."""
         if not isinstance(fact, _OF_A_RANK):
-            self._seatings.touch_all()
+            self._status_columns.touch_all()
         match fact:
             case WorkerCame(worker_id, capacity_blocks):
-                self._places.set_capacity(worker_id, capacity_blocks)
+                self._slots.set_capacity(worker_id, capacity_blocks)
             case WorkerGone(worker_id, instance):
-                self._on_gone(worker_id, instance)
+                self._on_worker_gone(worker_id, instance)
             case LogLost():
-                self._log_heard = False
+                self._is_log_connected = False
             case LogFound():
-                self._log_heard = True
-                self._hear_anew(now_s)
+                self._is_log_connected = True
+                self._restart_timeouts(now_s)
             case _:
                 return self._apply_to_rank(fact, now_s)
-        return self._ask_next(now_s)
+        return self._next_questions(now_s)
 
-    def _on_gone(self, worker_id: str, instance: str) -> None:
+    def _on_worker_gone(self, worker_id: str, instance: str) -> None:
         for rank, stream in list(self._ranks.items()):
             if rank.worker_id == worker_id and (not instance or stream.instance in ("", instance)):
                 self._forget(stream)
-        self._places.forget_worker(worker_id)
+        self._slots.forget_worker(worker_id)
 
-    def _hear_anew(self, now_s: float) -> None:
-        self._places.hear_refused(now_s)
+    def _restart_timeouts(self, now_s: float) -> None:
+        self._slots.restart_refused_timeouts(now_s)
         for stream in self._ranks.values():
-            stream.heard_at_s = now_s
-            stream.follower.wait_anew(now_s)
+            stream.alive_at_s = now_s
+            stream.follower.restart_timeouts(now_s)
 
     def _apply_to_rank(self, fact: RankFact, now_s: float) -> list[Question]:
         self._refused_messages += isinstance(fact, BytesRefused)
-        self._seatings.touch(fact.rank)
+        self._status_columns.touch(fact.rank)
         stream = self._ranks.get(fact.rank)
         if stream is None and not isinstance(fact, AnswerArrived):
             stream = self._admit(fact.rank, now_s)
@@ -143,10 +143,10 @@ class IndexFold:
                 effects = stream.follower.on_batch(batch, now_s)
             case HeartbeatArrived(_, heartbeat):
                 effects = stream.follower.on_heartbeat(heartbeat, now_s)
-                if stream.follower.position[0] == heartbeat.epoch:  # else it is the last word of a life that is over
-                    stream.heard_at_s, stream.instance = now_s, heartbeat.instance
+                if stream.follower.position[0] == heartbeat.epoch:  # else it is of a retired epoch
+                    stream.alive_at_s, stream.instance = now_s, heartbeat.instance
             case AnswerArrived(_, answer):
-                stream.heard_at_s = now_s
+                stream.alive_at_s = now_s
                 effects = stream.on_answer(answer, now_s)
             case BytesRefused():
                 stream.follower.on_refused(now_s)
@@ -165,11 +165,11 @@ class IndexFold:
 
     def _perform(self, stream: RankStream, effects: list[Effect], now_s: float) -> list[Question]:
         stream.perform(effects, now_s)
-        self._take_turn(stream, now_s)
-        return self._ask_next(now_s)
+        self._queue_question(stream, now_s)
+        return self._next_questions(now_s)
 
     def _is_refused(self, stream: RankStream, data: bytes, now_s: float) -> bool:
-        """The index took the message as far as it had memory; return whether it found other fault with it."""
+        """Apply the message as far as there is memory; return whether the index refused it for another reason."""
         reason = self._refusal(stream, data, now_s)
         if reason:
             self._refused_messages += 1
@@ -183,161 +183,161 @@ class IndexFold:
             return str(error)
         others = [each for each in refusals if not each.refused_blocks]
         if len(refusals) > len(others):
-            self._room.is_overfull(stream.slot)  # how full it was is noted now, not at the next tick
+            self._overfull.is_overfull(stream.slot)  # notes the memory in use now, not at the next tick
             stream.follower.on_no_memory()
         return f"event {others[0].event}, byte {others[0].offset}: {others[0].reason}" if others else ""
 
     def _admit(self, rank: WorkerRank, now_s: float) -> RankStream | None:
-        slot = self._places.take(rank, now_s)
+        slot = self._slots.take(rank, now_s)
         return None if slot is None else self._follow(rank, slot, now_s)
 
     def _follow(self, rank: WorkerRank, slot: int, now_s: float) -> RankStream:
-        while slot >= self._nobody:
-            self._make_room(2 * (self._nobody + 1))
-        self._seatings.clear()
+        while slot >= self._empty_column:
+            self._allocate_columns(2 * (self._empty_column + 1))
+        self._status_columns.clear()
         follower = StreamFollower(self._limits, self._request_ids)
-        stream = self._ranks[rank] = RankStream(rank, slot, follower, self._index, self._room, now_s)
+        stream = self._ranks[rank] = RankStream(rank, slot, follower, self._index, self._overfull, now_s)
         return stream
 
-    def _make_room(self, columns: int) -> None:
-        """There is room for the depths of so many ranks, as `PrefixIndex.match` wants it; the last one is nobody."""
+    def _allocate_columns(self, columns: int) -> None:
+        """Allocate the matrix for `PrefixIndex.match`; its last column belongs to no rank and stays 0."""
         self._matched = array("i", bytes(4 * len(TIERS) * columns))
         self._depths = np.frombuffer(self._matched, dtype=np.int32).reshape(len(TIERS), columns)
-        self._nobody = columns - 1
+        self._empty_column = columns - 1
 
     def _forget(self, stream: RankStream) -> None:
         del self._ranks[stream.rank]
-        self._seatings.clear()
-        self._places.give_back(stream.slot)
-        self._room.forget(stream.slot)
-        self._turns.leave(stream.slot)
+        self._status_columns.clear()
+        self._slots.give_back(stream.slot)
+        self._overfull.forget(stream.slot)
+        self._recovery_queue.leave(stream.slot)
 
     # ---------------------------------------------------------------------------------------------- time, questions
 
     def tick(self, now_s: float) -> list[Question]:
-        """Let time pass: forget ranks that fell silent, ask again what was not answered, or what there is room for."""
+        """Forget silent ranks, repeat unanswered questions, and request the dumps for which there is memory now."""
         self._forgive_stall(now_s)
-        self._seatings.touch_all()
-        if self._log_heard:
-            for stream in [each for each in self._ranks.values() if now_s - each.heard_at_s >= self._gone_s]:
+        self._status_columns.touch_all()
+        if self._is_log_connected:
+            for stream in [each for each in self._ranks.values() if now_s - each.alive_at_s >= self._gone_s]:
                 self._forget(stream)
-            self._places.forget_silent(now_s - self._gone_s)
-        overfull = self._room.look()
+            self._slots.forget_silent(now_s - self._gone_s)
+        overfull = self._overfull.refresh()
         for stream in self._ranks.values():
             stream.follower.on_memory(is_overfull=stream.slot in overfull)
         for slot in sorted(self._index.expire(now_s)):
             self._at(slot).follower.on_parked_lost(now_s)
-        for slot in self._room.worth_asking():
-            self._at(slot).follower.on_room(now_s)
+        for slot in self._overfull.due_for_dump():
+            self._at(slot).follower.on_memory_freed(now_s)
         for stream in self._ranks.values():
-            if self._log_heard:
+            if self._is_log_connected:
                 stream.follower.tick(now_s)
             if stream.follower.is_recovering:
-                self._take_turn(stream, now_s)
-        return self._ask_next(now_s)
+                self._queue_question(stream, now_s)
+        return self._next_questions(now_s)
 
     def _at(self, slot: int) -> RankStream:
-        return self._ranks[self._places.rank_of(slot)]
+        return self._ranks[self._slots.rank_of(slot)]
 
     def _forgive_stall(self, now_s: float) -> None:
         stall_s = now_s - (self._ticked_at_s or now_s) - AWAKE_S
         self._ticked_at_s = now_s
         if stall_s > 0:
-            self._places.hear_refused(now_s)
+            self._slots.restart_refused_timeouts(now_s)
             for stream in self._ranks.values():
-                stream.heard_at_s += stall_s
-                stream.follower.wait_anew(now_s)
+                stream.alive_at_s += stall_s
+                stream.follower.restart_timeouts(now_s)
 
-    def _take_turn(self, stream: RankStream, now_s: float) -> None:
+    def _queue_question(self, stream: RankStream, now_s: float) -> None:
         if stream.follower.is_in_flight(now_s):
             return
-        self._turns.end(stream.slot)
+        self._recovery_queue.end(stream.slot)
         if stream.follower.is_due(now_s):
-            self._turns.wait(stream.slot)
+            self._recovery_queue.wait(stream.slot)
         else:
-            self._turns.leave(stream.slot)
+            self._recovery_queue.leave(stream.slot)
 
-    def _ask_next(self, now_s: float) -> list[Question]:
+    def _next_questions(self, now_s: float) -> list[Question]:
         questions = []
-        while self._log_heard and (slot := self._turns.next()) is not None:
-            questions.append(self._at(slot).ask(now_s))
+        while self._is_log_connected and (slot := self._recovery_queue.next()) is not None:
+            questions.append(self._at(slot).next_question(now_s))
         return questions
 
     # ---------------------------------------------------------------------------------------------- checkpoints
 
     def checkpoint(self, stream_created: str, stream_seq: int, wall_ns: int) -> Checkpoint:
-        """Return all that is known after message `stream_seq` of the log's stream that was created then."""
-        places = tuple(stream.place() for stream in self._ranks.values())
-        return Checkpoint(stream_created, stream_seq, wall_ns, places, self._index.snapshot())
+        """Return the state after message `stream_seq` of the stream that was created at `stream_created`."""
+        ranks = tuple(stream.checkpoint() for stream in self._ranks.values())
+        return Checkpoint(stream_created, stream_seq, wall_ns, ranks, self._index.snapshot())
 
     def restore(self, checkpoint: Checkpoint, now_s: float) -> None:
-        """What the checkpoint says is known, and nothing else. Streams are at their places, of which nothing is proven.
+        """Replace the state by the checkpoint's. Streams are at their checkpoint's places; nothing is proven of them.
 
         Raises:
-            MalformedMessage: its index cannot be read; all is as before.
-            IndexFull: there is no memory for it; all is as before.
+            MalformedMessage: its index cannot be read; nothing changed.
+            IndexFull: there is no memory for it; nothing changed.
         """
         self._index.restore(checkpoint.index, now_s)
         for stream in self._ranks.values():
-            self._room.forget(stream.slot)
-            self._turns.leave(stream.slot)
+            self._overfull.forget(stream.slot)
+            self._recovery_queue.leave(stream.slot)
         self._ranks.clear()
-        self._seatings.clear()
-        self._places.sit({place.slot: place.rank for place in checkpoint.ranks})
-        for place in checkpoint.ranks:
-            self._follow(place.rank, place.slot, now_s).begin_at(place)
+        self._status_columns.clear()
+        self._slots.assign({rank.slot: rank.rank for rank in checkpoint.ranks})
+        for rank in checkpoint.ranks:
+            self._follow(rank.rank, rank.slot, now_s).begin_at(rank)
 
     def off_log(self) -> list[WorkerRank]:
-        """Return the ranks whose place is not the log's: a fold of the log alone would have them elsewhere."""
+        """Return the ranks that differ from a fold of the log alone."""
         return [rank for rank, stream in self._ranks.items() if stream.follower.is_off_log]
 
     # ---------------------------------------------------------------------------------------------- what is known
 
     def columns(self, chain: Hashes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        """Return what each of `ranks` holds of the chain, and where its stream stands; who has no place holds nothing.
+        """Return each rank's overlap with the chain and the status of its stream; a rank without a slot has no overlap.
 
-        Cheap for a tuple that was asked for before, the very same one.
+        Cheap if the same tuple object was passed before.
         """
-        seating = self._seatings.of(ranks)
-        seating.refresh(self._standing)
+        columns = self._status_columns.of(ranks)
+        columns.refresh(self._status)
         self._index.match(chain, self._matched)
-        return OverlapColumns(self._depths.take(seating.slots, 1), seating.epochs, seating.seqs, seating.doubts)
+        return OverlapColumns(self._depths.take(columns.slots, 1), columns.epochs, columns.seqs, columns.doubts)
 
     def overlap(self, sequence_hashes: Hashes, ranks: Sequence[WorkerRank]) -> list[RankView]:
-        """Return the view of each of `ranks`, in their order; of one that has no place, a stale and empty one."""
+        """Return the view of each of `ranks`, in order; that of a rank without a slot is stale and empty."""
         self._index.match(sequence_hashes, self._matched)
         return [self._view(rank) for rank in ranks]
 
     def _view(self, rank: WorkerRank) -> RankView:
         gpu, host, disk, external = self._depths[:, self._slot_of(rank)].tolist()
-        return RankView((gpu, host, disk, external), *self._standing(rank))
+        return RankView((gpu, host, disk, external), *self._status(rank))
 
     def _slot_of(self, rank: WorkerRank) -> int:
         stream = self._ranks.get(rank)
-        return self._nobody if stream is None else stream.slot
+        return self._empty_column if stream is None else stream.slot
 
-    def _standing(self, rank: WorkerRank) -> StreamStanding:
+    def _status(self, rank: WorkerRank) -> StreamStatus:
         stream = self._ranks.get(rank)
         if stream is None:
-            epoch, seq, stale = 0, 0, "refused" if self._places.is_refused(rank) else "never_heard"
+            epoch, seq, stale = 0, 0, "refused" if self._slots.is_refused(rank) else "never_heard"
         else:
-            epoch, seq, stale = stream.follower.standing()
-        return epoch, seq, stale if self._log_heard else without_log(stale)
+            epoch, seq, stale = stream.follower.status()
+        return epoch, seq, stale if self._is_log_connected else without_log(stale)
 
     def ranks(self) -> list[WorkerRank]:
         """Return all ranks that have a stream."""
         return list(self._ranks)
 
     def refused_ranks(self) -> dict[WorkerRank, str]:
-        """Return the ranks that were refused and not admitted since, as far as they are named, and why."""
-        return self._places.refused()
+        """Return the ranks that are refused, and why; names are bounded (`slots.py`)."""
+        return self._slots.refused()
 
     def overfull_ranks(self) -> set[WorkerRank]:
-        """Return the ranks that were found to be overfull and have not been found not to be since."""
-        return {self._places.rank_of(slot) for slot in self._room.noted()}
+        """Return the ranks that were overfull at the last check."""
+        return {self._slots.rank_of(slot) for slot in self._overfull.known()}
 
     def take_refusals(self) -> list[tuple[WorkerRank, str]]:
-        """Return the newest messages that the index itself refused since this was last asked: whose, and why."""
+        """Return the newest messages that the index refused since the last call: rank and reason."""
         taken = list(self._refusals)
         self._refusals.clear()
         return taken
@@ -348,20 +348,20 @@ class IndexFold:
         return [] if stream is None else [block for chunk in self._index.dump(stream.slot) for block in chunk.blocks()]
 
     def state(self, rank: WorkerRank) -> RankState | None:
-        """Return all that is known of a rank at this moment; None for one that has no place."""
+        """Return the present state of a rank; None if it has no slot."""
         stream = self._ranks.get(rank)
         return None if stream is None else stream.state(self._stream_statistics(stream))
 
     def prefixes(self, limit: int, order_by: PrefixOrder, now_s: float) -> list[StretchView]:
-        """Return the first `limit` stretches of prefixes by what is asked, most first."""
-        return stretch_views(self._index, self._places, limit, order_by, now_s)
+        """Return the first `limit` stretches of prefixes in descending order of `order_by`."""
+        return stretch_views(self._index, self._slots, limit, order_by, now_s)
 
     def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
-        """Return who holds one block, and at most `limit` of those behind it; None where nobody knows it."""
-        return prefix_view(self._index, self._places, sequence_hash, limit)
+        """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
+        return prefix_view(self._index, self._slots, sequence_hash, limit)
 
     def statistics(self) -> FoldStatistics:
-        """Return the figures that metrics and people read."""
+        """Return the figures for metrics and views."""
         return FoldStatistics(
             index=self._index.statistics(),
             memory_bytes=self._index.memory(),
@@ -372,11 +372,11 @@ class IndexFold:
                 for rank, stream in self._ranks.items()
             },
             overfull_ranks=len(self._index.overfull()),
-            refused_ranks=len(self._places.refused()),
-            refused_rank_facts_total=self._places.refused_total,
+            refused_ranks=len(self._slots.refused()),
+            refused_rank_facts_total=self._slots.refused_total,
             refused_messages_total=self._refused_messages,
         )
 
     def _stream_statistics(self, stream: RankStream) -> FollowerStatistics:
         found = stream.follower.statistics()
-        return found if self._log_heard else replace(found, stale=without_log(found.stale))
+        return found if self._is_log_connected else replace(found, stale=without_log(found.stale))

@@ -8,7 +8,7 @@ from kv_protocol.ids import WorkerRank
 
 
 class RankView(msgspec.Struct, frozen=True, gc=False):
-    """What a decision reads of one rank: its overlap with the request, its place in the log, and what is wrong."""
+    """One rank for a decision: its overlap with the request, its place in its stream, and why it is stale."""
 
     overlap_blocks: Depths
     epoch: int
@@ -26,8 +26,8 @@ class FoldStatistics(msgspec.Struct, frozen=True, kw_only=True):
     blocks: dict[WorkerRank, tuple[int, ...]]
     overfull_ranks: int
     refused_ranks: int
-    """Named ones that have no place in the index now."""
+    """Ranks that are refused now, as far as they are named."""
     refused_rank_facts_total: int
-    """Facts of ranks that had none."""
+    """Facts of ranks that were refused."""
     refused_messages_total: int
-    """Messages of a rank's stream that could not be read, or that the index could not."""
+    """Messages of ranks' streams that were malformed, or that the index refused."""

@@ -1,4 +1,4 @@
-"""The inputs of the fold, and the questions that it has sent."""
+"""The inputs of the fold, and the questions that it returns."""
 
 import msgspec
 
@@ -24,14 +24,14 @@ class MessageArrived(msgspec.Struct, frozen=True):
 
 
 class HeartbeatArrived(msgspec.Struct, frozen=True):
-    """A rank's pulse."""
+    """A rank's heartbeat."""
 
     rank: WorkerRank
     heartbeat: Heartbeat
 
 
 class AnswerArrived(msgspec.Struct, frozen=True):
-    """A part of an answer of a rank's consolidator."""
+    """A part of an answer from a rank's consolidator."""
 
     rank: WorkerRank
     answer: Answer
@@ -44,25 +44,25 @@ class BytesRefused(msgspec.Struct, frozen=True):
 
 
 class WorkerCame(msgspec.Struct, frozen=True):
-    """A worker offers its service; each of its ranks has room for so many blocks (0: it does not say)."""
+    """A worker registered; `capacity_blocks` is the capacity of each of its ranks (0: not reported)."""
 
     worker_id: str
     capacity_blocks: int
 
 
 class WorkerGone(msgspec.Struct, frozen=True):
-    """A worker left: this life of it, or whichever it is where none is named."""
+    """A worker left; only the named instance, if one is named."""
 
     worker_id: str
     instance: str = ""
 
 
 class LogLost(msgspec.Struct, frozen=True):
-    """The log cannot be heard: silence says nothing of the workers."""
+    """The log is disconnected: silence proves nothing about workers."""
 
 
 class LogFound(msgspec.Struct, frozen=True):
-    """The log can be heard again."""
+    """The log is connected again."""
 
 
 RankFact = BatchArrived | MessageArrived | HeartbeatArrived | AnswerArrived | BytesRefused
@@ -70,7 +70,7 @@ Fact = RankFact | WorkerCame | WorkerGone | LogLost | LogFound
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What the shell is to ask of a rank's consolidator."""
+    """A question that the shell sends to a rank's consolidator."""
 
     rank: WorkerRank
     request: RecoverRequest

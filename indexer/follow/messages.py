@@ -1,13 +1,13 @@
-"""A message of a rank's stream, checked, its blocks not decoded yet.
+"""A message of a rank's stream, checked, without decoding its blocks.
 
     message              span        what the fold does with it
     ------------------   ---------   --------------------------------------------------------------------
-    cannot be read       -           `MalformedMessage`: the message does not exist
-    seqs in a row        Span        where it continues the stream: the index applies the bytes themselves
+    cannot be read       -           `MalformedMessage`: nothing
+    seqs in a row        Span        if it continues the stream, the index applies the bytes
     any other            None        batch by batch, decoded
 
-The span is read from the heads alone, by the layout and the rules of `kv_protocol/codec.py`. Only a message
-that keeps all of them has one; what is wrong with any other is found, and named, by decoding it.
+The span is read from the heads, by the layout and rules of `kv_protocol/codec.py`. Only a message that follows all of
+them has a span; decoding any other one finds its fault.
 """
 
 import struct
@@ -37,7 +37,7 @@ _RULES = {
 
 
 class Span(NamedTuple):
-    """Which batches a message bears: these seqs, without holes, of one epoch; when the last of them was made."""
+    """The batches in a message: consecutive seqs of one epoch, and the time of the last batch."""
 
     epoch: int
     first_seq: int
@@ -46,7 +46,7 @@ class Span(NamedTuple):
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """The bytes of a message that can be read; `span` where it could be told from the heads."""
+    """The bytes of a valid message; `span` if the heads have one."""
 
     data: bytes
     span: Span | None
@@ -63,7 +63,7 @@ def read_message(data: bytes) -> Message:
 
 
 def message_span(data: bytes) -> Span | None:
-    """Return the span of a message; None where it cannot be read, or its batches do not follow each other."""
+    """Return the span of a message; None if it is malformed or its seqs are not consecutive."""
     if not _COUNT.size <= len(data) <= codec.MESSAGE_BYTES_MAX:
         return None
     (count,) = _COUNT.unpack_from(data)

@@ -1,14 +1,14 @@
-"""Ranks for which the index had no memory, and when to ask for their dump again.
+"""Ranks with blocks for which the index had no memory, and when to request their dump again.
 
-    found                                  what is waited for
+    found                                  the dump is requested when
     ------------------------------------   ----------------------------------------------------------------------
-    overfull                               memory at 0.9 of the limit, or nodes below 0.9 of those that there were
-    overfull still, after its dump         memory at, or nodes below 0.9 of what there was then
-    not overfull any more                  nothing: all of its blocks are there
+    overfull                               memory is at 0.9 of the limit, or nodes below 0.9 of those at the time
+    overfull still, after its dump         memory is at, or nodes are below 0.9 of those after the dump
+    not overfull any more                  never: all of its blocks are in the index
 
-Nodes count because an index may keep the memory of blocks that are gone for blocks to come. The second row brings
-asking to an end: each dump in vain takes another fall by a tenth, also where an index refuses blocks long before the
-limit. Without a limit, what is in use when the rank is found overfull stands for it.
+Nodes count because an index may keep the memory of removed blocks for later ones. The second row bounds the number of
+dumps: after each dump in vain, memory or nodes have to fall by another tenth, also if an index refuses blocks long
+before the limit. Without a limit, the memory in use when the rank became overfull is taken as the limit.
 """
 
 from typing import NamedTuple
@@ -27,14 +27,14 @@ class _Fill(NamedTuple):
 
 
 class OverfullRanks:
-    """The overfull ranks of one index, by their number (slot) in it."""
+    """The overfull ranks of one index, by slot."""
 
     def __init__(self, index: PrefixIndex, memory_bytes_max: int) -> None:
         self._index, self._limit_bytes = index, memory_bytes_max
         self._full_at: dict[int, _Fill] = {}
 
-    def look(self) -> set[int]:
-        """Take note of all ranks that are overfull now; return them."""
+    def refresh(self) -> set[int]:
+        """Update from the index; return all overfull ranks."""
         found = self._index.overfull()
         for slot in self._full_at.keys() - found:
             del self._full_at[slot]
@@ -42,18 +42,18 @@ class OverfullRanks:
             self._note(slot)
         return found
 
-    def noted(self) -> set[int]:
-        """Return the ranks that were found to be overfull, without looking again."""
+    def known(self) -> set[int]:
+        """Return the overfull ranks as of the last check of each."""
         return set(self._full_at)
 
     def is_overfull(self, slot: int) -> bool:
-        """Take note of whether one rank is overfull, and return it; what is known to be is not looked at again."""
+        """Return whether one rank is overfull; the index is not asked again for a known one."""
         if slot not in self._full_at and slot in self._index.overfull():
             self._note(slot)
         return slot in self._full_at
 
     def is_overfull_after_dump(self, slot: int) -> bool:
-        """The rank's blocks were loaded anew; return whether it is overfull still."""
+        """The rank's dump was loaded; return whether the rank is still overfull."""
         if slot in self._index.overfull():
             self._full_at[slot] = self._fill()
         else:
@@ -64,8 +64,8 @@ class OverfullRanks:
         """The rank was dropped from the index."""
         self._full_at.pop(slot, None)
 
-    def worth_asking(self) -> list[int]:
-        """Return the overfull ranks, in ascending order, for whose blocks there may be room again."""
+    def due_for_dump(self) -> list[int]:
+        """Return, in ascending order, the overfull ranks for which there may be memory again."""
         if not self._full_at:
             return []
         now = self._fill()

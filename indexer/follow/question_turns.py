@@ -1,38 +1,38 @@
-"""Which questions are in flight: a bounded number, the others in order.
+"""A queue of recovery questions: a bounded number is in flight, the others wait in order.
 
-Who was not answered goes back to the end of the row, so that consolidators which are silent hold nobody up for long.
+A stream whose question was not answered goes to the end of the queue, so that silent consolidators do not block others.
 """
 
 RECOVERIES_MAX = 16
 """More at once would only share the same network and the same event loop."""
 
 
-class QuestionTurns:
-    """The row of the streams of one fold that want to ask, by their number (slot)."""
+class RecoveryQueue:
+    """The queue of the streams of one fold that want to send a question, by slot."""
 
     def __init__(self, at_once_max: int = RECOVERIES_MAX) -> None:
         self._at_once_max = at_once_max
         self._waiting: dict[int, None] = {}
-        self._asking: set[int] = set()
+        self._in_flight: set[int] = set()
 
     def wait(self, slot: int) -> None:
-        """The stream waits, behind all who wait already."""
+        """Add the stream at the end of the queue, unless it waits already."""
         self._waiting.setdefault(slot)
 
     def end(self, slot: int) -> None:
-        """The stream's question is in flight no more."""
-        self._asking.discard(slot)
+        """The stream's question is not in flight any more."""
+        self._in_flight.discard(slot)
 
     def leave(self, slot: int) -> None:
-        """The stream neither asks nor waits."""
-        self._asking.discard(slot)
+        """Remove the stream: it neither waits nor has a question in flight."""
+        self._in_flight.discard(slot)
         self._waiting.pop(slot, None)
 
     def next(self) -> int | None:
-        """Return who may ask now, and counts as asking from now on; None where nobody waits, or nobody may."""
-        if not self._waiting or len(self._asking) >= self._at_once_max:
+        """Return the next stream, which is in flight from now on; None if none waits or too many are in flight."""
+        if not self._waiting or len(self._in_flight) >= self._at_once_max:
             return None
         slot = next(iter(self._waiting))
         del self._waiting[slot]
-        self._asking.add(slot)
+        self._in_flight.add(slot)
         return slot

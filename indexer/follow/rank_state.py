@@ -1,10 +1,10 @@
-"""All that is known of one rank at one moment: for comparison, storage and display.
+"""The state of one rank at one moment: for comparison, storage and display.
 
     state    = msgpack {worker_id, dp_rank, epoch, seq, logged_seq, stale, digests, chunks}
     digest   = [tier, blocks, digest], of each of the four tiers, in their order
     chunk    = {parents, hashes, tiers}, the columns of `kv_protocol/recovery.py`, parents first over all chunks
 
-`digests` are the index's own account of what it holds, which it keeps beside its blocks.
+`digests` are those that the index keeps beside its blocks; they are not computed from the blocks.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from kv_protocol.recovery import BlockColumns, HeldBlock
 
 
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's place in its stream, and what it holds there; `logged_seq` and `stale` as the follower has them."""
+    """A rank's place in its stream, and its blocks there; `logged_seq` and `stale` are the follower's."""
 
     worker_id: str
     dp_rank: int
@@ -40,16 +40,16 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rank(self) -> WorkerRank:
-        """Whose state it is."""
+        """The rank that this describes."""
         return WorkerRank(self.worker_id, self.dp_rank)
 
     @property
     def block_counts(self) -> dict[str, int]:
-        """How many blocks each tier has, by its name."""
+        """The number of blocks by tier name."""
         return {digest.tier.name.lower(): digest.block_count for digest in self.digests}
 
     def blocks(self) -> Iterator[HeldBlock]:
-        """Yield what is held, parents first."""
+        """Yield the rank's blocks, parents first."""
         for chunk in self.chunks:
             yield from chunk.blocks()
 

@@ -1,15 +1,15 @@
-"""The status of one rank's stream, for decisions, and what happened to it, for metrics.
+"""The status of one rank's stream, for decisions, and its counts, for metrics.
 
 stale          why the rank's blocks are not known to be current
 ------------   ------------------------------------------------------------------------------------------------
-never_heard    nothing was heard of it
-refused        the index had no place for it
-resyncing      batches are missing, or what is held may be wrong: it is being asked for
-overfull       the index had no memory for some of its blocks; what fitted is known
-source         its own consolidator does not vouch for it
-behind         a heartbeat told of batches that did not come yet
-log_away       the log cannot be heard; it was current, or behind, when it was heard last
-(empty)        nothing speaks against it
+never_heard    nothing was received
+refused        the index has no slot or memory for it
+resyncing      batches are missing, or the blocks may be wrong: a recovery is under way
+overfull       the index had no memory for some of its blocks; the others are known
+source         its consolidator reports it as stale
+behind         a heartbeat reported batches that were not received yet
+log_away       the log is disconnected; the rank was current, or behind, before
+(empty)        current
 """
 
 from typing import Literal
@@ -20,22 +20,21 @@ StaleReason = Literal["never_heard", "refused", "resyncing", "overfull", "source
 
 
 def is_blind(stale: str) -> bool:
-    """Return whether a rank so stale is routed to blindly: what is known of it counts for little."""
+    """Return whether the index's overlap of a rank counts for little with this reason."""
     return stale not in ("", "overfull", "log_away")
 
 
 def without_log(stale: str) -> str:
-    """Return the reason while the log cannot be heard: who would be current, or soon, may have changed since."""
+    """Return the reason while the log is disconnected: a current rank may have changed since."""
     return "log_away" if stale in ("", "behind") else stale
 
 
 class FollowerCounts(msgspec.Struct, kw_only=True):
-    """What has befallen one stream so far: batches, holes, answers, and how long it took to be whole again.
+    """Counts of one stream so far: batches, holes, answers, and the time that recoveries took.
 
-    `gaps` counts holes that were noticed, `holes_closed` those of them that the log closed itself; `replays`, `repairs`
-    and `resyncs` (whole dumps) count answers that did their work; `implausible` counts what was told of a place too far
-    from the stream's. `heals` counts the times that it was recovering and followed on; each took as long as from the
-    first sign that something was wrong.
+    `gaps` counts holes, `holes_closed` those that the log closed itself; `replays`, `repairs` and `resyncs` (complete
+    dumps) count answers that took effect; `implausible` counts seqs too far from the stream's. `heals` counts completed
+    recoveries, `kept_lost` early batches that were dropped. The duration of a recovery begins at its first sign.
     """
 
     applied: int = 0
@@ -55,16 +54,16 @@ class FollowerCounts(msgspec.Struct, kw_only=True):
     last_healing_s: float = 0.0
 
     def on_heal(self, seconds: float) -> None:
-        """A recovery ended, so long after its first sign."""
+        """A recovery ended, `seconds` after its first sign."""
         self.heals += 1
         self.last_healing_s = seconds
         self.healing_s_total += seconds
 
 
 class FollowerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one stream stands, and a copy of what has befallen it.
+    """The status of one stream, and a copy of its counts.
 
-    `logged_seq` is the highest seq of the epoch that the log itself brought.
+    `logged_seq` is the highest seq of the epoch that came from the log.
     """
 
     epoch: int

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from kv_protocol.ids import WorkerRank
 
-SEATINGS_MAX = 64
+STATUS_COLUMNS_MAX = 64
 """So many tuples of ranks are known at once; one a model is asked for."""
 
-StreamStanding = tuple[int, int, str]
+StreamStatus = tuple[int, int, str]
 """Epoch, seq and why it may be wrong (empty: it is exact)."""
 
 
@@ -31,70 +31,81 @@ class OverlapColumns(NamedTuple):
     doubts: tuple[str, ...]
 
 
-class Seating:
+class StatusColumns:
     """Where some ranks sit in the index, and where their streams stood when it was last looked."""
 
-    __slots__ = ("_epochs", "_place_of", "_seqs", "_standing", "_touched", "doubts", "epochs", "ranks", "seqs", "slots")
+    __slots__ = (
+        "_column_of",
+        "_epochs",
+        "_seqs",
+        "_statuses",
+        "_touched",
+        "doubts",
+        "epochs",
+        "ranks",
+        "seqs",
+        "slots",
+    )
 
     def __init__(self, ranks: tuple[WorkerRank, ...], slots: Sequence[int]) -> None:
         self.ranks = ranks
         self.slots = np.array(slots, dtype=np.intp)
-        self._place_of = {rank: place for place, rank in enumerate(ranks)}
-        self._standing: list[StreamStanding] = [(0, 0, "")] * len(ranks)
-        self._touched = set(self._place_of.values())
+        self._column_of = {rank: column for column, rank in enumerate(ranks)}
+        self._statuses: list[StreamStatus] = [(0, 0, "")] * len(ranks)
+        self._touched = set(self._column_of.values())
         self.epochs: tuple[int, ...] = ()
         self.seqs: tuple[int, ...] = ()
         self.doubts: tuple[str, ...] = ()
 
     def touch(self, rank: WorkerRank) -> None:
         """Something was told of the rank."""
-        place = self._place_of.get(rank)
-        if place is not None:
-            self._touched.add(place)
+        column = self._column_of.get(rank)
+        if column is not None:
+            self._touched.add(column)
 
     def touch_all(self) -> None:
         """Something was told that may concern anybody."""
-        self._touched.update(self._place_of.values())
+        self._touched.update(self._column_of.values())
 
-    def refresh(self, look: Callable[[WorkerRank], StreamStanding]) -> None:
+    def refresh(self, status_of: Callable[[WorkerRank], StreamStatus]) -> None:
         """The columns say where streams stand now."""
         if not self._touched:
             return
-        standing = self._standing
-        for place in self._touched:
-            standing[place] = look(self.ranks[place])
+        statuses = self._statuses
+        for column in self._touched:
+            statuses[column] = status_of(self.ranks[column])
         self._touched.clear()
-        epochs, seqs, doubts = zip(*standing, strict=True)
+        epochs, seqs, doubts = zip(*statuses, strict=True)
         self.seqs = seqs
         self.epochs = self.epochs if epochs == self.epochs else epochs
         self.doubts = self.doubts if doubts == self.doubts else doubts
 
 
-class Seatings:
+class StatusColumnsCache:
     """Those that were asked for of late."""
 
     def __init__(self, slot_of: Callable[[WorkerRank], int]) -> None:
         self._slot_of = slot_of
-        self._known: dict[int, Seating] = {}
+        self._known: dict[int, StatusColumns] = {}
 
-    def of(self, ranks: tuple[WorkerRank, ...]) -> Seating:
+    def of(self, ranks: tuple[WorkerRank, ...]) -> StatusColumns:
         """Return the seating of these ranks."""
         known = self._known.get(id(ranks))
         if known is None:  # while it is known it keeps its tuple, so that no other one has that id
-            if len(self._known) == SEATINGS_MAX:
+            if len(self._known) == STATUS_COLUMNS_MAX:
                 del self._known[next(iter(self._known))]
-            known = self._known[id(ranks)] = Seating(ranks, [self._slot_of(rank) for rank in ranks])
+            known = self._known[id(ranks)] = StatusColumns(ranks, [self._slot_of(rank) for rank in ranks])
         return known
 
     def touch(self, rank: WorkerRank) -> None:
         """Something was told of the rank."""
-        for seating in self._known.values():
-            seating.touch(rank)
+        for columns in self._known.values():
+            columns.touch(rank)
 
     def touch_all(self) -> None:
         """Something was told that may concern anybody."""
-        for seating in self._known.values():
-            seating.touch_all()
+        for columns in self._known.values():
+            columns.touch_all()
 
     def clear(self) -> None:
         """Somebody sits elsewhere now."""

@@ -37,7 +37,7 @@ class PrefixView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stretch_views(
-    index: PrefixIndex, places: RankSlots, limit: int, order_by: PrefixOrder, now_s: float
+    index: PrefixIndex, slots: RankSlots, limit: int, order_by: PrefixOrder, now_s: float
 ) -> list[StretchView]:
     """Return the first `limit` stretches, most first."""
     return [
@@ -46,7 +46,7 @@ def stretch_views(
             parent=stretch.parent,
             blocks=stretch.blocks,
             depth_blocks=stretch.depth_blocks,
-            holders=_named(stretch.holders, places),
+            holders=_named(stretch.holders, slots),
             children=stretch.children,
             last_stored_ago_s=max(0.0, now_s - stretch.last_stored_s),
         )
@@ -54,21 +54,21 @@ def stretch_views(
     ]
 
 
-def prefix_view(index: PrefixIndex, places: RankSlots, sequence_hash: int, limit: int) -> PrefixView | None:
+def prefix_view(index: PrefixIndex, slots: RankSlots, sequence_hash: int, limit: int) -> PrefixView | None:
     """Return the block with at most `limit` of its children; None where nobody knows it."""
     holders, children = index.holders(sequence_hash), index.children(sequence_hash)
     if not holders and not children:
         return None
     return PrefixView(
         sequence_hash=sequence_hash,
-        holders=_named(holders, places),
+        holders=_named(holders, slots),
         children_total=len(children),
         children=tuple(children[:limit]),
     )
 
 
-def _named(holders: dict[int, int], places: RankSlots) -> tuple[Holder, ...]:
-    ranks = sorted((places.rank_of(slot), bits) for slot, bits in holders.items())
+def _named(holders: dict[int, int], slots: RankSlots) -> tuple[Holder, ...]:
+    ranks = sorted((slots.rank_of(slot), bits) for slot, bits in holders.items())
     return tuple(
         Holder(
             worker_id=rank.worker_id,

@@ -20,7 +20,7 @@ REFUSED_NAMED_MAX = 256
 
 class _Refused(NamedTuple):
     reason: str
-    heard_at_s: float
+    last_seen_s: float
 
 
 class RankSlots:
@@ -62,7 +62,7 @@ class RankSlots:
         del self._rank_of[slot]
         self._free.add(slot)
 
-    def sit(self, rank_of: dict[int, WorkerRank]) -> None:
+    def assign(self, rank_of: dict[int, WorkerRank]) -> None:
         """Exactly these sit there, and hold what the index knows of their places; the index knows no other."""
         self._rank_of = dict(sorted(rank_of.items()))
         self._free = set(range(max(rank_of, default=-1) + 1)) - rank_of.keys()
@@ -95,13 +95,13 @@ class RankSlots:
         """Return whether the rank is named among those who were refused."""
         return rank in self._refused
 
-    def hear_refused(self, now_s: float) -> None:
+    def restart_refused_timeouts(self, now_s: float) -> None:
         """Nobody could be heard until now: the silence of who was refused says nothing."""
-        self._refused = {rank: refused._replace(heard_at_s=now_s) for rank, refused in self._refused.items()}
+        self._refused = {rank: refused._replace(last_seen_s=now_s) for rank, refused in self._refused.items()}
 
     def forget_silent(self, since_s: float) -> None:
         """Who was refused, and not heard since, waits for a place no more."""
-        for rank in [rank for rank, refused in self._refused.items() if refused.heard_at_s <= since_s]:
+        for rank in [rank for rank, refused in self._refused.items() if refused.last_seen_s <= since_s]:
             del self._refused[rank]
 
     def forget_worker(self, worker_id: str) -> None:

@@ -16,7 +16,7 @@ Without a note what is said of a rank is what all messages up to that moment mak
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from indexer.follow.checkpoint import RankPlace
+from indexer.follow.checkpoint import RankCheckpoint
 from indexer.follow.fold import IndexFold
 from indexer.follow.status import FollowerStatistics
 from kv_protocol.ids import WorkerRank
@@ -35,7 +35,7 @@ class Moment(NamedTuple):
     stream_seq: int
     time_ns: int
     snapshot: str
-    places: Mapping[WorkerRank, RankPlace]
+    places: Mapping[WorkerRank, RankCheckpoint]
     messages_read: int
 
     def notes(self) -> dict[WorkerRank, list[str]]:
@@ -43,7 +43,7 @@ class Moment(NamedTuple):
         return {rank: _notes(stream, self.places.get(rank)) for rank, stream in self.fold.statistics().streams.items()}
 
 
-def _notes(stream: FollowerStatistics, place: RankPlace | None) -> list[str]:
+def _notes(stream: FollowerStatistics, place: RankCheckpoint | None) -> list[str]:
     notes = []
     if stream.stale == "resyncing":
         notes.append(f"behind seq {stream.cursor} the log has a hole, or bytes that cannot be read")

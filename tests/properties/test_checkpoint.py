@@ -63,7 +63,7 @@ class Reader:
     """One who folds inputs, and asks."""
 
     def __init__(self, make_index: MakeIndex) -> None:
-        limits = FollowerLimits(kept_max=16, backoff_max_s=4.0)
+        limits = FollowerLimits(early_batches_max=16, backoff_max_s=4.0)
         self.fold = IndexFold(make_index(parked_ttl_s=PARKED_TTL_S), limits)
         self.recovering: set[str] = set()
 

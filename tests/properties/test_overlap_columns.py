@@ -21,7 +21,7 @@ from indexer.follow.inputs import (
     WorkerCame,
     WorkerGone,
 )
-from indexer.index.overlap_columns import Seatings
+from indexer.index.overlap_columns import StatusColumnsCache
 from kv_protocol.codec import pack_u64
 from kv_protocol.events import Batch, Cleared, Removed, Stored, Tier
 from kv_protocol.fleet import Heartbeat
@@ -97,7 +97,7 @@ def by_columns(fold: IndexFold, chain: list[int], asked: tuple[WorkerRank, ...])
 def differences(make_index: Callable[..., Any], told: list[Step]) -> list[str]:
     """Return where the columns are not the views."""
     index = make_index(parked_blocks_max=4, parked_ttl_s=1.0)
-    fold = IndexFold(index, FollowerLimits(behind_s=0.5, answer_s=0.5, kept_max=8), gone_s=4.0)
+    fold = IndexFold(index, FollowerLimits(behind_s=0.5, answer_s=0.5, early_batches_max=8), gone_s=4.0)
     now_s, found = 0.0, list[str]()
     for fact, later_s in told:
         now_s += later_s
@@ -146,12 +146,12 @@ def test_however_many_tuples_are_asked_for_a_bounded_number_is_remembered() -> N
     fold = IndexFold(IMPLEMENTATIONS["python"]())
     for number in range(1000):
         fold.columns(b"", (WorkerRank(f"w{number}", 0),))
-    assert len(fold._seatings._known) == 64
+    assert len(fold._status_columns._known) == 64
 
 
 @pytest.mark.parametrize("name", ["touch", "touch_all", "clear"])
 def test_not_looking_again_would_be_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Seatings, name, lambda *_: None)
+    monkeypatch.setattr(StatusColumnsCache, name, lambda *_: None)
     assert _is_found()
 
 

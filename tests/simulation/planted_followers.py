@@ -44,7 +44,7 @@ class NeverMissesTheLast(StreamFollower):
     """Takes a batch for lost only when a later one comes."""
 
     def tick(self, now_s: float) -> None:
-        self.wait_anew(now_s)
+        self.restart_timeouts(now_s)
 
 
 class BelievesAnyDigest(StreamFollower):
@@ -52,7 +52,7 @@ class BelievesAnyDigest(StreamFollower):
 
     def prove(self, digest_of: Callable[[Tier], TierDigest], now_s: float) -> None:
         del digest_of, now_s
-        self._pulse.claim = None
+        self._heartbeats.claim = None
 
 
 class BelievesJumps(StreamFollower):
@@ -68,9 +68,9 @@ class WaitsForWhatCame(StreamFollower):
     """Lets the late answer to a question replace what closed the hole by itself."""
 
     def _settle(self, now_s: float, answered_seq: int | None = None) -> list[Effect]:
-        is_open, request_id = self._asking._is_open, self._asking.request_id
+        is_open, request_id = self._question._is_open, self._question.request_id
         effects = super()._settle(now_s, answered_seq)
-        self._asking._is_open = is_open and answered_seq is None and request_id == self._asking.request_id
+        self._question._is_open = is_open and answered_seq is None and request_id == self._question.request_id
         return effects
 
 
@@ -113,8 +113,8 @@ class PartsOfAnyAnswer(AnswerParts):
         as_if = {"epoch": first.epoch, "last_seq": first.last_seq, "of": first.of, "buckets": first.buckets}
         return part.chunk < first.of and super().add(msgspec.structs.replace(part, **as_if))
 
-    def whole(self) -> RankState | None:
-        if (state := super().whole()) is not None:
+    def complete_answer(self) -> RankState | None:
+        if (state := super().complete_answer()) is not None:
             self._parts.clear()
         return state
 
@@ -147,7 +147,7 @@ class NeverAsksAgain(RecoveryQuestion):
 class KeepsQuestionsOverEpochs(RecoveryQuestion):
     """Goes on to wait for what it asked of another epoch."""
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         self.on_proof()
 
 
@@ -170,7 +170,7 @@ class NeverPauses(RecoveryQuestion):
     """Asks again as long as there is no answer."""
 
     def is_in_flight(self, now_s: float) -> bool:
-        return self._is_open and now_s < self.asked_at_s
+        return self._is_open and now_s < self.sent_at_s
 
     def is_due(self, now_s: float) -> bool:
         return self.wants is not None and now_s >= 0
@@ -186,13 +186,13 @@ class NeverMissesAnybody(IndexFold):
 
     def tick(self, now_s: float) -> list[Question]:
         for stream in self._ranks.values():
-            stream.heard_at_s = now_s
+            stream.alive_at_s = now_s
         return super().tick(now_s)
 
 
 WITHOUT_LOG = "indexer.follow.fold.without_log"
 FOLLOWER = "indexer.follow.fold.StreamFollower"
-ASKING = "indexer.follow.follower.Asking"
+QUESTION = "indexer.follow.follower.RecoveryQuestion"
 FOLD = "tests.simulation.index.IndexFold"
 
 PLANTED = (
@@ -207,12 +207,12 @@ PLANTED = (
     Planted(FOLLOWER, RequestsAllForAGap, "faulty", 20),
     Planted(FOLLOWER, RequestsAllForADoubt, "silent", 20),
     Planted(FOLLOWER, RestoresOneAhead, "torn", 20),
-    Planted(ASKING, MixesAnswers, "faulty", 20),
-    Planted(ASKING, TakesLateAnswers, "restless", 40),
-    Planted(ASKING, NeverAsksAgain, "faulty", 20),
-    Planted(ASKING, KeepsQuestionsOverEpochs, "restless", 80),
-    Planted(ASKING, NeverForgivesPauses, "silent", 20),
-    Planted(ASKING, NeverPauses, "faulty", 20),
+    Planted(QUESTION, MixesAnswers, "faulty", 20),
+    Planted(QUESTION, TakesLateAnswers, "restless", 40),
+    Planted(QUESTION, NeverAsksAgain, "faulty", 20),
+    Planted(QUESTION, KeepsQuestionsOverEpochs, "restless", 80),
+    Planted(QUESTION, NeverForgivesPauses, "silent", 20),
+    Planted(QUESTION, NeverPauses, "faulty", 20),
     Planted(WITHOUT_LOG, is_current_without_log, "torn", 20),
     Planted(FOLD, NeverMissesAnybody, "faulty", 80),
 )

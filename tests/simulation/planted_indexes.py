@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from typing_extensions import Buffer
 
-from indexer.follow.checkpoint import RankPlace
+from indexer.follow.checkpoint import RankCheckpoint
 from indexer.follow.effects import Effect, RepairBuckets, ReplaceAll
-from indexer.follow.question import Ask
+from indexer.follow.question import OpenQuestion
 from indexer.follow.rank_stream import RankStream
 from indexer.index.reference import ReferenceIndex
 from kv_protocol.digest import BUCKET_TABLE_BYTES, is_in_buckets
@@ -35,17 +35,19 @@ class RepairsAsOfOld(RankStream):
 class AsksForTooLittle(RankStream):
     """Takes for missing what comes after the batch that is missing."""
 
-    def _request(self, ask: Ask) -> RecoverRequest:
-        request = super()._request(ask)
-        return msgspec.structs.replace(request, after_seq=request.after_seq + 1) if ask.wants == "tail" else request
+    def _request(self, question: OpenQuestion) -> RecoverRequest:
+        request = super()._request(question)
+        return (
+            msgspec.structs.replace(request, after_seq=request.after_seq + 1) if question.wants == "tail" else request
+        )
 
 
 class CheckpointsWhatWaits(RankStream):
     """Takes the batches behind a hole for applied, where a snapshot is taken before it is closed."""
 
-    def place(self) -> RankPlace:
-        place = super().place()
-        return msgspec.structs.replace(place, seq=place.seq + len(self.follower._kept))
+    def checkpoint(self) -> RankCheckpoint:
+        checkpoint = super().checkpoint()
+        return msgspec.structs.replace(checkpoint, seq=checkpoint.seq + len(self.follower._reorder_buffer))
 
 
 class IgnoresHostRemovals(ReferenceIndex):

@@ -133,7 +133,7 @@ def _agent(dp_ranks: tuple[int, ...], random: Random) -> AgentSetup:
 def _follower(random: Random, hop_b: Faults) -> FollowerLimits:
     """Return limits whose patience is about that of production; less than an answer takes would be none."""
     answer_s = 2.0 if hop_b.delay_max_s == DELAY_MAX_S else random.choice([1.0, 2.0])
-    return FollowerLimits(answer_s=answer_s, backoff_max_s=4 * answer_s, kept_max=random.choice([2, 4096]))
+    return FollowerLimits(answer_s=answer_s, backoff_max_s=4 * answer_s, early_batches_max=random.choice([2, 4096]))
 
 
 def _log(kind: Kind, random: Random) -> LogSetup:

@@ -149,7 +149,7 @@ class Truth:
         if not follower.is_recovering or follower.is_in_flight(now_s) or not index.connection.is_connected:
             self._silences.pop((life, rank), None)
             return
-        request_id = follower._asking.request_id
+        request_id = follower._question.request_id
         known, newest_id, since_s = self._silences.get((life, rank), (follower, -1, now_s))
         if known is not follower or newest_id != request_id:  # another follower: the rank was forgotten meanwhile
             since_s = now_s

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from indexer.follow.effects import ApplyEvent, Effect, RepairBuckets
 from indexer.follow.follower import FollowerLimits, StreamFollower
-from indexer.follow.question import Ask
+from indexer.follow.question import OpenQuestion
 from indexer.follow.status import FollowerCounts
 from kv_protocol import codec
 from kv_protocol.digest import BUCKET_SET_BYTES, SetDigest, TierDigest
@@ -15,7 +15,7 @@ from kv_protocol.recovery import BlockColumns, DumpChunk, HeldBlock, ReplayChunk
 from tests.dumped import dump_chunks
 
 EPOCH, LATER, THIRD = 11, 22, 33
-LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, backoff_max_s=8.0, kept_max=4, silent_s=3.0)
+LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, backoff_max_s=8.0, early_batches_max=4, silent_s=3.0)
 FAR = 1 << 21
 FIRST_BUCKET = b"\x01" + bytes(BUCKET_SET_BYTES - 1)
 """The bucket of all small hashes."""
@@ -45,16 +45,16 @@ def applied(*seqs: int) -> list[Effect]:
     return [ApplyEvent(Stored((seq,))) for seq in seqs]
 
 
-def tail(request_id: int) -> Ask:
-    return Ask(request_id, "tail")
+def tail(request_id: int) -> OpenQuestion:
+    return OpenQuestion(request_id, "tail")
 
 
-def repair(request_id: int) -> Ask:
-    return Ask(request_id, "repair")
+def repair(request_id: int) -> OpenQuestion:
+    return OpenQuestion(request_id, "repair")
 
 
-def dump(request_id: int) -> Ask:
-    return Ask(request_id, "dump")
+def dump(request_id: int) -> OpenQuestion:
+    return OpenQuestion(request_id, "dump")
 
 
 def pulse(last_seq: int, epoch: int = EPOCH, *, held: Iterable[int] = (), stale: str = "") -> Heartbeat:
@@ -99,11 +99,11 @@ def holds(*held: int) -> Callable[[Tier], TierDigest]:
 
 def give(
     follower: StreamFollower, one: Input, now_s: float = 0, digest_of: Callable[[Tier], TierDigest] | None = None
-) -> list[Effect | Ask]:
+) -> list[Effect | OpenQuestion]:
     """Return what the stream wants done and asked, of which everything is done, and asked at once."""
-    effects: list[Effect | Ask] = [*_given(follower, one, now_s)]
+    effects: list[Effect | OpenQuestion] = [*_given(follower, one, now_s)]
     follower.prove(digest_of or holds(), now_s)
-    return [*effects, follower.ask(now_s)] if follower.is_due(now_s) else effects
+    return [*effects, follower.begin_question(now_s)] if follower.is_due(now_s) else effects
 
 
 def _given(follower: StreamFollower, one: Input, now_s: float) -> Sequence[Effect]:

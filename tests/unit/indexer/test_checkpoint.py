@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from indexer.follow.checkpoint import Checkpoint, RankPlace, decode_checkpoint, encode_checkpoint
+from indexer.follow.checkpoint import Checkpoint, RankCheckpoint, decode_checkpoint, encode_checkpoint
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BytesRefused, Fact, HeartbeatArrived, MessageArrived, Question, WorkerCame, WorkerGone
 from indexer.follow.messages import read_message
@@ -22,7 +22,7 @@ from tests.unit.indexer.life import Life
 
 A0, A1, B0, C0 = WorkerRank("a", 0), WorkerRank("a", 1), WorkerRank("b", 0), WorkerRank("c", 0)
 CREATED, SEQ, WALL_NS = "2026-01-02T03:04:05Z", 77, 1_767_322_245_000_000_000
-PLACE = RankPlace("a", 3, 5, 7, 12, 11, "behind", "i")
+PLACE = RankCheckpoint("a", 3, 5, 7, 12, 11, "behind", "i")
 
 make_index: MakeIndex = ReferenceIndex
 
@@ -64,7 +64,7 @@ def places(fold: IndexFold) -> dict[WorkerRank, tuple[int, int, str]]:
 
 def test_a_checkpoint_is_what_its_bytes_say() -> None:
     checkpoint = Checkpoint(
-        CREATED, SEQ, -WALL_NS, (PLACE, RankPlace("b", 0, 0, (1 << 64) - 1, 0, 0, "", "")), b"index"
+        CREATED, SEQ, -WALL_NS, (PLACE, RankCheckpoint("b", 0, 0, (1 << 64) - 1, 0, 0, "", "")), b"index"
     )
     assert decode_checkpoint(encode_checkpoint(checkpoint)) == checkpoint
 
@@ -221,7 +221,7 @@ def test_a_place_that_the_index_does_not_know_is_empty_and_one_that_nobody_has_i
     fold = IndexFold(make_index())
     lived(fold, A0, 6)
     saved = fold.checkpoint(CREATED, SEQ, WALL_NS)
-    odd = msgspec.structs.replace(saved, ranks=(RankPlace("b", 0, 4, 7, 3, 3, "", ""),))
+    odd = msgspec.structs.replace(saved, ranks=(RankCheckpoint("b", 0, 4, 7, 3, 3, "", ""),))
     fold.restore(odd, 0.0)
     assert (places(fold), fold.held(B0), fold.statistics().index.ranks) == ({B0: (7, 3, "")}, [], 1)
 

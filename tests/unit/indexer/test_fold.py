@@ -49,7 +49,7 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 def make_fold(parked_blocks_max: int = 100) -> IndexFold:
     index = make_index(parked_blocks_max=parked_blocks_max, parked_ttl_s=PARKED_TTL_S)
-    return IndexFold(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, kept_max=64), gone_s=GONE_S)
+    return IndexFold(index, FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=64), gone_s=GONE_S)
 
 
 def batch(rank: WorkerRank, seq: int, event: Event, epoch: int = EPOCH) -> BatchArrived:

@@ -34,7 +34,7 @@ from tests.dumped import dump_chunks
 from tests.unit.indexer.life import Life
 
 A0, B0 = WorkerRank("a", 0), WorkerRank("b", 0)
-LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, kept_max=16)
+LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, early_batches_max=16)
 PATH = tuple(splitmix64(at) for at in range(8))
 SEEDS = range(20)
 
@@ -300,9 +300,9 @@ class IsNeverThere(StreamFollower):
     """Planted bug: what was awaited is not noticed when it comes in a message."""
 
     def on_applied(self, span: Span) -> bool:
-        awaited = self._pulse.awaited
+        awaited = self._heartbeats.awaited
         may_prove = super().on_applied(span)
-        self._pulse.awaited = awaited
+        self._heartbeats.awaited = awaited
         return may_prove
 
 

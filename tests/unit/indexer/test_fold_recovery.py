@@ -21,7 +21,7 @@ from indexer.follow.inputs import (
     WorkerGone,
 )
 from indexer.follow.messages import read_message
-from indexer.follow.question_turns import RECOVERIES_MAX, QuestionTurns
+from indexer.follow.question_turns import RECOVERIES_MAX, RecoveryQueue
 from indexer.index.reference import ReferenceIndex
 from kv_protocol import codec
 from kv_protocol.digest import buckets_in
@@ -239,7 +239,7 @@ def test_who_waits_and_leaves_is_not_asked_nor_is_who_gets_its_place(fold: Index
 
 
 def test_a_turn_is_had_once_however_often_it_is_waited_for() -> None:
-    turns = QuestionTurns(2)
+    turns = RecoveryQueue(2)
     for slot in (5, 3, 5, 4):
         turns.wait(slot)
     assert [turns.next(), turns.next(), turns.next()] == [5, 3, None]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from indexer.follow.effects import Effect, RepairBuckets, ReplaceAll
 from indexer.follow.follower import StreamFollower
-from indexer.follow.question import Ask
+from indexer.follow.question import OpenQuestion
 from indexer.follow.status import FollowerCounts, StaleReason, is_blind, without_log
 from kv_protocol.digest import TierDigest
 from kv_protocol.events import TIERS, Tier
@@ -56,7 +56,7 @@ class Row(NamedTuple):
     name: str
     given: Sequence[Input]
     one: Input
-    effects: Sequence[Effect | Ask]
+    effects: Sequence[Effect | OpenQuestion]
     stale: str
     position: tuple[int, int]
     now_s: float = 0
@@ -218,7 +218,7 @@ def test_a_late_heartbeat_does_not_make_behind_what_is_not() -> None:
 
 def test_what_could_not_be_heard_is_not_late() -> None:
     follower = after(*BEHIND)
-    follower.wait_anew(60.0)
+    follower.restart_timeouts(60.0)
     assert [give(follower, TICK, 61.9), give(follower, TICK, 62.0)] == [[], [tail(1)]]
 
 
@@ -440,10 +440,10 @@ def test_a_proof_does_not_outlive_what_it_proved() -> None:
 @pytest.mark.parametrize("before", [LIVE, HOLE, DOUBT])
 def test_room_again_is_one_question_for_all(before: Sequence[Input]) -> None:
     follower = overfull(*before)
-    follower.on_room(2)
+    follower.on_memory_freed(2)
     asked = give(follower, TICK, 2)
-    follower.on_room(2)
-    assert [asked, give(follower, TICK, 2)] == [[dump(follower.ask(2).request_id - 1)], []]
+    follower.on_memory_freed(2)
+    assert [asked, give(follower, TICK, 2)] == [[dump(follower.begin_question(2).request_id - 1)], []]
 
 
 # ------------------------------------------------------------------------------------------------- one in flight
@@ -481,7 +481,7 @@ def test_a_second_question_waits_for_answer_s_a_proof_or_a_restart(script: list[
         is_proven = bool(compared) and not follower.is_recovering
         if is_proven or follower.position[0] != before[0]:
             asked_at_s = float("-inf")
-        if any(isinstance(effect, Ask) for effect in effects):
+        if any(isinstance(effect, OpenQuestion) for effect in effects):
             assert now_s - asked_at_s >= LIMITS.answer_s
             asked_at_s = now_s
         if follower.position[0] == before[0] and follower.position[1] < before[1]:

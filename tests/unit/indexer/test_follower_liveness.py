@@ -20,7 +20,7 @@ from kv_protocol.recovery import Answer, DumpChunk, HeldBlock, RecoverRequest, R
 from kv_protocol.splitmix import choice_index, splitmix64, unit_interval
 from tests.dumped import dump_chunks
 
-LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, silent_s=3.0, kept_max=16)
+LIMITS = FollowerLimits(gap_s=0.0, behind_s=2.0, answer_s=2.0, silent_s=3.0, early_batches_max=16)
 STEP_S, FAULTS_S, END_S = 0.25, 30.0, 55.0
 
 RING_BATCHES = 12
@@ -216,7 +216,7 @@ class World:
             self.ask()
 
     def ask(self) -> None:
-        asked = self.follower.ask(self.now_s)
+        asked = self.follower.begin_question(self.now_s)
         is_early = bool(self.asked_s) and self.now_s - self.asked_s[-1] < LIMITS.answer_s
         assert self.may_ask_at_once or not is_early, "one question in flight"
         self.may_ask_at_once = False
@@ -246,14 +246,14 @@ class RetiresForGood(StreamFollower):
     """Planted bug: an epoch that was retired is never believed again."""
 
     def on_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> list[Effect]:
-        return [] if self._lives.is_retired(heartbeat.epoch) else super().on_heartbeat(heartbeat, now_s)
+        return [] if self._epochs.is_retired(heartbeat.epoch) else super().on_heartbeat(heartbeat, now_s)
 
 
 class NeverAsksAgain(StreamFollower):
     """Planted bug: a lost question is waited for."""
 
     def is_due(self, now_s: float) -> bool:
-        return super().is_due(now_s) and not self._asking.expects(self._asking.request_id)
+        return super().is_due(now_s) and not self._question.expects(self._question.request_id)
 
 
 class AsksAtEveryBatch(StreamFollower):
@@ -268,7 +268,7 @@ class ComparesNothing(StreamFollower):
 
     def prove(self, digest_of: Callable[[Tier], TierDigest], now_s: float) -> None:
         del digest_of, now_s
-        self._asking.on_proof()
+        self._question.on_proof()
 
     def on_batch(self, batch: Batch, now_s: float) -> list[Effect]:
         effects = super().on_batch(batch, now_s)
@@ -279,7 +279,7 @@ class IsNeverBehind(StreamFollower):
     """Planted bug: what is lost at the end of the log is waited for."""
 
     def tick(self, now_s: float) -> None:
-        self.wait_anew(now_s)
+        self.restart_timeouts(now_s)
 
 
 class LosesWhatItKept(StreamFollower):
@@ -294,8 +294,8 @@ class BelievesHeartbeatsForEver(StreamFollower):
     """Planted bug: what one heartbeat told of wrongly is waited for whatever the source answers."""
 
     def on_answer(self, answer: Answer, now_s: float) -> list[Effect]:
-        awaited, effects = self._pulse.awaited, super().on_answer(answer, now_s)
-        self._pulse.awaited = awaited or self._pulse.awaited
+        awaited, effects = self._heartbeats.awaited, super().on_answer(answer, now_s)
+        self._heartbeats.awaited = awaited or self._heartbeats.awaited
         return effects
 
 

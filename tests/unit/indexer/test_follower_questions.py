@@ -253,7 +253,7 @@ def test_what_a_heartbeat_told_of_has_had_its_time_and_is_requested_at_once() ->
 
 def test_after_an_outage_the_log_has_gap_s_again_to_close_a_gap() -> None:
     follower = after(*HOLE, limits=PATIENT)
-    follower.wait_anew(10)
+    follower.restart_timeouts(10)
     assert [give(follower, TICK, 10.4), give(follower, TICK, 10.5)] == [[], [tail(1)]]
 
 

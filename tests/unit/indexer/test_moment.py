@@ -2,7 +2,7 @@
 
 import pytest
 
-from indexer.follow.checkpoint import Checkpoint, RankPlace
+from indexer.follow.checkpoint import Checkpoint, RankCheckpoint
 from indexer.follow.fold import IndexFold
 from indexer.follow.inputs import BatchArrived, BytesRefused
 from indexer.index.reference import ReferenceIndex
@@ -22,7 +22,7 @@ def batch(seq: int, epoch: int = 7) -> BatchArrived:
     return BatchArrived(A0, Batch(epoch, seq, Stored((seq,))))
 
 
-def moment(fold: IndexFold, *places: RankPlace) -> Moment:
+def moment(fold: IndexFold, *places: RankCheckpoint) -> Moment:
     return Moment(fold, 10, 1, NAME if places else "", {place.rank: place for place in places}, 1)
 
 
@@ -30,7 +30,7 @@ def restored(seq: int, logged_seq: int, stale: str = "") -> Moment:
     """Return the moment of a snapshot in which a rank was so."""
     index = ReferenceIndex(parked_blocks_max=10, parked_ttl_s=5.0)
     index.register(0)
-    place = RankPlace(*A0, 0, 7, seq, logged_seq, stale, "i")
+    place = RankCheckpoint(*A0, 0, 7, seq, logged_seq, stale, "i")
     fold = empty()
     fold.restore(Checkpoint("2026", 9, 1, (place,), index.snapshot()), 0.0)
     return moment(fold, place)
