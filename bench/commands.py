@@ -14,16 +14,11 @@ from bench.routing.command import trace
 from bench.routing.hot_spots_command import hot_spots
 from bench.soak.command import soak
 
-COMMANDS: dict[str, click.Command] = {
-    "bodies": bodies,
-    "dataplane": dataplane,
-    "decision": decision,
-    "disagg": disagg,
-    "drain": drain,
-    "oracle": oracle,
-    "events": events,
-    "hot-spots": hot_spots,
-    "index": index,
-    "soak": soak,
-    "trace": trace,
-}
+
+@click.group()
+def bench() -> None:
+    """Measure it: every bench states the machine, and prints what it lost too."""
+
+
+for command in (bodies, dataplane, decision, disagg, drain, events, hot_spots, index, oracle, soak, trace):
+    bench.add_command(command)

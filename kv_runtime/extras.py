@@ -9,6 +9,9 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+import click
 
 DISTRIBUTION = "kv-router"
 _TOOLS = Path(__file__).parent / "tools"
@@ -47,6 +50,47 @@ def reach_tools() -> None:
     sys.path.insert(0, tools)
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (tools, inherited)))
+
+
+class InstalledCommands(click.Group):
+    """A group with further commands: entry points of the installation, each imported when it is named.
+
+    The entry points of `program` are the group `kv_router.<program>`. A command of a package that is called as an extra
+    needs that extra.
+    """
+
+    def __init__(self, *arguments: Any, program: str, **options: Any) -> None:  # noqa: ANN401 - click's
+        super().__init__(*arguments, **options)
+        self._program = program
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, in order."""
+        return sorted({*super().list_commands(ctx), *self._entries()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of this name; without its extra, one that says what to install."""
+        command = super().get_command(ctx, cmd_name)
+        entry = None if command else self._entries().get(cmd_name)
+        if entry is None:
+            return command
+        extra = entry.module.partition(".")[0]
+        if missing(extra):
+            return _without(extra, self._program, cmd_name)
+        reach_tools()
+        loaded: click.Command = entry.load()
+        return loaded
+
+    def _entries(self) -> dict[str, metadata.EntryPoint]:
+        return {entry.name: entry for entry in metadata.entry_points(group=f"kv_router.{self._program}")}
+
+
+def _without(extra: str, program: str, name: str) -> click.Command:
+    """Return the command of a missing extra: whatever its arguments, it says what to install."""
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    text = f"needs {DISTRIBUTION}[{extra}]"
+    return click.Command(
+        name, context_settings=anything, callback=lambda: require(extra, program, name), short_help=text
+    )
 
 
 def _packages(extra: str) -> Iterator[str]:

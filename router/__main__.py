@@ -22,7 +22,7 @@ from kv_runtime.config import ConfigurationError, config_options, given_paths, l
 from kv_runtime.config_text import render, without_user
 from kv_runtime.connections import CONTROL_CONNECTIONS_MAX
 from kv_runtime.event_log import BrokerUnavailable, EventLog, StreamUnfit
-from kv_runtime.extras import reach_tools, require
+from kv_runtime.extras import InstalledCommands
 from kv_runtime.http import HttpServer
 from kv_runtime.nats_server import EmbeddedNats, NatsServerError
 from kv_runtime.supervise import Part, run_parts, run_process
@@ -77,7 +77,7 @@ _INDEX_NAMES = {"native": "C++", "python": "Python"}
 _EXPECTED = (ConfigurationError, BrokerUnavailable, StreamUnfit, NatsServerError, PortUsed, TextError, TooFewFiles)
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=InstalledCommands, program="router", invoke_without_command=True)
 @click.version_option(package_name="kv-router")
 @config_options
 @click.option("--mode", help="how a worker is chosen: kv, round-robin, ...; see policy.mode")
@@ -123,63 +123,6 @@ def main(
         run_process(lambda stop: _serve(settings, stop, given))
     except _EXPECTED as error:
         sys.exit(f"router: {error}")
-
-
-@main.command()
-@click.option("--keep", is_flag=True, help="leave the fleet up afterwards, and print its addresses")
-@click.option("--workers", default=4, show_default=True, type=click.IntRange(1, 64))
-@click.option("--seed", default=1, show_default=True, type=int, help="of the workload and of every draw")
-def demo(keep: bool, workers: int, seed: int) -> None:
-    """Show it: one workload through a real fleet twice, round-robin and kv."""
-    require("bench", "router", "the demo")
-    reach_tools()
-    from rich.console import Console
-
-    from bench.demo.demo import Demo, DemoStopped
-    from bench.demo.workload import WorkloadShape
-    from bench.processes import ProcessFailed
-
-    show = Demo(Console(), workers=workers, shape=WorkloadShape(), seed=seed)
-    try:
-        run_process(lambda stop: show.run(stop, keep=keep))
-    except (DemoStopped, ProcessFailed) as error:
-        sys.exit(f"router demo: {error}")
-
-
-class _Benches(click.Group):
-    """The commands of `bench`, which is imported when one is named."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        del ctx
-        return sorted(self._commands())
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        del ctx
-        return self._commands().get(cmd_name)
-
-    @staticmethod
-    def _commands() -> dict[str, click.Command]:
-        require("bench", "router", "a bench")
-        reach_tools()
-        from bench.commands import COMMANDS
-
-        return COMMANDS
-
-
-@main.group(cls=_Benches)
-def bench() -> None:
-    """Measure it: every bench states the machine, and prints what it lost too."""
-
-
-@main.command()
-@click.option("--write", "directory", required=True, type=click.Path(file_okay=False, path_type=Path))
-def dashboards(directory: Path) -> None:
-    """Write the Grafana dashboards and their provisioning into a directory."""
-    reach_tools()
-    from dashboards.files import write
-
-    for path in write(directory):
-        print(path)
 
 
 main.add_command(doctor)

@@ -76,6 +76,7 @@ def lay_out(directory: Path, *extras: str) -> None:
     info = directory / "kv_router-0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("\n".join(("Metadata-Version: 2.1", "Name: kv-router", "Version: 0", *_requires())))
+    (info / "entry_points.txt").write_text("\n".join(_entry_points()) + "\n")
 
 
 def _link(source: Path, target: Path) -> None:
@@ -97,6 +98,13 @@ def _requires() -> Iterator[str]:
     for extra, requirements in project["optional-dependencies"].items():
         yield f"Provides-Extra: {extra}"
         yield from (f"Requires-Dist: {_for_extra(Requirement(each), extra)}" for each in requirements)
+
+
+def _entry_points() -> Iterator[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for group, entries in project["entry-points"].items():
+        yield f"[{group}]"
+        yield from (f"{name} = {value}" for name, value in entries.items())
 
 
 def _for_extra(requirement: Requirement, extra: str) -> str:

@@ -25,7 +25,6 @@ INCLUDED = {"": (), "router": (), "bench": ("bench",), "dev": ("dev", "bench")}
 """Extras that such a package may use beside its own."""
 ELSEWHERE = {
     "worker_agent/engines/trtllm/library.py": {"tensorrt-llm"},  # loaded for `--engine trtllm`
-    "router/__main__.py": {"rich"},  # loaded for `router demo`, which needs the extra bench
     "router/compiled/__main__.py": {"mypy", "setuptools"},  # part of the build
     "dashboards/render.py": {"grafana-foundation-sdk"},  # builds what is committed
 }

