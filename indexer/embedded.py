@@ -1,8 +1,8 @@
 """The index inside another process: the only module that the router imports.
 
 index = EmbeddedIndex(settings, log, clock);  await index.start();  parts = [..., *index.parts(stage)]
-index.columns(chain, ranks)                   one moment's truth, no await
-hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, natively where that was built
+index.columns(chain, ranks)                   overlap of one moment, no await
+hash_blocks(ids, block_size, seed)            a prompt's sequence hashes, in C++ if built
 """
 
 import asyncio
@@ -46,23 +46,23 @@ __all__ = [
 ]
 
 STREAMS_S = 30.0
-"""How long a process waits at its start for a server that answers."""
+"""How long a process waits at its start for the server to answer."""
 _ASK_AGAIN_S = 0.5
 _FLEET_BYTES_MAX = 64 << 20
 _SNAPSHOTS_IN_LOG = 4
-"""A snapshot is written at least so often within the age that the log keeps, lest it lose what none covers."""
+"""Snapshots per age limit of the log, at least: the log must not drop messages that no snapshot covers."""
 _DEFAULT_NATS = NatsSection()
 
 _log = structlog.get_logger("indexer")
 
 
 async def ensure_streams(log: EventLog, nats: NatsSection) -> None:
-    """The streams that the index reads exist, with the configured bounds, and so does the bucket of its snapshots.
+    """Create or update the streams that the index reads and the bucket of its snapshots, with the configured bounds.
 
     Raises:
-        StreamUnfit: one is there that cannot be ours.
-        BrokerUnavailable: also where the server refuses one, for instance for want of room; and where it has been
-            silent for `STREAMS_S`: a cluster that is starting has no leaders for some seconds.
+        StreamUnfit: an existing one cannot be ours.
+        BrokerUnavailable: the server is away, refuses one, for instance for want of space, or has not answered for
+            `STREAMS_S`: a cluster that is starting has no leaders for some seconds.
     """
     deadline_s = asyncio.get_running_loop().time() + STREAMS_S
     while True:
@@ -103,13 +103,13 @@ class EmbeddedIndex:
         *,
         logs_announced: bool = True,
     ) -> None:
-        """Nothing is read yet; `nats` says how snapshots are kept, `logs_announced` is that of `IndexFeed`.
+        """Nothing is read yet; `nats` has the limits of snapshots, `logs_announced` is that of `IndexFeed`.
 
         Raises:
-            ConfigurationError: the native index was asked for, and was not built.
+            ConfigurationError: the native index is configured but was not built.
         """
         self.implementation, index = make_index(settings)
-        """Which index it is: native or python."""
+        """The implementation: native or python."""
         self._fold = IndexFold(
             index,
             FollowerLimits(gap_s=settings.gap_s, behind_s=settings.behind_s, answer_s=settings.answer_s),
@@ -126,7 +126,7 @@ class EmbeddedIndex:
         self._keeper = SnapshotKeeper(self._fold, self._feed, snapshots, log, clock, limits)
 
     async def start(self) -> None:
-        """The best snapshot is restored, and the log behind it is being read; without one, all of the log.
+        """Restore the best snapshot and begin to read the log behind it; without a snapshot, all of the log.
 
         Raises:
             BrokerUnavailable: the streams are not there, or NATS is away.
@@ -134,7 +134,7 @@ class EmbeddedIndex:
         await self._feed.start()
 
     def parts(self, stage: int) -> list[Part]:
-        """Return what is to run: the feed, the watch over the log that it follows, and the keeper of snapshots."""
+        """Return the parts to run: the feed, the event log's client, and the snapshot keeper."""
         return [
             Part("index", self._feed.run, stage),
             Part("event-log", self._event_log.run, stage),
@@ -142,17 +142,17 @@ class EmbeddedIndex:
         ]
 
     def catching_up(self) -> str:
-        """Return how far the log was read of what it had at the start; empty once all of it was."""
+        """Return how much of the log as of the start was read; empty once all of it was."""
         return self._feed.catching_up()
 
     def log_seq(self) -> int:
-        """Return the place in `KV_EVENTS` up to which all was applied."""
-        return self._feed.place.stream_seq
+        """Return the seq of the last applied message of `KV_EVENTS`."""
+        return self._feed.log_position.stream_seq
 
     def columns(self, chain: Hashes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each.
+        """Return each rank's overlap with the prefix, in the order of `ranks`, and its stream's status.
 
-        Cheap for a tuple that was asked for before, the very same one.
+        Cheap if the same tuple object was passed before.
         """
         return self._fold.columns(chain, ranks)
 
@@ -165,31 +165,31 @@ class EmbeddedIndex:
         await self._feed.wait_for(rank, epoch, seq)
 
     def held(self, rank: WorkerRank) -> list[HeldBlock]:
-        """Return what `rank` holds, parents first."""
+        """Return the blocks of `rank`, parents first."""
         return self._fold.held(rank)
 
     def state(self, rank: WorkerRank) -> RankState | None:
-        """Return all that is known of a rank at this moment; None for one that has no place in the index."""
+        """Return the present state of a rank; None if it has no slot in the index."""
         return self._fold.state(rank)
 
     def ranks(self) -> list[WorkerRank]:
-        """Return all ranks that are heard of and have a place in the index."""
+        """Return all ranks that have a slot in the index."""
         return self._fold.ranks()
 
     def refused_ranks(self) -> dict[WorkerRank, str]:
-        """Return the ranks for which the index has no room, as far as they are named, and why."""
+        """Return the ranks that the index refused, as far as they are named, and why."""
         return self._fold.refused_ranks()
 
     def prefixes(self, limit: int, order_by: PrefixOrder) -> list[StretchView]:
-        """Return the first `limit` stretches of prefixes by what is asked, most first."""
+        """Return the first `limit` stretches of prefixes in descending order of `order_by`."""
         return self._fold.prefixes(limit, order_by, self._clock.now())
 
     def prefix(self, sequence_hash: int, limit: int) -> PrefixView | None:
-        """Return who holds one block, and at most `limit` of those behind it; None where nobody knows it."""
+        """Return the holders of a block and at most `limit` of its children; None if the block is unknown."""
         return self._fold.prefix(sequence_hash, limit)
 
     def statistics(self) -> FoldStatistics:
-        """Return the figures that people read."""
+        """Return the figures for metrics and views."""
         return self._fold.statistics()
 
     def families(self) -> Iterator[Family]:

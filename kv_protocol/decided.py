@@ -184,10 +184,10 @@ def _check_overlap(data: bytes, ranks: int) -> None:
     at, flags, size = 1, data[0], (ranks + 7) // 8
     for tier in range(TIERS):
         if flags >> tier & 1:
-            who = data[at : at + size]
-            if int.from_bytes(who, "little") >> ranks:
-                raise LimitExceeded("overlap", who.hex(), f"bits of {ranks} columns")
-            at += size + (4 if flags & WIDE else 2) * int.from_bytes(who, "little").bit_count()
+            holders = data[at : at + size]
+            if int.from_bytes(holders, "little") >> ranks:
+                raise LimitExceeded("overlap", holders.hex(), f"bits of {ranks} columns")
+            at += size + (4 if flags & WIDE else 2) * int.from_bytes(holders, "little").bit_count()
     if at != len(data) or flags & ~(WIDE | 0xF):
         raise LimitExceeded("overlap", f"{len(data)} bytes, flags {flags:#x}", f"{at} bytes, flags {WIDE | 0xF:#x}")
 
@@ -227,8 +227,8 @@ def _steps(data: bytes, ranks: int) -> Iterator[list[int]]:
     for tier in range(TIERS):
         steps = [0] * ranks
         if data[0] >> tier & 1:
-            who = int.from_bytes(data[at : at + size], "little")
-            columns = [column for column in range(ranks) if who >> column & 1]
+            holders = int.from_bytes(data[at : at + size], "little")
+            columns = [column for column in range(ranks) if holders >> column & 1]
             numbers = struct.Struct(f"<{len(columns)}{kind}")
             for column, more in zip(columns, numbers.unpack_from(data, at + size), strict=True):
                 steps[column] = more

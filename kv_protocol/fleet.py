@@ -78,16 +78,16 @@ def _check_characters(field: str, value: str, least: int, most: int) -> None:
         raise LimitExceeded(field, value, f"{least}..{most} characters")
 
 
-def _check_names(told: "WorkerRegistered") -> None:
-    if not told.served_names:
-        raise LimitExceeded("served_names", told.served_names, "at least one name")
+def _check_names(registration: "WorkerRegistered") -> None:
+    if not registration.served_names:
+        raise LimitExceeded("served_names", registration.served_names, "at least one name")
     for field, most in _NAMES_MAX.items():
-        names: tuple[str, ...] = getattr(told, field)
+        names: tuple[str, ...] = getattr(registration, field)
         if len(names) > most:
             raise LimitExceeded(field, f"{len(names)} names", f"{most} at most")
         for at, name in enumerate(names):
             _check_characters(f"{field}[{at}]", name, 1, NAME_CHARACTERS_MAX)
-    for at, taint in enumerate(told.taints):
+    for at, taint in enumerate(registration.taints):
         if "," in taint or taint != taint.strip():
             raise LimitExceeded(
                 f"taints[{at}]", taint, "no comma, no space at its ends: requests name taints by commas"

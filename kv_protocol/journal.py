@@ -182,7 +182,7 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
         return kind(lease_id=self.decision_id)
 
     @property
-    def is_whole(self) -> bool:
+    def is_unstreamed(self) -> bool:
         """Whether the answer came whole: its end is the first that is recorded of it."""
         if self.came_whole is not None:
             return self.came_whole
@@ -320,14 +320,14 @@ def _named(reason: str, data: bytes) -> str:
     found = _IN_RECORD.search(reason)
     if found is None:
         return reason
-    record, place, inner = found.groups()
+    record, field_index, inner = found.groups()
     try:
         kind = _KINDS[msgspec.msgpack.decode(_cutter.decode(data)[3][int(record)][0], type=str)]
     except (*UNDECODABLE, KeyError):  # what is behind the field may be worse
         return reason
-    if place == "0":
+    if field_index == "0":
         return reason
-    named = f"$[3][{record}] {kind.__struct_config__.tag}.{kind.__struct_fields__[int(place) - 1]}"
+    named = f"$[3][{record}] {kind.__struct_config__.tag}.{kind.__struct_fields__[int(field_index) - 1]}"
     if inner is not None and named.endswith(".request"):
         named += f".{RequestRecord.__struct_fields__[int(inner)]}"
     elif inner is not None:

@@ -65,5 +65,5 @@ def _decoded(piece: bytes, key: str, before: int) -> list[int]:
         return _ids.read(msgspec.Raw(b"[%b]" % piece), "")
     except RequestInvalid as error:
         at = _INDEX.search(str(error.__cause__))
-        place = f"{key}[{before + int(at[1])}]" if at else key
-        raise RequestInvalid(place, error.found, error.allowed if at else "token ids") from error
+        param = f"{key}[{before + int(at[1])}]" if at else key
+        raise RequestInvalid(param, error.found, error.allowed if at else "token ids") from error

@@ -199,5 +199,5 @@ def _continued(rendered: str, messages: Sequence[Message]) -> str:
     at = rendered.rfind(content.strip()) if isinstance(content, str) else -1
     if not isinstance(content, str) or at < 0:
         raise TextError("continue_final_message", "true", "a last message whose text the template writes")
-    whole = content.lstrip()
-    return rendered[: at + len(whole if rendered.startswith(whole, at) else content.strip())]
+    trimmed = content.lstrip()
+    return rendered[: at + len(trimmed if rendered.startswith(trimmed, at) else content.strip())]

@@ -42,7 +42,7 @@ class ManualClock:
     def __init__(self, now_s: float = 0.0, wall_ns: int = 0) -> None:
         self._now_s = now_s
         self._wall_ns = wall_ns
-        self._turn = itertools.count()
+        self._numbers = itertools.count()
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
 
     def now(self) -> float:
@@ -59,7 +59,7 @@ class ManualClock:
             await asyncio.sleep(0)
             return
         awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self._now_s + seconds, next(self._turn), awake))
+        heapq.heappush(self._sleepers, (self._now_s + seconds, next(self._numbers), awake))
         await awake
 
     async def advance(self, seconds: float) -> None:

@@ -178,7 +178,7 @@ class IndexSection(Section):
 
     @field_validator("memory_bytes_max")
     @classmethod
-    def _room_for_a_rank(cls, memory_bytes_max: int) -> int:
+    def _fits_a_rank(cls, memory_bytes_max: int) -> int:
         if 0 < memory_bytes_max < _INDEX_BYTES_MIN:
             raise ValueError(f"0 (no limit) or {_INDEX_BYTES_MIN} and more are allowed")
         return memory_bytes_max

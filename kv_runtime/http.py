@@ -97,7 +97,7 @@ async def openai_errors(request: web.Request, handler: Handler) -> web.StreamRes
         kind = "invalid_request_error" if error.status < 500 else "server_error"  # noqa: PLR2004
         return error_response(error.status, f"{request.method} {_shown(request.path)}: {error.reason}", kind)
     except Exception as error:  # noqa: BLE001 - the edge: whatever it was, the client gets an answer
-        if isinstance(error, ConnectionError) and _has_gone(request):
+        if isinstance(error, ConnectionError) and _is_disconnected(request):
             return _cut(request)
         _log.exception("request_failed", path=request.path)
         if request.writer.output_size:
@@ -119,7 +119,7 @@ def _first_line(text: str) -> str:
     return text.strip().split("\n", 1)[0][:_MESSAGE_CHARACTERS_MAX]
 
 
-def _has_gone(request: web.Request) -> bool:
+def _is_disconnected(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
@@ -461,7 +461,7 @@ class HttpServer:
             self._openings.add(opening)
             opening.add_done_callback(self._openings.discard)
         else:
-            self._turn_away(accepted)
+            self._refuse(accepted)
 
     async def _open(self, accepted: socket.socket) -> None:
         """Serve the connection, unless its client has left."""
@@ -474,7 +474,7 @@ class HttpServer:
             accepted.close()
             self._connections.not_opened()
 
-    def _turn_away(self, accepted: socket.socket) -> None:
+    def _refuse(self, accepted: socket.socket) -> None:
         """Send the refusal and close; a client that sends its request later may see a reset instead."""
         message = f"{self._connections.statistics().bound} connections are open and in use; try again"
         body = error_body(message, "server_error")

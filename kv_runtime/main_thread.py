@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeVar
 import uvloop
 
 from kv_runtime.open_files import raise_open_files
-from kv_runtime.supervise import STOP_SIGNALS, map_large_blocks, said_at_the_end
+from kv_runtime.supervise import STOP_SIGNALS, exit_with_reason, map_large_blocks
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, N
     def loops(signals: socket.socket) -> None:
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_life(main, signals, thread.call))
+                runner.run(_run_main(main, signals, thread.call))
         except BaseException as error:  # noqa: BLE001  the main thread raises it again
             outcome.set_exception(error)
         else:
@@ -94,7 +94,7 @@ def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, N
 
     raise_open_files()
     map_large_blocks()
-    with said_at_the_end():
+    with exit_with_reason():
         with _stop_signals() as signals:
             beside = threading.Thread(target=loops, args=(signals,), name="event-loop", daemon=True)
             beside.start()
@@ -103,7 +103,7 @@ def run_beside(main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, N
         outcome.result()
 
 
-async def _life(
+async def _run_main(
     main: Callable[[asyncio.Event, ThreadCall], Coroutine[Any, Any, None]], signals: socket.socket, call: ThreadCall
 ) -> None:
     loop, caller, stop = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()

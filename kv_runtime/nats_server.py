@@ -195,7 +195,7 @@ class EmbeddedNats:
         """
         child = self._running()
         await asyncio.shield(child.ended)
-        if not child.asked_to_stop:
+        if not child.is_stopping:
             raise NatsServerError(f"nats-server ended (exit status {child.exit_status}); its log:\n{child.log_tail()}")
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -269,7 +269,7 @@ class _Child(asyncio.SubprocessProtocol):
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.port = 0
-        self.asked_to_stop = False
+        self.is_stopping = False
         self._on_log_line = on_log_line
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
         self._unfinished = b""
@@ -311,7 +311,7 @@ class _Child(asyncio.SubprocessProtocol):
 
     async def end(self, budget_s: float) -> None:
         """Return when the process is gone: by itself within the budget, or killed."""
-        self.asked_to_stop = True
+        self.is_stopping = True
         self._signal(signal.SIGTERM)
         try:
             await asyncio.wait((self.ended,), timeout=budget_s)

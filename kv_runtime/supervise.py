@@ -209,15 +209,15 @@ def thread_part(name: str, target: Callable[[threading.Event], None], *, stage: 
     """
 
     async def run(stop: asyncio.Event) -> None:
-        asked, outcome = threading.Event(), ThreadOutcome[None]()
+        stop_thread, outcome = threading.Event(), ThreadOutcome[None]()
         outcome.set_running_or_notify_cancel()  # from now on a cancelled awaiter leaves it as it is
-        threading.Thread(target=_settle, args=(outcome, target, asked), name=name, daemon=False).start()
+        threading.Thread(target=_settle, args=(outcome, target, stop_thread), name=name, daemon=False).start()
         try:
             await until(stop, asyncio.wrap_future(outcome))
-            asked.set()
+            stop_thread.set()
             await asyncio.wrap_future(outcome)
         except asyncio.CancelledError:
-            asked.set()
+            stop_thread.set()
             ending = asyncio.wrap_future(outcome)
             await asyncio.wait([ending], timeout=join_s)
             if not ending.done():
@@ -409,7 +409,7 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
     So does a drain that took too long.
     """
 
-    async def life() -> None:
+    async def main_task() -> None:
         stop = asyncio.Event()
         undo = install_signals(stop)
         try:
@@ -419,12 +419,12 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> N
 
     raise_open_files()
     map_large_blocks()
-    with said_at_the_end(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(life())
+    with exit_with_reason(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main_task())
 
 
 @contextmanager
-def said_at_the_end() -> Iterator[None]:
+def exit_with_reason() -> Iterator[None]:
     """Turn a process's life that was cut off into its exit, with code 1 and a line that says by what."""
     try:
         yield

@@ -243,10 +243,10 @@ class TokenizerText(Text):
         return self._template.render_utf8(messages, **options)
 
     def pack_marked(self, text: str) -> bytes:
-        """Return the tokens of a rendered chat, or of a part of one that was cut at `cut_places`."""
+        """Return the tokens of a rendered chat, or of a part of one that was cut at `mark_spans`."""
         return self.encoder.pack(text, add_special_tokens=False)
 
-    def cut_places(self, text: str) -> list[tuple[int, int]]:
+    def mark_spans(self, text: str) -> list[tuple[int, int]]:
         """Return where marks stand in the text, begin and end of each: it may be cut before them."""
         return [match.span() for match in self._marks.finditer(text)]
 
@@ -262,9 +262,9 @@ class TokenizerText(Text):
         name = self._tokenizer.id_to_token(token_id)
         if name is None or name in self.special_ids:
             return None if name is None else name.encode()
-        alone = self._tokenizer.decode([token_id])
-        if _REPLACEMENT not in alone:
-            return self._tokenizer.decode([token_id, token_id])[len(alone) :].encode()
+        once = self._tokenizer.decode([token_id])
+        if _REPLACEMENT not in once:
+            return self._tokenizer.decode([token_id, token_id])[len(once) :].encode()
         return spelt_bytes(name)
 
 
@@ -307,8 +307,8 @@ class _PrefixDetokenizer:
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._special_ids = special_ids
-        self._told: list[int] = []
-        self._told_characters = 0
+        self._window: list[int] = []
+        self._window_characters = 0
         self._new: list[int] = []
 
     def push(self, ids: Sequence[int]) -> str:
@@ -319,17 +319,17 @@ class _PrefixDetokenizer:
         text = self._new_text()
         if not text or (text.endswith(_REPLACEMENT) and len(self._new) < _HELD_TOKENS_MAX):
             return ""
-        self._told, self._new = self._new, []
-        self._told_characters = len(self._tokenizer.decode(self._told))
+        self._window, self._new = self._new, []
+        self._window_characters = len(self._tokenizer.decode(self._window))
         return text
 
     def flush(self) -> str:
         text = self._new_text() if self._new else ""
-        self._told, self._told_characters, self._new = [], 0, []
+        self._window, self._window_characters, self._new = [], 0, []
         return text
 
     def _new_text(self) -> str:
-        return self._tokenizer.decode(self._told + self._new)[self._told_characters :]
+        return self._tokenizer.decode(self._window + self._new)[self._window_characters :]
 
 
 def _bytes_of(ids: Iterable[int]) -> bytes:

@@ -46,8 +46,8 @@ def _repeated(node: yaml.Node, path: str, seen: set[int]) -> Iterator[str]:
         for key, value in node.value:
             yield from _repeated(value, f"{path}{key.value}.", seen)
     elif isinstance(node, yaml.SequenceNode):
-        for place, value in enumerate(node.value):
-            yield from _repeated(value, f"{path}{place}.", seen)
+        for index, value in enumerate(node.value):
+            yield from _repeated(value, f"{path}{index}.", seen)
 
 
 def _repeated_here(node: yaml.MappingNode, path: str) -> Iterator[str]:

@@ -60,8 +60,8 @@ class SnapshotRole:
         log, names = extent_of(await self._log.stream_state(subjects.EVENTS_STREAM)), await self._snapshots.names()
         self._stalled_s = 0.0
         await self._clock.sleep(2 * _LOOK_S)
-        began_s, place = self._clock.now(), self._feed.place
-        checkpoint = self._fold.checkpoint(place.created, place.stream_seq, self._clock.wall_ns())
+        began_s, log_position = self._clock.now(), self._feed.log_position
+        checkpoint = self._fold.checkpoint(log_position.created, log_position.stream_seq, self._clock.wall_ns())
         folded_s = self._clock.now()
         await self._snapshots.write(checkpoint, log, names)
         ended_s = self._clock.now()

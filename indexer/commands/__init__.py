@@ -1,1 +1,1 @@
-"""The commands that look into the log and its index; `indexer/__main__.py` has them all."""
+"""The commands that inspect the log and the index; `indexer/__main__.py` adds them."""

@@ -26,16 +26,16 @@ def _read_time(word: str) -> int:
     return wall_time.read(word, SystemClock().wall_ns())
 
 
-class _Asked(msgspec.Struct, frozen=True):
-    """What is wanted of a moment."""
+class _Query(msgspec.Struct, frozen=True):
+    """What to show of a moment."""
 
     ranks: tuple[WorkerRank, ...]
     overlap: tuple[int, ...]
     prefixes: tuple[int, ...]
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of it."""
+class _Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The output of the command."""
 
     stream_seq: int
     time: str
@@ -92,7 +92,7 @@ def at(
     """  # noqa: D301
     if (seq is None) == (time_ns is None):
         raise click.UsageError(f"found {'none' if seq is None else 'both'} of --seq and --time, allowed one of them")
-    asked = _Asked(ranks, tuple(overlap or ()), tuple(block for blocks in prefixes for block in blocks))
+    query = _Query(ranks, tuple(overlap or ()), tuple(block for blocks in prefixes for block in blocks))
 
     async def work() -> Moment:
         fold = IndexFold(make_index(settings.index)[1], memory_bytes_max=settings.index.memory_bytes_max)
@@ -103,22 +103,22 @@ def at(
         finally:
             await log.close()
 
-    told = _told(run_to_end(work), asked)
-    click.echo(msgspec.json.encode(told) if as_json else "\n".join(_lines(told, asked)))
+    report = _report(run_to_end(work), query)
+    click.echo(msgspec.json.encode(report) if as_json else "\n".join(_lines(report, query)))
 
 
-def _told(moment: Moment, asked: _Asked) -> _Told:
+def _report(moment: Moment, query: _Query) -> _Report:
     known = sorted(moment.fold.ranks())
-    if unknown := [str(rank) for rank in asked.ranks if rank not in known]:
+    if unknown := [str(rank) for rank in query.ranks if rank not in known]:
         raise click.BadParameter(
             f"found {', '.join(unknown)}, allowed {', '.join(map(str, known)) or 'none: nobody was there'}",
             param_hint="--rank",
         )
-    ranks, notes = list(asked.ranks) or known, moment.notes()
+    ranks, notes = list(query.ranks) or known, moment.notes()
     states = [state for rank in ranks if (state := moment.fold.state(rank)) is not None]
-    views = zip(ranks, moment.fold.overlap(asked.overlap, ranks), strict=True) if asked.overlap else ()
-    found = [moment.fold.prefix(block, _CHILDREN_MAX) or _nobody(block) for block in asked.prefixes]
-    return _Told(
+    views = zip(ranks, moment.fold.overlap(query.overlap, ranks), strict=True) if query.overlap else ()
+    found = [moment.fold.prefix(block, _CHILDREN_MAX) or _without_holders(block) for block in query.prefixes]
+    return _Report(
         stream_seq=moment.stream_seq,
         time=wall_time.shown(moment.time_ns),
         snapshot=moment.snapshot,
@@ -129,7 +129,7 @@ def _told(moment: Moment, asked: _Asked) -> _Told:
     )
 
 
-def _nobody(block: int) -> PrefixView:
+def _without_holders(block: int) -> PrefixView:
     return PrefixView(sequence_hash=block, holders=(), children_total=0, children=())
 
 
@@ -151,21 +151,22 @@ def _overlap(rank: WorkerRank, view: RankView) -> dict[str, Any]:
     return {**rank._asdict(), "overlap_blocks": blocks}
 
 
-def _lines(told: _Told, asked: _Asked) -> list[str]:
-    source = f"snapshot {told.snapshot} and {told.messages_read} messages" if told.snapshot else "the log alone"
-    lines = [f"after message {told.stream_seq}, of {told.time} (from {source})"]
-    for rank in told.ranks:
-        held = [
+def _lines(report: _Report, query: _Query) -> list[str]:
+    source = f"snapshot {report.snapshot} and {report.messages_read} messages" if report.snapshot else "the log alone"
+    lines = [f"after message {report.stream_seq}, of {report.time} (from {source})"]
+    for rank in report.ranks:
+        blocks = [
             f"{count} {medium} (digest {rank['digests'][medium]})" for medium, count in rank["blocks"].items() if count
         ]
-        place = f"{rank['worker_id']}/{rank['dp_rank']}  at {rank['seq']} of {short(rank['epoch'])}"
-        lines += [f"{place}, blocks: {', '.join(held) or 'none'}", *(f"    note: {note}" for note in rank["notes"])]
-    if asked.overlap:
-        lines.append(f"overlap with {len(asked.overlap)} blocks, on each medium and those before it:")
-    for view in told.overlap:
+        position = f"{rank['worker_id']}/{rank['dp_rank']}  at {rank['seq']} of {short(rank['epoch'])}"
+        lines.append(f"{position}, blocks: {', '.join(blocks) or 'none'}")
+        lines += [f"    note: {note}" for note in rank["notes"]]
+    if query.overlap:
+        lines.append(f"overlap with {len(query.overlap)} blocks, on each medium and those before it:")
+    for view in report.overlap:
         depths = ", ".join(f"{depth} {medium}" for medium, depth in view["overlap_blocks"].items())
         lines.append(f"    {view['worker_id']}/{view['dp_rank']}  {depths}")
-    return [*lines, *map(_prefix, told.prefixes)]
+    return [*lines, *map(_prefix, report.prefixes)]
 
 
 def _prefix(prefix: PrefixView) -> str:

@@ -22,7 +22,7 @@ from indexer.commands.state_lines import SHAPES, Shape, state_lines
 from indexer.config import IndexerSettings
 from indexer.follow.fold import IndexFold
 from indexer.index.implementations import make_index
-from indexer.service.history import NEWEST, kept_snapshot
+from indexer.service.history import NEWEST, named_snapshot
 from indexer.service.index_client import IndexClient
 from kv_protocol.ids import WorkerRank
 
@@ -58,19 +58,19 @@ def dump(
                indexer dump --snapshot newest --rank w0/0 --format columns
     """  # noqa: D301
 
-    async def live(to: IO[bytes]) -> bool:
+    async def from_index(to: IO[bytes]) -> bool:
         token = settings.control.token.get_secret_value()
         async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
             for rank in _chosen(ranks, (await index.ranks()).ranks):
                 state = await index.state(rank)
-                if state is not None:  # it may have gone meanwhile
+                if state is not None:  # the rank may have left meanwhile
                     to.writelines(state_lines(state, shape))
         return True
 
-    async def kept(to: IO[bytes], name: str) -> bool:
+    async def from_snapshot(to: IO[bytes], name: str) -> bool:
         log = await connected(settings)
         try:
-            fold = (await kept_snapshot(log, name, IndexFold(make_index(settings.index)[1]))).fold
+            fold = (await named_snapshot(log, name, IndexFold(make_index(settings.index)[1]))).fold
         finally:
             await log.close()
         for rank in _chosen(ranks, fold.ranks()):
@@ -80,7 +80,7 @@ def dump(
         return True
 
     with _target(out, force=force) as to:
-        run_to_end(lambda: live(to) if snapshot is None else kept(to, snapshot))
+        run_to_end(lambda: from_index(to) if snapshot is None else from_snapshot(to, snapshot))
 
 
 def _chosen(wanted: tuple[WorkerRank, ...], known: list[WorkerRank] | tuple[WorkerRank, ...]) -> list[WorkerRank]:
@@ -92,7 +92,7 @@ def _chosen(wanted: tuple[WorkerRank, ...], known: list[WorkerRank] | tuple[Work
 
 @contextmanager
 def _target(out: Path | None, *, force: bool) -> Iterator[IO[bytes]]:
-    """Give what to write to; a file gets its name once it is whole."""
+    """Yield the file to write to; it gets its name once it is complete."""
     if out is None:
         yield sys.stdout.buffer
         return

@@ -4,10 +4,10 @@
     ---------------------   ------------------------------------------------------------------------------------
     of a rank's stream      `EventLine`: of one epoch, seqs in a row, one kind and one tier
     of the fleet            `FleetLine`
-    a pulse                 `BeatLine`
-    that cannot be read     `UnreadableLine`, which says why
+    a heartbeat             `BeatLine`
+    malformed               `UnreadableLine`, with the reason
 
-A line is a struct, tagged `line` in JSON; `text` is the same in a row of words.
+A line is a struct, tagged `line` in JSON; `text` formats it for people.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class FleetLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag
 
 
 class BeatLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="heartbeat"):
-    """A rank's pulse: its place, and how many blocks it holds by medium."""
+    """A rank's heartbeat: its place, and its number of blocks by medium."""
 
     time_ns: int
     worker_id: str
@@ -63,7 +63,7 @@ class BeatLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag=
 
 
 class UnreadableLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="line", tag="unreadable"):
-    """A message that says nothing to us."""
+    """A malformed message."""
 
     time_ns: int
     stream_seq: int
@@ -138,7 +138,7 @@ def fleet_line(subject: str, data: bytes, *, time_ns: int, stream_seq: int) -> L
 
 
 def beat_line(subject: str, data: bytes, *, time_ns: int) -> Line:
-    """Return the line of a pulse, heard at `time_ns`."""
+    """Return the line of a heartbeat, received at `time_ns`."""
     try:
         rank, beat = subjects.rank_of(subject), fleet.decode_heartbeat(data)
     except MalformedMessage as error:
@@ -159,12 +159,12 @@ def _unreadable(subject: str, data: bytes, error: Exception, time_ns: int, strea
 
 
 def short(epoch: int) -> str:
-    """Return enough of an epoch to tell it from another: the lower half, in hex."""
+    """Return the lower half of an epoch, in hex: enough to tell epochs apart."""
     return f"{epoch % _SHORT:08x}"
 
 
 def text(line: Line, time: str) -> str:
-    """Return the line in words, behind its time as people read it."""
+    """Return the line as text, after its formatted time."""
     match line:
         case EventLine():
             seqs = f"{line.first_seq}" if line.first_seq == line.last_seq else f"{line.first_seq}-{line.last_seq}"
@@ -181,5 +181,5 @@ def text(line: Line, time: str) -> str:
             rank = f"{line.worker_id}/{line.dp_rank}"
             return f"{time} heartbeat {rank} {short(line.epoch)} at {line.last_seq}, blocks: {held}{stale}"
         case UnreadableLine():
-            place = f" {line.stream_seq}" if line.stream_seq else ""
-            return f"{time}{place} {line.subject} unreadable, {line.bytes} bytes: {line.reason}"
+            position = f" {line.stream_seq}" if line.stream_seq else ""
+            return f"{time}{position} {line.subject} unreadable, {line.bytes} bytes: {line.reason}"

@@ -1,8 +1,8 @@
-"""What the commands share: where the log and the index are, how ranks and hashes are typed, and how a command ends.
+"""Options shared by the commands (log, index, ranks, hashes), and their exit codes.
 
-0    done; of `verify`: all equal
-1    of `verify`: something differs
-2    it could not be done: what was asked for may not be, or is not to be had, or somebody does not answer
+0    done; `verify`: all equal
+1    `verify`: something differs
+2    not done: invalid options, unavailable data, or no answer
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import click
 
 from indexer.config import IndexerSettings
 from indexer.index.prefix_index import IndexFull
-from indexer.service.history import NotKept, SnapshotUnknown
+from indexer.service.history import NotRetained, SnapshotUnknown
 from indexer.service.index_client import IndexUnavailable
 from kv_protocol.errors import LimitExceeded, ProtocolError
 from kv_protocol.ids import WorkerRank, checked_dp_rank, checked_worker_id
@@ -54,7 +54,7 @@ _EXPECTED = (
     ConfigurationError,
     IndexFull,
     IndexUnavailable,
-    NotKept,
+    NotRetained,
     NotWritten,
     ProtocolError,
     SnapshotUnknown,
@@ -63,9 +63,9 @@ _EXPECTED = (
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the flags of every process and `--nats-url`, and itself the effective `settings`.
+    """Add the flags of every process and `--nats-url` to a command, and pass it the effective `settings`.
 
-    What it raises of what can be expected ends it with `NOT_DONE`, and a line that says why.
+    An expected error ends the command with `NOT_DONE` and one line with the reason.
     """
 
     @config_options
@@ -89,7 +89,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def index_url_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `--index-url`."""
+    """Add `--index-url` to a command."""
     return click.option(
         "--index-url",
         default=INDEX_URL,
@@ -99,7 +99,7 @@ def index_url_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def timeout_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command `--timeout-s`."""
+    """Add `--timeout-s` to a command."""
     return click.option(
         "--timeout-s",
         type=Seconds(0.1, 600),
@@ -110,7 +110,7 @@ def timeout_option(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Return what `work` returns; raise `Stopped` where a signal comes first."""
+    """Return what `work` returns; raise `Stopped` if a signal comes first."""
     outcome: list[T] = []
 
     async def working() -> None:
@@ -126,16 +126,16 @@ def run_to_end(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def connected(settings: IndexerSettings) -> EventLog:
-    """Return a connection to the configured log; raise `BrokerUnavailable` where there is none."""
+    """Connect to the configured log; raise `BrokerUnavailable` if that fails."""
     token = settings.nats.credentials.get_secret_value()
     return await EventLog.connect(settings.nats.url, name="indexer", user=settings.nats.user, token=token)
 
 
 def read_rank(text: str) -> WorkerRank:
-    """Return the rank that is meant.
+    """Parse a rank.
 
     Raises:
-        ValueError: it is none; the message says what is allowed.
+        ValueError: the text is not a rank; the message says what is allowed.
     """
     worker_id, _, dp_rank = text.rpartition("/")
     try:
@@ -160,7 +160,7 @@ def read_hashes(text: str) -> list[int]:
     """Return the sequence hashes in a text, or in the file of that name: decimal or 0x, with commas or blanks between.
 
     Raises:
-        ValueError: it has something else, or none; the message says what is allowed.
+        ValueError: it has anything else, or no hash; the message says what is allowed.
     """
     file = Path(text)
     try:
@@ -175,7 +175,7 @@ def read_hashes(text: str) -> list[int]:
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds within bounds; not a number is none."""
+    """A number of seconds within bounds; NaN is refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401
         """Return the number."""

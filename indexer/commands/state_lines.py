@@ -1,4 +1,4 @@
-"""What ranks hold as lines of JSON: to keep, to compare with other tools, or to load again.
+"""The blocks of ranks as lines of JSON: to store, to compare with other tools, or to load again.
 
 json       for each rank a line of its place and figures, then one for each block, parents first
 columns    for each rank one line: `indexer/follow/rank_state.py`, in JSON, with its columns in base64
@@ -23,8 +23,8 @@ def state_lines(state: RankState, shape: Shape) -> Iterator[bytes]:
         yield _encode(state) + b"\n"
         return
     rank = state.rank._asdict()
-    place = {"epoch": state.epoch, "seq": state.seq, "logged_seq": state.logged_seq, "stale": state.stale}
-    yield _encode({**rank, **place, "blocks": state.block_counts}) + b"\n"
+    position = {"epoch": state.epoch, "seq": state.seq, "logged_seq": state.logged_seq, "stale": state.stale}
+    yield _encode({**rank, **position, "blocks": state.block_counts}) + b"\n"
     for block in state.blocks():
         media = [tier.name.lower() for tier in block.tiers]
         row = {**rank, "sequence_hash": block.sequence_hash, "parent": block.parent, "media": media}

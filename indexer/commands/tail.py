@@ -88,13 +88,13 @@ def tail(
 
 
 class _Shown:
-    """What was printed; `stop` is set once that was enough."""
+    """Prints lines; sets `stop` after `limit` lines."""
 
     def __init__(self, stop: asyncio.Event, limit: int | None, *, as_json: bool) -> None:
         self._stop, self._left, self._as_json = stop, limit, as_json
 
     def show(self, line: Line) -> None:
-        """Print a line, unless enough were."""
+        """Print a line, unless the limit is reached."""
         if self._left == 0:
             return
         click.echo(msgspec.json.encode(line) if self._as_json else text(line, wall_time.shown(line.time_ns)))

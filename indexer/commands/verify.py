@@ -69,7 +69,7 @@ def verify(*, settings: IndexerSettings, index_url: str, timeout_s: float, examp
             mirrors = Mirrors(log, timeout_s)
             await mirrors.start()
             async with IndexClient(index_url, token=token, timeout_s=timeout_s) as index:
-                await index.ranks()  # whoever is not there is found out before anybody waits
+                await index.ranks()  # fails early if the index is not there
                 slugs = await FleetRoll(log, clock, FleetGate(settings.nats.fleet_secrets)).call(timeout_s)
                 looking = Verification(index, mirrors, clock, timeout_s=timeout_s, examples_max=examples)
                 async for verdict in looking.verdicts(slugs):
@@ -94,13 +94,12 @@ def _lines(verdict: RankVerdict) -> list[str]:
     blocks = ", ".join(f"{count} {medium}" for medium, count in verdict.blocks.items() if count) or "none"
     reason = f"; {verdict.reason}" if verdict.reason else ""
     stale = f"; stale: {verdict.stale}" if verdict.stale else ""
-    head = (
-        f"{verdict.worker_id}/{verdict.dp_rank}  {verdict.verdict}  {_places(verdict)}, blocks: {blocks}{reason}{stale}"
-    )
+    rank = f"{verdict.worker_id}/{verdict.dp_rank}"
+    head = f"{rank}  {verdict.verdict}  {_positions(verdict)}, blocks: {blocks}{reason}{stale}"
     return [head, *map(_example, verdict.examples)]
 
 
-def _places(verdict: RankVerdict) -> str:
+def _positions(verdict: RankVerdict) -> str:
     index = (
         f"index at {verdict.index_seq} of {short(verdict.index_epoch)}" if verdict.index_epoch else "not in the index"
     )

@@ -14,13 +14,13 @@ def shown(time_ns: int) -> str:
 
 
 def read(text: str, now_ns: int) -> int:
-    """Return the time that is meant: seconds before `now_ns`, or an ISO time.
+    """Parse a time: seconds before `now_ns`, or an ISO time.
 
-    Of a time that is written in milliseconds, or in whole seconds, all of that millisecond or second is meant: its end
-    is returned, so that what was shown to lie there does.
+    For a time in milliseconds, or in whole seconds, return the end of that millisecond or second, so that it includes
+    every message shown with that time.
 
     Raises:
-        ValueError: it is neither; the message says what is allowed.
+        ValueError: the text is neither; the message says what is allowed.
     """
     seconds_ago = _number(text)
     if seconds_ago is not None and 0 <= seconds_ago <= _SECONDS_MAX:
@@ -44,7 +44,7 @@ def _number(text: str) -> float | None:
 
 
 def _precision_ns(text: str) -> int:
-    """Return how long the time lasts that is written: as many digits of a second as there are."""
+    """Return the precision of a written time, by its digits of a second."""
     _, point, fraction = text.partition(".")
     digits = len(fraction) - len(fraction.lstrip("0123456789")) if point else 0
     return int(10 ** (9 - min(digits, 9)))

@@ -168,10 +168,10 @@ class ReferenceIndex(ReferenceTree):
 
     def match_many(self, queries: Sequence[Hashes], out: Buffer) -> None:
         """`out` holds, one after another, what `match` writes for each query."""
-        asked = [checked_hashes(hashes) for hashes in queries]
-        numbers = checked_depths(out, len(asked), self._columns_min())
-        each = len(numbers) // max(1, len(asked))
-        for at, hashes in enumerate(asked):
+        checked = [checked_hashes(hashes) for hashes in queries]
+        numbers = checked_depths(out, len(checked), self._columns_min())
+        each = len(numbers) // max(1, len(checked))
+        for at, hashes in enumerate(checked):
             self._match_into(hashes, numbers[at * each : (at + 1) * each])
 
     def _columns_min(self) -> int:

@@ -233,9 +233,9 @@ class _Reader:
             raise self._refusal(at - _U32.size, f"n is {n} blocks, allowed 1 or more, {left // 8} follow")
         self._at += 8 * n
         hashes = unpack_u64(self._body[at : self._at])
-        for place, sequence_hash in enumerate(hashes):
+        for index, sequence_hash in enumerate(hashes):
             if sequence_hash in self._hashes:
-                raise self._refusal(at + 8 * place, f"sequence hash {sequence_hash} stands twice")
+                raise self._refusal(at + 8 * index, f"sequence hash {sequence_hash} stands twice")
             self._hashes.add(sequence_hash)
         return hashes
 

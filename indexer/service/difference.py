@@ -1,15 +1,15 @@
-"""Compares what an index and a rank's mirror hold at one place of the stream.
+"""Compares the blocks of an index and of a rank's mirror at one place of the stream.
 
-    known of the rank         their places                  verdict
+    the rank is known to      their places                  verdict
     ----------------------    ---------------------------   ----------------------------------------------------------
-    by both                   the same                      *equal*, *differs*, or the index's *digest* is not that of
-                                                              its own blocks, which are right
-    by both                   the mirror is further         the batches between are folded into the index's blocks,
-                                                              then as above; where they are not all there: *behind*
-    by both                   the index is further          *beyond*: no mirror has been where the index is
-    by both                   in different epochs           *other_epoch*
-    by the mirror alone                                     *unknown*
-    by the index alone                                      *unanswered*: its mirror does not answer
+    both                      the same                      *equal*, *differs*, or *digest*: the index's blocks are
+                                                              right, its own digest of them is wrong
+    both                      the mirror is further         the batches between are folded into the index's blocks,
+                                                              then as above; if some are missing: *behind*
+    both                      the index is further          *beyond*: the mirror has not reached the index's place
+    both                      in different epochs           *other_epoch*
+    the mirror only                                         *unknown*
+    the index only                                          *unanswered*: its mirror does not answer
 
 A block is *missing* in the index, is *surplus* there, lies on other *media*, or behind another *parent*.
 """
@@ -48,7 +48,7 @@ class MirrorState(NamedTuple):
 
 
 class BlockDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """One block about which the two differ; where `parent` is in question, `index_parent` is what the index has."""
+    """One differing block; `parent` is the mirror's, `index_parent` the index's."""
 
     kind: DifferenceKind
     sequence_hash: int
@@ -59,7 +59,7 @@ class BlockDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of comparing one rank. Of whom nothing is known, epoch and seq are 0.
+    """The result for one rank. Epoch and seq are 0 for a side that does not know the rank.
 
     `blocks` are the index's by medium, at its own place. `counts` are of all differences, `examples` the first of each
     kind, parents first.
@@ -85,9 +85,9 @@ def held_of(chunks: Iterable[BlockColumns]) -> Held:
 
 
 def advance(held: Held, batches: Iterable[Batch], epoch: int, seq: int, to_seq: int) -> int:
-    """Fold batches in that follow `seq`, up to `to_seq`; return the place that was reached.
+    """Fold in the batches that follow `seq`, up to `to_seq`; return the last seq.
 
-    Of other epochs, and what was there already, nothing is taken; the first hole ends it.
+    Skip batches of other epochs and duplicates; stop at the first hole.
     """
     for batch in batches:
         if batch.epoch == epoch and batch.seq == seq + 1 <= to_seq:
@@ -131,7 +131,7 @@ def compare(
     *,
     examples_max: int = 10,
 ) -> RankVerdict:
-    """Return the verdict; `tail` are messages of the stream, among them those between the index and the mirror."""
+    """Return the verdict; `tail` has the messages of the stream between the index and the mirror."""
     verdict = _known(rank, index, mirror)
     if index is None:
         return _replaced(verdict, "unknown", "the index does not know it")
@@ -142,7 +142,8 @@ def compare(
     if index.seq > mirror.seq:
         return _replaced(verdict, "beyond", "the index is where its mirror has not been")
     held = held_of(index.chunks)
-    wrong = [told.tier.name.lower() for told, true in zip(index.digests, _digests(held), strict=True) if told != true]
+    digests = zip(index.digests, _digests(held), strict=True)
+    wrong = [kept.tier.name.lower() for kept, computed in digests if kept != computed]
     try:
         batches = (batch for message in tail for batch in codec.decode_message(message))
         reached = advance(held, batches, index.epoch, index.seq, mirror.seq)
@@ -190,15 +191,15 @@ def _digests(held: Held) -> list[TierDigest]:
 
 def _differences(index: Held, mirror: Held) -> dict[DifferenceKind, list[BlockDifference]]:
     found: dict[DifferenceKind, list[BlockDifference]] = {kind: [] for kind in KINDS}
-    for block, true in mirror.items():
+    for block, mirrored in mirror.items():
         known = index.get(block)
         if known is None:
-            found["missing"].append(_difference("missing", HeldBlock(block, true.parent, 0), true))
+            found["missing"].append(_difference("missing", HeldBlock(block, mirrored.parent, 0), mirrored))
             continue
-        if known.tier_bits != true.tier_bits:
-            found["media"].append(_difference("media", known, true))
-        if known.parent != true.parent:
-            found["parent"].append(_difference("parent", known, true))
+        if known.tier_bits != mirrored.tier_bits:
+            found["media"].append(_difference("media", known, mirrored))
+        if known.parent != mirrored.parent:
+            found["parent"].append(_difference("parent", known, mirrored))
     for block, known in index.items():
         if block not in mirror:
             found["surplus"].append(_difference("surplus", known, HeldBlock(block, known.parent, 0)))

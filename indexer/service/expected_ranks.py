@@ -1,7 +1,7 @@
-"""Which ranks should be there, by the log alone: registered ones, and those with heartbeats.
+"""The ranks that should be in an index, by the log alone: registered ranks, and ranks with heartbeats.
 
-A rank is known with its model's slug, by which its mirror is asked. One that registered and left is not there. One that
-died without a word still stands registered: only its mirror's silence tells.
+Each comes with its model's slug, which addresses its mirror. A worker that left is not included. A worker that died
+without leaving is still registered; its mirror does not answer.
 """
 
 from kv_protocol import subjects
@@ -13,15 +13,15 @@ from kv_runtime.clock import Clock
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage
 
 LISTEN_S = 1.5 * HEARTBEAT_PERIOD_S
-"""Whoever lives beats once in that time."""
-_LOOK_S = 0.05
+"""Every live rank sends at least one heartbeat in this time."""
+_POLL_S = 0.05
 
 
 class FleetRoll:
     """The ranks of a fleet."""
 
     def __init__(self, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
-        """`gate` checks fleet events; None: one without keys."""
+        """`gate` checks fleet events; None: a gate without keys."""
         self._event_log, self._clock = log, clock
         self._gate = FleetGate() if gate is None else gate
         self._registered: dict[str, dict[WorkerRank, str]] = {}
@@ -40,7 +40,7 @@ class FleetRoll:
         while reading.unread:
             if self._clock.now() > ends_s:
                 raise BrokerUnavailable(f"{subjects.FLEET_STREAM}: {reading.unread} messages not read")
-            await self._clock.sleep(_LOOK_S)
+            await self._clock.sleep(_POLL_S)
         await self._event_log.leave(reading)
         registered = {rank: slug for ranks in self._registered.values() for rank, slug in ranks.items()}
         return registered | self._beating
@@ -49,7 +49,7 @@ class FleetRoll:
         try:
             event = self._gate.admit(message.subject, message.data, message.headers)
         except FleetEventRefused:
-            return  # a worker that is there has a heartbeat
+            return  # a live worker is found by its heartbeat
         if isinstance(event, WorkerRegistered):
             self._registered[event.worker_id] = dict.fromkeys(event.ranks, subjects.slug_of(message.subject))
         elif isinstance(event, WorkerLeft):

@@ -1,10 +1,10 @@
-"""Feeds the fold from the log: batches, heartbeats and answers in, questions out, time.
+"""Feeds the fold from the log: batches, heartbeats, answers and ticks in, questions out.
 
-    start   the best snapshot of the stream that is there, then the log behind it; without one, all of the log
-    then    the index catches up with where the log ended at the start; until then it is not ready
+    start   restore the best snapshot of the stream, then read the log behind it; without a snapshot, all of the log
+    then    the index is ready once it has read up to the end that the log had at the start
 
-A part of a process: `run` ticks. Everything happens on the event loop, one fact after another; nobody else changes the
-fold, so what is read between two awaits is one moment's truth.
+A part of a process: `run` ticks. All facts are applied on the event loop, one after another, and only by the feed:
+reads of the fold between two awaits are consistent.
 """
 
 import asyncio
@@ -44,15 +44,15 @@ _NOT_APPLIED = ("never_heard", "refused", "resyncing", "behind")
 _log = structlog.get_logger("indexer")
 
 
-class Place(NamedTuple):
-    """How far the fold has come in KV_EVENTS: the last message applied, and the birth of the stream that has it."""
+class LogPosition(NamedTuple):
+    """The last message of KV_EVENTS that was applied, and the creation time of its stream."""
 
     created: str
     stream_seq: int
 
 
 class IndexFeed:
-    """Keeps one fold true to one log."""
+    """Keeps one fold up to date with one log."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class IndexFeed:
     ) -> None:
         """Nothing is read yet.
 
-        `logs_announced`: refused fleet events and heartbeats are logged here; else another reader in the process does.
+        `logs_announced`: log refused fleet events and heartbeats here; False if another reader of the process does.
         """
         self._logs_announced = logs_announced
         self._fold, self._event_log, self._clock, self._snapshots = fold, log, clock, snapshots
@@ -76,12 +76,12 @@ class IndexFeed:
         self._slug_of: dict[WorkerRank, str] = {}
         self._moved = asyncio.Condition()
         self._was_connected = True
-        self._told_refused: set[WorkerRank] = set()
-        self._told_overfull: set[WorkerRank] = set()
+        self._logged_refused: set[WorkerRank] = set()
+        self._logged_overfull: set[WorkerRank] = set()
         self.refused_messages_total = 0
-        """Messages that could not be read and are no fact of any rank; the others are counted by the fold."""
-        self.place = Place("", 0)
-        """Changes together with the fold: a checkpoint of now is one of this place."""
+        """Malformed messages that belong to no rank; the fold counts the others."""
+        self.log_position = LogPosition("", 0)
+        """Changes together with the fold: a checkpoint taken now is of this place."""
         self._reading: Reading | None = None
         self._target_seq = self._to_read = 0
         self._is_caught_up = False
@@ -89,10 +89,10 @@ class IndexFeed:
         """From the engine's flush to being applied, of each rank's newest batch."""
 
     async def start(self) -> None:
-        """A snapshot is restored, if there is one; answers, pulses, fleet, and the log behind it are heard.
+        """Restore a snapshot, if there is one; subscribe to answers, heartbeats, fleet events and the log behind it.
 
         Raises:
-            BrokerUnavailable: there are no streams, or no server; that snapshots cannot be read is not an error.
+            BrokerUnavailable: there are no streams, or no server; unreadable snapshots are no error.
         """
         stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
         covered = await self._snapshots.restore(stream, self._restore)
@@ -102,40 +102,40 @@ class IndexFeed:
         reading = await self._event_log.follow(
             subjects.EVENTS_STREAM, subjects.EVENTS_ALL, self._on_events, after_seq=covered, created=stream.created
         )
-        self.place = Place(reading.created, reading.told_seq)
+        self.log_position = LogPosition(reading.created, reading.delivered_seq)
         self._reading, self._target_seq, self._to_read = reading, stream.last_seq, reading.unread
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self._fold.restore(checkpoint, self._clock.now())
 
     def catching_up(self) -> str:
-        """Return how far the log was read, of what it had at the start; empty once all of that was.
+        """Return how much of the log as of the start was read; empty once all of it was.
 
-        What the log lost meanwhile, by its limits, is not waited for.
+        Messages that the log dropped meanwhile, by its limits, do not count.
         """
         if self._is_caught_up:
             return ""
         if self._reading is None:
             return "log: not read yet"
-        if self.place.stream_seq >= self._target_seq or not self._reading.unread:
+        if self.log_position.stream_seq >= self._target_seq or not self._reading.unread:
             self._is_caught_up = True
             return ""
-        return f"log: {min(self._reading.told_total, self._to_read)} of {self._to_read} messages read"
+        return f"log: {min(self._reading.delivered_total, self._to_read)} of {self._to_read} messages read"
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Let time pass until `stop` is set."""
+        """Tick until `stop` is set."""
         while not stop.is_set():
             await self._watch_connection()
-            await self._ask(self._fold.tick(self._clock.now()))
-            self._tell_of_refused()
-            self._tell_of_overfull()
-            self._forget_gone()
+            await self._send_questions(self._fold.tick(self._clock.now()))
+            self._log_refused_ranks()
+            self._log_overfull_ranks()
+            self._forget_unknown_ranks()
             await until(stop, self._clock.sleep(TICK_S))
 
     async def wait_for(self, rank: WorkerRank, epoch: int, seq: int) -> None:
-        """Return once `rank` was applied up to `seq` of `epoch`; waits for ever for what never comes.
+        """Return once `rank` was applied up to `seq` of `epoch`; wait for ever if that never happens.
 
-        What the rank's source could not read was never in the log, and is not waited for.
+        Events that the rank's source could not read have no seq.
         """
 
         def reached() -> bool:
@@ -151,23 +151,23 @@ class IndexFeed:
             self._was_connected = connected
             await self._apply(LogFound() if connected else LogLost())
 
-    def _tell_of_refused(self) -> None:
+    def _log_refused_ranks(self) -> None:
         refused = self._fold.refused_ranks()
-        for rank in refused.keys() - self._told_refused:
+        for rank in refused.keys() - self._logged_refused:
             _log.warning("rank_refused", rank=str(rank), reason=refused[rank])
-        for rank in self._told_refused - refused.keys():
+        for rank in self._logged_refused - refused.keys():
             _log.info("rank_not_refused_any_more", rank=str(rank))
-        self._told_refused = set(refused)
+        self._logged_refused = set(refused)
 
-    def _tell_of_overfull(self) -> None:
+    def _log_overfull_ranks(self) -> None:
         overfull = self._fold.overfull_ranks()
-        for rank in sorted(overfull - self._told_overfull):
+        for rank in sorted(overfull - self._logged_overfull):
             _log.warning("rank_overfull", rank=str(rank))
-        for rank in sorted(self._told_overfull - overfull):
+        for rank in sorted(self._logged_overfull - overfull):
             _log.info("rank_not_overfull_any_more", rank=str(rank))
-        self._told_overfull = overfull
+        self._logged_overfull = overfull
 
-    def _forget_gone(self) -> None:
+    def _forget_unknown_ranks(self) -> None:
         known = set(self._fold.ranks())
         for memory in (self._slug_of, self.freshness_s):
             for rank in memory.keys() - known:
@@ -175,13 +175,14 @@ class IndexFeed:
 
     async def _on_events(self, message: LogMessage) -> None:
         if self._reading is not None:
-            self.place = Place(self._reading.created, message.stream_seq)  # nobody else runs before it was applied
+            # no other task runs until the message is applied
+            self.log_position = LogPosition(self._reading.created, message.stream_seq)
         if (rank := self._rank_of(message)) is None:
             return
         try:
             read = read_message(message.data)
         except MalformedMessage as error:
-            self._tell_of_message(message, error)
+            self._log_refusal(message, error)
             await self._apply(BytesRefused(rank))
             return
         await self._apply(MessageArrived(rank, read))
@@ -238,21 +239,21 @@ class IndexFeed:
     def _refuse(self, message: LogMessage, error: Exception, *, is_logged: bool = True) -> None:
         self.refused_messages_total += 1
         if is_logged:
-            self._tell_of_message(message, error)
+            self._log_refusal(message, error)
 
-    def _tell_of_message(self, message: LogMessage, error: Exception) -> None:
+    def _log_refusal(self, message: LogMessage, error: Exception) -> None:
         self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=str(error))
 
     async def _apply(self, fact: Fact) -> None:
-        await self._ask(self._fold.apply(fact, self._clock.now()))
+        await self._send_questions(self._fold.apply(fact, self._clock.now()))
         async with self._moved:
             self._moved.notify_all()
 
-    async def _ask(self, questions: list[Question]) -> None:
+    async def _send_questions(self, questions: list[Question]) -> None:
         for question in questions:
             rank = question.rank
             if (slug := self._slug_of.get(rank)) is None:
-                continue  # forgotten, and heard of again in the middle of a message; it is asked when it is heard next
+                continue  # the rank was forgotten; its next message names its slug again
             _log.info("recovery_asked", rank=str(rank), request_id=question.request.request_id)
             subject = subjects.recover_slug(slug, rank)
             reply = f"{self._inbox}.{rank.worker_id}.{rank.dp_rank}"

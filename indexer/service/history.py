@@ -1,15 +1,15 @@
-"""The index as it was after a message of the log: the newest snapshot before it, and the log from there on.
+"""The index as of a message of the log: restores the newest snapshot before it, then reads the log up to it.
 
-    asked for                                                 what comes of it
+    requested message                                         result
     -------------------------------------------------------   ---------------------------------------------
-    a message that a snapshot covers, or one behind that up   the snapshot, and every message from there on
-      to which the log is whole from there
-    the same, without such a snapshot, of a whole log         every message from the first on
-    anything else                                             `NotKept`, which says what can be had
+    at a snapshot's place, or behind it without a gap in      the snapshot, and every message from there on
+      the log between
+    any, if the log still has its first message               every message from the first on
+    anything else                                             `NotRetained`, which names the oldest available
 
-A snapshot that cannot be read, or is of another log, does not count. Nobody is asked anything, and no time passes: a
-rank whose batches are not all in the log stays at its last whole place, and is stale (resyncing), until the next
-snapshot or its next life. A worker that left is known until a snapshot knows it no more: the log does not say.
+Snapshots that are unreadable or of another log do not count. No questions are sent and no time passes: a rank with
+missing batches stays at its last place without a gap, stale (resyncing), until the next snapshot or its next epoch. A
+worker that left stays until a snapshot lacks it: the log of events does not contain departures.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ from kv_protocol.errors import MalformedMessage
 from kv_runtime.event_log import BrokerUnavailable, EventLog, LogMessage, ObjectBucket, StreamState
 
 _STALL_S = 10.0
-"""A log of which no message comes for so long does not bring them any more."""
+"""Reading fails if no message comes for so long."""
 
 NEWEST = "newest"
 
 _log = structlog.get_logger("indexer")
 
 
-class NotKept(Exception):
-    """What was asked for is not to be had; `oldest` is the oldest message after which the index can be had, if any."""
+class NotRetained(Exception):
+    """The requested moment is not available; `oldest` is the oldest message whose moment is, if any."""
 
     def __init__(self, field: str, found: object, oldest: "Available | None", last_seq: int) -> None:
         allowed, why = "none", "nothing is kept"
@@ -52,11 +52,11 @@ class NotKept(Exception):
 
 
 class SnapshotUnknown(Exception):
-    """There is no such snapshot, or it cannot be read."""
+    """The snapshot does not exist or cannot be read."""
 
 
 class Available(NamedTuple):
-    """A message after which the index can be had, and its time; where that is gone, its snapshot's."""
+    """A message whose moment is available, and its time; the snapshot's time if the log has dropped the message."""
 
     stream_seq: int
     time_ns: int
@@ -66,29 +66,29 @@ async def seq_at(log: EventLog, time_ns: int) -> int:
     """Return the log's last message of that time or earlier.
 
     Raises:
-        NotKept: all that it has are later.
-        BrokerUnavailable: it is away.
+        NotRetained: all messages of the log are later.
+        BrokerUnavailable: the log is away.
     """
     stream = await log.stream_state(subjects.EVENTS_STREAM)
     seq = await log.seq_at(subjects.EVENTS_STREAM, time_ns)
     if seq < max(1, stream.first_seq):
-        raise NotKept("time", wall_time.shown(time_ns), await _Past(log, stream).oldest(), stream.last_seq)
+        raise NotRetained("time", wall_time.shown(time_ns), await _Past(log, stream).oldest(), stream.last_seq)
     return seq
 
 
 async def moment_at(log: EventLog, seq: int, fold: IndexFold) -> Moment:
-    """Return what was after message `seq` of the log, in `fold`, which knows nothing yet.
+    """Return the moment after message `seq` of the log; it is built in `fold`, which must be empty.
 
     Raises:
-        NotKept: it is not to be had.
+        NotRetained: it is not available.
         IndexFull: the index has no memory for it.
-        BrokerUnavailable: the log is away, or lost what was about to be read.
+        BrokerUnavailable: the log is away, or dropped messages before they were read.
     """
     stream = await log.stream_state(subjects.EVENTS_STREAM)
     past = _Past(log, stream)
     start = await past.restore(seq, fold) if 1 <= seq <= stream.last_seq else None
     if start is None and not (stream.first_seq <= 1 <= seq <= stream.last_seq):
-        raise NotKept("seq", seq, await past.oldest(), stream.last_seq)
+        raise NotRetained("seq", seq, await past.oldest(), stream.last_seq)
     covered = start.stream_seq if start else 0
     stretch = _Stretch(fold, covered, seq)
     await stretch.read(log, stream.created)
@@ -96,11 +96,11 @@ async def moment_at(log: EventLog, seq: int, fold: IndexFold) -> Moment:
     return _moment(start, fold, seq, time_ns)
 
 
-async def kept_snapshot(log: EventLog, name: str, fold: IndexFold) -> Moment:
-    """Return what a snapshot says, in `fold`, which knows nothing yet; `newest` is the one that covers most of the log.
+async def named_snapshot(log: EventLog, name: str, fold: IndexFold) -> Moment:
+    """Return the moment of a snapshot, built in `fold`, which must be empty; `newest` covers most of the log.
 
     Raises:
-        SnapshotUnknown: there is none of that name, or none at all, or it cannot be read.
+        SnapshotUnknown: there is none of that name, or it cannot be read.
         IndexFull: the index has no memory for it.
         BrokerUnavailable: the log is away.
     """
@@ -131,51 +131,51 @@ def _moment(start: Checkpoint | None, fold: IndexFold, seq: int, time_ns: int) -
         stream_seq=seq,
         time_ns=time_ns,
         snapshot=str(SnapshotName(start.stream_seq, start.wall_ns)) if start else "",
-        places={place.rank: place for place in start.ranks} if start else {},
+        rank_checkpoints={rank.rank: rank for rank in start.ranks} if start else {},
         messages_read=seq - start.stream_seq if start else seq,
     )
 
 
 class _Past:
-    """What is kept of the log that has this state."""
+    """The retained part of the log in this state, and its snapshots."""
 
     def __init__(self, log: EventLog, stream: StreamState) -> None:
         self._event_log, self._stream = log, stream
         self._bucket: ObjectBucket = log.objects(subjects.SNAPSHOT_BUCKET)
 
     async def restore(self, seq: int, fold: IndexFold, *, needs_log: bool = True) -> Checkpoint | None:
-        """The fold is that of the newest snapshot at or before `seq`, returned; where needed, the log is whole between.
+        """Restore the fold from the newest snapshot at or before `seq`; return it, None if there is none.
 
-        None where there is no such snapshot.
+        With `needs_log` the log must have all messages between snapshot and `seq`.
         """
         for name in reversed([name for name in await self._names() if name.stream_seq <= seq]):
-            is_fit = name.stream_seq == seq or not needs_log or self._is_whole_behind(name)
+            is_fit = name.stream_seq == seq or not needs_log or self._log_continues_from(name)
             if is_fit and (checkpoint := await self._read(name)) is not None:
                 fold.restore(checkpoint, 0.0)
                 return checkpoint
         return None
 
     async def oldest(self) -> Available | None:
-        """Return the oldest message after which the index can be had, and after each behind it."""
+        """Return the oldest message from which on every moment is available."""
         if not self._stream.last_seq:
             return None
         if self._stream.first_seq <= 1:
             return Available(1, self._stream.first_time_ns)
         for name in await self._names():
-            if self._is_whole_behind(name) and await self._read(name) is not None:
+            if self._log_continues_from(name) and await self._read(name) is not None:
                 return await self.available(name.stream_seq, name.wall_ns)
         return None
 
     async def available(self, seq: int, wall_ns: int) -> Available:
-        """Return the message with its time, or `wall_ns` where the log has it no more."""
+        """Return the message with its time, or with `wall_ns` if the log has dropped it."""
         message = await self._event_log.message_from(subjects.EVENTS_STREAM, seq)
         return Available(seq, wall_ns if message is None or message.stream_seq != seq else message.time_ns)
 
-    def _is_whole_behind(self, name: SnapshotName) -> bool:
+    def _log_continues_from(self, name: SnapshotName) -> bool:
         return self._stream.first_seq - 1 <= name.stream_seq <= self._stream.last_seq
 
     async def _names(self) -> list[SnapshotName]:
-        """Return the names of our snapshots, those that cover least first."""
+        """Return the names of our snapshots in ascending order of their places."""
         try:
             names = await self._bucket.names()
         except BrokerUnavailable as error:
@@ -195,7 +195,7 @@ class _Past:
 
 
 class _Stretch:
-    """The messages behind `covered` up to `seq`, on their way into a fold."""
+    """Reads the messages behind `covered` up to `seq` into a fold."""
 
     def __init__(self, fold: IndexFold, covered: int, seq: int) -> None:
         self._fold, self._reached, self._seq = fold, covered, seq
@@ -205,7 +205,7 @@ class _Stretch:
         """Of the last message."""
 
     async def read(self, log: EventLog, created: str) -> None:
-        """All of them are folded in; raise `BrokerUnavailable` where they do not come, or not all."""
+        """Fold all of them in; raise `BrokerUnavailable` if any of them does not come."""
         if self._reached == self._seq:
             return
         stream = subjects.EVENTS_STREAM
@@ -238,7 +238,7 @@ class _Stretch:
         try:
             rank = subjects.rank_of(message.subject)
         except MalformedMessage:
-            return  # it is of no rank
+            return  # the message belongs to no rank
         try:
             self._fold.apply(MessageArrived(rank, read_message(message.data)), 0.0)
         except MalformedMessage:

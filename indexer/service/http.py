@@ -1,13 +1,13 @@
 """The stand-alone index's HTTP API.
 
-POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    who holds how much
-GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; what one holds (`rank_routes.py`)
+POST /v1/overlap {"sequence_hashes": [...], "ranks": [["worker", 0], ...] | absent: all}    overlap by rank
+GET  /v1/ranks, /v1/ranks/{worker}/{dp_rank}/blocks      every rank's place; one rank's blocks (`rank_routes.py`)
 GET  /v1/prefixes?limit=&order_by=          stretches with the same holders, most blocks, holders or last_stored first
-GET  /v1/prefixes/{sequence_hash}?limit=    who holds one block, and what lies behind it
-GET  /ready               503 while the log is being caught up with, a rank is refused, or stale so that it is not used
+GET  /v1/prefixes/{sequence_hash}?limit=    one block's holders and children
+GET  /ready               503 while the index catches up, or a rank is refused, or stale (`status.is_blind`)
 GET  /health, /live, /version, /metrics
 
-Sequence hashes are JSON numbers up to 2^64 - 1: who reads them needs a parser that keeps 64 bits.
+Sequence hashes are JSON numbers up to 2^64 - 1: clients need a JSON parser with 64-bit integers.
 """
 
 import re
@@ -32,7 +32,7 @@ _DECIMAL = re.compile(r"[0-9]{1,20}")
 
 
 class OverlapQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A question to the index: the u64 sequence hashes of a prompt's blocks, in order."""
+    """Body of `/v1/overlap`: the u64 sequence hashes of a prompt's blocks, in order."""
 
     sequence_hashes: list[int]
     ranks: list[tuple[str, int]] | None = None
@@ -101,14 +101,14 @@ class IndexApi:
         return json_response({"prefixes": self._index.prefixes(limit, order_by)})
 
     async def _prefix(self, request: web.Request) -> web.Response:
-        asked, limit = request.match_info["sequence_hash"], _limit_of(request)
+        hash_text, limit = request.match_info["sequence_hash"], _limit_of(request)
         if limit is None:
             return _bad_limit(request)
-        is_hash = _DECIMAL.fullmatch(asked) and int(asked) <= U64_MASK
-        found = self._index.prefix(int(asked), limit) if is_hash else None
+        is_hash = _DECIMAL.fullmatch(hash_text) and int(hash_text) <= U64_MASK
+        found = self._index.prefix(int(hash_text), limit) if is_hash else None
         if found is None:
             message = (
-                f"sequence_hash: found {as_json(asked)}, allowed a block that the index knows, as a decimal number"
+                f"sequence_hash: found {as_json(hash_text)}, allowed a block that the index knows, as a decimal number"
             )
             return error_response(404, message, "invalid_request_error", param="sequence_hash")
         return json_response(found)

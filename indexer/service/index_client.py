@@ -14,11 +14,11 @@ _OK, _UNAUTHORIZED, _NOT_FOUND = 200, 401, 404
 
 
 class IndexUnavailable(Exception):
-    """The index cannot be asked, or does not answer as one."""
+    """The index cannot be reached, or its answer is not that of an index."""
 
 
 class RankList(msgspec.Struct, frozen=True):
-    """Who is in the index, and who was refused, and why."""
+    """The ranks in the index, and the refused ones with the reason."""
 
     ranks: tuple[WorkerRank, ...]
     refused: dict[str, str]
@@ -52,22 +52,22 @@ class IndexClient:
         await self._session.close()
 
     async def ranks(self) -> RankList:
-        """Return whom the index knows.
+        """Return the ranks that the index knows.
 
         Raises:
-            IndexUnavailable: it does not answer, or is none.
+            IndexUnavailable: it does not answer, or is not an index.
         """
         status, body = await self._get("/v1/ranks")
         try:
-            told = msgspec.json.decode(body, type=_Ranks) if status == _OK else None
+            answer = msgspec.json.decode(body, type=_Ranks) if status == _OK else None
         except UNDECODABLE:
-            told = None
-        if told is None:
+            answer = None
+        if answer is None:
             raise self._unavailable(f"found {status} at /v1/ranks", "a router's control plane or a stand-alone index")
-        return RankList(tuple(WorkerRank(each.worker_id, each.dp_rank) for each in told.ranks), told.refused)
+        return RankList(tuple(WorkerRank(each.worker_id, each.dp_rank) for each in answer.ranks), answer.refused)
 
     async def state(self, rank: WorkerRank) -> RankState | None:
-        """Return what the index knows of a rank, all of one moment; None where it does not know it.
+        """Return the state of a rank at one moment; None if the index does not know it.
 
         Raises:
             IndexUnavailable: as `ranks`.

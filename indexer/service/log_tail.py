@@ -1,19 +1,18 @@
-"""Follows the log: events, fleet events and heartbeats as lines, from a place in the past or from now.
+"""Follows the log: events, fleet events and heartbeats as lines, from the past or from now.
 
-    from now     what comes from now on
-    since then   what came since a time, then what comes
-    from a seq   this message and what the log has behind it, of the fleet what came since, then what comes
-    all          what the log has, then what comes
+    from_now     new messages
+    since        messages since a time, then new ones
+    from_seq     this message of the events and all behind it, fleet events since its time, then new ones
+    from_all     all that the log has, then new ones
 
-Events are in the order of their stream, and the fleet's in that of theirs; what lies long back comes from each as fast
-as it can be read, and is not sorted by time.
+Each of the two streams is in order. Old messages of both come as fast as they can be read, not merged by time.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 from indexer.commands.log_lines import Line, beat_line, event_lines, fleet_line
-from indexer.service.history import Available, NotKept
+from indexer.service.history import Available, NotRetained
 from kv_protocol import subjects
 from kv_runtime.clock import Clock
 from kv_runtime.event_log import EventLog, LogMessage
@@ -23,22 +22,22 @@ _EVENTS, _FLEET = subjects.EVENTS_STREAM, subjects.FLEET_STREAM
 OnLine = Callable[[Line], None]
 
 
-class Place(NamedTuple):
-    """A place in the stream that was made then: what is behind `seq` comes next."""
+class StreamPosition(NamedTuple):
+    """A place in the stream created at `created`: the message behind `seq` comes next."""
 
     created: str
     seq: int
 
 
 class Start(NamedTuple):
-    """Where to begin in both streams."""
+    """The start in both streams."""
 
-    events: Place
-    fleet: Place
+    events: StreamPosition
+    fleet: StreamPosition
 
 
 class Wanted(NamedTuple):
-    """Of whom: a model's slug, a worker, a rank of it; empty or None: of all. And whether heartbeats are wanted."""
+    """Filters by model slug, worker and rank (empty or None: all); `heartbeats` includes those."""
 
     slug: str = ""
     worker_id: str = ""
@@ -46,19 +45,19 @@ class Wanted(NamedTuple):
     heartbeats: bool = False
 
     def subject(self, kind: str) -> str:
-        """Return what to follow."""
+        """Return the subject pattern to follow."""
         return subjects.pattern(kind, slug=self.slug, worker_id=self.worker_id, dp_rank=self.dp_rank)
 
 
 async def from_now(log: EventLog) -> Start:
     """Return the end of both streams."""
     events, fleet = await log.stream_state(_EVENTS), await log.stream_state(_FLEET)
-    return Start(Place(events.created, events.last_seq), Place(fleet.created, fleet.last_seq))
+    return Start(StreamPosition(events.created, events.last_seq), StreamPosition(fleet.created, fleet.last_seq))
 
 
 def from_all() -> Start:
     """Return the beginning of both streams."""
-    return Start(Place("", 0), Place("", 0))
+    return Start(StreamPosition("", 0), StreamPosition("", 0))
 
 
 async def since(log: EventLog, time_ns: int) -> Start:
@@ -73,35 +72,35 @@ async def from_seq(log: EventLog, seq: int) -> Start:
     """Return the place before message `seq` of the events, and where the fleet's stream was at that message's time.
 
     Raises:
-        NotKept: there is no such message, or it is gone.
+        NotRetained: there is no such message, or the log dropped it.
     """
     stream = await log.stream_state(_EVENTS)
     message = await log.message_from(_EVENTS, seq) if seq <= stream.last_seq else None
     if message is None or message.stream_seq != seq:
         oldest = Available(stream.first_seq, stream.first_time_ns) if stream.first_time_ns else None
-        raise NotKept("from-seq", seq, oldest, stream.last_seq)
+        raise NotRetained("from-seq", seq, oldest, stream.last_seq)
     then = await since(log, message.time_ns)
     return then._replace(events=then.events._replace(seq=seq - 1))
 
 
 class LogTail:
-    """Gives `on_line` the lines of what is wanted; the log's own part has to run."""
+    """Calls `on_line` with each wanted line; the log's own part has to run."""
 
     def __init__(self, log: EventLog, clock: Clock, wanted: Wanted, on_line: OnLine) -> None:
         self._event_log, self._clock, self._wanted, self._on_line = log, clock, wanted, on_line
 
     async def begin(self, start: Start) -> None:
-        """Lines come from there on.
+        """Begin to produce lines from there on.
 
         Raises:
             BrokerUnavailable: the log is away, or has no streams.
         """
-        for stream, kind, place, on_message in (
+        for stream, kind, position, on_message in (
             (_FLEET, "fleet", start.fleet, self._on_fleet_event),
             (_EVENTS, "events", start.events, self._on_events),
         ):
             subject = self._wanted.subject(kind)
-            await self._event_log.follow(stream, subject, on_message, after_seq=place.seq, created=place.created)
+            await self._event_log.follow(stream, subject, on_message, after_seq=position.seq, created=position.created)
         if self._wanted.heartbeats:
             await self._event_log.listen(self._wanted.subject("heartbeat"), self._on_heartbeat)
 

@@ -30,8 +30,8 @@ def index_families(fold: IndexFold, feed: IndexFeed, implementation: str) -> Ite
     statistics = fold.statistics()
     streams = [((rank.worker_id, str(rank.dp_rank)), stream) for rank, stream in statistics.streams.items()]
     blocks = [
-        ((rank.worker_id, str(rank.dp_rank), tier.name.lower()), float(held[tier]))
-        for rank, held in statistics.blocks.items()
+        ((rank.worker_id, str(rank.dp_rank), tier.name.lower()), float(counts[tier]))
+        for rank, counts in statistics.blocks.items()
         for tier in TIERS
     ]
     yield gauge("index_blocks", "Blocks that the index knows a rank to hold", (*_RANK, "medium"), blocks)
@@ -56,7 +56,7 @@ def index_families(fold: IndexFold, feed: IndexFeed, implementation: str) -> Ite
 
 
 def keeper_families(statistics: KeeperStatistics) -> Iterator[Family]:
-    """Yield what a keeper did, and what it saw when it looked last."""
+    """Yield the families of a snapshot keeper: its counts, and the state at its last check."""
     for name, meaning, count in (
         ("snapshots_written", "Snapshots that were written, and read back", statistics.written_total),
         ("snapshot_failures", "Looks at which keeping snapshots or the log failed", statistics.failures_total),

@@ -1,11 +1,11 @@
-"""Asks ranks' mirrors over the log for their whole state, or for the batches since a place.
+"""Requests the state of ranks' mirrors over NATS, or their batches since a place.
 
-    nobody listens at the rank's subject, or      `MirrorSilent`
+    no subscriber at the rank's subject, or       `MirrorSilent`
     no further part of the answer in `answer_s`
-    what was asked for                            a `MirrorState` or, where the batches since are kept and are no larger
-                                                  than that, their messages
+    an answer                                     a `MirrorState`, or the messages since a place if the mirror retains
+                                                  them and they are no larger than the state
 
-One question at a time: an answer of a rank that holds a million blocks is 17 MB.
+One request at a time: the answer of a rank with a million blocks is 17 MB.
 """
 
 import asyncio
@@ -20,49 +20,49 @@ from kv_runtime.event_log import EventLog, LogMessage
 
 
 class MirrorSilent(Exception):
-    """No whole answer came; the message says of whom, and what did."""
+    """No complete answer came; the message names the rank and what came."""
 
 
 class Mirrors:
-    """The door to all mirrors of a fleet; `start` before the first question."""
+    """Requests to all mirrors of a fleet; call `start` before the first one."""
 
     def __init__(self, log: EventLog, answer_s: float) -> None:
         self._event_log, self._answer_s = log, answer_s
         self._inbox = log.new_inbox()
         self._request_ids = count(1)
-        self._open = _Collected(0)
+        self._open = _PartialAnswer(0)
 
     async def start(self) -> None:
-        """Answers are heard."""
+        """Subscribe to answers."""
         await self._event_log.listen(f"{self._inbox}.*", self._on_answer)
 
     async def state(self, slug: str, rank: WorkerRank) -> MirrorState:
-        """Return what the rank holds now, by its mirror; `slug` is its model's.
+        """Return the state of the rank's mirror; `slug` is its model's.
 
         Raises:
-            MirrorSilent: no whole answer came.
+            MirrorSilent: no complete answer came.
             BrokerUnavailable: the log is away.
         """
-        answer = await self._ask(slug, rank, RecoverRequest(next(self._request_ids)))
+        answer = await self._request(slug, rank, RecoverRequest(next(self._request_ids)))
         if answer.dump:
             chunks = tuple(answer.dump[at].columns for at in sorted(answer.dump))
             return MirrorState(answer.dump[0].epoch, answer.dump[0].last_seq, chunks)
         raise MirrorSilent(f"{rank}: a replay, where everything was asked for")
 
     async def messages_since(self, slug: str, rank: WorkerRank, epoch: int, seq: int) -> list[bytes]:
-        """Return the stream's messages behind `seq`, as far as it is at that moment; none where they are not kept.
+        """Return the stream's messages behind `seq` up to now; none if the mirror does not retain them.
 
         Raises: as `state`.
         """
-        answer = await self._ask(slug, rank, RecoverRequest(next(self._request_ids), epoch, seq))
+        answer = await self._request(slug, rank, RecoverRequest(next(self._request_ids), epoch, seq))
         return answer.replayed
 
-    async def _ask(self, slug: str, rank: WorkerRank, request: RecoverRequest) -> "_Collected":
-        answer = self._open = _Collected(request.request_id, request.after_seq)
+    async def _request(self, slug: str, rank: WorkerRank, request: RecoverRequest) -> "_PartialAnswer":
+        answer = self._open = _PartialAnswer(request.request_id, request.after_seq)
         reply = f"{self._inbox}.{request.request_id}"
         await self._event_log.announce(subjects.recover_slug(slug, rank), recovery.encode(request), reply)
         try:
-            while not answer.is_whole:
+            while not answer.is_complete:
                 async with asyncio.timeout(self._answer_s):
                     await answer.moved.wait()
                 answer.moved.clear()
@@ -79,8 +79,8 @@ class Mirrors:
             self._open.take(message.data)
 
 
-class _Collected:
-    """The answer to one question, as far as it came."""
+class _PartialAnswer:
+    """The answer to one request, as far as it came."""
 
     def __init__(self, request_id: int, after_seq: int = 0) -> None:
         self.request_id = request_id
@@ -89,11 +89,11 @@ class _Collected:
         self.moved = asyncio.Event()
         self.failure = ""
         self.parts = 0
-        self.is_whole = False
+        self.is_complete = False
         self._reached_seq = after_seq
 
     def take(self, data: bytes) -> None:
-        """A part came; without data it is the server's word that nobody listens."""
+        """Take a part; without data the server reports that there is no subscriber."""
         try:
             if not data:
                 self.failure = "nobody listens"
@@ -109,7 +109,7 @@ class _Collected:
             if part.message:
                 self.replayed.append(part.message)
                 self._reached_seq = codec.decode_message(part.message)[-1].seq
-            self.is_whole = self._reached_seq >= part.last_seq
+            self.is_complete = self._reached_seq >= part.last_seq
         else:
             self.dump[part.chunk] = part
-            self.is_whole = len(self.dump) == part.of
+            self.is_complete = len(self.dump) == part.of

@@ -1,7 +1,7 @@
-"""The HTTP routes about ranks, of every control plane with an index.
+"""The HTTP routes about ranks, in every control plane with an index.
 
-GET  /v1/ranks            every rank's place in the log, what it holds, and what is wrong with it; who is refused
-GET  /v1/ranks/{worker}/{dp_rank}/blocks?format=      one rank's place, and what it holds there, parents first:
+GET  /v1/ranks            every rank's place, blocks and status; refused ranks
+GET  /v1/ranks/{worker}/{dp_rank}/blocks?format=      one rank's place and its blocks there, parents first:
                               json (the default)          a list of blocks
                               columns                     msgpack (`follow/rank_state.py`): a seventh of the size
 
@@ -25,16 +25,16 @@ FORMATS = ("json", "columns")
 
 
 class Ranks(Protocol):
-    """Where the answers come from."""
+    """The index that the routes read."""
 
     def ranks(self) -> list[WorkerRank]:
-        """Return all ranks that have a place in the index."""
+        """Return all ranks that have a slot in the index."""
 
     def refused_ranks(self) -> dict[WorkerRank, str]:
-        """Return the ranks that have none, as far as they are named, and why."""
+        """Return the refused ranks, as far as they are named, and why."""
 
     def state(self, rank: WorkerRank) -> RankState | None:
-        """Return what is known of a rank."""
+        """Return the state of a rank."""
 
     def statistics(self) -> FoldStatistics:
         """Return the figures of all ranks."""
@@ -68,12 +68,12 @@ class _RankViews:
         return json_response({"ranks": ranks, "refused": refused_of(self._index)})
 
     async def one(self, request: web.Request) -> web.Response:
-        asked = f"{request.match_info['worker']}/{request.match_info['dp_rank']}"
+        name = f"{request.match_info['worker']}/{request.match_info['dp_rank']}"
         known = {str(rank): rank for rank in self._index.ranks()}
-        state = self._index.state(known[asked]) if asked in known else None
+        state = self._index.state(known[name]) if name in known else None
         if state is None:
             allowed = ", ".join(known) or "none yet"
-            return error_response(404, f"rank: found {asked}, allowed {allowed}", "invalid_request_error")
+            return error_response(404, f"rank: found {name}, allowed {allowed}", "invalid_request_error")
         shape = request.query.get("format", FORMATS[0])
         if shape not in FORMATS:
             message = f"format: found {as_json(shape)}, allowed {', '.join(FORMATS)}"

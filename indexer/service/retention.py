@@ -1,17 +1,17 @@
 """Plans snapshots and the log's retention: what to write, what to purge, what to delete. Pure.
 
-A snapshot covers the log up to its place. Where that is behind the log's last place, it is of another log, one that was
-lost; so are those of which it is known (`others`). The newest is the one that covers most of this log.
+A snapshot covers the log up to its place. One whose place is behind the end of the log is of another log, which was
+lost; so are those in `others`. The newest snapshot is the one that covers most of this log.
 
-    write     there is something in the log that the newest does not cover, and
-                  there is none, or it is older than `period_s`, or from so far in the future (the clock was set back),
-                  or what it does not cover takes more than a quarter of the log's byte limit
+    write     the log has messages that the newest does not cover, and
+                  there is none, or it is older than `period_s`, or as far in the future (the clock was set back),
+                  or the messages that it does not cover take more than a quarter of the log's byte limit
     purge     the log takes more than three quarters of its byte limit: up to the place of the oldest snapshot behind
-              which it would take half of it at most, else of the newest. Only snapshots count that were read back
-    delete    what covers only what the log has not any more, or is of another log; the newest two stay
-    give up   where there is no room for a new one: the oldest first; the newest stays
+              which it would take half of it at most, else of the newest. Only snapshots that were read back count
+    delete    snapshots that cover only messages that the log has dropped, or of another log; the newest two stay
+    give up   if a new one does not fit: the oldest first; the newest stays
 
-What a stretch of the log takes is reckoned by its messages' mean.
+The size of a part of the log is estimated by the mean size of a message.
 """
 
 import re
@@ -27,7 +27,7 @@ _NAME = re.compile(rf"([0-9]{{{_DIGITS}}})-([0-9]{{{_DIGITS}}})")
 
 
 class SnapshotName(NamedTuple):
-    """Which place of the log a snapshot covers, and when it was taken, in nanoseconds since 1970."""
+    """The place of the log that a snapshot covers, and the time when it was taken, in nanoseconds since 1970."""
 
     stream_seq: int
     wall_ns: int
@@ -37,26 +37,26 @@ class SnapshotName(NamedTuple):
 
     @classmethod
     def read(cls, name: str) -> Self | None:
-        """Return what a name says; None for one that is not ours."""
+        """Parse a name; return None for one that is not ours."""
         found = _NAME.fullmatch(name)
         return cls(int(found[1]), int(found[2])) if found else None
 
 
 class LogExtent(NamedTuple):
-    """What is in the log: from `first_seq` to `last_seq`; nothing where that is less. `bytes_now` is what it takes."""
+    """The messages of the log, `first_seq` to `last_seq` (none if that is less), and their size, `bytes_now`."""
 
     first_seq: int
     last_seq: int
     bytes_now: int
 
     def bytes_behind(self, seq: int) -> float:
-        """Return what the messages behind a place take."""
+        """Return the estimated size of the messages behind a place."""
         messages = self.last_seq - self.first_seq + 1
         return self.bytes_now * min(1.0, max(0, self.last_seq - seq) / messages) if messages > 0 else 0.0
 
 
 class KeepingLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a snapshot is written at least, while the log grows, and what the log may take."""
+    """The longest time between snapshots while the log grows, and the size of the log."""
 
     period_s: float
     log_bytes_max: int
@@ -67,7 +67,7 @@ class KeepingLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionPlan(msgspec.Struct, frozen=True):
-    """What is to be done; `purge_up_to` 0: nothing is purged."""
+    """The actions to take; `purge_up_to` 0: no purge."""
 
     write: bool
     purge_up_to: int
@@ -83,14 +83,14 @@ def plan(
     verified: Collection[str] = (),
     others: Collection[str] = (),
 ) -> RetentionPlan:
-    """Return what is to be done.
+    """Return the actions to take.
 
     Args:
-        log: what is in the log.
-        names: all that is in the bucket; names that are not ours are left alone.
+        log: the messages of the log.
+        names: all names in the bucket; names that are not ours are ignored.
         now_ns: since 1970.
         limits: of period and log.
-        verified: this log's snapshots that were read back, and are right.
+        verified: this log's snapshots that were read back without a difference.
         others: snapshots that are known to be of another log.
     """
     ours, this = _newest_first(log, names, others), of_this_log(log, names, others)
@@ -103,12 +103,12 @@ def plan(
 
 
 def of_this_log(log: LogExtent, names: Iterable[str], others: Collection[str] = ()) -> list[SnapshotName]:
-    """Return the snapshots of this log, newest first: in this order a cold start tries them."""
+    """Return the snapshots of this log, newest first, the order in which a cold start tries them."""
     return [name for name in _newest_first(log, names, others) if _is_of(log, name, others)]
 
 
 def to_give_up(log: LogExtent, names: Iterable[str], others: Collection[str] = ()) -> list[str]:
-    """Return the names that may go to make room for a new one, in that order."""
+    """Return the names that may be deleted for a new snapshot, in that order."""
     return [str(name) for name in reversed(_newest_first(log, names, others)[1:])]
 
 

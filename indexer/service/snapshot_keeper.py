@@ -1,12 +1,12 @@
 """Writes snapshots of an index periodically and keeps the log within its bounds, by the plan of `retention.py`.
 
-    not looked     while the log is away, is another one, or is still being read up to where it was at the start
-    not written    while a rank is off the log (an answer or a restart is ahead of it, or batches of it wait), for
+    no check       while the log is away, is another one, or the index is still catching up
+    no write       while a rank is off the log (an answer or a restart is ahead of it, or batches of it wait), for
                    `OFF_S` at most: a fold from such a place would differ
-    never purged   what no snapshot covers that this process has read back
+    never purged   messages that are covered by no snapshot that this process has read back
 
-Several indexes may keep one log: each sees the others' names, and writes only when that is due. That two write at once
-is harmless. One that is behind a purge finds gaps, and asks for dumps.
+Several indexes may keep one log: each sees the snapshots of the others and writes only if one is due. Two writes at the
+same time are harmless. An index that is behind a purge finds gaps and requests dumps.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _log = structlog.get_logger("indexer")
 
 
 class KeeperStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What was kept, and what was seen at the last look. An age of None: there is no snapshot, or no look yet."""
+    """Counts, and the state at the last check. An age of None: there is no snapshot, or no check yet."""
 
     written_total: int
     failures_total: int
@@ -59,21 +59,21 @@ class SnapshotKeeper:
         self._fold, self._feed, self._snapshots = fold, feed, snapshots
         self._event_log, self._clock, self._limits = log, clock, limits
         self._off_since_s: float | None = None
-        self._told = ""
+        self._logged_failure = ""
         self._failures = 0
         self._newest: SnapshotName | None = None
         self._purged_seq = 0
         self._log_bytes = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look, and do what is due, until `stop` is set."""
+        """Check and do what is due, until `stop` is set."""
         while not stop.is_set():
             if self._event_log.is_connected and not self._feed.catching_up():
-                await until(stop, self._look())
+                await until(stop, self._check())
             await until(stop, self._clock.sleep(LOOK_S))
 
     def statistics(self) -> KeeperStatistics:
-        """Return the figures that people read."""
+        """Return the figures for metrics."""
         newest = self._newest
         return KeeperStatistics(
             written_total=self._snapshots.written_total,
@@ -86,18 +86,18 @@ class SnapshotKeeper:
             log_bytes=self._log_bytes,
         )
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         try:
             await self._keep()
         except _FAILURES as error:
             self._failures += 1
-            if (reason := str(error)) != self._told:
-                self._told = reason
+            if (reason := str(error)) != self._logged_failure:
+                self._logged_failure = reason
                 _log.warning("snapshot_failed", reason=reason)
 
     async def _keep(self) -> None:
         stream = await self._event_log.stream_state(subjects.EVENTS_STREAM)
-        if stream.created != self._feed.place.created:
+        if stream.created != self._feed.log_position.created:
             return
         log, names = extent_of(stream), await self._snapshots.names()
         verified, others = self._snapshots.verified(stream.created), self._snapshots.others(stream.created)
@@ -112,7 +112,7 @@ class SnapshotKeeper:
             await self._snapshots.delete(name)
 
     def _is_off_log(self) -> bool:
-        """Whether a snapshot of now should wait until every rank is where the log is."""
+        """Whether a snapshot should wait until every rank is at the log's place."""
         now_s = self._clock.now()
         if not self._fold.off_log():
             self._off_since_s = None
@@ -121,14 +121,14 @@ class SnapshotKeeper:
         return now_s - self._off_since_s < OFF_S
 
     async def _write(self, log: LogExtent, names: list[str]) -> None:
-        place = self._feed.place
-        if self._newest is not None and place.stream_seq <= self._newest.stream_seq:
-            return  # another index is further
-        checkpoint = self._fold.checkpoint(place.created, place.stream_seq, self._clock.wall_ns())
+        position = self._feed.log_position
+        if self._newest is not None and position.stream_seq <= self._newest.stream_seq:
+            return  # another index has written a newer one
+        checkpoint = self._fold.checkpoint(position.created, position.stream_seq, self._clock.wall_ns())
         name = await self._snapshots.write(checkpoint, log, names)
-        self._newest, self._told = SnapshotName.read(name), ""
+        self._newest, self._logged_failure = SnapshotName.read(name), ""
         _log.info("snapshot_written", name=name, bytes=self._snapshots.newest_bytes)
-        await self._snapshots.sweep(self._clock.wall_ns())
+        await self._snapshots.delete_unfinished(self._clock.wall_ns())
 
     async def _purge(self, up_to_seq: int) -> None:
         await self._event_log.purge(subjects.EVENTS_STREAM, up_to_seq)

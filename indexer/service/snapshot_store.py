@@ -1,8 +1,8 @@
 """Writes snapshots to their bucket and reads them back.
 
-    written     put, got again, and compared; only then is the name one of the `verified`
-    restored    the best that decodes, covers what its name says, is of the stream that is there, and that the index
-                takes; what is none of that is logged and counted, and the next is tried
+    written     put, read back, and compared; only then is the name `verified`
+    restored    the best snapshot that decodes, covers the place in its name, is of the present stream, and fits into
+                the index; others are logged and counted, and the next is tried
 
 Other indexes of the same log write into the same bucket.
 """
@@ -22,23 +22,23 @@ from kv_runtime.event_log import BrokerUnavailable, EventLog, NoSuchObject, Obje
 
 UNREADABLE = (NoSuchObject, ObjectDamaged, MalformedMessage, LimitExceeded)
 _STORED_RATIO = 1.01
-"""What an object takes on disk, to its own bytes, with room to spare; small ones take more, and do not matter."""
+"""Upper bound of an object's bytes on disk by its own bytes; small objects take more and do not matter."""
 _UNFINISHED_S = 3600.0
-"""After that a put that somebody began is not going to be finished."""
+"""A put that is unfinished after this time is abandoned."""
 
 _log = structlog.get_logger("indexer")
 
 
 class SnapshotDiffers(Exception):
-    """What was read is not what was written under that name."""
+    """The snapshot that was read is not the one written under that name."""
 
 
 class SnapshotTooLarge(Exception):
-    """The bucket has no room for two such snapshots, whatever is given up; the old ones stay."""
+    """Two snapshots of this size do not fit into the bucket; the old ones stay."""
 
 
 def extent_of(stream: StreamState) -> LogExtent:
-    """Return what a plan reads of the log."""
+    """Return the log's extent, as a plan needs it."""
     return LogExtent(stream.first_seq, stream.last_seq, stream.bytes)
 
 
@@ -49,36 +49,36 @@ class SnapshotStore:
         self._bucket = log.objects(subjects.SNAPSHOT_BUCKET)
         self._bytes_max = bytes_max
         self._covered: dict[str, str] = {}
-        """Of what was written here, or read: name -> the birth of the stream that it covers."""
+        """Snapshots written or read here: name -> creation time of the covered stream."""
         self.written_total = 0
         self.refused_total = 0
-        """Snapshots that were there, and could not be used."""
+        """Snapshots that could not be used."""
         self.newest_bytes = 0
-        """What the one takes that was written or read last."""
+        """Size of the snapshot that was written or read last."""
 
     async def names(self) -> list[str]:
-        """Return the names of what is there."""
+        """Return the names in the bucket."""
         return await self._bucket.names()
 
     def verified(self, created: str) -> list[str]:
-        """Return the names of what was read back, and covers the stream of that birth."""
+        """Return the names that were read back and cover the stream created then."""
         return [name for name, covered in self._covered.items() if covered == created]
 
     def others(self, created: str) -> list[str]:
-        """Return the names of what was read back, and covers another stream."""
+        """Return the names that were read back and cover another stream."""
         return [name for name, covered in self._covered.items() if covered != created]
 
     async def write(self, checkpoint: Checkpoint, log: LogExtent, names: Iterable[str]) -> str:
-        """Return the name under which the snapshot is there, whole and readable; `names` are there already.
+        """Write and read back a snapshot; return its name. `names` are in the bucket already.
 
         Raises:
-            BrokerUnavailable: it could not be written, for instance for want of room, or not be read back.
+            BrokerUnavailable: it could not be written, for instance for want of space, or not be read back.
             SnapshotTooLarge: `bytes_max` is too little.
-            SnapshotDiffers, NoSuchObject, ObjectDamaged: it was not what was read back.
+            SnapshotDiffers, NoSuchObject, ObjectDamaged: reading it back gave something else.
         """
         name = str(SnapshotName(checkpoint.stream_seq, checkpoint.wall_ns))
         data = encode_checkpoint(checkpoint)
-        await self._make_room(len(data), keeping.to_give_up(log, names, self.others(checkpoint.stream_created)))
+        await self._free_space(len(data), keeping.to_give_up(log, names, self.others(checkpoint.stream_created)))
         await self._bucket.put(name, data)
         if await self._bucket.get(name) != data:
             raise SnapshotDiffers(f"snapshot {name}")
@@ -87,7 +87,7 @@ class SnapshotStore:
         self.newest_bytes = len(data)
         return name
 
-    async def _make_room(self, data_bytes: int, may_go: Iterable[str]) -> None:
+    async def _free_space(self, data_bytes: int, may_go: Iterable[str]) -> None:
         needed = math.ceil(data_bytes * _STORED_RATIO)
         if 2 * needed > self._bytes_max:
             raise SnapshotTooLarge(f"nats.snapshots_bytes_max: found {self._bytes_max}, allowed {2 * needed} and more")
@@ -98,17 +98,17 @@ class SnapshotStore:
             await self.delete(name)
 
     async def delete(self, name: str) -> None:
-        """The snapshot is not there."""
+        """Delete a snapshot, if it exists."""
         await self._bucket.delete(name)
         self._covered.pop(name, None)
 
-    async def sweep(self, wall_ns: int) -> None:
-        """What was begun long ago and never finished is gone."""
-        if swept := await self._bucket.sweep(wall_ns, _UNFINISHED_S):
-            _log.info("unfinished_snapshots_removed", count=swept)
+    async def delete_unfinished(self, wall_ns: int) -> None:
+        """Delete puts that were begun long ago and never finished."""
+        if deleted := await self._bucket.delete_unfinished(wall_ns, _UNFINISHED_S):
+            _log.info("unfinished_snapshots_removed", count=deleted)
 
     async def restore(self, stream: StreamState, take: Callable[[Checkpoint], None]) -> int:
-        """Give `take` the best snapshot of the stream; return the place that it covers, 0 where there is none."""
+        """Pass the best snapshot of the stream to `take`; return the place that it covers, 0 if there is none."""
         try:
             for name in keeping.of_this_log(extent_of(stream), await self.names()):
                 if covered := await self._restore(name, stream.created, take):

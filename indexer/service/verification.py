@@ -1,11 +1,10 @@
 """Compares a live index with every rank's mirror (`difference.py`).
 
-    the index is asked first, the mirror second: it is further, or at the same place; where it is further, it is asked
-    again, for the batches between
-    two that are on their way to each other (another epoch, batches between that are not kept, a rank that the index
-    does not know) are looked at again, for `timeout_s`
+The index is read first, the mirror second, so the mirror is at the same place or further. If it is further, the batches
+between are requested from it. Differences that may pass (another epoch, missing batches between, a rank unknown to the
+index) are checked again for `timeout_s`.
 
-A rank that the index does not know, and whose mirror does not answer, is not there, and not spoken of.
+A rank that the index does not know and whose mirror does not answer is left out.
 """
 
 from collections.abc import AsyncIterator
@@ -24,7 +23,7 @@ _AGAIN_S = 0.25
 
 
 class Verification:
-    """One look at everything."""
+    """One comparison of all ranks."""
 
     def __init__(
         self, index: IndexClient, mirrors: Mirrors, clock: Clock, *, timeout_s: float, examples_max: int
@@ -36,7 +35,7 @@ class Verification:
         """Yield the verdict of every rank that the index knows or whose mirror answers, by name.
 
         Raises:
-            IndexUnavailable, BrokerUnavailable: it could not be gone through with.
+            IndexUnavailable, BrokerUnavailable: the comparison could not be completed.
         """
         known = await self._index.ranks()
         for rank in sorted({*slugs, *known.ranks}):
@@ -48,12 +47,12 @@ class Verification:
     async def _verdict(self, rank: WorkerRank, slug: str) -> RankVerdict | None:
         ends_s = self._clock.now() + self._timeout_s
         while True:
-            verdict = await self._look(rank, slug)
+            verdict = await self._compare_once(rank, slug)
             if verdict is None or verdict.verdict not in _PASSING or self._clock.now() >= ends_s:
                 return verdict
             await self._clock.sleep(_AGAIN_S)
 
-    async def _look(self, rank: WorkerRank, slug: str) -> RankVerdict | None:
+    async def _compare_once(self, rank: WorkerRank, slug: str) -> RankVerdict | None:
         index = await self._index.state(rank)
         try:
             mirror = await self._mirrors.state(slug, rank) if slug else None

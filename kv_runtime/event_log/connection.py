@@ -331,7 +331,7 @@ class EventLog:
             self._context,
             stream,
             subject,
-            self._teller(on_message),
+            self._guarded(on_message),
             self._due.set,
             after_seq=after_seq,
             created=created,
@@ -352,25 +352,25 @@ class EventLog:
 
         Beyond `LISTEN_MESSAGES_MAX` that wait, further ones are dropped and counted.
         """
-        tell = self._teller(on_message)
+        deliver = self._guarded(on_message)
 
         async def received(message: Msg) -> None:
-            await tell(LogMessage(message.subject, message.data, reply=message.reply, headers=message.headers))
+            await deliver(LogMessage(message.subject, message.data, reply=message.reply, headers=message.headers))
 
         with mapped(f"listen {subject}"):
             subscription = await self._client.subscribe(subject, cb=received, pending_msgs_limit=LISTEN_MESSAGES_MAX)
             self._unsubscribes.append(subscription.unsubscribe)
             await self._client.flush()
 
-    def _teller(self, on_message: OnMessage) -> OnMessage:
-        async def tell(message: LogMessage) -> None:
+    def _guarded(self, on_message: OnMessage) -> OnMessage:
+        async def deliver(message: LogMessage) -> None:
             try:
                 await on_message(message)
             except Exception as error:  # noqa: BLE001 - the client would swallow it; `run` raises it
                 error.add_note(f"taking a message of {message.subject}")
                 self._fail(error)
 
-        return tell
+        return deliver
 
     def new_inbox(self) -> str:
         """Return a subject that nobody else uses, for answers."""

@@ -1,12 +1,12 @@
-"""Objects of a bucket: whole values under names, in the layout that NATS gives its object stores.
+"""Objects of a bucket: named values, in the layout of NATS object stores.
 
     stream OBJ_<bucket>       $O.<bucket>.C.<id>            the chunks of one put, in order
                               $O.<bucket>.M.<name, base64>  what was put: id, size, SHA-256; one message a name
 
-Chunks come first and the description last: a name that is there was put whole. A name that is deleted goes first and
-its chunks after it. What a writer that died left between the two is nobody's, and `sweep` removes it, as it does what
-a damaged description had. What is under no readable name is not ours. Reads are answered by the stream's leader: what
-was put can be read at once, in a cluster too.
+A put writes the chunks first and the description last, so a name in the bucket is complete. A delete removes the
+description first. `delete_unfinished` removes chunks without a description, of a writer that died, and those of a
+damaged description. Unreadable names are not ours. The stream's leader answers reads: a put can be read at once, in a
+cluster too.
 """
 
 import base64
@@ -34,11 +34,11 @@ CHUNK_BYTES = 512 * 1024
 """Half of what a server takes in one message."""
 _DIGEST = "SHA-256="
 _NO_MESSAGE = 10037
-"""The server's word that nothing is under a subject; without the stream it says another."""
+"""The server's code for a subject without messages; a missing stream has another code."""
 
 
 def bucket_config(bucket: str, *, replicas: int, max_bytes: int) -> StreamConfig:
-    """Return the settings of a bucket's stream: on disk; what does not fit any more is refused."""
+    """Return the settings of a bucket's stream: on disk; a put that does not fit is refused."""
     return StreamConfig(
         name=_stream_of(bucket),
         subjects=[f"$O.{bucket}.C.>", f"$O.{bucket}.M.>"],
@@ -59,7 +59,7 @@ def _stream_of(bucket: str) -> str:
 
 
 class _Info(msgspec.Struct, frozen=True):
-    """A put, as it is described."""
+    """The description of a put."""
 
     nuid: str
     size: int = 0
@@ -69,7 +69,7 @@ class _Info(msgspec.Struct, frozen=True):
 
 
 class ObjectBucket:
-    """The objects of one bucket. A bucket that is not there, or a server that is away, is `BrokerUnavailable`."""
+    """The objects of one bucket. A missing bucket or a disconnected server raises `BrokerUnavailable`."""
 
     def __init__(self, client: Client, context: JetStreamContext, bucket: str) -> None:
         self._client, self._context, self._bucket = client, context, bucket
@@ -77,23 +77,23 @@ class ObjectBucket:
         self._store = ObjectStore(bucket, self._stream, context)
 
     async def put(self, name: str, data: bytes) -> None:
-        """`name` is `data`, whole and on disk.
+        """Store `data` under `name`, on disk.
 
         Raises:
-            BrokerUnavailable: also where the bucket has no room for it; the name is then what it was.
+            BrokerUnavailable: also if the data does not fit into the bucket; the name is then unchanged.
         """
         meta = ObjectMeta(name=name, options=ObjectMetaOptions(max_chunk_size=CHUNK_BYTES))
-        with self._asked(f"put {name}"):
+        with self._reachable(f"put {name}"):
             await self._store.put(name, data, meta)
 
     async def get(self, name: str) -> bytes:
-        """Return what was put under `name`.
+        """Return the data under `name`.
 
         Raises:
-            NoSuchObject: nothing was, or it was deleted.
-            ObjectDamaged: it is not what was put.
+            NoSuchObject: there is none, or it was deleted.
+            ObjectDamaged: the bytes are not those that were put.
         """
-        with self._asked(f"get {name}"):
+        with self._reachable(f"get {name}"):
             info = await self._info(name)
             if info.deleted:
                 raise NoSuchObject(name)
@@ -104,7 +104,7 @@ class ObjectBucket:
         return data
 
     async def _info(self, name: str) -> _Info:
-        """Return the description of what is, or was, under `name`."""
+        """Return the description under `name`, also of a deleted object."""
         try:
             message = await self._context.get_last_msg(self._stream, f"$O.{self._bucket}.M.{_token_of(name)}")
         except NotFoundError as error:
@@ -117,7 +117,7 @@ class ObjectBucket:
             raise ObjectDamaged(f"object {name}: its description cannot be read: {error}") from error
 
     async def _chunks(self, info: _Info) -> bytes:
-        """Return the chunks that are there, joined."""
+        """Return the existing chunks, joined."""
         parts: list[bytes] = []
         seq = 0
         for _ in range(info.chunks):
@@ -132,8 +132,8 @@ class ObjectBucket:
         return b"".join(parts)
 
     async def names(self) -> list[str]:
-        """Return the names of what is there, ascending."""
-        with self._asked("names"):
+        """Return all names, ascending."""
+        with self._reachable("names"):
             return sorted(await self._names())
 
     async def _names(self) -> list[str]:
@@ -141,13 +141,13 @@ class ObjectBucket:
         return [name for name in names if name is not None]
 
     async def size_bytes(self) -> int:
-        """Return what the bucket takes on disk, by the server's account."""
-        with self._asked("size"):
+        """Return the bucket's bytes on disk, as the server reports."""
+        with self._reachable("size"):
             return (await self._context.stream_info(self._stream)).state.bytes
 
     async def delete(self, name: str) -> None:
-        """`name` is not there, and what was under it takes no room."""
-        with self._asked(f"delete {name}"):
+        """Delete `name` and its chunks, if it exists."""
+        with self._reachable(f"delete {name}"):
             put_id = await self._put_id(name)
             if put_id is None:
                 return
@@ -156,7 +156,7 @@ class ObjectBucket:
                 await self._purge(f"C.{put_id}")
 
     async def _put_id(self, name: str) -> str | None:
-        """Return the id of the put under `name`: empty where its description is damaged, None where there is none."""
+        """Return the id of the put under `name`: empty if its description is damaged, None if there is none."""
         try:
             return (await self._info(name)).nuid
         except NoSuchObject:
@@ -164,10 +164,10 @@ class ObjectBucket:
         except ObjectDamaged:
             return ""
 
-    async def sweep(self, now_ns: int, older_s: float) -> int:
-        """No chunks are there that are nobody's and older than `older_s`; return of how many puts there were some."""
-        swept = 0
-        with self._asked("sweep"):
+    async def delete_unfinished(self, now_ns: int, older_s: float) -> int:
+        """Delete chunks without a description that are older than `older_s`; return the number of such puts."""
+        deleted_puts = 0
+        with self._reachable("sweep"):
             named = {await self._put_id(name) for name in await self._names()}
             for subject in await self._subjects("C"):
                 put_id = subject.rpartition(".")[2]
@@ -176,8 +176,8 @@ class ObjectBucket:
                 newest = (await self._context.get_last_msg(self._stream, subject)).time
                 if newest is None or newest.timestamp() < now_ns / 1e9 - older_s:
                     await self._purge(f"C.{put_id}")
-                    swept += 1
-        return swept
+                    deleted_puts += 1
+        return deleted_puts
 
     async def _subjects(self, kind: str) -> list[str]:
         info = await self._context.stream_info(self._stream, subjects_filter=f"$O.{self._bucket}.{kind}.>")
@@ -187,7 +187,7 @@ class ObjectBucket:
         await self._context.purge_stream(self._stream, subject=f"$O.{self._bucket}.{kind_and_id}")
 
     @contextmanager
-    def _asked(self, what: str) -> Iterator[None]:
+    def _reachable(self, what: str) -> Iterator[None]:
         what = f"bucket {self._bucket}: {what}"
         if not self._client.is_connected:
             raise BrokerUnavailable(f"{what}: not connected")

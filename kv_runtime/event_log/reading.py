@@ -25,7 +25,7 @@ from kv_runtime.event_log.streams import state_of
 HEARTBEAT_S = 2.0
 SILENCE_S = 2.5 * HEARTBEAT_S
 _OF_STREAM = "$JS.ACK."
-_PLACE_AT, _TOKENS = 5, 9
+_SEQ_AT, _TOKENS = 5, 9
 _IDLE = "100"
 
 _log = structlog.get_logger("event_log")
@@ -49,7 +49,7 @@ class LogMessage(NamedTuple):
 OnMessage = Callable[[LogMessage], Awaitable[None]]
 
 
-class _Place(NamedTuple):
+class _Delivery(NamedTuple):
     """What a message's reply subject says.
 
     `$JS.ACK.<stream>.<consumer>.<delivered>.<stream seq>.<consumer seq>.<ns>.<pending>`; 9 tokens, before whose stream
@@ -62,10 +62,10 @@ class _Place(NamedTuple):
     pending: int
 
 
-def _place(reply: str) -> _Place:
+def _delivery(reply: str) -> _Delivery:
     tokens = reply.split(".")
-    first = _PLACE_AT if len(tokens) == _TOKENS else _PLACE_AT + 2
-    return _Place(*map(int, tokens[first : first + 4]))
+    first = _SEQ_AT if len(tokens) == _TOKENS else _SEQ_AT + 2
+    return _Delivery(*map(int, tokens[first : first + 4]))
 
 
 class Reading:
@@ -77,7 +77,7 @@ class Reading:
         context: JetStreamContext,
         stream: str,
         subject: str,
-        tell: OnMessage,
+        deliver: OnMessage,
         on_broken: Callable[[], None],
         *,
         after_seq: int = 0,
@@ -86,17 +86,17 @@ class Reading:
     ) -> None:
         self._client, self._context, self._timeout_s = client, context, timeout_s
         self._stream, self._subject = stream, subject
-        self._tell, self._on_broken = tell, on_broken
-        self._turn = asyncio.Lock()
+        self._deliver, self._on_broken = deliver, on_broken
+        self._lock = asyncio.Lock()
         self._unsubscribe: Callable[[], Awaitable[None]] | None = None
         self._received = 0
-        self._heard_at_s = 0.0
+        self._received_at_s = 0.0
         self.is_broken = False
         self.created = created
         """The stream's birth: of the one that is read."""
-        self.told_seq = after_seq
+        self.delivered_seq = after_seq
         """Place in it of the last message that was told, and taken; 0: none."""
-        self.told_total = 0
+        self.delivered_total = 0
         self.unread = 0
         """Messages that it had behind that, when last heard."""
         self.read_anew_total = 0
@@ -105,7 +105,7 @@ class Reading:
     @property
     def is_silent(self) -> bool:
         """Whether the server let its heartbeats fail; a reader that is still being told something hears none."""
-        return not self._turn.locked() and asyncio.get_running_loop().time() - self._heard_at_s > SILENCE_S
+        return not self._lock.locked() and asyncio.get_running_loop().time() - self._received_at_s > SILENCE_S
 
     async def begin(self) -> None:
         """The stream is read on after what was told already; from its beginning where it is another one.
@@ -113,32 +113,32 @@ class Reading:
         Raises:
             BrokerUnavailable: there is no such stream, or no answer.
         """
-        async with self._turn:
+        async with self._lock:
             with mapped(f"follow {self._stream}"):
                 await self.end()
-                await self._find_place()
+                await self._find_start()
                 inbox = self._client.new_inbox()
                 self._received = 0
                 self._unsubscribe = (await self._client.subscribe(inbox, cb=self._on_message)).unsubscribe
                 consumer = await self._context.add_consumer(self._stream, self._consumer(inbox))
             self.unread = consumer.num_pending or 0
-            self._heard_at_s = asyncio.get_running_loop().time()
+            self._received_at_s = asyncio.get_running_loop().time()
             self.is_broken = False
 
-    async def _find_place(self) -> None:
+    async def _find_start(self) -> None:
         state = await state_of(self._client, self._stream, self._timeout_s)
-        if state.created == self.created and state.last_seq >= self.told_seq:
+        if state.created == self.created and state.last_seq >= self.delivered_seq:
             return
-        if self.told_seq:
-            _log.warning("log_read_anew", stream=self._stream, told_seq=self.told_seq, last_seq=state.last_seq)
+        if self.delivered_seq:
+            _log.warning("log_read_anew", stream=self._stream, told_seq=self.delivered_seq, last_seq=state.last_seq)
             self.read_anew_total += 1
-        self.created, self.told_seq = state.created, 0
+        self.created, self.delivered_seq = state.created, 0
 
     def _consumer(self, inbox: str) -> ConsumerConfig:
         return ConsumerConfig(
             deliver_subject=inbox,
-            deliver_policy=DeliverPolicy.BY_START_SEQUENCE if self.told_seq else DeliverPolicy.ALL,
-            opt_start_seq=self.told_seq + 1 if self.told_seq else None,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE if self.delivered_seq else DeliverPolicy.ALL,
+            opt_start_seq=self.delivered_seq + 1 if self.delivered_seq else None,
             ack_policy=AckPolicy.NONE,
             max_deliver=1,
             filter_subject=self._subject,
@@ -155,20 +155,21 @@ class Reading:
             await unsubscribe()
 
     async def _on_message(self, message: Msg) -> None:
-        async with self._turn:  # of a subscription that `begin` has dropped, nothing gets here
-            self._heard_at_s = asyncio.get_running_loop().time()
+        async with self._lock:  # of a subscription that `begin` has dropped, nothing gets here
+            self._received_at_s = asyncio.get_running_loop().time()
             if not message.reply.startswith(_OF_STREAM):
                 await self._obey(message)
                 return
-            place = _place(message.reply)
-            if place.consumer_seq != self._received + 1:
+            delivery = _delivery(message.reply)
+            if delivery.consumer_seq != self._received + 1:
                 self._break()
                 return
             self._received += 1
-            seq, time_ns = place.stream_seq, place.time_ns
-            await self._tell(LogMessage(message.subject, message.data, seq, time_ns=time_ns, headers=message.headers))
-            self.told_seq, self.unread = place.stream_seq, place.pending
-            self.told_total += 1
+            seq, time_ns = delivery.stream_seq, delivery.time_ns
+            read = LogMessage(message.subject, message.data, seq, time_ns=time_ns, headers=message.headers)
+            await self._deliver(read)
+            self.delivered_seq, self.unread = delivery.stream_seq, delivery.pending
+            self.delivered_total += 1
 
     async def _obey(self, message: Msg) -> None:
         """Take what the server says of the reading: a heartbeat, a question whether we keep up, or its end."""

@@ -157,6 +157,6 @@ async def state_of(client: Client, name: str, timeout_s: float) -> StreamState:
 
 def ns_of(time: str) -> int:
     """Return the nanoseconds since 1970 of a UTC time as servers write it, with up to nine digits of a second."""
-    whole, _, fraction = time.removesuffix("Z").partition(".")
-    since = datetime.fromisoformat(whole).replace(tzinfo=UTC) - _EPOCH
+    seconds, _, fraction = time.removesuffix("Z").partition(".")
+    since = datetime.fromisoformat(seconds).replace(tzinfo=UTC) - _EPOCH
     return since // timedelta(seconds=1) * 10**9 + int(fraction.ljust(9, "0"))

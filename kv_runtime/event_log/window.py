@@ -43,7 +43,7 @@ class SendWindow:
     def __init__(self, client: Client, limit: int, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
-        self._room = asyncio.Semaphore(limit)
+        self._capacity = asyncio.Semaphore(limit)
         self._unconfirmed: dict[str, _Publication] = {}
         self._numbers = itertools.count(1)
         self._inbox = ""
@@ -76,7 +76,7 @@ class SendWindow:
             NatsError: the message is larger than the server takes.
         """
         self._require_connection(subject)
-        await self._room.acquire()
+        await self._capacity.acquire()
         number = str(next(self._numbers))
         publication = _Publication(subject, self._timeout_s, lambda: self._forget(number))
         self._unconfirmed[number] = publication
@@ -96,7 +96,7 @@ class SendWindow:
     def _forget(self, number: str) -> None:
         future = self._unconfirmed.pop(number).future
         self.failures_total += not future.cancelled() and future.exception() is not None
-        self._room.release()
+        self._capacity.release()
 
     def fail(self, why: str) -> None:
         """All that is on its way ends with `BrokerUnavailable`."""

@@ -206,7 +206,7 @@ class RouterState:
         self.ledger.apply(event, now_s, router)
 
     def _end(self, known: OutcomeKnown) -> None:
-        if known.is_whole and not self.breakers.are_all_closed:
+        if known.is_unstreamed and not self.breakers.are_all_closed:
             self.breakers.follow(FirstToken(lease_id=known.decision_id), known.now_s)
         self._go_on(known.ending, known.now_s)
         self.forecasts.ended(known)

@@ -89,7 +89,7 @@ async def read_journal(
 
     messages = JournalMessages(take_until_end)
     reading = await follow_journal(log, router, messages, after_seq=min(after_seq, end), created=state.created)
-    while reading.unread and reading.told_seq < end and not stop.is_set():
+    while reading.unread and reading.delivered_seq < end and not stop.is_set():
         await clock.sleep(_LOOK_S)
     await log.leave(reading)
     messages.log_refused()

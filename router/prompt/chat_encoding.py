@@ -21,7 +21,7 @@ def encode_chat(text: TokenizerText, rendered: bytes, known: Known | None) -> Ca
     tokens = known.cut.tokens if known else 0
     new = rendered[start:].decode()
     is_ascii = new.isascii()
-    stretches = _stretches(text.cut_places(new))
+    stretches = _stretches(text.mark_spans(new))
     byte_at, character_at = start, 0
     for begin, end in [*stretches, (len(new), len(new))]:
         if begin > character_at:

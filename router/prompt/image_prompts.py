@@ -139,7 +139,7 @@ def before_images(
         return KnownPrompt(unpack_tokens(ids[: max(0, ids.find(_UNKNOWN_BYTE_IDS))]), [], len(ids) // _TOKEN_BYTES, 0)
     rendered = text.render_utf8(messages, **options)
     before = rendered[: max(0, rendered.find(_UNKNOWN))].decode()
-    marks = text.cut_places(before)
+    marks = text.mark_spans(before)
     known = before[: marks[-1][0]].encode() if marks else b""
     ids = encode(text, known) if known else b""
     rest = text.pack_marked(rendered[len(known) :].decode())

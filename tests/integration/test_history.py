@@ -24,7 +24,7 @@ from indexer.index.reference import ReferenceIndex
 from indexer.native.index import NativeIndex
 from indexer.service import history
 from indexer.service import snapshot_keeper as keeper
-from indexer.service.history import Available, NotKept, moment_at, seq_at
+from indexer.service.history import Available, NotRetained, moment_at, seq_at
 from indexer.service.retention import SnapshotName
 from kv_protocol import codec, subjects
 from kv_protocol.digest import TierDigest
@@ -215,7 +215,7 @@ async def test_only_the_log_behind_the_newest_snapshot_before_it_is_read(told: T
         moment = await moment_at(told.log, after.stream_seq - 1, IndexFold(native()))
         assert (moment.snapshot, moment.messages_read) == (str(before), after.stream_seq - 1 - before.stream_seq)
     first = await moment_at(told.log, names[0].stream_seq - 1, IndexFold(native()))
-    assert (first.snapshot, first.messages_read, first.places) == ("", names[0].stream_seq - 1, {})
+    assert (first.snapshot, first.messages_read, first.rank_checkpoints) == ("", names[0].stream_seq - 1, {})
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -265,7 +265,7 @@ async def test_a_planted_bug_is_seen(
 # ---------------------------------------------------------------- what is not kept is said
 
 
-def shown(told: NotKept) -> tuple[str, object, Available | None, int]:
+def shown(told: NotRetained) -> tuple[str, object, Available | None, int]:
     return told.field, told.found, told.oldest, told.last_seq
 
 
@@ -274,11 +274,11 @@ def shown(told: NotKept) -> tuple[str, object, Available | None, int]:
 async def test_what_never_was_is_refused_with_what_can_be_had(told: Told, seq: int) -> None:
     first = await told.log.message_from(subjects.EVENTS_STREAM, 1)
     assert first is not None
-    with pytest.raises(NotKept) as refused:
+    with pytest.raises(NotRetained) as refused:
         await index_at(told.log, seq)
     assert shown(refused.value) == ("seq", seq, Available(1, first.time_ns), MESSAGES)
     allowed = r"allowed .*Z and later: the oldest that is kept is message 1,"
-    with pytest.raises(NotKept, match=f"time: found 1970-.*, {allowed}"):
+    with pytest.raises(NotRetained, match=f"time: found 1970-.*, {allowed}"):
         await seq_at(told.log, 10**9)
 
 
@@ -292,11 +292,11 @@ async def test_after_a_purge_the_oldest_that_can_be_had_is_that_of_a_snapshot_be
     assert oldest is not None
     available = Available(after.stream_seq, oldest.time_ns)
     for seq in (1, before.stream_seq - 1, before.stream_seq + 1, after.stream_seq - 1):
-        with pytest.raises(NotKept) as refused:
+        with pytest.raises(NotRetained) as refused:
             await index_at(short.log, seq)
         assert shown(refused.value) == ("seq", seq, available, SHORT)
         assert wall_time.shown(oldest.time_ns) in str(refused.value)
-    with pytest.raises(NotKept) as refused:
+    with pytest.raises(NotRetained) as refused:
         await seq_at(short.log, oldest.time_ns - 1)
     assert shown(refused.value)[0::2] == ("time", available)
     kept = [name.stream_seq for name in names]
@@ -309,7 +309,7 @@ async def test_of_a_log_that_is_all_gone_snapshots_are_left_each_with_its_own_ti
     last = (await short.snapshots())[-1]
     moment = await moment_at(short.log, last.stream_seq, IndexFold(native()))
     assert (moment.snapshot, moment.messages_read, moment.time_ns) == (str(last), 0, last.wall_ns)
-    with pytest.raises(NotKept, match=f"seq: found {SHORT}, allowed none: nothing is kept"):
+    with pytest.raises(NotRetained, match=f"seq: found {SHORT}, allowed none: nothing is kept"):
         await index_at(short.log, SHORT)
 
 
@@ -330,7 +330,7 @@ async def test_a_snapshot_that_cannot_be_used_does_not_count(short: Told) -> Non
     assert [each["event"] for each in logs] == ["snapshot_refused"]
     assert (await compared(short, [second.stream_seq, third.stream_seq], native)).differing == []
     await short.log.purge(subjects.EVENTS_STREAM, second.stream_seq - 1)
-    with pytest.raises(NotKept) as refused:
+    with pytest.raises(NotRetained) as refused:
         await index_at(short.log, third.stream_seq)
     assert shown(refused.value) == ("seq", third.stream_seq, None, SHORT)
 

@@ -8,7 +8,7 @@ import pytest
 
 from indexer.commands.log_lines import BeatLine, EventLine, FleetLine, Line, UnreadableLine
 from indexer.service import log_tail
-from indexer.service.history import Available, NotKept
+from indexer.service.history import Available, NotRetained
 from indexer.service.log_tail import LogTail, Start, Wanted
 from kv_protocol import fleet, subjects
 from kv_runtime.clock import ManualClock
@@ -110,7 +110,7 @@ async def test_a_message_that_is_not_there_is_refused_with_those_that_are(log: E
     await log.purge(subjects.EVENTS_STREAM, 2)
     third = await log.message_from(subjects.EVENTS_STREAM, 3)
     assert third is not None
-    with pytest.raises(NotKept) as refused:
+    with pytest.raises(NotRetained) as refused:
         await log_tail.from_seq(log, seq)
     told = refused.value
     assert (told.field, told.found, told.oldest, told.last_seq) == ("from-seq", seq, Available(3, third.time_ns), 5)
@@ -118,7 +118,7 @@ async def test_a_message_that_is_not_there_is_refused_with_those_that_are(log: E
 
 @pytest.mark.asyncio
 async def test_an_empty_log_has_no_message(log: EventLog) -> None:
-    with pytest.raises(NotKept, match="from-seq: found 1, allowed none: nothing is kept"):
+    with pytest.raises(NotRetained, match="from-seq: found 1, allowed none: nothing is kept"):
         await log_tail.from_seq(log, 1)
 
 

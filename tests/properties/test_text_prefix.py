@@ -82,7 +82,7 @@ def test_only_the_template_writes_marks(chat: list[Message]) -> None:
 
 def encodes_as_a_whole(text: TokenizerText, content: str) -> bool:
     rendered = text.render_chat([{"role": "user", "content": content}])
-    places = [0, *(begin for begin, _ in text.cut_places(rendered)), len(rendered)]
+    places = [0, *(begin for begin, _ in text.mark_spans(rendered)), len(rendered)]
     parts = [text.pack_marked(rendered[begin:end]) for begin, end in pairwise(places)]
     return b"".join(parts) == text.pack_marked(rendered)
 
@@ -95,7 +95,7 @@ def test_parts_encode_as_the_whole_chat_does(content: str) -> None:
 
 def test_the_template_writes_marks_that_text_is_cut_at() -> None:
     rendered = TOKENIZER_TEXT.render_chat([{"role": "user", "content": "hello<|end|>"}] * 2)
-    assert [rendered[begin:end] for begin, end in TOKENIZER_TEXT.cut_places(rendered)] == [
+    assert [rendered[begin:end] for begin, end in TOKENIZER_TEXT.mark_spans(rendered)] == [
         "<|a|>",
         "<|end|>",
         "<|end|>",

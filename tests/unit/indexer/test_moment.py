@@ -22,18 +22,25 @@ def batch(seq: int, epoch: int = 7) -> BatchArrived:
     return BatchArrived(A0, Batch(epoch, seq, Stored((seq,))))
 
 
-def moment(fold: IndexFold, *places: RankCheckpoint) -> Moment:
-    return Moment(fold, 10, 1, NAME if places else "", {place.rank: place for place in places}, 1)
+def moment(fold: IndexFold, *rank_checkpoints: RankCheckpoint) -> Moment:
+    return Moment(
+        fold,
+        10,
+        1,
+        NAME if rank_checkpoints else "",
+        {checkpoint.rank: checkpoint for checkpoint in rank_checkpoints},
+        1,
+    )
 
 
 def restored(seq: int, logged_seq: int, stale: str = "") -> Moment:
     """Return the moment of a snapshot in which a rank was so."""
     index = ReferenceIndex(parked_blocks_max=10, parked_ttl_s=5.0)
     index.register(0)
-    place = RankCheckpoint(*A0, 0, 7, seq, logged_seq, stale, "i")
+    checkpoint = RankCheckpoint(*A0, 0, 7, seq, logged_seq, stale, "i")
     fold = empty()
-    fold.restore(Checkpoint("2026", 9, 1, (place,), index.snapshot()), 0.0)
-    return moment(fold, place)
+    fold.restore(Checkpoint("2026", 9, 1, (checkpoint,), index.snapshot()), 0.0)
+    return moment(fold, checkpoint)
 
 
 def test_of_a_rank_whose_batches_are_all_there_nothing_is_said() -> None:

@@ -316,7 +316,7 @@ def test_an_outcome_of_the_former_version_is_read_as_that_version_meant_it() -> 
     )
     known = msgspec.msgpack.decode(msgspec.msgpack.encode(former), type=OutcomeKnown)
     assert (itl_s, came_whole, known.itl_s, known.came_whole) == (None,) * 4
-    assert (known.ttft_s, known.mean_itl_s, known.is_whole) == (1.0, 0.5, False)
+    assert (known.ttft_s, known.mean_itl_s, known.is_unstreamed) == (1.0, 0.5, False)
 
 
 @pytest.mark.parametrize("output_tokens", [None, 5])
@@ -335,14 +335,14 @@ def test_an_outcome_says_what_is_known_and_nothing_is_worked_out(
         itl_s=itl_s,
         came_whole=came_whole,
     )
-    assert (known.mean_itl_s, known.is_whole) == (itl_s, came_whole)
+    assert (known.mean_itl_s, known.is_unstreamed) == (itl_s, came_whole)
 
 
 @pytest.mark.parametrize(
     ("ttft_s", "duration_s", "is_whole"), [(1.5, 1.5, True), (0.5, 1.5, False), (None, 1.5, False)]
 )
 def test_an_answer_whose_first_token_came_with_its_last_came_whole(
-    ttft_s: float | None, duration_s: float, *, is_whole: bool
+    ttft_s: float | None, duration_s: float, *, is_unstreamed: bool
 ) -> None:
     known = OutcomeKnown(now_s=7.0, decision_id="d", outcome="ok", ttft_s=ttft_s, duration_s=duration_s)
-    assert known.is_whole == is_whole
+    assert known.is_unstreamed == is_unstreamed

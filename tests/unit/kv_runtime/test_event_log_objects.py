@@ -123,9 +123,9 @@ async def test_chunks_that_are_nobodys_are_swept_when_they_are_old(broker: Broke
         assert newest is not None
         now_ns = round(newest.timestamp() * 1e9)
         before = await bucket.size_bytes()
-        assert await bucket.sweep(now_ns + 10 * 10**9, older_s=20.0) == 0
+        assert await bucket.delete_unfinished(now_ns + 10 * 10**9, older_s=20.0) == 0
         assert await bucket.size_bytes() == before
-        assert await bucket.sweep(now_ns + 10 * 10**9, older_s=5.0) == 1
+        assert await bucket.delete_unfinished(now_ns + 10 * 10**9, older_s=5.0) == 1
         assert await bucket.size_bytes() < before - 3000
         assert await bucket.get("a") == b"a"
 
@@ -140,7 +140,7 @@ async def test_what_is_under_no_readable_name_is_not_there(broker: Broker, token
         await client.jetstream().publish(f"$O.TEST.M.{token}", b"{}")
         await client.close()
         assert await bucket.names() == ["a"]
-        assert await bucket.sweep(0, older_s=0.0) == 0
+        assert await bucket.delete_unfinished(0, older_s=0.0) == 0
         assert await bucket.get("a") == b"a"
 
 
@@ -155,7 +155,7 @@ async def test_a_damaged_description_keeps_nothing_and_holds_up_nothing(broker: 
         newest = (await client.jetstream().get_last_msg("OBJ_TEST", "$O.TEST.C.>")).time
         await client.close()
         assert newest is not None
-        assert await bucket.sweep(round(newest.timestamp() * 1e9) + 10**9, older_s=0.0) == 1
+        assert await bucket.delete_unfinished(round(newest.timestamp() * 1e9) + 10**9, older_s=0.0) == 1
         assert await bucket.get("b") == b"b"
 
 

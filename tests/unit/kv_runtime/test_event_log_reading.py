@@ -25,7 +25,7 @@ async def test_the_stream_of_that_birth_is_read_behind_the_place(broker: Broker,
         assert (place.created, place.unread) == (born, 9 - after_seq)
         await publish_all(log, numbers(10, 12))
         await reader.until(numbers(after_seq + 1, 12))
-        await eventually(lambda: (place.told_seq, place.told_total, place.unread) == (12, 12 - after_seq, 0))
+        await eventually(lambda: (place.delivered_seq, place.delivered_total, place.unread) == (12, 12 - after_seq, 0))
         assert place.read_anew_total == 0
 
 
@@ -106,7 +106,7 @@ async def test_a_stream_made_anew_is_counted_and_has_another_birth(broker: Broke
         await log.ensure_stream(STREAM)
         await publish_all(log, numbers(6, 7))
         await reader.until(numbers(1, 7))
-        await eventually(lambda: place.told_seq == 2)
+        await eventually(lambda: place.delivered_seq == 2)
         assert place.read_anew_total == 1
         assert place.created == (await log.stream_state("TEST")).created != born
 

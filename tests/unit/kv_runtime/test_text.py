@@ -337,7 +337,7 @@ def test_text_may_be_cut_before_tokens_that_nothing_takes_away(
     config = {**CONFIG, "eos_token": ""}
     text = load_text(write(tokenizer, config, template))
     assert isinstance(text, TokenizerText)
-    assert text.cut_places(template) == places
+    assert text.mark_spans(template) == places
 
 
 @pytest.mark.parametrize(
