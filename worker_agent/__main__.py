@@ -1,4 +1,4 @@
-"""`worker-agent`: the commands. What each is made of stands in `serve`, `attach` and `consolidate`."""
+"""`worker-agent`: the commands. The modules `serve`, `attach` and `consolidate` compose each of them."""
 
 import asyncio
 import sys
@@ -115,7 +115,7 @@ def attach(file: Path | None, assignments: tuple[str, ...], print_config: bool, 
 
 
 def _flag_settings(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that flags stand for, by their paths."""
+    """Return the settings that the given flags set, by dotted path."""
     return {name.replace("__", "."): value for name, value in flags.items() if value != ()}
 
 
@@ -128,7 +128,7 @@ def _run(
     *,
     print_config: bool,
 ) -> None:
-    """Print the settings, or run the process with them; what is wrong with them or around it ends it with a line."""
+    """Print the settings, or run the process with them; an expected error ends the process with one line."""
     try:
         settings = load_settings(kind, file=file, assignments=assignments, flags=flags)
         if print_config:
@@ -152,7 +152,7 @@ def _attach(settings: AttachSettings) -> None:
 
 
 def _serve(settings: AgentSettings, *, sources: EngineArgsSources, circumstances: Circumstances) -> None:
-    """Serve; TensorRT-LLM is built on the main thread, with the event loop beside it."""
+    """Serve. TensorRT-LLM is built on the main thread; the event loop then runs on another thread."""
 
     async def served(stop: asyncio.Event, call: ThreadCall) -> None:
         chosen = chosen_engine(settings, sources, circumstances)

@@ -1,16 +1,16 @@
-"""`worker-agent attach`: brings an engine that runs elsewhere into the fleet, while this process runs.
+"""`worker-agent attach`: brings an engine that runs in another process into the fleet, while this process runs.
 
-    what of it        comes from                                                   goes to
+    what              comes from                                                   goes to
     ---------------   ----------------------------------------------------------   ------------------------------------
     KV events         its ZMQ frames and replays, or POST /kv_cache_events         its streams in the log, heartbeats
     load              its /metrics                                                 load reports
-    what it is        configuration, and beyond that what it says                  `WorkerRegistered`, while its /health
-                      (`engines/attached/facts.py`), asked before it registers     answers
-    requests          routers                                                      the engine itself; or here, and from
-                                                                                   here to it (`api/forwarder.py`: when)
+    description       configuration, then the engine's HTTP answers                `WorkerRegistered`, while its /health
+                      (`engines/attached/facts.py`), before each registration      answers
+    requests          routers                                                      the engine, directly or forwarded by
+                                                                                   this process (`api/forwarder.py`)
 
-Without an address of the engine there are only streams. With one, what must be known before a stream can begin (model
-and block size) is configured, or waited for until the engine is healthy.
+Without the engine's address this process only publishes streams. With it, the facts that a stream needs (model and
+block size) are configured, or the process waits for them until the engine is healthy.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ _log = structlog.get_logger("attach")
 
 
 class _EngineAccess(NamedTuple):
-    """An engine that has an address: how it is asked, and the model's text."""
+    """Access to an engine that has an address: HTTP client, survey, and the model's text."""
 
     client: EngineClient
     survey: EngineSurvey
@@ -69,10 +69,10 @@ class _EngineAccess(NamedTuple):
 
 
 async def run_attached(settings: AttachSettings, stop: asyncio.Event, report: Callable[[str], None]) -> None:
-    """Speak for the engine until `stop` is set; `say` is told where its status can be read.
+    """Represent the engine until `stop` is set; `report` receives the address of the status page.
 
     Raises:
-        ConfigurationError: what is configured may not be, or not of this engine.
+        ConfigurationError: the configuration is invalid, or contradicts the engine.
         WorkerIdTaken: another living worker has the id.
     """
     settings = settings.model_copy(update={"worker": settings.worker.identified()})
@@ -104,7 +104,7 @@ def _model(settings: AttachSettings, facts: EngineFacts) -> str:
 async def _first_facts(
     settings: AttachSettings, survey: EngineSurvey, clock: Clock, stop: asyncio.Event
 ) -> EngineFacts | None:
-    """Return what the engine says, nothing if it is not needed and not to be had; None once `stop` is set."""
+    """Return the engine's facts; empty if it does not answer and none is needed; None once `stop` is set."""
     needs_none = bool(settings.engine.model and settings.engine.block_size)
     is_logged = False
     while not stop.is_set():
@@ -119,7 +119,7 @@ async def _first_facts(
 
 
 class _Attached(NamedTuple):
-    """What every piece of the process is made of."""
+    """The shared parts of the process."""
 
     settings: AttachSettings
     facts: EngineFacts
@@ -133,7 +133,7 @@ class _Attached(NamedTuple):
 
 
 class _Fronted(NamedTuple):
-    """What stands before an engine that has an address; its parts are to run."""
+    """Health watch, membership, load reader and forwarder of an engine that has an address, and the parts to run."""
 
     watch: HealthWatch
     membership: Membership
@@ -166,14 +166,14 @@ async def _run(
     async with AsyncExitStack() as until_run:
         until_run.push_async_callback(end_unrun, parts)
         others = await _others(attached, streams, cleanup, report)
-        until_run.pop_all()  # from here on sockets belong to what runs
+        until_run.pop_all()  # from here on the parts own the sockets
     await run_parts([*parts, *others], stop=stop, drain_s=settings.worker.drain_s + _STREAMS_DRAIN_S)
 
 
 async def _others(
     attached: _Attached, streams: EventStreams, cleanup: AsyncExitStack, report: Callable[[str], None]
 ) -> list[Part]:
-    """Return what is to run beside the streams; requests and questions are heard from now on."""
+    """Return the parts to run beside the streams; requests and recovery questions are accepted from now on."""
     access, worker, log = attached.access, attached.worker, attached.log
     fronted = None if access is None else await _fronted(attached, access, cleanup)
     http = _status_http(attached, streams, fronted)
@@ -199,7 +199,7 @@ async def _connected(
 
 
 async def _fronted(attached: _Attached, access: _EngineAccess, cleanup: AsyncExitStack) -> _Fronted:
-    """Return what asks the engine, and what it is asked through; requests are heard from now on."""
+    """Build the parts that watch and front the engine; forwarded requests are accepted from now on."""
     settings, client = attached.settings, access.client
     parts, base_url, forwarder = list[Part](), client.base_url, None
     loads = _loads(attached, client)
@@ -306,7 +306,7 @@ async def _served(settings: AttachSettings, forwarder: Forwarder) -> HttpServer:
 def _describe(
     settings: AttachSettings, survey: EngineSurvey, worker: WorkerHeadSection, text: Text, base_url: str
 ) -> Describe:
-    """Return what asks the engine anew what it is, and says why it cannot join as it is."""
+    """Return a function that queries the engine again, and logs why it cannot join."""
 
     async def describe() -> WorkerRegistered | None:
         reported = await survey.query()

@@ -25,10 +25,10 @@ _DRAIN_S = 10.0
 
 
 async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, report: Callable[[str], None]) -> None:
-    """Head the streams until `stop` is set; `say` is told where their status can be read.
+    """Publish the streams until `stop` is set; `report` receives the address of their status.
 
     Raises:
-        ConfigurationError: there is no worker.
+        ConfigurationError: no worker is configured.
     """
     if not settings.workers:
         raise ConfigurationError(["workers: found none, allowed at least one"])
@@ -46,14 +46,14 @@ async def run_consolidated(settings: ConsolidateSettings, stop: asyncio.Event, r
         async with AsyncExitStack() as until_run:
             until_run.push_async_callback(end_unrun, parts)
             http = await _begun(settings, heads, log)
-            until_run.pop_all()  # from here on sockets belong to what runs
+            until_run.pop_all()  # from here on the parts own the sockets
         report(f"streams of {names}, status on http://{settings.control.host}:{http.port}")
         parts += [Part("http", http.run, 5, dict), Part("event-log", log.run, 5)]
         await run_parts(parts, stop=stop, drain_s=_DRAIN_S)
 
 
 async def _begun(settings: ConsolidateSettings, heads: Sequence[Consolidator], log: EventLog) -> HttpServer:
-    """Return what answers for them; questions to their ranks are heard, too."""
+    """Start the status server and the consolidators, which accept recovery questions from now on."""
     control, registry = settings.control, new_registry()
     Projection(registry, ConsolidatorMetrics(heads).families)
     Projection(registry, lambda: log_families(log.statistics()))

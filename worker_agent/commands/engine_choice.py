@@ -1,7 +1,7 @@
-"""Chooses and makes the engine of `serve`: the simulated one, or TensorRT-LLM in this process.
+"""Chooses and builds the engine of `serve`: the simulated one, or TensorRT-LLM in this process.
 
 what                simulated                  trtllm
-made of             section `engine`           engine arguments (`engine_args/`), sections `engine` and `trtllm`
+configured by       section `engine`           engine arguments (`engine_args/`), sections `engine` and `trtllm`
 model in requests   engine.model               engine.model, else the argument; but engine.served_names first
 text                engine.text, else `byte`   engine.text, else the model's directory
 KV events           polled                     with --publish-kv-events, but of an encoder: polled, or read where the
@@ -56,13 +56,13 @@ _log = structlog.get_logger("serve")
 
 
 class Chosen(NamedTuple):
-    """An engine as it is asked for; `args` are TensorRT-LLM's, None of the simulated one."""
+    """The chosen engine's parameters; `args` are TensorRT-LLM's, None for the simulated engine."""
 
     args: EngineArgs | None
     model: str
     polls_events: bool
     publishers: tuple[PublisherAt, ...]
-    """Where the engine streams its events itself."""
+    """Publishers of an engine that streams its events itself."""
     has_statistics: bool
     event_buffer: int
     """Events that a rank keeps until they are polled."""
@@ -72,11 +72,11 @@ class Chosen(NamedTuple):
     block_reuse: bool | None = True
     transfer_buffer_tokens: int = 0
     transfer_backend: str = ""
-    """For the registration, which says what these mean."""
+    """This field and those above from `kv_cache_dtype` on are for the registration, which documents them."""
 
 
 class BuiltEngine(NamedTuple):
-    """The engine, not yet started. One of the last two is it, the other None: what only one of them says."""
+    """The engine, not yet started. Either `simulated` or `trtllm` is the same object with its own type."""
 
     engine: Engine
     simulated: SimulatedEngine | None
@@ -84,11 +84,11 @@ class BuiltEngine(NamedTuple):
 
 
 def chosen_engine(settings: AgentSettings, sources: EngineArgsSources, circumstances: Circumstances) -> Chosen:
-    """Return what the settings and the engine arguments ask for.
+    """Return the engine that the settings and the engine arguments choose.
 
     Raises:
-        EngineArgsInvalid: with all that may not be in them, or is given to an engine that has none.
-        ConfigurationError: the settings do not go with the arguments.
+        EngineArgsInvalid: arguments are invalid, or are given to the simulated engine, which has none.
+        ConfigurationError: the settings contradict the arguments.
     """
     if settings.engine.kind == "trtllm":
         return _trtllm_chosen(settings, sources, circumstances)
@@ -131,7 +131,7 @@ def _trtllm_chosen(settings: AgentSettings, sources: EngineArgsSources, circumst
 
 
 def _named_backend(args: EngineArgs) -> str:
-    """Return the transfer backend that the arguments name; `DEFAULT` names none, the environment decides.
+    """Return the transfer backend that the arguments name; empty for `DEFAULT`: the environment decides.
 
     Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm_args.py`, `CacheTransceiverConfig._resolve_default_backend`.
     """
@@ -140,17 +140,17 @@ def _named_backend(args: EngineArgs) -> str:
 
 
 def served_names(settings: AgentSettings, chosen: Chosen) -> tuple[str, ...]:
-    """Return what requests may call the model; the first is its name in the fleet."""
+    """Return the model's names in requests; the first is its name in the fleet."""
     return settings.engine.served_names or (chosen.model,)
 
 
 def engine_text(settings: AgentSettings, chosen: Chosen) -> Text:
-    """Return tokenizer and chat template of the model; raise `TextError`."""
+    """Return the model's tokenizer and chat template; raise `TextError`."""
     return load_text(_text_path(settings, chosen), chat_template=settings.engine.chat_template)
 
 
 def served_media(settings: AgentSettings, chosen: Chosen, text: Text, clock: Clock) -> ServedMedia:
-    """Return what becomes of media in requests; raise `TextError` where the model's images are not understood."""
+    """Return the worker's media handling; raise `TextError` if the model's image settings are inconsistent."""
     return ServedMedia(
         settings,
         text,
@@ -168,7 +168,7 @@ def _text_path(settings: AgentSettings, chosen: Chosen) -> str:
 def build_engine(
     settings: AgentSettings, chosen: Chosen, text: Text, clock: Clock, call: ThreadCall = asyncio.to_thread
 ) -> BuiltEngine:
-    """Return the engine, which `call` builds and ends; raise `EngineError` for a bad logits processor."""
+    """Return the engine, which `call` loads and shuts down; raise `EngineError` for a bad logits processor."""
     name = served_names(settings, chosen)[0]
     if chosen.args is None:
         simulated = _simulated(settings, name, text, clock)
@@ -251,7 +251,7 @@ def _refuse_engine_args(sources: EngineArgsSources, circumstances: Circumstances
 
 
 def _flags_in(sources: EngineArgsSources, circumstances: Circumstances) -> Iterator[str]:
-    """Yield the flags of engine arguments that stand on the command line."""
+    """Yield the engine-argument flags on the command line."""
     yield from (f"--{name}" for name in FLAGS if sources.flags.get(name) is not None)
     yield from ["--extra-engine-args"] if sources.extra is not None else []
     yield from ["--override-engine-args"] if sources.override is not None else []

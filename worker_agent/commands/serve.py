@@ -1,16 +1,16 @@
-"""`worker-agent serve`: an engine in this process, its requests, its KV events, its place in the fleet.
+"""`worker-agent serve`: runs an engine in this process, serves its requests and publishes its KV events and load.
 
     what                    comes from                               goes to
     ---------------------   --------------------------------------   ---------------------------------------------
     requests                routers, over HTTP                       the engine
-    KV events               the engine, where it has and tells them  its ranks' streams in the log, heartbeats
-    load                    its statistics, where it counts          load reports
-    what it is              the engine, once it is loaded            `WorkerRegistered`, not before
+    KV events               the engine, if it publishes them         its ranks' streams in the log, heartbeats
+    load                    the engine's statistics, if enabled      load reports
+    description             the engine, once it is loaded            `WorkerRegistered`, not before
 
-    stops as stage   0 membership (draining) and canary   1 HTTP: running requests get `worker.drain_s`
-                     2 event and statistics polls         3 the engine: transfers, its own end   .. 8 the log
+    stop stages      0 membership (draining) and canary   1 HTTP: running requests get `worker.drain_s`
+                     2 event and statistics polls         3 the engine: transfers, shutdown      .. 8 the log
 
-An engine that dies ends the process: its streams hear of it, the fleet is told that the worker left, the rest drains.
+If the engine dies, the process ends: response streams fail, the agent publishes `WorkerLeft`, and the rest drains.
 """
 
 import asyncio
@@ -58,13 +58,13 @@ from worker_agent.media.served import ServedMedia
 from worker_agent.metrics import AgentMetrics
 
 _SWITCH_S = 0.0005
-"""How long a thread may keep the interpreter: the event threads must not hold up the loop that streams answers."""
+"""Interpreter switch interval: the event threads must not hold up the event loop that streams answers."""
 _ABORTS_S = 2.0
-"""What a decode worker's aborted requests get to fetch the blocks that another worker keeps for them."""
+"""Time for a decode worker's aborted requests to fetch the blocks that a prefill worker holds for them."""
 
 
 class _Worker(NamedTuple):
-    """What every piece of the process is made of, once the engine is loaded."""
+    """The shared parts of the process, once the engine is loaded."""
 
     settings: AgentSettings
     chosen: Chosen
@@ -86,15 +86,15 @@ async def run_served(
     report: Callable[[str], None],
     call: ThreadCall = asyncio.to_thread,
 ) -> None:
-    """Serve until `stop` is set, or the engine dies; `say` gets the address, once the engine is loaded.
+    """Serve until `stop` is set or the engine dies; `report` receives the address once the engine is loaded.
 
-    `call` runs what builds and ends a TensorRT-LLM engine.
+    `call` runs the functions that build and shut down a TensorRT-LLM engine.
 
     Raises:
         EngineError: the engine cannot be loaded.
-        WorkerIdTaken: another living worker has the id; at the start no engine was loaded, later all has drained.
-        PartGaveUp: the engine died; all else has drained.
-        TextError, BrokerUnavailable, PortUsed: what else a worker cannot do without.
+        WorkerIdTaken: another living worker has the id, found before the engine is loaded, or later, after draining.
+        PartGaveUp: the engine died; everything else has drained.
+        TextError, BrokerUnavailable, PortUsed: another requirement of a worker is missing.
     """
     settings = settings.model_copy(update={"worker": settings.worker.identified()})
     sys.setswitchinterval(_SWITCH_S)
@@ -118,7 +118,7 @@ async def run_served(
             until_run.push_async_callback(end_unrun, events.path.parts(first_stage=0))
             worker = _Worker(settings, chosen, built, text, media, names, instance, clock, log, events, worker_id)
             parts = await _parts(worker, found, cleanup, report)
-            until_run.pop_all()  # from here on engine and events are ended by their parts
+            until_run.pop_all()  # from here on the parts end engine and events
         await run_parts(parts, stop=stop, drain_s=settings.drain_s + _ABORTS_S)
 
 
@@ -137,7 +137,7 @@ async def _connected(settings: AgentSettings, found: asyncio.Event, cleanup: Asy
 async def _parts(
     worker: _Worker, found: asyncio.Event, cleanup: AsyncExitStack, report: Callable[[str], None]
 ) -> list[Part]:
-    """Return what is to run; requests are heard from now on, and what is said in the end is arranged."""
+    """Return the parts to run; requests are accepted from now on, and `cleanup` publishes `WorkerLeft`."""
     idle, registry, events = _canary(worker), new_registry(), worker.events
     api = _api(worker, idle)
     loads, http = _loads(worker, api), _http(worker, api, registry)
@@ -171,16 +171,16 @@ async def _parts(
 
 
 class _EngineLife:
-    """Drives the engine; when it is time, lets it hand over what it had begun to, and end.
+    """Drives the engine; at the stop lets it finish the transfers that it began, and ends it.
 
-    One that dies raises `PartGaveUp`, when the fleet is being told that the worker left.
+    If the engine dies, the part withdraws the worker and raises `PartGaveUp`.
     """
 
     def __init__(self, engine: Engine, membership: Membership) -> None:
         self._engine, self._membership = engine, membership
 
     def parts(self, stage: int) -> list[Part]:
-        """Return what is to run: one part drives it until the other has ended it."""
+        """Return the two parts: one drives the engine until the other has stopped it."""
         return [Part("engine", self._drive, stage), Part("engine-end", self._end, stage)]
 
     async def _drive(self, _: asyncio.Event) -> None:
@@ -251,7 +251,7 @@ def _http(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> HttpSe
 
 
 def _app(worker: _Worker, api: AgentApi, registry: CollectorRegistry) -> web.Application:
-    """Return all endpoints of the worker; those that only one role has are added here."""
+    """Return all endpoints of the worker, with those of an encode worker."""
     section, encoder = worker.settings.worker, worker.built.trtllm or worker.built.simulated
     app = api.app(registry, token=section.token.get_secret_value(), body_bytes_max=section.body_bytes_max)
     if section.role == "encode" and encoder is not None:

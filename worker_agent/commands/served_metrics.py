@@ -10,7 +10,7 @@ from worker_agent.fleet.canary import CanaryWatch
 
 
 class ServedMetrics:
-    """Reads the parts that there are; of the others there are families without samples."""
+    """Reads the parts that exist; families of missing parts have no samples."""
 
     def __init__(
         self,

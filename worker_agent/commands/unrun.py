@@ -1,4 +1,4 @@
-"""Closes parts that were made and are not going to run."""
+"""Closes parts that were built and will not run."""
 
 import asyncio
 from collections.abc import Iterable
@@ -9,9 +9,9 @@ _END_S = 5.0
 
 
 async def end_unrun(parts: Iterable[Part]) -> None:
-    """Parts that have opened sockets give them back: they run to their end at once.
+    """Run the parts to their end at once, so that they close their sockets.
 
-    A context of ZeroMQ cannot be destroyed before all its sockets are closed, and these belong to their parts.
+    A ZeroMQ context cannot be destroyed before all its sockets are closed, and the parts own these sockets.
     """
     stop = asyncio.Event()
     stop.set()

@@ -1,8 +1,9 @@
-"""The KV events of an attached engine: frames that it publishes, or polled ones; and the head of its streams.
+"""The KV events of an attached engine, published or polled, and the consolidator of its streams.
 
-frames   the engine publishes (vLLM, SGLang, TensorRT-LLM when it streams): `engines/attached/consolidators.py`
-polled   it is asked for its events, and they take the way of an agent's own engine: a thread polls and publishes to
-         hop A inside this process, so that one set of rules reads TensorRT-LLM's events (`event_path.py`)
+published   the engine publishes frames (vLLM, SGLang, TensorRT-LLM when it streams):
+            `engines/attached/consolidators.py`
+polled      as with an engine in this process, a thread polls the engine and publishes over ZeroMQ, so that the same
+            rules read TensorRT-LLM's events (`event_path.py`)
 """
 
 import zmq.asyncio
@@ -24,7 +25,7 @@ from worker_agent.events.publisher_addresses import checked_endpoint
 
 
 def published_at(publisher: PublisherSection) -> PublisherAt:
-    """Return where a configured publisher is, for an `EventPath`; its addresses were checked when it was read."""
+    """Return a configured publisher's addresses, for an `EventPath`; they were checked with the configuration."""
     replay = publisher.replay_endpoint
     return PublisherAt(
         Origin(publisher.source, publisher.dp_rank),
@@ -35,7 +36,7 @@ def published_at(publisher: PublisherSection) -> PublisherAt:
 
 
 class EventStreams:
-    """One worker's streams. `polled`, `rules` and `path` are there where the engine is polled, and else None."""
+    """One worker's streams. `polled`, `rules` and `path` are None unless the engine is polled."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class EventStreams:
         self.consolidator = self.path.consolidator
 
     def parts(self, first_stage: int) -> list[Part]:
-        """Return what is to run, in at most five stages."""
+        """Return the parts, in at most five stages."""
         return self.consolidator.parts(first_stage) if self.path is None else self.path.parts(first_stage)
 
 

@@ -1,10 +1,9 @@
 """The names that one source of events has for the blocks it holds, with their counts.
 
     name    engine hash -> our sequence hash, and per (tier, attention group) stores less removals
-    usable  a name is usable on a tier from the moment when every attention group that was ever stored there has a copy,
-            until one group has none
-    former  names that were given up lately (bounded): an engine may offload a block and say so by its name alone, in
-            the same breath in which it evicts it
+    usable  a name is usable on a tier while every attention group that was ever stored there has a copy
+    former  names that were removed lately (bounded): an engine may offload a block by its name alone, in the same batch
+            in which it evicts it
 
 Stores are counted because some engines store one block twice (two requests computed it at once) and remove it twice.
 """
@@ -17,7 +16,7 @@ FORMER_NAMES_MAX = 16_384
 
 
 class EngineName:
-    """One engine hash, while its source holds anything by it."""
+    """One engine hash, while its source holds a copy by it."""
 
     __slots__ = ("copies", "sequence_hash", "usable_bits")
 
@@ -49,7 +48,7 @@ class SourceNames:
         return self._names.get(engine_hash)
 
     def meaning(self, engine_hash: int) -> int | None:
-        """Return the sequence hash that the engine hash names, or did lately."""
+        """Return the sequence hash that the engine hash names, or named lately."""
         name = self._names.get(engine_hash)
         return self._former.get(engine_hash) if name is None else name.sequence_hash
 
@@ -82,13 +81,13 @@ class SourceNames:
         return ceased
 
     def take(self, engine_hash: int) -> EngineName:
-        """Return a name that is there; it is there no more."""
+        """Remove and return an existing name."""
         name = self._names[engine_hash]
         self._give_up(engine_hash, name)
         return name
 
     def clear(self) -> list[EngineName]:
-        """Return all names; the source holds nothing any more."""
+        """Remove and return all names."""
         names = list(self._names.values())
         self._names.clear()
         self._groups.clear()

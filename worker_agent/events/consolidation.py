@@ -1,20 +1,20 @@
 """All ranks of one worker: publishers' payloads in, numbered canonical streams out, with digests and recovery.
 
-A publisher speaks for one source (the engine, a host tier's owner, ...) and for one rank, or for all of them.
+A publisher reports for one source (the engine, a host tier's owner, ...) and for one rank, or for all ranks.
 
-    readable event                     to its rank's mirror, as its source's; what that changed, to the rank's outbox
-    event of a wrong kind of block     counted and dropped; the source is stale at that rank
-    event that cannot be read          counted; the source is stale at that rank; its batch stands
-    batch that cannot be read          counted; the source is stale at every rank of its publisher
-    batch of a rank that is not its    counted and dropped; a source whose publisher is of one rank is stale there
+    readable event                     applied to its rank's mirror for its source; the changes go to the rank's outbox
+    event of another kind of block     counted and dropped; the source is stale at that rank
+    unreadable event                   counted; the source is stale at that rank; the rest of its batch is applied
+    unreadable batch                   counted; the source is stale at every rank of its publisher
+    batch of a rank that is not its    counted and dropped; if the publisher has one rank, the source is stale there
       publisher's, or not the worker's
-    payloads lost for good             the source holds nothing at the publisher's ranks, until it says so again
-    clear                              the source holds nothing at that rank
+    payloads lost for good             the source's blocks at the publisher's ranks are removed, until reported again
+    clear                              the source's blocks at that rank are removed
 
-A loss or clear leaves what other sources hold. What is no more held because of it goes out as events of the same epoch:
-readers need nothing but the stream, and an epoch is the life of this object. Undercounting is safe: what is not counted
-on is not missed. A source is stale no more at a rank when it is known to hold nothing there, but for a clear in a batch
-that had something unreadable too. Readers that lost their place, or their faith, are answered: `recoveries.py`.
+A loss or clear keeps the blocks of other sources. The removals go out as events of the same epoch: readers need only
+the stream, and an epoch lasts as long as this object. Undercounting is safe: a missing block only costs a computation.
+A source stops being stale at a rank once it is known to hold nothing there, except after a clear in a batch that also
+had an unreadable event. `recoveries.py` answers readers that lost their place or doubt their state.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,11 +34,11 @@ from worker_agent.events.outbox import OUTBOX_BYTES_MAX, RING_BYTES_MAX, Outbox
 from worker_agent.events.quarantine import NEWEST_MAX, PROBLEM_CHARACTERS_MAX
 
 _STALE_CHARACTERS_MAX = 1000
-"""Of a heartbeat's reason, which may name values that an engine sent."""
+"""Bound of a heartbeat's reason, which may quote values that an engine sent."""
 
 
 class Origin(NamedTuple):
-    """A publisher's place: what it speaks for, and at which rank; None: its batches say at which."""
+    """The source of a publisher and its rank; `dp_rank` None: its batches name the rank."""
 
     source: str = ENGINE
     dp_rank: int | None = None
@@ -48,7 +48,7 @@ class Origin(NamedTuple):
 
 
 SOLE = Origin()
-"""Where a worker has one publisher: the engine's, for all ranks."""
+"""The only publisher of a worker: the engine's, for all ranks."""
 
 
 class RankStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,13 +65,13 @@ class RankStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OriginStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one publisher's payloads."""
+    """Counts of one publisher's payloads."""
 
     refused_batches_total: int = 0
     foreign_rank_batches_total: int = 0
     losses_total: int = 0
     refused: tuple[str, ...] = ()
-    """Why the newest batches and events that could not be read could not, the oldest of them first."""
+    """Reasons of the newest unreadable batches and events, oldest first."""
     decoded: DecoderCounts
 
 
@@ -83,7 +83,7 @@ class ConsolidationStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Reader:
-    """What is kept of one publisher."""
+    """The state of one publisher."""
 
     def __init__(self) -> None:
         self.decoder = BatchDecoder()
@@ -91,12 +91,12 @@ class _Reader:
         self.refused: tuple[str, ...] = ()
 
     def refuse(self, *reasons: str) -> None:
-        """These could not be read; the newest reasons are kept for people, cut short."""
+        """Record why batches or events were unreadable; the newest reasons are kept for operators, cut short."""
         cut = [reason[:PROBLEM_CHARACTERS_MAX] for reason in reasons[-NEWEST_MAX:]]
         self.refused = (*self.refused, *cut)[-NEWEST_MAX:]
 
     def forget(self) -> None:
-        """What the publisher said of itself is forgotten; counts stay."""
+        """Forget the decoder's state; keep its counts."""
         counts = self.decoder.counts
         self.decoder = BatchDecoder()
         self.decoder.counts = counts
@@ -134,7 +134,7 @@ class Consolidation:
         return tuple(self._mirrors)
 
     def ranks_of(self, origin: Origin) -> tuple[int, ...]:
-        """Return the ranks that a publisher speaks for."""
+        """Return the ranks of a publisher."""
         return self.dp_ranks if origin.dp_rank is None else (origin.dp_rank,)
 
     def outbox(self, dp_rank: int) -> Outbox:
@@ -142,7 +142,7 @@ class Consolidation:
         return self._outboxes[dp_rank]
 
     def on_payload(self, sequence: int, payload: bytes, origin: Origin = SOLE) -> set[int]:
-        """Fold one hop A payload in; return the ranks whose outbox has something new."""
+        """Apply one engine event payload; return the ranks whose outbox has new batches."""
         reader = self._readers[origin]
         try:
             batch = reader.decoder.decode(sequence, payload)
@@ -175,9 +175,9 @@ class Consolidation:
         return changed
 
     def on_loss(self, origin: Origin = SOLE, *, began_anew: bool = False) -> set[int]:
-        """A publisher's payloads are lost for good; return the ranks whose outbox has something new.
+        """Remove the source's blocks at the publisher's ranks, because payloads are lost for good.
 
-        Everything that its source held at its ranks is forgotten. With `began_anew` it is another publisher now.
+        Return the ranks whose outbox has new batches. With `began_anew` the publisher restarted.
         """
         reader, changed = self._readers[origin], set[int]()
         reader.losses += 1
@@ -200,13 +200,13 @@ class Consolidation:
             self._stale[dp_rank, origin.source] = reason
 
     def stale(self, dp_rank: int) -> str:
-        """Return why the rank's set may be wrong, source by source; empty when nothing speaks against it."""
+        """Return why the rank's set may be wrong, source by source; empty if no reason is known."""
         return "; ".join(
             f"{source}: {reason}" for (rank, source), reason in sorted(self._stale.items()) if rank == dp_rank
         )
 
     def heartbeat(self, dp_rank: int, source_stale: str = "") -> Heartbeat:
-        """Return the rank's pulse, to be told: its place, the proof of its set there, why its sources may be wrong."""
+        """Return the rank's heartbeat: its last seq, the digests of its set there, why its sources may be wrong."""
         outbox = self._outboxes[dp_rank]
         outbox.end_message_here()
         return Heartbeat(
@@ -218,7 +218,7 @@ class Consolidation:
         )
 
     def recover(self, dp_rank: int, request: RecoverRequest) -> Iterator[Answer]:
-        """Return the parts of the answer to a question about the rank, at least one, all as of its last seq now."""
+        """Return the parts, at least one, of the answer to a recovery request, all as of the rank's last seq now."""
         outbox, mirror = self._outboxes[dp_rank], self._mirrors[dp_rank]
         answer = recoveries.less_than_all(request, outbox, mirror, self._chunk_blocks)
         return self.dump(dp_rank, request.request_id) if answer is None else answer
@@ -228,7 +228,7 @@ class Consolidation:
         return recoveries.dump(request_id, self._outboxes[dp_rank], self._mirrors[dp_rank].dump(), self._chunk_blocks)
 
     def statistics(self) -> ConsolidationStatistics:
-        """Return the figures that metrics and people read."""
+        """Return the figures for metrics and operators."""
         return ConsolidationStatistics(
             ranks={dp_rank: self._rank_statistics(dp_rank) for dp_rank in self._mirrors},
             origins={

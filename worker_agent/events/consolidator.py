@@ -1,7 +1,7 @@
 """Consolidates one worker's engine events into its ranks' mirrors, and puts the ranks' streams into the log.
 
-Parts of a process (see `kv_runtime.supervise`): the publishers' readers; each rank's stream; its answers to those who
-lack something of it; and the pulse, which proves every second what the ranks hold.
+Parts of a process (see `kv_runtime.supervise`): a subscriber for each publisher; each rank's stream; each rank's
+answers to readers that lack batches; and the heartbeats, which carry digests of each rank's blocks every second.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _log = structlog.get_logger("consolidator")
 
 
 class Consolidator:
-    """One worker's ranks on their way into the log. `source_stale` says why a source itself doubts what it tells."""
+    """Publishes one worker's ranks to the log. `source_stale` returns why a rank's own source may be wrong."""
 
     def __init__(
         self,
@@ -49,30 +49,30 @@ class Consolidator:
 
     @property
     def worker_id(self) -> str:
-        """The worker whose ranks these are."""
+        """The worker id."""
         return self._worker_id
 
     @property
     def core(self) -> Consolidation:
-        """The state, for its statistics."""
+        """The pure state, for its statistics."""
         return self._core
 
     @property
     def readers(self) -> tuple[EngineEventSubscriber, ...]:
-        """The publishers, for their counts."""
+        """The subscribers, for their counts."""
         return self._readers
 
     @property
     def is_log_away(self) -> bool:
-        """Whether nothing can be published now, as far as is known."""
+        """Whether the log is disconnected, as far as is known."""
         return not self._event_log.is_connected
 
     def stale(self, dp_rank: int) -> str:
-        """Return why the rank's set may be wrong; empty when nothing speaks against it."""
+        """Return why the rank's set may be wrong; empty if no reason is known."""
         return self._core.stale(dp_rank) or self._unread(dp_rank)
 
     def parts(self, first_stage: int) -> list[Part]:
-        """Return what is to run, in four stages: live intake stops before the replays it asks for, the pulse last."""
+        """Return the parts, in four stages: live intake stops before the replays it requests, heartbeats last."""
         prefix, streams, answers = f"{self._worker_id}-", self.streams.items(), self.answers.items()
         return [
             *(part for reader in self._readers for part in reader.parts(self._fold, first_stage, prefix=prefix)),
@@ -82,13 +82,16 @@ class Consolidator:
         ]
 
     async def start(self) -> None:
-        """Questions are heard, and readers know of the new epochs."""
+        """Accept recovery questions, and announce the new epochs in a first heartbeat."""
         for answers in self.answers.values():
             await answers.listen()
         await self._publish_heartbeats()
 
     async def position(self, sequence: int, source: str = ENGINE) -> dict[int, tuple[int, int]]:
-        """Return each rank's (epoch, last seq), once the source's only publisher was read up to before `sequence`."""
+        """Return each rank's (epoch, last seq), once all messages before `sequence` of the source are read.
+
+        The source must have exactly one publisher.
+        """
         (reader,) = [reader for reader in self._readers if reader.origin.source == source]
         await reader.until_read(sequence)
         return self.positions()
@@ -121,14 +124,14 @@ class Consolidator:
                 _log.debug("heartbeat_lost", reason=str(error))
 
     def _unread(self, dp_rank: int) -> str:
-        """Return why something may not have come to the core at all."""
+        """Return why events may not have reached the core."""
         reasons = [reader.stale() for reader in self._readers if dp_rank in self._core.ranks_of(reader.origin)]
         if self._source_stale is not None:
             reasons.append(self._source_stale(dp_rank))
         return "; ".join(filter(None, reasons))
 
     def _log_stale(self, rank: WorkerRank, reason: str) -> None:
-        """Log when the rank becomes stale and when it is current again; reasons may change with every pulse."""
+        """Log when the rank becomes stale and when it is current again; reasons may change at every heartbeat."""
         logged = self._logged_stale.get(rank.dp_rank, "")
         self._logged_stale[rank.dp_rank] = reason
         if reason and not logged:

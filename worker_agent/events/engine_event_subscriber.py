@@ -1,9 +1,9 @@
 """Subscribes to one publisher of engine events: sockets, replay, and a cursor that finds losses.
 
-Two parts of a process (see `kv_runtime.supervise`): live messages; replays, one question at a time. A question whose
-answer pauses for `answer_s` is given up together with its socket, so that nothing of the answer is heard later.
+Two parts of a process (see `kv_runtime.supervise`): live messages; replays, one request at a time. If a replay pauses
+for `answer_s`, the request is given up and its socket closed, so that no late frame of it is received.
 
-What a publisher can do at every message is logged at most once in `_LOG_PERIOD_S`; metrics count all of it.
+Warnings that every message could trigger are logged at most once in `_LOG_PERIOD_S`; metrics count all of them.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _MESSAGES_AT_ONCE = 64
 _POLL_S = 0.1
 _DRAIN_S = 1.0
 _DISCONNECTED_S = 1.0
-"""How long a publisher may be without a connection before that is a reason to doubt what is known of it."""
+"""After so long without a connection to the publisher its state is in doubt."""
 _LOG_PERIOD_S = 10.0
 _LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
@@ -45,7 +45,7 @@ _log = structlog.get_logger("hop_a")
 
 
 class PublisherAt(NamedTuple):
-    """Where a publisher is, as addresses to connect to; one without replays loses what a hole had."""
+    """The addresses of a publisher; without a replay endpoint every hole is a loss."""
 
     origin: Origin
     endpoint: str
@@ -54,7 +54,7 @@ class PublisherAt(NamedTuple):
 
 
 class EngineEventSubscriber:
-    """Reads one publisher. Without `replay_endpoint` every hole is a loss; `topic` is the prefix of those wanted."""
+    """Reads one publisher. Without `replay_endpoint` every hole is a loss; `topic` is the subscription prefix."""
 
     def __init__(
         self,
@@ -83,16 +83,16 @@ class EngineEventSubscriber:
 
     @property
     def origin(self) -> Origin:
-        """What the publisher speaks for."""
+        """The publisher's source and rank."""
         return self._origin
 
     @property
     def cursor(self) -> SourceCursor:
-        """The place, for its counts."""
+        """The position in the stream, for its counts."""
         return self._cursor
 
     def stale(self) -> str:
-        """Return why what was read may not be all; empty when nothing says so."""
+        """Return why messages may be missing; empty if no reason is known."""
         if self._cursor.is_unanswered:
             return f"{self._origin}: replay_endpoint {self._replay_endpoint} does not answer"
         if self._disconnected_since_s is not None and self._clock.now() - self._disconnected_since_s >= _DISCONNECTED_S:
@@ -100,7 +100,7 @@ class EngineEventSubscriber:
         return ""
 
     def parts(self, deliver: Deliver, first_stage: int, *, prefix: str = "") -> list[Part]:
-        """Return what is to run, in two stages: live intake stops before the replays that it wants."""
+        """Return the parts, in two stages: live intake stops before the replays that it requests."""
         name = f"{prefix}hop-a-{self._origin}"
         parts = [Part(f"{name}-live", partial(self._read_live, deliver), first_stage)]
         if self._replay_endpoint:
@@ -108,7 +108,7 @@ class EngineEventSubscriber:
         return parts
 
     async def until_read(self, sequence: int) -> None:
-        """Return once everything before `sequence` was delivered or given up."""
+        """Return once everything before `sequence` is delivered or given up."""
         async with self._moved:
             await self._moved.wait_for(lambda: self._cursor.expected >= sequence)
 
@@ -141,19 +141,19 @@ class EngineEventSubscriber:
         self._replay_due.set()
 
     async def _drain_live(self, deliver: Deliver) -> None:
-        """Read until hop A is quiet: what was published last may still be on its way. A busy source is left behind."""
+        """Read until no message arrives for `_POLL_S`, at most `_DRAIN_S`: the last messages may still be in flight."""
         end_s = self._clock.now() + _DRAIN_S
         while self._clock.now() < end_s and await self._live.poll(timeout=_POLL_S * 1000):
             await self._take_live(deliver)
 
     async def _take_live(self, deliver: Deliver) -> None:
-        """Take what is there, as far as others can wait for it: one by one, awaiting costs more than reading."""
+        """Read up to `_MESSAGES_AT_ONCE` queued messages: awaiting each one would cost more than reading it."""
         live: zmq.Socket[bytes] = zmq.Socket.shadow(self._live)
         with suppress(zmq.Again):
             for _ in range(_MESSAGES_AT_ONCE):
                 await self._on_live(live.recv_multipart(zmq.NOBLOCK), deliver)
                 if int(self._line.get(zmq.EVENTS)) & zmq.POLLIN:
-                    return  # what follows may be another life's
+                    return  # the next message may come from a restarted publisher
 
     async def _on_live(self, frames: list[bytes], deliver: Deliver) -> None:
         try:
@@ -182,7 +182,7 @@ class EngineEventSubscriber:
                 self._replay.close()
 
     async def _replayed(self, deliver: Deliver, stop: asyncio.Event) -> None:
-        """Ask for a replay, if one is due, and take the answer."""
+        """Request a replay, if one is due, and read the answer."""
         start = self._cursor.next_replay(self._clock.now())
         if start is None:
             return
@@ -252,7 +252,7 @@ def _socket(context: zmq.asyncio.Context, kind: int) -> zmq.asyncio.Socket:
 
 
 def reader_at(publisher: PublisherAt, context: zmq.asyncio.Context, clock: Clock) -> EngineEventSubscriber:
-    """Return a reader of the publisher, at its beginning."""
+    """Return a subscriber at the beginning of the publisher's stream."""
     return EngineEventSubscriber(
         publisher.origin,
         SourceCursor(has_replay=bool(publisher.replay_endpoint)),

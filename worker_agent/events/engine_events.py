@@ -1,6 +1,6 @@
 """Engine events in one vocabulary, between dialects and the mirror.
 
-Hashes are the engine's own, u64. A foreign spelling has ended before one of these is built.
+Hashes are the engine's own, u64. The dialects normalize all foreign spellings.
 """
 
 from typing import NamedTuple
@@ -15,9 +15,9 @@ class EngineStored(msgspec.Struct, frozen=True, kw_only=True):
     """An engine holds these blocks on `tier`, in chain order; `parent_block_hash` is the block before the first.
 
     `token_ids` are theirs, `block_size` each; with `is_eagle` one more follows the last block (a block's content is its
-    own tokens and the next one). Both are empty and 0 where an engine names blocks that it described before:
+    own tokens and the next one). Both are empty and 0 if an engine names blocks that it described before:
     `names_only`. `mm_hashes[i]` are the multimodal hashes (u64) of block i; () for text. `group_idx` is the attention
-    group whose copy this is: a block can be used where all groups hold theirs.
+    group of this copy: a block is usable once all groups hold a copy.
     """
 
     block_hashes: tuple[int, ...]
@@ -42,12 +42,12 @@ class EngineStored(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names_only(self) -> bool:
-        """Whether the event says where blocks are, and not what they are."""
+        """Whether the event has block names without their tokens."""
         return not self.token_ids
 
 
 class EngineRemoved(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine no longer holds these blocks on `tier`, as far as `group_idx` is concerned."""
+    """The attention group `group_idx` no longer holds these blocks on `tier`."""
 
     block_hashes: tuple[int, ...]
     tier: Tier = Tier.GPU
@@ -55,7 +55,7 @@ class EngineRemoved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineCleared(msgspec.Struct, frozen=True):
-    """An engine holds nothing any more, on any tier."""
+    """The engine's cache is empty, on all tiers."""
 
 
 EngineEvent = EngineStored | EngineRemoved | EngineCleared
@@ -69,10 +69,10 @@ class RankEvent(NamedTuple):
 
 
 class EngineBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one message of hop A says.
+    """The events of one message of a publisher.
 
-    `dp_rank` is None where the message names none. `refused` tells of each event that could not be read; the others
-    stand. `ignored` counts events that were read and mean nothing to a prefix: other attention groups, remote copies.
+    `dp_rank` is None if the message names none. `refused` has the problem of each unreadable event; the others are
+    applied. `ignored` counts readable events without meaning for prefixes: other attention groups, remote copies.
     """
 
     sequence: int

@@ -1,10 +1,10 @@
 """The event path inside an agent: each source's publisher and replay server, and their consolidator.
 
-    polled      a source that is asked (`Source`): a thread of ours publishes what it says to hop A, inside this process
+    polled      a source that this process polls (`Source`): a thread publishes its events over ZeroMQ in this process
     published   a source that publishes itself (`PublisherAt`): an engine that streams its events, the KV block manager
-                of a host tier. It is read where it is
+                of a host tier. This process subscribes to it directly
 
-Any number of both is one worker: which source says a block is there is counted for each apart (ADR 8).
+A worker has any number of both; a block's copies are counted by source (ADR 8).
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from worker_agent.events.relearning import Relearning
 
 
 def origins_of(sources: Iterable[str], published: Iterable[PublisherAt] = ()) -> list[Origin]:
-    """Return the origins that the consolidation of these needs."""
+    """Return the origins of these sources and publishers, for the consolidation."""
     return [*map(Origin, sources), *(each.origin for each in published)]
 
 
 class EventPath:
-    """All of it, on sockets of its own. `core` has the origins of both kinds of source."""
+    """The event path, with its own sockets. `core` has the origins of both kinds of source."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class EventPath:
         )
 
     def parts(self, first_stage: int) -> list[Part]:
-        """Return what is to run, in five stages: the publishers, four of the consolidator; replay servers stop last."""
+        """Return the parts, in five stages: publishers first, then the consolidator's four; replay servers last."""
         return [
             *(thread_part(f"{name}-events", each.run, stage=first_stage) for name, each in self.publishers.items()),
             *self.consolidator.parts(first_stage + 1),
@@ -90,7 +90,7 @@ class EventPath:
     async def position(self) -> dict[int, tuple[int, int]]:
         """Return each rank's (epoch, last seq) after all that the polled sources had flushed before the call.
 
-        Of those that publish themselves nobody knows what they had: it is as far as they were read.
+        For sources that publish themselves the position only covers the messages read so far.
         """
         barriers = await asyncio.gather(*(each.barrier() for each in self.publishers.values()))
         for name, sequence in zip(self.publishers, barriers, strict=True):
@@ -98,7 +98,7 @@ class EventPath:
         return self.consolidator.positions()
 
     def status(self) -> list[dict[str, Any]]:
-        """Return how each source is, and what of it was kept out last, for people."""
+        """Return each source's status and its newest quarantined events, for operators."""
         return [*self._polled_status(), *self._published_status()]
 
     def _polled_status(self) -> list[dict[str, Any]]:

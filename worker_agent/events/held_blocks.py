@@ -1,6 +1,6 @@
-"""The blocks that a rank holds at one moment, apart from the mirror, which goes on.
+"""A copy of the blocks that a rank holds at one moment, independent of later changes of the mirror.
 
-Taking them is copying two dictionaries (20 ms for a million blocks); putting them in order is left to whoever reads.
+Construction copies two dictionaries (20 ms for a million blocks); iteration puts the blocks in order.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from worker_agent.events.mirror_blocks import MirrorBlock
 
 
 class HeldBlocks:
-    """What is held of a set of buckets, or of all where it is empty; iterating yields rows, parents first."""
+    """The blocks of a set of buckets, or all if it is empty; iterating yields rows, parents first."""
 
     def __init__(self, tier_bits: Mapping[int, int], blocks: Mapping[int, MirrorBlock], buckets: bytes) -> None:
         self._buckets = buckets

@@ -1,20 +1,20 @@
-"""The mirror of one rank's KV cache: engine hashes end here, canonical events come out.
+"""The mirror of one rank's KV cache: engine events with engine hashes in, canonical events out.
 
-    block  = our sequence hash -> parent, position, and per tier how many names it can be used by (`mirror_blocks.py`)
+    block  = our sequence hash -> parent, position, and per tier the number of usable names (`mirror_blocks.py`)
     name   = engine hash of one source -> block, copies (see `block_names.py`)
 
 Rules
 * A block's sequence hash is chained from its parent's, found by the parent's engine hash: among the names of its own
-  source, then among the others'. An unknown parent means that something was lost: the event is dropped and counted,
-  and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; a rank has a mirror of its own.
-  A store that names no LoRA or salt has its parent's: some engines say it of a chain's first block only.
-* A block is held on a tier while it can be used by at least one name there, of whatever source: `Stored` goes out for
-  the first, `Removed` for the last.
-* A store without tokens says where a block is that was described before, by the same source or another; one that
-  nobody described is dropped and counted. Such names come in any order; a name said twice is two copies.
-* An engine hash names one block: stored again as another, it leaves the first on all tiers; described twice in one
-  event (or as its own parent), it says nothing, and the event is dropped.
-* The set, its digests and the events given out agree at any time: folding the events gives the set.
+  source, then among those of the others. An unknown parent means that events were lost: the event is dropped and
+  counted, and never becomes a root. Tokens, LoRA, salt and multimodal hashes are in the hash; each rank has its own
+  mirror. A store without LoRA or salt inherits its parent's: some engines send it with a chain's first block only.
+* A block is held on a tier while at least one name of any source is usable there: `Stored` goes out for the first,
+  `Removed` for the last.
+* A store without tokens reports the tier of a block that the same or another source described before; an undescribed
+  name is dropped and counted. Such names come in any order; a name that occurs twice counts as two copies.
+* An engine hash names one block: stored again with other content, it leaves the first block on all tiers; an event that
+  describes it twice (or as its own parent) is ambiguous and dropped.
+* The set, its digests and the outgoing events agree at any time: folding the events gives the set.
 """
 
 from collections import defaultdict
@@ -31,14 +31,14 @@ from worker_agent.events.held_blocks import HeldBlocks
 from worker_agent.events.mirror_blocks import MirrorBlock, MirrorBlocks, Namespace
 
 ENGINE = "engine"
-"""The source of a worker's events where it has only one."""
+"""The source of a worker's events if it has only one."""
 
 
 class MirrorCounts(msgspec.Struct, kw_only=True):
-    """What the mirror made of one source's events so far, in blocks unless named otherwise.
+    """Results of one source's events so far, in blocks unless named otherwise.
 
-    `stored`, `removed`: came to be held on a tier, ceased to be. `deduplicated`: changed nothing, another name or group
-    is there. `duplicate`: stored while the same engine block was there already.
+    `stored`, `removed`: held on a tier from now on, no longer held. `deduplicated`: no change, another name or group
+    holds it. `duplicate`: stored although the same engine block was held already.
     """
 
     stored: int = 0
@@ -54,7 +54,7 @@ class MirrorCounts(msgspec.Struct, kw_only=True):
 
 
 class RankMirror:
-    """What one rank holds, by our hashes. `apply` returns the canonical events that tell of the change.
+    """The blocks of one rank, by our hashes. `apply` returns the canonical events of the change.
 
     With `is_eagle` a block's content is its own tokens and the next one, as a drafting engine keys its cache.
     """
@@ -69,7 +69,7 @@ class RankMirror:
         self.counts: defaultdict[str, MirrorCounts] = defaultdict(MirrorCounts)
 
     def apply(self, event: EngineEvent, source: str = ENGINE) -> list[Event]:
-        """Fold one event of a source in; return what it changed, in order."""
+        """Apply one event of a source; return the canonical events of the change, in order."""
         match event:
             case EngineStored():
                 return self._store(event, source)
@@ -80,7 +80,7 @@ class RankMirror:
                 return self.clear(source)
 
     def unfit(self, event: EngineStored) -> str:
-        """Return which field of a store is of another kind than this rank's blocks; empty when none is."""
+        """Return which field of a store does not fit this rank's blocks; empty if all fit."""
         if event.names_only:
             return ""
         if event.block_size != self._block_size:
@@ -91,7 +91,7 @@ class RankMirror:
         return ""
 
     def clear(self, source: str | None = None) -> list[Event]:
-        """`source` holds nothing any more (None: nobody does); return what ceased to be held because of it."""
+        """Remove all names of `source` (None: of all sources); return the events of the blocks no longer held."""
         gone: dict[Tier, list[int]] = {tier: [] for tier in TIERS}
         for names in list(self._names.values()) if source is None else [self._names[source]]:
             for name in names.clear():
@@ -162,7 +162,7 @@ class RankMirror:
         return next((self._blocks.position(sequence_hash) for sequence_hash in meanings), 0)
 
     def _described(self, engine_hash: int, source: str) -> int | None:
-        """Return the block that a bare name means, which is known again if it was given up lately."""
+        """Return the block of a bare name; revive it if it was removed lately."""
         return next(filter(self._blocks.live_again, self._meanings(engine_hash, source)), None)
 
     def _meanings(self, engine_hash: int, source: str) -> Iterator[int]:
@@ -213,7 +213,7 @@ class RankMirror:
         return [Removed(tuple(gone), event.tier)] if gone else []
 
     def _release(self, name: EngineName) -> list[Tier]:
-        """Take all of a name away, which its source has given up; return the tiers where its block is held no more."""
+        """Remove a name with all its copies; return the tiers where its block is no longer held."""
         gone = [tier for tier in name.usable_tiers if self._let_go(name.sequence_hash, tier)]
         self._blocks.unname(name.sequence_hash)
         return gone

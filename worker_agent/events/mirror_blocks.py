@@ -1,8 +1,8 @@
-"""The blocks of a mirror: those that some source has a name for, and those that lately had one.
+"""The blocks of a mirror: those that a source has a name for, and those that lately had one.
 
-live      has a name at least; held on a tier while it can be used by one of them there
-former    its last name was given up; remembered (bounded), for an engine may say by a bare name where it is now
-again     a former block lives again when its parent is live, or when it has none: a block below a gap says nothing
+live      has at least one name; held on a tier while one of its names is usable there
+former    its last name was removed; remembered (bounded), because an engine may store it again by its bare name
+revived   a former block becomes live again if its parent is live, or if it has none: a block below a gap is useless
 """
 
 from collections import OrderedDict
@@ -14,14 +14,14 @@ FORMER_BLOCKS_MAX = 16_384
 
 
 class Namespace(NamedTuple):
-    """What is in a block's hash beside its tokens."""
+    """The parts of a block's hash beside its tokens."""
 
     lora_name: str | None = None
     cache_salt: str | None = None
 
 
 class MirrorBlock:
-    """One block: its place, how many names it has, and per tier how many of them it can be used by."""
+    """One block: its position, the number of its names, and per tier the number of usable names."""
 
     __slots__ = ("names", "namespace", "parent", "position", "usable")
 
@@ -41,19 +41,19 @@ class MirrorBlocks(dict[int, MirrorBlock]):
         self._former: OrderedDict[int, MirrorBlock] = OrderedDict()
 
     def position(self, sequence_hash: int) -> int:
-        """Return the place of a live or former block in its sequence; 0 for any other."""
+        """Return the position of a live or former block in its sequence; 0 for any other."""
         block = self.get(sequence_hash) or self._former.get(sequence_hash)
         return 0 if block is None else block.position
 
     def live_again(self, sequence_hash: int) -> bool:
-        """A former block lives again, if it can; return whether the block is live."""
+        """Revive a former block if possible; return whether the block is live."""
         former = self._former.get(sequence_hash)
         if former is not None and sequence_hash not in self and (former.parent is None or former.parent in self):
             self[sequence_hash] = MirrorBlock(former.parent, former.position, former.namespace)
         return sequence_hash in self
 
     def unname(self, sequence_hash: int) -> None:
-        """One name of a live block was given up."""
+        """Note that one name of a live block was removed."""
         block = self[sequence_hash]
         block.names -= 1
         if not block.names:

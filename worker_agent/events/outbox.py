@@ -1,15 +1,15 @@
 """One rank's numbered stream: canonical events in, NATS messages out, bounded.
 
-event -> split to message size -> batch (epoch, seq from 1 without holes) -> waits -> message -> in flight -> kept
+event -> split to message size -> batch (epoch, seq from 1 without holes) -> waiting -> message -> in flight -> ring
 
-waits       at most `bytes_max`; beyond, the oldest batches are dropped and counted. The reader finds the gap and
-            asks for a dump, which the mirror answers. The engine is never held up
-in flight   given out and not acknowledged, at most `window` messages; each is acknowledged on its own. Beyond
-            the first `SMALL_MAX` only full messages are given out: what comes meanwhile travels together
-told        places that a heartbeat told of: no message goes over one, so that a reader comes to just there and compares
-go back     a message was not taken: all in flight are given out again, the same, in their order, before anything new
-kept        what was given out, for those who ask for the batches after a seq: a ring of at most `ring_bytes_max`,
-            the oldest give way; nothing before a batch that was dropped, for it leads nowhere
+waiting     at most `bytes_max`; beyond that the oldest batches are dropped and counted. The reader finds the gap and
+            requests a dump, which the mirror answers. The engine is never blocked
+in flight   sent and not acknowledged, at most `window` messages; each is acknowledged on its own. After the first
+            `SMALL_MAX` only full messages are sent, so that later batches share a message
+boundary    a seq that a heartbeat carries: no message crosses it, so that a reader can compare digests exactly there
+go back     the log did not take a message: all in flight are sent again, unchanged and in order, before new ones
+ring        sent batches, for readers that request the batches after a seq: at most `ring_bytes_max`, the oldest are
+            dropped; none before a dropped batch, because a replay cannot cross the gap
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ SMALL_MAX = 4
 OUTBOX_BYTES_MAX = 64 << 20
 RING_BYTES_MAX = 16 << 20
 ENTRY_BYTES = 56
-"""What keeping a batch takes beside its bytes."""
+"""Memory of a batch in the ring beside its bytes."""
 _PAYLOAD_BYTES_MAX = MESSAGE_BYTES_MAX - 2
 
 
@@ -68,17 +68,17 @@ class Outbox:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that are not acknowledged yet."""
+        """Bytes not acknowledged yet."""
         return self._waiting_bytes + sum(len(message.payload) for message in self._in_flight.values())
 
     @property
     def ring_bytes(self) -> int:
-        """Memory that batches take which are kept for replays."""
+        """Memory of the batches kept for replays."""
         return self._ring_bytes
 
     @property
     def published_seq(self) -> int:
-        """The seq up to which everything was acknowledged, or dropped."""
+        """The seq up to which every batch is acknowledged or dropped."""
         return min(self._in_flight, default=self._given_seq + 1) - 1
 
     @property
@@ -86,7 +86,7 @@ class Outbox:
         return self.last_seq - len(self._waiting)
 
     def add(self, event: Event, *, source_seq: int, engine_time_ns: int) -> None:
-        """`event` has its seq (several, when it is large) and waits to be published."""
+        """Number `event` (with several seqs if it is large) and queue it."""
         for part in split_event(event):
             self.last_seq += 1
             encoded = encode_batch(Batch(self.epoch, self.last_seq, part, source_seq, engine_time_ns))
@@ -103,7 +103,7 @@ class Outbox:
         self._ring_bytes = 0
 
     def end_message_here(self) -> None:
-        """The last seq is told to readers; it is the end of a message, unless it was given out or is dropped."""
+        """Let a message end at the last seq, which a heartbeat carries, unless it is sent already or dropped."""
         self._forget_passed()
         if self._waiting and self.last_seq not in self._boundaries:
             self._boundaries.append(self.last_seq)
@@ -113,7 +113,7 @@ class Outbox:
             self._boundaries.popleft()
 
     def next_message(self) -> OutMessage | None:
-        """Return the message to publish now; None when nothing waits, or what waits needs acknowledgements first."""
+        """Return the message to publish now; None if no batch waits, or acknowledgements must come first."""
         if self._again:
             return self._again.popleft()
         flying = len(self._in_flight)
@@ -125,18 +125,18 @@ class Outbox:
         return message
 
     def acknowledge(self, message: OutMessage) -> None:
-        """A message that was given out, once or again, is in the log."""
+        """Note that a message is in the log."""
         if self._in_flight.pop(message.first_seq, None) is not None:
             self._again = deque(each for each in self._again if each.first_seq != message.first_seq)
 
     def go_back(self) -> None:
-        """All messages in flight are to be published again."""
+        """Queue all messages in flight to be published again."""
         self._again = deque(self._in_flight.values())
 
     def tail(self, after_seq: int, bytes_max: int = OUTBOX_BYTES_MAX) -> list[bytes] | None:
         """Return messages of every batch after `after_seq`, published or not, in order.
 
-        None where one of them is gone, they have more than `bytes_max`, or there is no such place in the stream.
+        None if one of them is no longer kept, they exceed `bytes_max`, or the stream has no such seq.
         """
         newest = self.last_seq - after_seq
         available = len(self._ring) + len(self._waiting)
@@ -162,7 +162,7 @@ class Outbox:
 
 
 def _fitting(batches: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Yield as many of the batches at a time as a message takes, in order."""
+    """Group the batches into messages, in order."""
     batch_group: list[bytes] = []
     free_bytes = _PAYLOAD_BYTES_MAX
     for encoded in batches:

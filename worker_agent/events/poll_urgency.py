@@ -1,24 +1,24 @@
 """How urgently a source is polled whose buffer drops its oldest events when full.
 
-    pace      begins                                     a turn                                       ends
+    pace      begins                                     a cycle                                      ends
     -------   ----------------------------------------   ------------------------------------------   ------------------
     normal                                               one poll, which waits for events; then
                                                            they are encoded and published
-    pressed   a poll brought more than half of what      polls at once, until one brings nothing      with a turn that
-              the buffer holds, or a turn found that     or as much is taken as the buffer holds;     ran dry, and found
-              events were lost                           only then is anything encoded                nothing lost
+    pressed   a poll returned more than half of the      polls without waiting, until one is empty    with a cycle that
+              buffer's capacity, or a cycle found        or a buffer's worth of events is taken;      ran dry and found
+              lost events                                only then are they encoded                   no loss
 
-What a turn that ran dry took is all that the source had to say. Source: `docs/SOURCES.md` E1.5, E8 item 4.
+A cycle that ran dry has taken all events that the source had. Source: `docs/SOURCES.md` E1.5, E8 item 4.
 """
 
 import msgspec
 
 _BUFFER_EVENTS = 100_000
-"""How much is taken at once of a source whose buffer is not known."""
+"""Most events of one cycle, if the buffer's size is unknown."""
 
 
 class DrainStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What polls brought. `largest_ratio` is the largest poll, of what the buffer holds; 0 where that is not known."""
+    """Counts of polls. `largest_ratio` is the largest poll relative to the buffer's capacity; 0 if that is unknown."""
 
     pressed_cycles_total: int
     polls_total: int
@@ -26,7 +26,7 @@ class DrainStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drain:
-    """The pace. `buffer_events` is what the source's buffer holds; 0: not known, and only losses press."""
+    """The pace. `buffer_events` is the buffer's capacity; 0: unknown, and only losses switch to the pressed pace."""
 
     def __init__(self, buffer_events: int = 0) -> None:
         self._buffer_events = buffer_events
@@ -35,11 +35,11 @@ class Drain:
 
     @property
     def is_pressed(self) -> bool:
-        """Whether the next poll is not to wait."""
+        """Whether the next poll must not wait."""
         return self._is_pressed
 
     def on_poll(self, events: int) -> bool:
-        """A poll brought so many events; return whether this turn polls again, without waiting."""
+        """Note the number of events of a poll; return whether this cycle polls again, without waiting."""
         self._polls += 1
         self._events_in_cycle += events
         self._largest = max(self._largest, events)
@@ -48,11 +48,11 @@ class Drain:
         return self._is_pressed and not self._is_dry and self._events_in_cycle < (self._buffer_events or _BUFFER_EVENTS)
 
     def on_failure(self) -> None:
-        """A poll failed; what it would have brought is not known."""
+        """Note a failed poll: the cycle did not run dry."""
         self._is_dry = False
 
     def on_cycle(self, *, is_lossy: bool) -> bool:
-        """What the turn took is published, and showed a loss or none; return whether that is all that there was."""
+        """End a cycle, whose events are published; return whether they were all that the source had, without loss."""
         is_all = self._is_dry and not is_lossy
         self._pressed_cycles += self._is_pressed
         self._is_pressed = is_lossy or (self._is_pressed and not is_all)
@@ -60,7 +60,7 @@ class Drain:
         return is_all
 
     def statistics(self) -> DrainStatistics:
-        """Return what polls brought so far."""
+        """Return the counts so far."""
         return DrainStatistics(
             pressed_cycles_total=self._pressed_cycles,
             polls_total=self._polls,

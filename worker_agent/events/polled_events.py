@@ -1,11 +1,11 @@
 """Polls the KV events of `trtllm-serve`: `POST /kv_cache_events`.
 
-The answer is a JSON list of events, those since the last question, in the shape of TensorRT-LLM's polled events. An
-answer takes events out of the engine for good: who asks must be alone, and what a lost answer had is found missing by
-the ids of those that follow (`dialects/trtllm.py`), after which the rank is learnt anew. Older versions answer an
-empty list after 2 s, newer ones at once; so there is a pause after an empty one.
+The answer is a JSON list of the events since the last request, in the shape of TensorRT-LLM's polled events. An answer
+removes its events from the engine: there must be one client, and the ids of later events show which ones a lost answer
+had (`dialects/trtllm.py`), after which the rank is learnt again. Older versions answer an empty list after 2 s, newer
+ones at once; so there is a pause after an empty list.
 
-`take` belongs to the one thread that publishes (`publisher.py`), and blocks it: for twice `answer_s` at most, and the
+`take` belongs to the one thread that publishes (`publisher.py`), and blocks it for at most twice `answer_s` and the
 pause.
 
 Source: TensorRT-LLM `tensorrt_llm/serve/openai_server.py`, `get_kv_cache_events`; revisions in `docs/ATTACH.md`.
@@ -32,7 +32,7 @@ _decoder = msgspec.json.Decoder(list[Any])
 
 
 class PolledEvents:
-    """Asks one engine. What became of the questions is counted as an `EngineClient` does."""
+    """Polls one engine. Requests are counted by outcome, as in `EngineClient`."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class PolledEvents:
         self.requests_total: Counter[FetchOutcome] = Counter()
 
     def take(self, timeout_s: float) -> list[Any]:
-        """Return the events since the last call; after a pause of `timeout_s` where there are none.
+        """Return the events since the last call; after a pause of `timeout_s` if there are none.
 
         Raises:
-            EngineError: the engine did not answer as it should.
+            EngineError: the engine gave no valid answer.
         """
         try:
             events = self._events(time.monotonic() + self._answer_s)

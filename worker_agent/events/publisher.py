@@ -1,15 +1,15 @@
-"""Publishes a source's events over ZeroMQ: a thread polls the source, another answers replay requests.
+"""Publishes a source's events over ZeroMQ: a thread polls the source, the event loop answers replay requests.
 
-Neither the source nor a request ever waits for it: the poll blocks this thread only, and a full socket drops, which the
-reader's cursor finds and the ring of recent payloads heals. How urgently it polls: `poll_urgency.py`.
+It never blocks the source or a request: the poll blocks only this thread, and a full socket drops messages; the
+reader's cursor finds the hole, and the ring of recent payloads fills it. How urgently it polls: `poll_urgency.py`.
 
     the source                      the publisher
     -----------------------------   ------------------------------------------------------------------------------------
-    cannot be polled                polls again, for as long as it takes; what was lost meanwhile the source's ids tell
+    cannot be polled                polls again until it succeeds; the source's event ids show what was lost meanwhile
       (`EngineError`)
-    raises anything else, or what   cannot say what of the turn was published. It leaves sequences out, which no replay
-      it said cannot be published     brings: the reader clears what the source holds. Then the turns begin again, until
-                                      they fail too often (`Restarts`): the process drains and ends
+    raises anything else, or its    does not know which events of the cycle were published. It skips sequences, which no
+      events cannot be published      replay fills: the reader clears the source's blocks. Then the cycles start again,
+                                      until they fail too often (`Restarts`): the process drains and ends
 """
 
 import asyncio
@@ -41,12 +41,12 @@ from worker_agent.events.relearning import Drained
 
 _HWM_MESSAGES = 100_000
 _REPLAY_HWM_MESSAGES = 1000
-"""Of a replay, in the server's queue; the rest waits in the ring, where it costs no second copy."""
+"""Messages of a replay in the server's queue; the rest waits in the ring, without a second copy."""
 _LINGER_MS = 1000
 _SENT_AT_ONCE = 32
 _READER_S = 1.0
 _FAILED_S = 0.1
-"""Between a poll that failed and the next."""
+"""Pause after a failed poll."""
 _TOPIC = b""
 
 _log = structlog.get_logger("publisher")
@@ -62,7 +62,7 @@ class ReplayRing:
         self._lock = threading.Lock()
 
     def add(self, sequence: int, payload: bytes) -> None:
-        """Keep a payload; the oldest give way."""
+        """Keep a payload; drop the oldest beyond the bound."""
         with self._lock:
             self._payloads.append((sequence, payload))
             self._bytes += len(payload)
@@ -70,7 +70,7 @@ class ReplayRing:
                 self._bytes -= len(self._payloads.popleft()[1])
 
     def since(self, sequence: int) -> list[tuple[int, bytes]]:
-        """Return what is still there from `sequence` on."""
+        """Return the kept payloads from `sequence` on."""
         with self._lock:
             return [entry for entry in self._payloads if entry[0] >= sequence]
 
@@ -78,11 +78,11 @@ class ReplayRing:
 class Source(NamedTuple):
     """One source of events, polled by one thread.
 
-    `take` waits at most so many seconds for something, and returns all that there is, unread. `translate` makes sense
-    of it or leaves it out, and raises nothing. `buffer_events` is how many events the source keeps until it is polled;
-    0: not known. From any thread, `stale` says why what was translated of a rank may not be what the source holds, and
-    `events_lost` how many events of a rank nobody got. `quarantine` has the events that `translate` left out for what
-    they are; None: it leaves none out.
+    `take` waits at most so many seconds for an event, and returns all raw events. `translate` parses them, drops
+    unreadable ones, and raises nothing. `buffer_events` is how many events the source buffers until it is polled;
+    0: unknown. From any thread, `stale` returns why the translated events of a rank may be wrong, and `events_lost`
+    counts a rank's events that were lost before the poll. `quarantine` has the events that `translate` dropped as
+    unreadable; None: it drops none.
     """
 
     take: Callable[[float], list[Any]]
@@ -109,7 +109,7 @@ class EventPublisher:
     ) -> None:
         self._source = source
         self.thread = SupervisedThread(f"{name}-events", self._run_polls, restarts=restarts)
-        """What runs the turns, for its failures."""
+        """The thread that polls, for its failures."""
         self._poll_s = poll_s
         self._wall_ns = wall_ns
         self._sequence = 0
@@ -124,18 +124,18 @@ class EventPublisher:
         self.ring = ReplayRing(ring_bytes_max)
         self.drain = Drain(source.buffer_events)
         self.drained = Drained(0, {})
-        """When the source last had nothing more to say."""
+        """The newest time at which the source had no more events."""
         self.poll_failures_total = 0
         self.failure = ""
         """Why the source could not be polled; empty while it can."""
         self.left_out = -1
-        """The last sequence that was left out: a reader that is not past it holds what may be wrong."""
+        """The last skipped sequence: the blocks of a reader that is not past it may be wrong."""
 
     def run(self, stop: threading.Event) -> None:
-        """Publish until `stop` is set, and then what the source still had to say.
+        """Publish until `stop` is set, and then the source's remaining events.
 
         Raises:
-            PartGaveUp: turns failed too often.
+            PartGaveUp: cycles failed too often.
         """
         try:
             self.thread.run(stop)
@@ -154,7 +154,7 @@ class EventPublisher:
             raise
 
     def _leave_out(self) -> None:
-        """Of the turn that failed nobody knows what was published: a hole says so, and a message shows the hole."""
+        """Skip sequences after a failed cycle, whose published events are unknown; an empty message shows the hole."""
         self.drain.on_failure()
         self.drain.on_cycle(is_lossy=True)
         self.left_out = self._sequence + 1  # the one before may be in the ring already
@@ -201,7 +201,7 @@ class EventPublisher:
         self._sequence += 1
 
     async def barrier(self) -> int:
-        """Return the number of messages published, once all that the source had flushed before the call is in them."""
+        """Return the number of published messages, once they include all events flushed before the call."""
         begun = self._polls_begun
         while self._polls_done <= begun:
             self._polled.clear()
@@ -217,7 +217,7 @@ def _by_rank(events: list[RankEvent]) -> dict[int, list[EngineEvent]]:
 
 
 class ReplayServer:
-    """Answers replay requests from the ring, one after another; a reader that reads nothing for `_READER_S` is left.
+    """Answers replay requests from the ring, one at a time; stops a replay that is not read for `_READER_S`.
 
     Source of the exchange: `docs/SOURCES.md` E3.6.
     """
@@ -227,7 +227,7 @@ class ReplayServer:
         self._socket = context.socket(zmq.ROUTER)
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.SNDHWM, _REPLAY_HWM_MESSAGES)
-        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # a full queue is waited for; without it, what has no room is lost
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)  # sending waits for a full queue; without it, messages are lost
         self._socket.bind("tcp://127.0.0.1:*")
         self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self.refused_total = 0
@@ -252,7 +252,7 @@ class ReplayServer:
         try:
             for sent, (sequence, payload) in enumerate(self._ring.since(start_sequence)):
                 if sent % _SENT_AT_ONCE == 0:
-                    await asyncio.sleep(0)  # as long as there is room, sending does not wait: others have their turn
+                    await asyncio.sleep(0)  # sending to a queue with space does not yield to other tasks
                 await self._send(identity, sequence, payload)
             await self._send(identity, REPLAY_END, b"")
         except (TimeoutError, zmq.ZMQError) as error:

@@ -2,18 +2,18 @@
 
     reason          the event
     -------------   ---------------------------------------------------------------------------------------------------
-    not_a_map       is no JSON object
+    not_a_map       is not a JSON object
     no_place        has no readable `event_id` or `attention_dp_rank`
     too_deep        is nested deeper than can be read
-    too_large       says more than one message of hop A may (`EventTooLarge`)
-    block_hash      names a block by what is no u64
-    hash_algo       has hashes of an algorithm that makes no u64
+    too_large       does not fit one message (`EventTooLarge`)
+    block_hash      has a block hash that is not a u64
+    hash_algo       has hashes of an algorithm whose values are not u64
     cache_salt      has blocks of several salts
     token_id        has a token that is neither u32 nor a multimodal item
-    cache_level     is of a tier that nobody knows
-    wrong_type      has anything else that is missing or of another type
+    cache_level     is of an unknown tier
+    wrong_type      has another field that is missing or of a wrong type
 
-What it costs beside: see the rules of whoever read it. Written by one thread, read by any.
+The module that read the event documents the consequences. Written by one thread, read by any.
 """
 
 import reprlib
@@ -35,11 +35,11 @@ _short.maxstring = _short.maxlong = _short.maxother = 80
 
 
 class EventTooLarge(LimitExceeded):
-    """An event says more than may be passed on at once."""
+    """An event is larger than one message may be."""
 
 
 class Quarantined(NamedTuple):
-    """One event: its number among all that were kept out, from 1, its rank where it has one, and as it was shown."""
+    """One event: its number among all quarantined events, from 1, its rank if it has one, and its shortened text."""
 
     number: int
     reason: str
@@ -57,11 +57,11 @@ class Quarantine:
 
     @property
     def kept(self) -> tuple[Quarantined, ...]:
-        """The newest, the oldest of them first."""
+        """The newest events, oldest first."""
         return self._newest
 
     def add(self, engine_event: object, error: Exception, dp_rank: int | None = None) -> str:
-        """Keep an event that cannot be taken because of `error`; return the problem, cut short.
+        """Keep an event that cannot be processed because of `error`; return the problem, cut short.
 
         `dp_rank` is its rank; None: it has no readable one.
         """
@@ -69,12 +69,12 @@ class Quarantine:
         self.counts[reason] += 1
         number = sum(self.counts.values())
         entry = Quarantined(number, reason, problem, dp_rank, _shown(engine_event))
-        self._newest = (*self._newest, entry)[-NEWEST_MAX:]  # replaced at once: others read it
+        self._newest = (*self._newest, entry)[-NEWEST_MAX:]  # replaced, not changed: other threads read it
         return problem
 
 
 def problem_of(error: Exception) -> str:
-    """Return what an error says, cut short: it may have the whole value that was found."""
+    """Return an error's text, cut short: it may quote the value that was found."""
     return str(error)[:PROBLEM_CHARACTERS_MAX]
 
 

@@ -1,11 +1,11 @@
-"""Readers that ask about one rank: one is answered at a time, each once.
+"""Queue of recovery questions about one rank: one is answered at a time, each once.
 
-an asker        the inbox that answers go to; whoever asks again has given up what it asked before
-asks            waits its turn; beyond `QUESTIONS_MAX` waiting askers it is turned away, and asks again
-asks again      while it waits, or is being answered: the same question is a repetition, and nothing; another one
-                  takes the place of the first, whose answer ends where it is
-is overtaken    a question with a lower number than the one that waits, or is being answered: it was sent before that
-                  one and came late; nothing. An asker numbers its questions upwards
+asker           the inbox that answers go to; a new question of an asker replaces its earlier one
+first question  waits; with `QUESTIONS_MAX` askers waiting it is turned away, and the asker tries again
+further one     while the asker's question waits or is being answered: the same question is a repetition and ignored;
+                  another one replaces it, and an answer in progress stops
+overtaken       a question with a lower number than the one that waits or is being answered: it was sent earlier and
+                  arrived late; ignored. An asker numbers its questions upwards
 """
 
 from typing import Literal, NamedTuple
@@ -18,7 +18,7 @@ QuestionOutcome = Literal["taken", "repeated", "replaced", "overtaken", "turned_
 
 
 class Question(NamedTuple):
-    """A request, and the inbox that its answer goes to."""
+    """A recovery request, and the inbox for its answer."""
 
     asker: str
     request: RecoverRequest
@@ -32,7 +32,7 @@ class Questions:
         self._answered: Question | None = None
 
     def ask(self, question: Question) -> QuestionOutcome:
-        """Take a question in; return what became of it: `replaced` says that it took the place of an earlier one."""
+        """Queue a question; return the outcome. `replaced`: it replaced an earlier question of the asker."""
         asker = question.asker
         is_answered = self._answered is not None and self._answered.asker == asker
         present = self._waiting.get(asker) or (self._answered if is_answered else None)
@@ -48,7 +48,7 @@ class Questions:
         return "taken" if present is None else "replaced"
 
     def next(self) -> Question | None:
-        """Return the question to answer now; None where nobody waits."""
+        """Return the question to answer now; None if none waits."""
         asker = next(iter(self._waiting), None)
         self._answered = None if asker is None else self._waiting.pop(asker)
         return self._answered

@@ -1,7 +1,7 @@
 """Answers readers of one rank's stream that lack batches: one reader at a time.
 
-An answer is of the moment when it is begun; between its parts others have their turn. Who waits, and whose answer is
-not wanted any more: `questions.py`.
+An answer shows the state at its beginning; between its parts other tasks run. `questions.py` has the queue and decides
+when an answer is obsolete.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ class RankAnswers:
         self.answered_total: Counter[Kind] = Counter()
         self.bytes_total: Counter[Kind] = Counter()
         self.refused_total = 0
-        """Questions that could not be read, had nowhere to be answered, or found too many waiting."""
+        """Questions that were unreadable, had no reply subject, or found the queue full."""
         self.dropped_total = 0
-        """Questions that were repeated, or replaced or overtaken by a later one of their asker."""
+        """Questions that were repeated, or that a later question of the same asker replaced or overtook."""
 
     async def listen(self) -> None:
-        """Questions are heard; those that come before `run` wait for it."""
+        """Accept questions; those before `run` wait for it."""
         await self._event_log.listen(self._subject, self._on_question)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -1,11 +1,11 @@
 """Sends one rank's outbox to the log: in order, several messages unacknowledged.
 
-    the log took it        acknowledged; there is room for the next
-    it did not, or could   everything unacknowledged is published again after a while (0.1 s, doubled up to 2 s), with
-      not be reached         the same ids: the log drops what it has. One message goes ahead; once the log took it, the
-                             others follow
+    the log confirms       acknowledged; the next message may be sent
+    the log refuses, or    every unacknowledged message is published again after 0.1 s (doubled up to 2 s), with
+      is unreachable         the same ids: the log drops duplicates. One message is sent first; once the log confirms
+                             it, the others follow
 
-A server that is away, slow, full, or without the stream costs time, and what the outbox has to drop. It is told once.
+While the server is away, slow, full or without the stream, the outbox may drop batches. The failure is logged once.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ _log = structlog.get_logger("rank_stream")
 
 
 class RankStream:
-    """A part of a process, `run`, which `wake` tells that the outbox has something new."""
+    """A part of a process, `run`; `wake` signals new batches in the outbox."""
 
     def __init__(self, model: str, rank: WorkerRank, outbox: Outbox, log: EventLog, clock: Clock) -> None:
         self._rank, self._outbox, self._event_log, self._clock = rank, outbox, log, clock
@@ -38,19 +38,19 @@ class RankStream:
         self._retry_s = _RETRY_S
         self._is_refused = self._is_ahead = False
         self.failures_total = 0
-        """Publications that the log did not confirm."""
+        """Publications not confirmed by the log."""
 
     @property
     def is_refused(self) -> bool:
-        """Whether the log took nothing since the last publication that it did not confirm."""
+        """Whether the log has confirmed no message since the last failed publication."""
         return self._is_refused
 
     def wake(self) -> None:
-        """The outbox has something new."""
+        """Signal that the outbox has new batches."""
         self._moved.set()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Publish until `stop` is set, and then what is left, unless the log does not take it."""
+        """Publish until `stop` is set, and then the rest, unless the log does not confirm it."""
         while True:
             self._moved.clear()
             await self._publish()
@@ -86,7 +86,7 @@ class RankStream:
         self._moved.set()
 
     def _succeed(self) -> None:
-        if self._failure is not None:  # of another message: everything is published again all the same
+        if self._failure is not None:  # of another message: everything is published again anyway
             return
         self._retry_s = _RETRY_S
         if self._is_refused:

@@ -1,14 +1,14 @@
-"""Answers a reader's question about what it lacks: replay, repair or dump.
+"""Answers a recovery request of a reader: by replay, repair or dump.
 
-    asked with                              and                                    answered with
+    the request has                         condition                              answer
     -------------------------------------   ------------------------------------   -------------------------------------
-    the epoch of now, digests of buckets                                           repair: the buckets that differ
-    the epoch of now                        all batches since are kept, and are    replay: these batches
+    the current epoch, bucket digests                                              repair: the buckets that differ
+    the current epoch                       all batches since are kept, and are    replay: these batches
                                               no larger than a dump
     anything else                                                                  dump: all blocks
 
-An answer is of the moment when it was asked for, however long it takes to be sent: what it needs is taken then, and
-put into chunks while it is read. Source: `kv_protocol/recovery.py`.
+An answer shows the state at the time of the request, however long sending takes: the data is copied then, and split
+into chunks while it is sent. Source: `kv_protocol/recovery.py`.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ KINDS: tuple[Kind, ...] = ("replay", "repair", "dump")
 
 
 def kind_of(part: Answer) -> Kind:
-    """Return what kind of answer this is a part of."""
+    """Return the kind of the answer that this part belongs to."""
     if isinstance(part, ReplayChunk):
         return "replay"
     return "repair" if part.buckets else "dump"
@@ -40,7 +40,7 @@ def kind_of(part: Answer) -> Kind:
 def less_than_all(
     request: RecoverRequest, outbox: Outbox, mirror: RankMirror, chunk_blocks: int
 ) -> Iterator[Answer] | None:
-    """Return the parts of a repair or a replay, each made when it is asked for; None where only a dump will do."""
+    """Return the parts of a repair or a replay, generated lazily; None if only a dump will do."""
     if request.epoch != outbox.epoch:
         return None
     if request.buckets:
@@ -53,7 +53,7 @@ def less_than_all(
 def dump(
     request_id: int, outbox: Outbox, held: HeldBlocks, chunk_blocks: int, buckets: bytes = b""
 ) -> Iterator[DumpChunk]:
-    """Return the chunks, at least one, of what is held at the outbox's last seq: of all, or of these buckets."""
+    """Return the chunks, at least one, of the blocks held at the outbox's last seq: all, or those of `buckets`."""
     return _chunks(request_id, outbox.epoch, outbox.last_seq, held, chunk_blocks, buckets)
 
 

@@ -1,13 +1,13 @@
-"""When a rank is known again whose source lost events: a row of places, each reached after the one before.
+"""Decides when a rank is complete again after its source lost events: a sequence of stages.
 
-    lost        the source's ids jumped: the rank was cleared, and is learnt anew from there
-    drained     the source had nothing more to say and nothing more was lost; all of it is in hop A's messages before
+    lost        the source's event ids jumped: the rank was cleared, and is learnt again from there
+    drained     the source had no more events and lost no more; all of them are in the publisher's messages before
                 `Drained.sequence`
-    read        they were read; all of it is in the rank's batches up to a seq
+    read        the messages were read; all events are in the rank's batches up to a seq
     published   the log has these batches. The loss is over
 
-Counts of lost events go up only, so each stage is the count that it was reached with. The source's thread counts and
-says `Drained`, the event loop does the rest.
+Counts of lost events only grow, so each stage stores the count at which it was reached. The source's thread counts and
+creates `Drained`, the event loop does the rest.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 
 class Drained(NamedTuple):
-    """A moment when the source had nothing more to say: the next message's sequence, and the events lost so far."""
+    """A moment at which the source had no more events: the next message's sequence, and the events lost so far."""
 
     sequence: int
     lost: Mapping[int, int]
@@ -39,7 +39,7 @@ class Relearning:
     def on_progress(
         self, dp_rank: int, drained: Drained, read_sequence: int, last_seq: int, published_seq: int
     ) -> None:
-        """The source, its reader and the rank's stream are where they are."""
+        """Note the progress of the source, its reader and the rank's stream."""
         lost = drained.lost.get(dp_rank, 0)
         if read_sequence >= drained.sequence and lost > self._read.get(dp_rank, _NOTHING).lost:
             self._read[dp_rank] = _Read(lost, last_seq)

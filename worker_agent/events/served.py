@@ -1,11 +1,11 @@
-"""The KV events of an engine in this process on their way to the log, and its ranks' heartbeats.
+"""Publishes the KV events and heartbeats of an engine in this process.
 
-simulated                                    polled; a host tier that is a source of its own, too
-trtllm, KV events are wanted                 polled
-likewise, and its arguments say that it      read where it publishes, each rank at a port of its own
-  streams them
-trtllm, they are not; an encoder, always     no source: the ranks' streams stay empty, and only show that it lives
-`events.sources`, of any engine              read where they publish, too: a KV block manager's tiers
+simulated                                    polled; also a host tier that is its own source
+trtllm with KV events                        polled
+trtllm that streams KV events by its         subscribed: each rank publishes at its own port
+  arguments
+trtllm without KV events; every encoder      no source: the ranks' streams are empty, only heartbeats are published
+`events.sources`, of any engine              subscribed: a KV block manager's tiers
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from worker_agent.events.publisher import Source
 
 
 class ServedEvents:
-    """The rules by which events are read, and their path; the engine has been started."""
+    """The rules that translate events, and the event path of an engine that has been started."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class ServedEvents:
         sources = dict(self._sources(settings, chosen, built))
         published = [*chosen.publishers, *map(published_at, events.sources)]
         self.has_sources = bool(sources or published)
-        """Whether anybody tells what the worker's caches hold."""
+        """Whether the worker's caches have any event source."""
         core = Consolidation(
             self._description.dp_ranks,
             block_size,
@@ -71,7 +71,7 @@ class ServedEvents:
         )
 
     def status(self) -> dict[str, Any]:
-        """Return where the streams are, and how each source is that is polled, for people."""
+        """Return the streams' positions and the sources' status, for operators."""
         return {**streams_status([self.path.consolidator]), "sources": self.path.status()}
 
     def _sources(self, settings: AgentSettings, chosen: Chosen, built: BuiltEngine) -> Iterator[tuple[str, Source]]:

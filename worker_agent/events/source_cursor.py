@@ -1,33 +1,34 @@
 """The reading position in one publisher's stream: in order, without holes, each message once, by epoch.
 
-With a replay endpoint (a living publisher's ring has at least the newest message, so it answers with that one)
+With a replay endpoint (a living publisher's ring has at least the newest message, so a replay returns that one)
 
-    frame at the expected sequence        deliver, and what waited behind it
-    frame above it                        keep (bounded), ask for a replay
-    frame below it                        a duplicate: nothing
-    connection lost, or a live frame      doubt: is it another life now? keep what comes until the answer to a question
-      that goes back                        asked after this; where nothing was delivered yet, forget what is kept
-    frame 2^32 or more ahead              refused: it is nobody's
-    replayed frame unlike ours            the publisher began anew; the frame is its, unless the question is older than
-                                            the doubt: then it may be of a third life, and is left out
-    replay ended below what we had seen   the publisher began anew
-    replay ended, its hole still there    lost: deliver what is kept behind the last such hole, and say so
-    replay ended, a younger hole there    ask again: what was published after the question is no loss
-    replayed frame like ours, or replay
-      ended, and none of these            no doubt any more: deliver what was kept
-    three questions without an answer     with a doubt as if it began anew, with a hole as if that were lost
-    silence                               ask for a replay, in case the last messages were lost
+    frame at the expected sequence        deliver it, and the buffered frames behind it
+    frame above it                        buffer it (bounded), request a replay
+    frame below it                        duplicate: ignore
+    connection lost, or a live frame      doubt: the publisher may have restarted. Buffer frames until a replay that is
+      that goes back                        requested after this ends; if nothing was delivered yet, drop the buffer
+    frame 2^32 or more ahead              refuse
+    replayed frame differs from ours      restart; the frame is of the new epoch, unless the replay was requested before
+                                            the doubt: then it may be of a third epoch, and is dropped
+    replay ended below the newest         restart
+      sequence seen before it
+    replay ended, its hole is still open  loss: deliver the buffered frames behind the last such hole, report the loss
+    replay ended, a newer hole is open    request again: messages published after the request are not lost
+    replayed frame equals ours, or replay
+      ended, and none of these            the doubt is over: deliver the buffered frames
+    three replays without an end          in doubt: as a restart; with a hole: as a loss
+    silence                               request a replay, in case the last messages were lost
 
-Without one (ZeroMQ neither repeats nor reorders what comes over a connection)
+Without one (ZeroMQ neither repeats nor reorders messages of one connection)
 
-    frame above the expected one          lost: deliver it, and say so
-    frame below it                        the publisher began anew: deliver it, and say so
-    another connection than before        as if the publisher began anew: nobody can be asked whether it did
+    frame above the expected one          loss: deliver it, report the loss
+    frame below it                        restart: deliver it, report the restart
+    new connection                        as a restart: there is no way to find out
 
-Began anew: what was had is of another life. Say that it is lost, expect 0, ask for what there is from there.
-Every question asks from the newest message that was delivered, to compare it. One is in flight at a time: it ends
-with `on_replay_end`, or with `on_no_answer`, after which its answer must not be heard any more.
-Whoever forgets everything at a loss needs nothing that is older than its last hole.
+Restart: everything delivered is of an earlier epoch. Report it as lost, expect 0, request a replay from there.
+Every replay is requested from the newest delivered message, to compare it. One request is in flight at a time: it ends
+with `on_replay_end`, or with `on_no_answer`, after which no frame of it may be passed in.
+A reader that forgets everything at a loss needs no message before its last hole.
 Source: `docs/SOURCES.md` E3.1, E3.6; E7 (rows 16, 17, 27).
 """
 
@@ -40,9 +41,9 @@ UNANSWERED_MAX = 3
 
 
 class Delivery(NamedTuple):
-    """What one input brought: payloads to apply in order, and whether earlier ones are lost for good before them.
+    """The result of one input: payloads to apply in order, and whether earlier ones are lost for good before them.
 
-    `began_anew` says that they are lost because they were of another life of the publisher.
+    `began_anew`: they are lost because the publisher restarted.
     """
 
     payloads: tuple[tuple[int, bytes], ...] = ()
@@ -51,9 +52,9 @@ class Delivery(NamedTuple):
 
 
 class _Question(NamedTuple):
-    """A replay asked for: the newest sequence seen by then, which its answer must reach; and whether in doubt.
+    """A requested replay: the newest sequence seen by then, which the replay must reach; and whether in doubt.
 
-    `began_anew`: its answer told of another life, and goes on; what that life had before is to be asked for.
+    `began_anew`: the replay showed a restart, and continues; earlier messages of the new epoch need another request.
     """
 
     reach: int
@@ -62,7 +63,7 @@ class _Question(NamedTuple):
 
 
 class SourceCursor:
-    """The place, and what waits beyond a hole. `next_replay` is the sequence to ask a replay from, when one is due."""
+    """The position, and frames buffered beyond a hole. `next_replay` is the sequence to replay from, when due."""
 
     def __init__(self, *, has_replay: bool = True, idle_s: float = 1.0) -> None:
         self._has_replay = has_replay
@@ -84,21 +85,21 @@ class SourceCursor:
 
     @property
     def expected(self) -> int:
-        """The sequence that comes next."""
+        """The next sequence to deliver."""
         return self._expected
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing waits for a replay."""
+        """Whether no frame and no doubt waits for a replay."""
         return not self._buffered and not self._in_doubt
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether replays were asked for again and again, and never ended."""
+        """Whether the last `UNANSWERED_MAX` replays did not end."""
         return self._unanswered >= UNANSWERED_MAX
 
     def on_live(self, sequence: int, payload: bytes, now_s: float) -> Delivery:
-        """A published message came."""
+        """Accept a live message."""
         if self._is_refused(sequence):
             return Delivery()
         goes_back = sequence <= self._live_newest
@@ -114,7 +115,7 @@ class SourceCursor:
         return self._accept(sequence, payload)
 
     def on_disconnect(self) -> None:
-        """The connection of the live line was lost: who speaks from now on may be another."""
+        """Note that the live connection was lost: the publisher may have restarted."""
         self._in_doubt = self._has_replay and self._expected > 0
         if not self._in_doubt:
             self._buffered.clear()
@@ -123,14 +124,14 @@ class SourceCursor:
             self._question = self._question._replace(in_doubt=False)
 
     def on_connect(self) -> Delivery:
-        """The live line has a connection, and what comes from now on comes over it."""
+        """Note that the live connection is established; later messages come over it."""
         if self._has_replay or not self._expected:
             return Delivery()
         self._begin_anew()
         return Delivery(lost=True, began_anew=True)
 
     def on_replayed(self, sequence: int, payload: bytes) -> Delivery:
-        """A message of a replay came, and with it all older ones that are still there."""
+        """Accept a replayed message; all older ones that the publisher still has came before it."""
         if self._question is None or self._is_refused(sequence):
             return Delivery()
         self._replayed_max = max(self._replayed_max, sequence)
@@ -147,7 +148,7 @@ class SourceCursor:
         return Delivery(self._accept(sequence, payload).payloads, lost=True, began_anew=True)
 
     def on_replay_end(self, now_s: float) -> Delivery:
-        """A replay is over; what it should have brought and did not is lost."""
+        """End a replay; messages that it should have brought and did not are lost."""
         self._unanswered = 0
         question, replayed_max = self._question, self._replayed_max
         self._question = None
@@ -164,7 +165,7 @@ class SourceCursor:
         return self._lose(replayed_max) if self._expected <= replayed_max else Delivery(drained)
 
     def on_no_answer(self) -> Delivery:
-        """A replay was asked for and did not end; what still comes of it will not be heard."""
+        """Give up a replay that did not end; its later frames are not passed in."""
         self._question = None
         self._unanswered += 1
         if not self.is_unanswered:
@@ -175,7 +176,7 @@ class SourceCursor:
         return self._lose(max(self._buffered)) if self._buffered else Delivery()
 
     def next_replay(self, now_s: float) -> int | None:
-        """Return the sequence to ask a replay from, once, when a replay is due."""
+        """Return the sequence to replay from, once, when a replay is due."""
         if not self._has_replay or self._question is not None:
             return None
         if self.is_settled and now_s - self._received_at_s < self._idle_s:
@@ -215,7 +216,7 @@ class SourceCursor:
         self._received_at_s = float("-inf")
 
     def _lose(self, last: int) -> Delivery:
-        """Read on behind the last hole before `last`, which is kept."""
+        """Continue behind the last hole before `last`, which is buffered."""
         self.lost_total += 1
         while last - 1 in self._buffered:
             last -= 1

@@ -1,1 +1,1 @@
-"""A worker's place in the fleet: its id, its registration, the canary request of an idle engine."""
+"""A worker's membership in the fleet: its id, its registration, the canary request of an idle engine."""

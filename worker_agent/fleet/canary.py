@@ -1,6 +1,6 @@
-"""Asks an idle engine for one token now and then; an engine that does not answer leaves the fleet until it does.
+"""Sends an idle engine a canary request now and then; an engine that fails it leaves the fleet until it answers one.
 
-What is asked, and when, stands in `canary_rules.py`.
+`canary_rules.py` defines the request and its schedule.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from worker_agent.fleet.canary_rules import OUTCOMES, Canary, CanaryOutcome, can
 from worker_agent.fleet.membership import Membership
 
 BEGIN_ID = 1
-"""What a model's prompt begins with whose tokenizer has no begin token. Source: `docs/SOURCES.md` D6.6."""
+"""The prompt for a model whose tokenizer has no begin token. Source: `docs/SOURCES.md` D6.6."""
 
 _log = structlog.get_logger("canary")
 
 
 class MonitoredEngine:
-    """An engine whose outputs are signs of life: what serves requests goes through here."""
+    """Wraps an engine and reports each output to the canary; all served requests go through it."""
 
     def __init__(self, engine: Engine, canary: Canary, clock: Clock) -> None:
         self._engine, self._canary, self._clock = engine, canary, clock
@@ -32,7 +32,7 @@ class MonitoredEngine:
         self.kv_events, self.iteration_stats = engine.kv_events, engine.iteration_stats
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
-        """Yield what the engine does; see `Engine`."""
+        """Yield the engine's outputs; see `Engine`."""
         async with aclosing(self._engine.generate(request)) as outputs:
             async for output in outputs:
                 self._canary.on_output(self._clock.now())
@@ -40,7 +40,7 @@ class MonitoredEngine:
 
 
 class CanaryWatch:
-    """Asks the engine, and takes its worker out of the fleet and back."""
+    """Sends canary requests, and withdraws and restores the worker by their outcome."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class CanaryWatch:
         self.requests_total: Counter[CanaryOutcome] = Counter(dict.fromkeys(OUTCOMES, 0))
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ask whenever it is time, until `stop` is set."""
+        """Send a canary request whenever one is due, until `stop` is set."""
         while not stop.is_set():
             due_s = self._canary.due_s(self._clock.now())
             if due_s > 0:
@@ -68,7 +68,7 @@ class CanaryWatch:
                 self._judge(*answered)
 
     async def _probe(self) -> tuple[CanaryOutcome, str]:
-        """Return how the question ended, and why not well."""
+        """Send a canary request; return its outcome, and the reason of a failure."""
         number = self.requests_total.total()
         request = canary_request(f"canary-{number}", self._begin_id, self._canary.dp_rank, is_decode=self._is_decode)
         try:

@@ -1,12 +1,12 @@
-"""When an idle engine is asked for a token: a table over its state and its answers.
+"""When an idle engine receives a canary request: a table over its state and its answers.
 
-    fit,   some generation had an output within `wait_s`    nothing
-    fit,   none had, `wait_s` long                          asked; the next time, another rank
-    unfit                                                   asked every `wait_s`, the same rank
+    fit,   an output of any generation within `wait_s`      no canary request
+    fit,   no output for `wait_s`                           a canary request; the next one goes to the next rank
+    unfit                                                   a canary request every `wait_s`, to the same rank
     an answer within its time                               fit
     no answer, a late one, an error                         unfit
 
-Only an answer to such a question makes an unfit engine fit again. Source: `docs/SOURCES.md` D6.6 (the begin
+Only an answered canary request makes an unfit engine fit again. Source: `docs/SOURCES.md` D6.6 (the begin
 token, one token, temperature 0, top_k 1, a salt of its own, the highest priority).
 """
 
@@ -22,7 +22,7 @@ _HIGHEST = 1.0
 
 
 class Canary:
-    """One engine's fitness. Times are seconds of one clock; `now_s` at the start counts as a sign of life."""
+    """One engine's fitness. Times are seconds of one clock; `now_s` at the start counts as an output."""
 
     def __init__(self, dp_ranks: tuple[int, ...], wait_s: float, now_s: float) -> None:
         self._dp_ranks, self._wait_s = dp_ranks, wait_s
@@ -32,20 +32,20 @@ class Canary:
 
     @property
     def dp_rank(self) -> int:
-        """The rank that is asked next."""
+        """The rank of the next canary request."""
         return self._dp_ranks[self._next_rank % len(self._dp_ranks)]
 
     def on_output(self, now_s: float) -> None:
-        """A generation, of whomever, had an output."""
+        """Note an output of any generation."""
         if self.is_fit:
             self._last_s = now_s
 
     def due_s(self, now_s: float) -> float:
-        """Return how long it is until the engine is to be asked; 0: now."""
+        """Return the time until the next canary request; 0: now."""
         return max(0.0, self._last_s + self._wait_s - now_s)
 
     def on_answer(self, outcome: CanaryOutcome, now_s: float) -> None:
-        """The question to `dp_rank` ended so."""
+        """Note the outcome of the canary request to `dp_rank`."""
         self._last_s = now_s
         self.is_fit = outcome == "ok"
         if self.is_fit:
@@ -53,7 +53,7 @@ class Canary:
 
 
 def canary_request(request_id: str, begin_id: int, dp_rank: int, *, is_decode: bool) -> EngineRequest:
-    """Return the question; a decode worker computes the prompt itself, for nobody hands anything over."""
+    """Return the canary request; a decode worker computes its prompt itself, without a handoff."""
     return EngineRequest(
         request_id=request_id,
         prompt=(begin_id,),

@@ -1,9 +1,9 @@
-"""The worker's membership: registered while fit, draining when asked to stop, then gone.
+"""The worker's membership: registered while fit, draining at the stop, then left.
 
-fit                       registered; again whenever the log was lost and found: it may be a new one
-its registration is gone  registered again: it was overwritten, forged or purged (`worker_id_rules.py`)
-withdrawn                 left, with the reason; the other way round once it is restored
-asked to stop             draining, where it is in
+fit                       registered; again after every reconnection, because the log may be a new one
+registration lost         registered again: it was overwritten, forged or purged (`worker_id_rules.py`)
+withdrawn                 left, with the reason; registered again once it is restored
+stopping                  draining, if registered
 at the end                left
 """
 
@@ -20,9 +20,9 @@ from kv_runtime.telemetry import Family, counter
 from worker_agent.fleet.worker_id import WorkerId
 
 CHECK_PERIOD_S = 5.0
-"""Between two looks at the registration if no fleet event of the id is heard: a purge is not announced."""
+"""Time between two checks of the registration without a fleet event of the id: a purge is not announced."""
 REPAIR_PAUSE_S = 1.0
-"""At least so long between two looks: the most that an intruder can make an agent publish."""
+"""Least time between two checks: bounds how often an intruder can make an agent publish."""
 _RETRY_S = 0.25
 _RETRY_MAX_S = 5.0
 
@@ -30,7 +30,7 @@ _log = structlog.get_logger("membership")
 
 
 class Membership:
-    """One worker's fleet events. `news` is set by whoever finds the log again, and here."""
+    """One worker's fleet events. `news` is set after each reconnection to the log, and by this class."""
 
     def __init__(self, registration: WorkerRegistered, worker_id: WorkerId, clock: Clock, news: asyncio.Event) -> None:
         self._registration = registration
@@ -41,10 +41,10 @@ class Membership:
         self._unfit = ""
         self._is_registered = self._is_announced = False
         self.repairs_total = 0
-        """Times that the registration was not the newest fleet event of the id, and was published again."""
+        """How often the registration was not the newest fleet event of the id, and was published again."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep the fleet informed until `stop` is set; then say that the worker takes no new work.
+        """Publish the worker's state until `stop` is set; then publish that it is draining.
 
         Raises:
             WorkerIdTaken: another living instance has the id.
@@ -88,21 +88,21 @@ class Membership:
         yield counter("registration_repairs", meaning, (), [((), float(self.repairs_total))])
 
     def renew(self, registration: WorkerRegistered) -> None:
-        """The worker, under the same name, life and model, is from now on what `registration` says."""
+        """Replace the registration, which keeps worker id, instance and model."""
         self._registration = registration
 
     def withdraw(self, reason: str) -> None:
-        """The fleet is soon told that the worker is gone; of several reasons the first counts."""
+        """Let `run` publish that the worker left; of several reasons the first counts."""
         self._unfit = self._unfit or reason
         self._news.set()
 
     def restore(self) -> None:
-        """The worker is fit: the fleet is soon told that it serves."""
+        """Let `run` register the worker, which is fit again."""
         self._unfit = ""
         self._news.set()
 
     async def register(self) -> bool:
-        """Return whether the fleet was told that the worker serves; raise `WorkerIdTaken` where another has its id."""
+        """Publish the registration; return whether that worked. Raise `WorkerIdTaken` if another has the id."""
         async with self._publishing:
             self._is_announced = True
             try:
@@ -115,14 +115,14 @@ class Membership:
         return True
 
     async def drain(self) -> bool:
-        """Return whether the fleet was told that the worker takes no new work, if it was in."""
+        """Publish that the worker is draining, if it was ever announced; return False if publishing failed."""
         if not self._is_announced:
             return True
         worker_id, instance = self._registration.worker_id, self._registration.instance
         return await self._publish(WorkerDraining(worker_id=worker_id, instance=instance))
 
     async def leave(self, reason: str) -> bool:
-        """Return whether the fleet was told that the worker is gone; once, until it registers again."""
+        """Publish that the worker left, once until it registers again; return False if publishing failed."""
         if not self._is_announced:
             return True
         worker_id, instance = self._registration.worker_id, self._registration.instance

@@ -1,8 +1,8 @@
 """Claims, watches and leaves one worker id in the log. The rules are in `worker_id_rules.py`.
 
-Each publication names the place that the subject's newest message must have (`Nats-Expected-Last-Subject-Sequence`), so
-that an instance never writes over an event that it has not read: of two agents that start together one is refused, and
-the end of one never removes the other.
+Each publication carries the stream sequence that the subject's newest message must have
+(`Nats-Expected-Last-Subject-Sequence`), so that an instance never overwrites an event that it has not read: if two
+agents start at the same time, one is refused, and the end of one never removes the other.
 
 The id's subjects, one for each model, are read message by message (`STREAM.MSG.GET`). No consumer is needed.
 """
@@ -34,9 +34,9 @@ from worker_agent.fleet.worker_id_rules import (
 )
 
 SUBJECTS_MAX = 16
-"""Subjects of one id that are read."""
+"""Most subjects of one id that are read."""
 INSTANCES_MAX = 64
-"""Instances whose heartbeats are remembered; beyond it the one heard longest ago is forgotten."""
+"""Most instances whose heartbeats are remembered; beyond it the oldest heartbeat is forgotten."""
 _ATTEMPTS = 8
 _WAIT_S = 0.05
 _CONNECT_S = 0.5
@@ -45,11 +45,11 @@ _log = structlog.get_logger("membership")
 
 
 class WorkerIdTaken(PartGaveUp):
-    """Another instance has the id: it is alive, and claimed it earlier."""
+    """Another instance has the id: it is alive, and its claim is earlier."""
 
 
 class _NewestMessage(NamedTuple):
-    """The newest message of one subject of the id; `refused` says why it does not count, if it does not."""
+    """The newest message of one subject of the id; `refused` is the reason if it does not count."""
 
     subject: str
     seq: int
@@ -58,7 +58,7 @@ class _NewestMessage(NamedTuple):
 
 
 class WorkerId:
-    """The id of one instance. `changed` is set whenever a fleet event of the id is heard."""
+    """The id of one instance. `changed` is set whenever a fleet event of the id is received."""
 
     def __init__(self, log: EventLog, clock: Clock, gate: FleetGate, *, worker_id: str, instance: str) -> None:
         self._event_log, self._clock, self._gate = log, clock, gate
@@ -69,12 +69,12 @@ class WorkerId:
         self.changed = asyncio.Event()
 
     async def check(self) -> None:
-        """Return once it is known that no other living instance has the id: for a start, before an engine is loaded.
+        """Return once no other living instance has the id; called at the start, before an engine is loaded.
 
-        Without an answer of the log nothing is known, and `register` checks again.
+        If the log does not answer, return at once; `register` checks again.
 
         Raises:
-            WorkerIdTaken: one has it.
+            WorkerIdTaken: another living instance has the id.
         """
         try:
             await self._listen()
@@ -84,7 +84,7 @@ class WorkerId:
             _log.info("worker_id_not_checked", worker=self._worker_id, reason=str(error))
 
     async def is_newest(self, registration: WorkerRegistered) -> bool:
-        """Return whether the newest fleet event of the id is as the instance that registered so has left it.
+        """Return whether the registration is still the newest fleet event of the id.
 
         Raises: as `register`.
         """
@@ -96,7 +96,7 @@ class WorkerId:
         return set(actions) <= {"keep"}
 
     async def register(self, registration: WorkerRegistered) -> None:
-        """The registration is the newest fleet event of the id.
+        """Publish the registration as the newest fleet event of the id.
 
         Raises:
             WorkerIdTaken: another living instance has the id.
@@ -108,7 +108,7 @@ class WorkerId:
             messages, actions = await self._settled(registration)
             after_seq = next((each.seq for each in messages if each.subject == subject), 0)
             try:
-                if "replace" in actions:  # a reader that accepted the forged address keeps it until the instance left
+                if "replace" in actions:  # a reader that accepted the forged address keeps it until `WorkerLeft`
                     after_seq = await self._publish(subject, self._leave_event("registration forged"), after_seq)
                 claimed = replace(registration, drained=self._is_drained)
                 self._own_seq = await self._publish(subject, claimed, after_seq)
@@ -119,7 +119,7 @@ class WorkerId:
         raise BrokerUnavailable(f"{subject} changes faster than it can be read")
 
     async def publish_event(self, model: str, event: FleetEvent) -> None:
-        """The event is in the log, unless another instance has the id there: then it is not needed.
+        """Publish the event, unless another instance has the id in the log: then it is not needed.
 
         Raises:
             BrokerUnavailable: the log cannot be read, or did not take the event.
@@ -179,14 +179,14 @@ class WorkerId:
             event = self._gate.admit(message.subject, message.data, message.headers)
         except FleetEventRefused as error:
             refused = str(error)
-            if error.reason == "base_url":  # readers that began later may have accepted it
+            if error.reason == "base_url":  # readers that started later may have accepted it
                 event = fleet.decode_fleet_event(message.data)
         return _NewestMessage(message.subject, message.stream_seq, Newest(event, claim), refused)
 
     async def _settled(self, registration: WorkerRegistered) -> tuple[list[_NewestMessage], list[Action]]:
-        """Return what the log has of the id and what is to be done about it, once it is known of all instances.
+        """Return the id's newest messages and the action for each, once the liveness of all instances is known.
 
-        The last row is about the registration's own subject if the log has nothing there.
+        The last row is the registration's own subject if the log has no message there.
         """
         subject = subjects.fleet(registration.model, self._worker_id)
         while True:
@@ -200,13 +200,13 @@ class WorkerId:
             await self._clock.sleep(_WAIT_S)
 
     def _note_drain(self, messages: list[_NewestMessage], actions: list[Action]) -> None:
-        """An operator's drain of this instance is known from its newest event, and kept in later registrations."""
+        """Note an operator's drain of this instance from its newest event; later registrations keep it."""
         for each, what in zip(messages, actions, strict=True):
             if what == "keep":
                 self._is_drained = drained_by_hand(each.newest.event, before=self._is_drained)
 
     async def _action(self, message: _NewestMessage, own: WorkerRegistered | None) -> Action:
-        """Return what is to be done about one subject; raise `WorkerIdTaken` where that is to stop."""
+        """Return the action for one subject; raise `WorkerIdTaken` if it is to stop."""
         event, claim = message.newest
         is_own = event is not None and event.instance == self._instance
         if (
@@ -234,7 +234,7 @@ class _Heartbeats:
         self._since_s, self._reconnects = 0.0, 0
 
     async def listen(self, worker_id: str) -> None:
-        """Heartbeats are heard from now on."""
+        """Receive heartbeats from now on."""
         await self._event_log.listen(subjects.pattern("heartbeat", worker_id=worker_id), self._on_heartbeat)
         self._since_s = self._clock.now()
 
@@ -249,7 +249,7 @@ class _Heartbeats:
         self._heartbeat_at_s[instance] = self._clock.now()
 
     async def liveness(self, event: FleetEvent) -> Liveness:
-        """Return the state of the instance of an event; a loss of the connection begins the wait for it anew."""
+        """Return the liveness of an event's instance; a reconnection restarts the wait for its heartbeats."""
         now_s, reconnects = self._clock.now(), self._event_log.statistics().reconnects_total
         if reconnects != self._reconnects:
             self._since_s, self._reconnects = now_s, reconnects
@@ -260,10 +260,10 @@ class _Heartbeats:
         return liveness(silence_s, now_s - self._since_s, has_ended=has_ended)
 
     async def _has_ended(self, event: FleetEvent) -> bool:
-        """Return whether the instance's address refuses connections, which is found out once.
+        """Return whether the instance's address refuses connections; tested once an instance.
 
-        Only an agent's own address says so: an address that takes no token ids is an engine's, which may be down while
-        its agent lives.
+        Only an agent's own address is tested: an address that takes no token ids is an engine's, which may be down
+        while its agent lives.
         """
         if not isinstance(event, WorkerRegistered) or not event.accepts_token_ids:
             return False
@@ -275,7 +275,7 @@ class _Heartbeats:
 
 
 async def _accepts_connections(base_url: str) -> bool:
-    """Return False if the address refuses a connection; True also where nothing answers in time."""
+    """Return False if the address refuses a connection; True also if it does not answer in time."""
     url = urlsplit(base_url)
     port = url.port or (443 if url.scheme == "https" else 80)
     try:

@@ -1,10 +1,10 @@
 """Which instance keeps a worker id: by its newest fleet event, the order of claims, and heartbeats.
 
-An instance *claims* the id with its first registration, whose place in `KV_FLEET` is the claim; later events of the
-instance carry that place (`Kv-Claim`). The lower claim is the earlier one. An instance that leaves gives its claim up.
-Another instance is *alive* while its heartbeats come, *silent* once none came for long enough, *unknown* before that.
+An instance *claims* the id with its first registration, whose sequence in `KV_FLEET` is the claim; later events of the
+instance carry it (`Kv-Claim`). The lower claim is the earlier one. An instance that leaves gives up its claim.
+Another instance is *alive* while its heartbeats come, *silent* after `SILENT_S` without one, *unknown* before that.
 
-| newest event of the id | of | claim | life | this instance |
+| newest event of the id | of | claim | liveness | this instance |
 |---|---|---|---|---|
 | none: purged, or a new stream | | | | registers |
 | refused: unreadable, or not signed | | | | registers |
@@ -41,7 +41,7 @@ from kv_protocol.fleet import (
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 """An instance without a heartbeat for this long is silent."""
 NO_CLAIM = 1 << 63
-"""Later than every place in a stream."""
+"""Later than every sequence of a stream."""
 
 Liveness = Literal["alive", "silent", "unknown"]
 Action = Literal["keep", "register", "replace", "wait", "stop"]
@@ -55,7 +55,7 @@ class Newest(NamedTuple):
 
 
 def action(newest: Newest | None, own: WorkerRegistered, own_claim: int, liveness: Liveness) -> Action:
-    """Return what the instance that registered `own`, or is about to, does, given the other one's `liveness`."""
+    """Return the action of the instance that registers `own`, given the other instance's `liveness`."""
     event = None if newest is None else newest.event
     if newest is None or event is None:
         return "register"
@@ -65,7 +65,7 @@ def action(newest: Newest | None, own: WorkerRegistered, own_claim: int, livenes
 
 
 def action_on_another(event: FleetEvent, claim: int, instance: str, own_claim: int, liveness: Liveness) -> Action:
-    """Return what `instance` does about the newest event of the id, which is another instance's."""
+    """Return the action of `instance` if the newest event of the id is another instance's."""
     if isinstance(event, WorkerLeft) or (own_claim, instance) < (claim, event.instance):
         return "register"
     if liveness == "alive":
@@ -83,9 +83,9 @@ def _action_on_own(event: FleetEvent, own: WorkerRegistered) -> Action:
 
 
 def drained_by_hand(event: FleetEvent | None, *, before: bool) -> bool:
-    """Return whether an operator drains this instance, by the newest event of its own, which it keeps.
+    """Return whether an operator drains this instance, by its own newest event.
 
-    `before`: whether that was so until then.
+    `before`: the result before that event.
     """
     match event:
         case WorkerDraining(by_hand=True):
@@ -99,12 +99,12 @@ def drained_by_hand(event: FleetEvent | None, *, before: bool) -> bool:
 
 
 def liveness(silence_s: float | None, listened_s: float, *, has_ended: bool) -> Liveness:
-    """Return the state of an instance.
+    """Return the liveness of an instance.
 
     Args:
         silence_s: seconds since its newest heartbeat; None: none came.
         listened_s: for how many seconds its heartbeats would have been received.
-        has_ended: whether its own address refuses connections: nothing is waited for.
+        has_ended: whether its own address refuses connections: then there is no wait.
     """
     if silence_s is not None and silence_s < SILENT_S:
         return "alive"

@@ -1,12 +1,12 @@
 """Turns an attached engine's metrics into load reports: read every `poll_s`, the newest of each rank is sent.
 
     text    the engine's names (`engine_metrics.py`)
-    JSON    TensorRT-LLM's iteration statistics (`reports.py`): what `GET /metrics` of `trtllm-serve` answers, every
-            row once. Whoever else asks takes rows away; of an idle engine there are none, and the older of its answers
-            take 2 s for that. Whether one that says nothing rests is not known here: it has requests of others, too
+    JSON    TensorRT-LLM's iteration statistics (`reports.py`): the answer to `GET /metrics` of `trtllm-serve`, every
+            row once. Another client takes rows away; an idle engine has none, and older versions wait 2 s before an
+            empty answer. An engine without rows may still be busy with other clients' requests
 
-What cannot be had is counted by the client and told once, until it can be had again. Then nothing is announced, and
-routers go by what they promised, as of any engine that does not report.
+A failed read is counted by the client and logged once, until a read works again. Meanwhile nothing is announced, and
+routers use their own ledger, as for any engine that does not report.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _log = structlog.get_logger("engine_loads")
 
 
 class EngineLoads:
-    """A part of a process, `run`. `total_blocks` of a rank is for an engine whose metrics do not say it."""
+    """A part of a process, `run`. `total_blocks` of a rank is used if the engine's metrics lack it."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class EngineLoads:
         self._dp_ranks, self._block_size, self._total_blocks = dp_ranks, block_size, total_blocks
         self._metrics_path, self._poll_s = metrics_path, poll_s
         self.rows = LoadRows(instance, dp_ranks)
-        """What reads iteration statistics, for the rows that it skipped."""
+        """The parser of iteration statistics, for its skipped rows."""
         self._newest: dict[int, LoadReport] = {}
         self._reads = 0
         self._problem = ""
 
     @property
     def newest(self) -> dict[int, LoadReport]:
-        """The newest report of each rank; none of them while the engine's metrics cannot be had."""
+        """The newest report of each rank; none while the engine's metrics cannot be read."""
         return {} if self._problem else dict(self._newest)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -1,8 +1,8 @@
-"""What engines' metrics say of their load, by metric name.
+"""Reads an engine's load from its metrics, by metric name.
 
-    of a rank        vLLM                                 SGLang                           TensorRT-LLM
+    figure of a rank vLLM                                 SGLang                           TensorRT-LLM
     --------------   ----------------------------------   ------------------------------   ---------------------------
-    which            label `engine`                       label `dp_rank`                  (one rank only)
+    rank number      label `engine`                       label `dp_rank`                  (one rank only)
     running          vllm:num_requests_running            sglang:num_running_reqs          trtllm_num_requests_running
     waiting          vllm:num_requests_waiting            sglang:num_queue_reqs            trtllm_num_requests_waiting
     used blocks      usage ratio x total                  sglang:num_used_tokens / page    trtllm_kv_cache_used_blocks
@@ -12,10 +12,10 @@
     total blocks     vllm:cache_config_info,              sglang:max_total_num_tokens      trtllm_kv_cache_max_blocks
                      label `num_gpu_blocks`               / page
 
-A page is a block. Several series of one name and rank (tensor-parallel ranks, priorities, processes) tell of the same
-thing, so the largest counts, never their sum. Without the names of running and waiting requests there is no load to
-report; of the others what is not said is 0. A rank that is the only one, of an engine with one rank, is rank 0
-whatever it is called: behind an outside balancer each vLLM process has its own `engine` number.
+A page is a block. Several series of one name and rank (tensor-parallel ranks, priorities, processes) show the same
+figure, so the largest counts, never their sum. Without running and waiting requests there is no load to report; other
+missing figures are 0. The only rank of an engine with one rank is rank 0, whatever its label: behind an external
+balancer each vLLM process has its own `engine` number.
 
 Source: vLLM `vllm/v1/metrics/loggers.py`; SGLang `python/sglang/srt/metrics/collector.py`; TensorRT-LLM
 `tensorrt_llm/metrics/collector.py`; revisions in `docs/ATTACH.md`.
@@ -33,7 +33,7 @@ from kv_protocol.load import COUNT_MAX, LoadReport
 EngineKind = Literal["vllm", "sglang", "trtllm-serve"]
 
 _COUNT_MAX = float(COUNT_MAX)
-"""Beyond any count; infinity and what is below 0 are not said either, and NaN is not."""
+"""Beyond any count; infinity, NaN and negative numbers count as missing, too."""
 
 
 class Sample(NamedTuple):
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 
 
 class MetricNames(NamedTuple):
-    """What one engine calls things. The first name of `usage` that is there counts; empty: it has no such metric."""
+    """The metric names of one engine. The first existing name of `usage` counts; empty: it has no such metric."""
 
     running: str
     waiting: str
@@ -91,7 +91,7 @@ NAMES: Mapping[EngineKind, MetricNames] = {
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
-    """vLLM's `cache_config_info`, as far as it says; 0 where it does not."""
+    """vLLM's `cache_config_info`; 0 for missing labels."""
 
     block_size: int = 0
     num_gpu_blocks: int = 0
@@ -107,10 +107,10 @@ def read_loads(
     instance: str,
     iteration: int,
 ) -> dict[int, LoadReport]:
-    """Return the report of each of `dp_ranks` that the samples tell of; `total_blocks` is for what says no total.
+    """Return the report of each of `dp_ranks` in the samples; `total_blocks` is used if they have no total.
 
     Raises:
-        MalformedMessage: the samples tell of no request of these ranks: another engine, or one that counts nothing.
+        MalformedMessage: the samples have no request count of these ranks: another engine, or one without metrics.
     """
     names = NAMES[kind]
     reports = {}
@@ -132,7 +132,7 @@ def read_loads(
 
 
 def read_cache_config(samples: Iterable[Sample]) -> CacheConfig:
-    """Return what vLLM says of its cache, of the first of its engines."""
+    """Return the cache configuration of the first of vLLM's engines."""
     name = NAMES["vllm"].cache_config
     reported = min(
         (sample.labels for sample in samples if sample.name == name),
@@ -158,7 +158,7 @@ def _by_rank(names: MetricNames, samples: Iterable[Sample], dp_ranks: tuple[int,
 
 
 def _rank(label: str) -> int:
-    """Return the rank that a label names: 0 where there is none, -1 where it is no rank."""
+    """Return the rank in a label: 0 without a label, -1 if it is not a rank."""
     if not label:
         return 0
     return int(label) if label.isascii() and label.isdecimal() and len(label) <= len(str(DP_RANK_MAX)) else -1
@@ -181,6 +181,6 @@ def _used_blocks(names: MetricNames, values: Mapping[str, float], block_size: in
 
 
 def _label_count(labels: Mapping[str, str], name: str) -> int:
-    """Return a number that stands in a label; 0 where it is `None` or nonsense."""
+    """Return the number in a label; 0 if it is `None` or not a number."""
     text = labels.get(name, "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < len(str(1 << 53)) else 0

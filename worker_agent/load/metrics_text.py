@@ -1,6 +1,6 @@
-"""Parses Prometheus text: only the lines whose names are wanted.
+"""Parses Prometheus text: only the lines with requested names.
 
-An engine shows thousands of lines. What is not read costs a look at its first characters, and cannot make the rest
+An engine has thousands of lines. A skipped line costs a comparison of its first characters, and cannot make the rest
 unreadable.
 """
 
@@ -13,7 +13,7 @@ from worker_agent.load.engine_metrics import Sample
 
 
 def samples_in(body: bytes, names: Iterable[str]) -> list[Sample]:
-    """Return the samples of `names` in Prometheus text; raise `MalformedMessage` where one cannot be read."""
+    """Return the samples of `names` in Prometheus text; raise `MalformedMessage` for an unreadable one."""
     openings = tuple(f"{name}{after}" for name in names for after in "{ \t")
     text = body.decode("utf-8", errors="replace")
     selected = [line for line in text.splitlines() if line.startswith(openings)]

@@ -2,15 +2,14 @@
 
     the engine                                            announced
     ---------------------------------------------------   ----------------------------------------------------------
-    says something new of a rank                          the newest, at most every `REPORT_PERIOD_S`
-    rests: it has none of our requests and says nothing   every `REST_PERIOD_S`: no requests, its blocks of last time,
-      for `REST_PERIOD_S`                                   so that a router finds the requests it was wrong to count
-    is busy with requests of ours, and says nothing       nothing: an iteration may take long
-    cannot be polled, or the thread failed                nothing: nobody knows
+    reports new statistics of a rank                      the newest, at most every `REPORT_PERIOD_S`
+    is idle: it has none of our requests and reports      every `REST_PERIOD_S`: no requests, the last block counts,
+      nothing for `REST_PERIOD_S`                           so that a router corrects requests that it still counts
+    has requests of ours, and reports nothing             nothing: an iteration may take long
+    cannot be polled, or the thread failed                nothing: the load is unknown
 
-Reports are snapshots: when iterations come faster than they are announced, only the newest of a rank counts. A router
-withdraws what it was told when it hears nothing for 5 s (`router/fleet/reported_load.py`); so one at
-rest is told of sooner.
+Reports are snapshots: if iterations are faster than announcements, only the newest of a rank counts. A router discards
+a report after 5 s without a new one (`router/fleet/reported_load.py`); so an idle engine is reported more often.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ from worker_agent.load.reports import LoadRows, at_rest
 REPORT_PERIOD_S = 0.1
 REST_PERIOD_S = 1.0
 _FAILED_S = 0.1
-"""Between a poll that failed and the next."""
+"""Pause after a failed poll."""
 
 _log = structlog.get_logger("load_reports")
 
@@ -40,7 +39,7 @@ _log = structlog.get_logger("load_reports")
 class LoadReports:
     """`poll` belongs to a thread, `run` to the event loop.
 
-    `in_flight` says how many requests of ours the engine has; None: nobody knows, and it never is taken to rest.
+    `in_flight` returns how many requests of ours the engine has; None: unknown, and it never counts as idle.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ class LoadReports:
         self._model, self._worker_id = model, worker_id
         self._poll_s, self._in_flight = poll_s, in_flight
         self.rows = LoadRows(instance, dp_ranks)
-        """What reads the statistics, for the rows that it skipped."""
+        """The parser of the statistics, for its skipped rows."""
         self.thread = SupervisedThread("iteration-stats", self._polls, restarts=restarts)
-        """What polls, for its failures."""
+        """The thread that polls, for its failures."""
         self.poll_failures_total = 0
         self.failure = ""
-        """Why the statistics could not be polled; empty while they can."""
+        """Why the last poll failed; empty if it did not."""
         self._polled: dict[int, LoadReport] = {}
         self._announced: dict[int, LoadReport] = {}
         self._resting: dict[int, tuple[LoadReport, LoadReport]] = {}
@@ -80,11 +79,11 @@ class LoadReports:
         return {dp_rank: self._resting_of(dp_rank, report) or report for dp_rank, report in self._polled.copy().items()}
 
     def parts(self, stage: int) -> list[Part]:
-        """Return what is to run: the thread that polls, and what announces."""
+        """Return the parts: the polling thread, and the announcing task."""
         return [self.thread.part(stage=stage), Part("load-reports", self.run, stage)]
 
     def poll(self, stop: threading.Event) -> None:
-        """Keep the newest reports until `stop` is set; raise `PartGaveUp` when that failed too often."""
+        """Keep the newest reports until `stop` is set; raise `PartGaveUp` after too many failures."""
         self.thread.run(stop)
 
     def _polls(self, stop: threading.Event) -> None:
@@ -132,7 +131,7 @@ class LoadReports:
             await self._announce(dp_rank, report)
 
     def _resting_of(self, dp_rank: int, last: LoadReport) -> LoadReport | None:
-        """Return what was told of the rank at rest since its last report, if it was."""
+        """Return the rank's idle report, if one was announced since its last report."""
         since, report = self._resting.get(dp_rank, (None, None))
         return report if since is last else None
 
@@ -141,7 +140,7 @@ class LoadReports:
 
 
 async def announce_load(log: EventLog, model: str, worker_id: str, dp_rank: int, report: LoadReport) -> None:
-    """The report is on core NATS; where that is away, it is lost: a newer one follows."""
+    """Publish the report on core NATS; without a connection it is lost, and a newer one follows."""
     try:
         await log.announce(subjects.load(model, WorkerRank(worker_id, dp_rank)), encode_load(report))
     except BrokerUnavailable as error:

@@ -1,21 +1,21 @@
 """Turns TensorRT-LLM's iteration statistics into load reports; incomplete rows are skipped.
 
-    of a row                                          absent, null            of another type, no count
+    field of a row                                    absent, null            another type, not a count
     -----------------------------------------------   ---------------------   -------------------------
     the row itself                                    skipped: not_a_map      skipped: not_a_map
     `attentionDpRank`                                 rank 0                  skipped: rank
     a rank that the engine does not have                                      skipped: rank
     `iter`, `numActiveRequests`, `numQueuedRequests`  skipped: requests       skipped: requests
     `kvCacheStats`, its used and largest number       skipped: cache          skipped: cache
-    `inflightBatchingStats`                           no phases are told      skipped: batching
-    one of its figures; `iterLatencyMS`               that one is not told    that one is not told
+    `inflightBatchingStats`                           no phases reported      skipped: batching
+    one of its figures; `iterLatencyMS`               that one is omitted     that one is omitted
 
-`iter` counts iterations. `numActiveRequests` is of an iteration's beginning: the last row before an engine comes to
-rest still tells of the requests that it ended. The engine then says nothing more; that it rests is known by whoever
-gave it its requests (`at_rest`).
+`iter` counts iterations. `numActiveRequests` is counted at an iteration's beginning: the last row before an engine
+becomes idle still counts the requests that ended in it. The engine then reports nothing more; the agent knows from its
+own requests that the engine is idle (`at_rest`).
 
-With attention DP there is a row a rank, of which only rank 0's tells of the queue, and whose block counts are one
-rank's, copied: TensorRT-LLM does not say them of each.
+With attention DP there is one row a rank. Only rank 0's row has the queue, and all rows have a copy of one rank's block
+counts: TensorRT-LLM does not report them for each rank.
 
 Source: `docs/SOURCES.md` E1.7; NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/pyexecutor/py_executor.py`
 (`_get_init_iter_stats`, which counts the active requests before the iteration; `_update_iter_stats`, after it).
@@ -30,7 +30,7 @@ from kv_protocol.errors import ProtocolError
 from kv_protocol.load import LoadReport, PhaseLoad
 
 COUNT_MAX = (1 << 53) - 1
-"""Beyond any count; infinity, NaN, truth and what is below 0 are no counts either."""
+"""Beyond any count; infinity, NaN, booleans and negative numbers are no counts either."""
 PROBLEMS = ("not_a_map", "rank", "requests", "cache", "batching")
 _PHASES = {
     "context_requests": "numContextRequests",
@@ -48,7 +48,7 @@ _PHASES = {
 
 
 class RowSkipped(ProtocolError):
-    """A row says too little, or nonsense. `problem` is one of `PROBLEMS`."""
+    """A row is incomplete or invalid. `problem` is one of `PROBLEMS`."""
 
     def __init__(self, problem: str, found: object) -> None:
         super().__init__(f"iteration statistics: {problem}: found {type(found).__name__}")
@@ -56,16 +56,16 @@ class RowSkipped(ProtocolError):
 
 
 class LoadRows:
-    """Reads the rows of one engine. `dp_ranks` are those that it has; None: whichever it names."""
+    """Reads the rows of one engine. `dp_ranks` are its ranks; None: any rank is accepted."""
 
     def __init__(self, instance: str, dp_ranks: Iterable[int] | None = None) -> None:
         self._instance = instance
         self._dp_ranks = None if dp_ranks is None else frozenset(dp_ranks)
         self.skipped = dict.fromkeys(PROBLEMS, 0)
-        """Rows that could not be reported, by problem; never less than before."""
+        """Skipped rows by problem; the counts never decrease."""
 
     def read(self, rows: object) -> list[tuple[int, LoadReport]]:
-        """Return the reports of the rows, in their order; whatever they are, nothing is raised."""
+        """Return the reports of the rows, in their order; raise nothing for any input."""
         reports = []
         for row in rows if isinstance(rows, list | tuple) else (rows,):
             try:
@@ -82,7 +82,7 @@ class LoadRows:
 
 
 def load_report(row: object, instance: str) -> tuple[int, LoadReport]:
-    """Return the rank that a row of statistics speaks of, and its report; raise `RowSkipped` where it does not say."""
+    """Return the rank and the report of a row of statistics; raise `RowSkipped` if it is incomplete."""
     if not isinstance(row, dict):
         raise RowSkipped("not_a_map", row)
     cache, batching = _cache(row), _batching(row)
@@ -101,7 +101,7 @@ def load_report(row: object, instance: str) -> tuple[int, LoadReport]:
 
 
 def at_rest(last: LoadReport) -> LoadReport:
-    """Return the report of a rank that has nothing to do since its last one: its blocks are what they were."""
+    """Return the report of a rank that is idle since its `last` one: no requests, the same blocks."""
     return msgspec.structs.replace(
         last, running_requests=0, waiting_requests=0, context_tokens=0, iteration_s=0.0, phases=None
     )
