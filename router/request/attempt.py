@@ -1,12 +1,12 @@
-"""One attempt to have a rank serve a request, and what its end says about the rank's health.
+"""One attempt of a rank to serve a request, and what its end says about the rank's health.
 
 | the worker | outcome |
 |---|---|
 | answered | ok; client_fault where it refused the request (4xx) |
-| 401, 407 | failed: it refused the router, whose token it is; clients' own are never passed on |
-| 429, 503 | back_pressure: it is left alone for its `Retry-After` |
-| another status of 500 or more | erred: the request's own fault, perhaps |
-| a limit of our own (sockets, dials) | cancelled: it says nothing of the worker |
+| 401, 407 | failed: it refused the router's token; clients' tokens are never passed on |
+| 429, 503 | back_pressure: it gets no requests for its `Retry-After` |
+| another status of 500 or more | erred: possibly the request's fault |
+| a limit of the router (sockets, dials) | cancelled: it says nothing of the worker |
 | 502, 504, a redirect, no connection, cut off, too slow | failed |
 """
 
@@ -23,21 +23,21 @@ from router.server.heads import Headers
 CLIENT_FAULT, SERVER_FAULT = 400, 500
 _BUSY = frozenset({429, 503})
 _REFUSES_US = frozenset({401, 407})
-"""As fast as it says so, it would draw all the load, and all clients would be told that their keys are wrong."""
+"""Such a worker answers fast: it would draw all the load, and all clients would be told that their keys are wrong."""
 _REDIRECTS = range(300, 400)
 _GATEWAY = frozenset({502, 504})
-"""What a proxy before a worker says when the worker cannot be reached: no word of the engine's."""
+"""Statuses of a proxy that cannot reach the worker: they do not come from the engine."""
 _DECODE_HEADER = DECODE_HEADER.encode()
 _STREAM = b"text/event-stream"
 
 
 class Attempt:
-    """One rank's try at a request: the decision, its promise, and how it failed, if it did."""
+    """One rank's attempt at a request: the decision, its lease, and the failure, if any."""
 
     __slots__ = ("_decode_ms", "is_streamed", "lease", "phase", "reason", "retry_after_s", "status", "verdict")
 
     phase: UpstreamStage
-    """Where it failed, if it did; `reason` says how, and is empty if it did not."""
+    """Where it failed, if it did. `reason` is empty if it did not."""
 
     def __init__(self, verdict: Verdict, lease: Lease) -> None:
         self.verdict, self.lease = verdict, lease
@@ -46,12 +46,12 @@ class Attempt:
         self.reason = ""
         self.retry_after_s: float | None = None
         self.is_streamed = False
-        """Whether the answer is an event stream; known with its head."""
+        """Whether the answer is an event stream; known once its head came."""
         self._decode_ms = b""
 
     @property
     def outcome(self) -> AttemptOutcome:
-        """What it says of the rank's health."""
+        """What the attempt says of the rank's health."""
         if self.phase == "local":
             return "cancelled"
         if self.retry_after_s is not None:
@@ -61,7 +61,7 @@ class Attempt:
         return "client_fault" if self.status >= CLIENT_FAULT else "ok"
 
     def arrival(self, later_tokens: int) -> Arrival:
-        """Return how the answer came, which has ended; `later_tokens` as of `Arrival`."""
+        """Return how the ended answer arrived; `later_tokens` as of `Arrival`."""
         if self.is_streamed:
             return Arrival(is_streamed=True, later_tokens=later_tokens)
         if self.is_answered and self.verdict.request.phase == "prefill":  # it ends with its first token
@@ -72,7 +72,7 @@ class Attempt:
     def on_status(self, status: int, headers: Headers, busy_s: Callable[[bytes], float]) -> bool:
         """The answer's head came; return whether it may be passed on.
 
-        `busy_s` reads from a busy worker's `retry-after` for how many seconds it is to be left alone.
+        `busy_s` reads from a busy worker's `retry-after` for how many seconds it gets no requests.
         """
         self.status = status
         self.is_streamed = headers.get(b"content-type", b"")[: len(_STREAM)].lower() == _STREAM
@@ -89,5 +89,5 @@ class Attempt:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the client got what it asked for, as far as the status says."""
+        """Whether the client got what it asked for, judged by the status."""
         return self.status < CLIENT_FAULT

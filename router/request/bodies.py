@@ -3,7 +3,7 @@
     SCANNED_BYTES at most    decoded on the event loop: a few milliseconds at worst
     larger                   scanned, its images cut out, decoded: on the thread (`kv_protocol/body_limits.py`)
 
-The thread is not one of those that encode: a body never waits for the prompt of another request.
+The thread is apart from those that encode, so that a body never waits for another request's prompt.
 """
 
 import uuid
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 
 class ReadBody(NamedTuple):
-    """A body, and what the router reads of it."""
+    """A request body, and the fields that the router reads of it."""
 
     body: Body
     inbound: Inbound
 
 
 class BodyReader:
-    """Reads the bodies of all requests. What waits is bounded by `data.bodies_bytes_max`, as all bodies are."""
+    """Parses the bodies of all requests. `data.bodies_bytes_max` bounds the bodies that wait."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
         self._pool = EncodingPool(1, 0, name="body-reader")
         self.work = self._pool.work
-        """What its thread does, until an event is set."""
+        """Work of the thread, until an event is set."""
 
     def parts(self, stage: int) -> list[Part]:
-        """Return the thread, as a part of the process: without it large bodies are never read."""
+        """Return the thread as a part of the process: large bodies are parsed only while it runs."""
         return self._pool.parts(stage)
 
     def read(self, path: str, data: Bytes) -> "ReadBody | asyncio.Future[ReadBody]":
-        """Return the body of a request to `path`, or its future.
+        """Return the parsed body of a request to `path`, or its future.
 
         Raises (also the future):
             RequestInvalid: it is no request; `BodyTooLarge`: it exceeds a bound.

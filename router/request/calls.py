@@ -1,4 +1,4 @@
-"""Builds the request that a worker is sent, for each phase.
+"""Builds the request that a worker gets, for each phase.
 
 | phase | body | limits |
 |---|---|---|
@@ -6,12 +6,12 @@
 | whole, embeddings | the client's | of a whole answer, which may be 4 MiB before it is passed on |
 | whole, responses | the client's; its stream's tokens are its `.delta` events | as the client streams or not |
 | prefill | one token, not streamed, `context_only` (`handoff.py`) | of a whole answer |
-| decode | with what the prefill worker said | as the client streams or not; outlives a client that leaves too early |
+| decode | with the prefill answer's parameters | as the client streams or not; may outlive the client |
 | alone | of a worker whose role is to decode: `context_and_generation` | as the client streams or not |
 
-Before them stand the prompt's token ids, for workers that take them, and how far the answer has come, where it goes on
-(`kv_protocol/continuation.py`). A client that leaves between prefill and decode is no reason to leave the prompt's KV
-where it is: the decode worker is told, fetches it, and is left.
+The body is preceded by the prompt's token ids, for workers that take them, and by the progress of a resumed answer
+(`kv_protocol/continuation.py`). If the client leaves between prefill and decode, the decode worker still gets the
+request, so that it fetches the prompt's KV from the prefill worker; then its connection is closed.
 """
 
 from kv_protocol.body_limits import Body, Bytes
@@ -27,28 +27,28 @@ from router.server.heads import Headers
 from router.server.stream_replay import StreamReplayBuffer
 
 _PASSED_ON = (b"traceparent", b"tracestate", b"x-session-id")
-"""Headers of a client that workers get, too."""
+"""Client headers that workers get, too."""
 _TRACE_NAMES = frozenset({b"traceparent", b"tracestate"})
 _TRACE_BYTES_MAX = 1024
-"""A longer trace header is dropped: W3C Trace Context asks for 512 bytes of `tracestate`; workers refuse 8,190."""
+"""Longer trace headers are dropped: W3C Trace Context asks for 512 bytes of `tracestate`; workers refuse 8,190."""
 _PASSED_ON_NAMES = frozenset(_PASSED_ON)
 _EMBEDDINGS_BYTES_MAX = 4 << 20
-"""Of an answer with embeddings that is kept until it is whole: so long another worker can give it."""
+"""Largest buffered answer with embeddings; until it is complete the request can be retried at another worker."""
 _DELTA = b'.delta"'
-"""Ends the type of each event of a response's stream that has tokens; JSON escapes the quote in their text."""
+"""End of the type of each event of a response's stream that has tokens; in their text JSON escapes the quote."""
 _NO_HANDOFF = PrefillAnswer(b"", CONTEXT_AND_GENERATION, is_final=False)
-"""What a decode worker is told that serves alone."""
+"""Parameters for a decode worker that also computes the prompt."""
 _HEADER = HEADER.encode()
 _CONTINUABLE = b"%b: 1\r\n" % _HEADER
 
 
 def wants_tokens(headers: Headers) -> bool:
-    """Return whether a client of these headers gets a stream's token comments."""
+    """Return whether the client asks for a stream's token comments."""
     return _HEADER in headers
 
 
 class Calls:
-    """Makes calls of workers of the fleet."""
+    """Builds calls to workers of the fleet."""
 
     def __init__(self, fleet: Fleet, settings: RouterSettings) -> None:
         self._fleet = fleet
@@ -68,10 +68,10 @@ class Calls:
         progress: Progress | None = None,
         replay_buffer: StreamReplayBuffer | None = None,
     ) -> OutboundCall | None:
-        """Return what the winner is sent; None where it left meanwhile.
+        """Return the call to the winner; None if it left the fleet meanwhile.
 
-        `client` are the headers of the client's request, `handoff` is what the prefill worker said, `progress` how far
-        the answer has come; `kept` gets the rest of it.
+        `client` are the headers of the client's request, `handoff` is the prefill worker's answer, `progress` how far
+        the answer has come; `replay_buffer` gets the rest of it.
         """
         worker = self._fleet.worker(verdict.winner.worker_id)
         if worker is None:

@@ -2,7 +2,7 @@
 
 POST /v1/chat/completions, /v1/completions,   served: decided, forwarded, spliced (`served.py`)
      /v1/responses, /v1/embeddings
-POST /v1/route                                the decision alone: nothing is forwarded, nothing promised
+POST /v1/route                                the decision only: nothing is forwarded, no lease is taken
 GET  /v1/models, /v1/models/{name}            the names that workers serve
 GET  /health, /live, /ready, /version         of this process; /ready is 503 with the reason while it is not to be used
 """
@@ -32,7 +32,7 @@ _PATHS: dict[str, str] = {str(name): path for name, path in PATHS.items()}
 
 
 class Endpoints:
-    """Called with every exchange of the data plane; `index_name` is told to clients."""
+    """The data plane's service. `index_name` is shown to clients."""
 
     def __init__(self, serving: Serving, *, index_name: str) -> None:
         self._serving, self._index_name = serving, index_name
@@ -47,7 +47,7 @@ class Endpoints:
         }
 
     def __call__(self, exchange: Exchange) -> None:
-        """Answer the exchange, now or later; what is raised here its connection answers with a 500."""
+        """Answer the exchange, now or later. On an exception the connection answers with a 500."""
         method, endpoint = self._endpoints.get(exchange.path) or self._of_a_name(exchange.path)
         if method not in ("", exchange.method) and (method, exchange.method) != ("GET", "HEAD"):
             refusal = refusals.invalid(f"method: found {exchange.method}, allowed {method}", status=405)
@@ -94,15 +94,15 @@ class Endpoints:
 
 
 class DecisionOnly(RequestReader):
-    """`/v1/route`: what would be decided now, and why; where prompts are computed apart, of both workers.
+    """`/v1/route`: the present decision and its reasons; with disaggregation, of both workers.
 
-    `?endpoint=` names the endpoint that the body is for; without it the body itself says.
+    `?endpoint=` names the endpoint that the body is for; without it, it is inferred from the body.
     """
 
     __slots__ = ()
 
     def begin(self) -> None:
-        """It is on its way."""
+        """Start reading the request."""
         self.exchange.on_gone(self.stop_reading)
         self.read()
 

@@ -1,6 +1,6 @@
-"""One request for two workers, or two pools: the prefill request, its answer, the decode request.
+"""Splits one request between two workers, or two pools: the prefill request, its answer, the decode request.
 
-    client's body                        to who prefills                to who decodes
+    client's body                        prefill request                decode request
     ----------------------------------   ----------------------------   -------------------------------------------
     stream, stream_options               stream false, no options       as they are
     max_tokens, max_completion_tokens    max_tokens 1                   as they are
@@ -15,12 +15,12 @@
       prefill_dp_rank
     all else                             as it came, byte for byte      as it came, byte for byte
 
-A request for one token is none for two: nobody would fetch what is computed. Who decodes is asked for all of it
-(`ALONE`).
+A request for one token is not split, as no decode phase would fetch the KV: the decode worker computes all of it
+(`CONTEXT_AND_GENERATION`).
 
-The answer is whole after its first token where the prefill answer's `finish_reason` is neither `length` nor
-`not_finished`, or where the client asked for one token: then nobody decodes, and the client gets the prefill answer,
-as an event stream if it asked for one.
+The answer is complete after its first token if the prefill answer's `finish_reason` is neither `length` nor
+`not_finished`, or if the client asked for one token. Then no decode phase follows, and the client gets the prefill
+answer, as an event stream if it asked for one.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py` (`_get_ctx_request`, `_get_gen_request`,
 `_need_gen`) and `tensorrt_llm/serve/openai_protocol.py` (`DisaggregatedParams`).
@@ -39,20 +39,20 @@ _PREFILL_PLACE = {"prefill_worker_id": "backend_instance_id", "prefill_dp_rank":
 _DECODE_PLACE = ("backend_instance_id", "decode_worker_id", "dp_rank")
 
 CONTEXT_AND_GENERATION = b'{"request_type":"context_and_generation"}'
-"""`disaggregated_params` of a request that is computed and decoded in one place."""
+"""`disaggregated_params` of a request whose prompt is computed where it is decoded."""
 
 _Object = dict[str, msgspec.Raw]
 _objects = msgspec.json.Decoder(_Object)
 
 
 class AnswerUnusable(Exception):
-    """What a prefill pool answered cannot be continued; the message says why."""
+    """A prefill answer cannot be continued; the message says why."""
 
 
 class PrefillAnswer(NamedTuple):
-    """What who prefilled said; empty for who decodes where nobody does (`is_final`).
+    """A parsed prefill response. `is_final` means that no decode phase follows.
 
-    `prompt_ids` is JSON: the prompt as it was computed, where that is not what was asked; else empty.
+    `prompt_ids` is JSON: the prompt as it was computed, if it differs from the requested one; else empty.
     """
 
     body: bytes
@@ -62,7 +62,7 @@ class PrefillAnswer(NamedTuple):
 
 
 def prefill_body(body: bytes | bytearray) -> bytes:
-    """Return what the prefill pool is asked; `body` is a request that was read before."""
+    """Return the prefill request; `body` is a request that was parsed before."""
     request = _objects.decode(body)
     for key in ("stream_options", "best_of", "n", *_LIMITS):
         request.pop(key, None)
@@ -73,7 +73,7 @@ def prefill_body(body: bytes | bytearray) -> bytes:
 
 
 def decode_body(body: bytes | bytearray, params: bytes, prompt_ids: bytes = b"") -> bytes:
-    """Return what who decodes is asked; `params` and `prompt_ids` are those of a `PrefillAnswer`."""
+    """Return the decode request; `params` and `prompt_ids` are those of a `PrefillAnswer`."""
     request = _with_nvext(_objects.decode(body), _decode_nvext) | {_PARAMS: msgspec.Raw(params)}
     if prompt_ids:
         request[_PROMPT_IDS] = msgspec.Raw(prompt_ids)
@@ -81,10 +81,10 @@ def decode_body(body: bytes | bytearray, params: bytes, prompt_ids: bytes = b"")
 
 
 def prefill_answer(body: bytes, *, limit_tokens: int | None) -> PrefillAnswer:
-    """Return what a prefill pool's whole answer says; `limit_tokens` is the most that the client wants.
+    """Parse a complete prefill answer; `limit_tokens` is the largest number of tokens that the client wants.
 
     Raises:
-        AnswerUnusable: it is no answer with one choice, or goes on and does not say how.
+        AnswerUnusable: it does not have one choice, or has no parameters for the decode phase that must follow.
     """
     try:
         answer = msgspec.json.decode(body)
@@ -104,7 +104,7 @@ def prefill_answer(body: bytes, *, limit_tokens: int | None) -> PrefillAnswer:
 
 
 def as_events(body: bytes, *, include_usage: bool) -> bytes:
-    """Return a whole answer as the event stream that says the same."""
+    """Return a complete answer as the equivalent event stream."""
     answer: dict[str, Any] = msgspec.json.decode(body)
     usage = answer.pop("usage", None)
     if answer.get("object") == "chat.completion":

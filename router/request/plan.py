@@ -1,6 +1,6 @@
 """The phases of one request, pure: which comes next, and which ranks are no longer tried.
 
-    phase     its worker answered      nobody may take it    its worker failed before its answer began
+    phase     its worker answered      no worker eligible    its worker failed before its answer began
     whole     the answer               -                     whole elsewhere
     prefill   decode; or the answer,   alone                 prefill elsewhere; alone, when the retries are used up
               where its first token
@@ -10,9 +10,9 @@
     alone     the answer               -                     alone elsewhere
     -         nothing more is tried: an error, or, once the client has some of the answer, its end
 
-A plan whose phase is `fixed`, because whoever asks has made the others himself, is tried again in that phase alone.
-Each phase may fail `retry_limit` times and is tried once more. After a worker failed whose answer had begun, the
-request migrates: as a new one whose prompt has the tokens so far, `migration_limit` times, past the worker that failed.
+A plan whose phase is `fixed`, because the client runs the other phases itself, is retried in that phase only. Each
+phase may fail `retry_limit` times and is tried once more. After a worker failed whose answer had begun, the request
+migrates: it goes to another worker with the tokens so far added to its prompt, at most `migration_limit` times.
 So a request is tried at most (migration_limit + 1) x (4 x retry_limit + 4) times, and a prompt is prefilled twice only
 where its KV was lost.
 """
@@ -23,12 +23,12 @@ from kv_protocol.decided import RequestPhase
 from kv_protocol.ids import WorkerRank
 
 Reroute = Literal["no_prefill_worker", "prefill_failed", "no_decode_worker", "decode_failed", "migrated"]
-"""Why a request takes another way than it began."""
+"""Why a request leaves its first plan."""
 REROUTES: tuple[Reroute, ...] = get_args(Reroute)
 
 
 class RequestPlan:
-    """Where one request is. Not for sharing: it changes with every event."""
+    """The state of one request's phases. Not shared: every event changes it."""
 
     __slots__ = (
         "_failures", "_migration_limit", "_retry_limit", "_tried", "is_fixed", "migrations", "phase", "reroutes",
@@ -45,32 +45,32 @@ class RequestPlan:
 
     @property
     def tried(self) -> tuple[WorkerRank, ...]:
-        """Who failed the phase already."""
+        """Ranks that failed in this phase."""
         return self._tried.get(self.phase, ())
 
     @property
     def retries(self) -> int:
-        """How often the phase has failed."""
+        """How often this phase has failed."""
         return self._failures.get(self.phase, 0)
 
     def prefilled(self) -> None:
-        """The prompt's KV lies at a worker: somebody decodes it."""
+        """The prompt is computed: decode is next."""
         assert self.phase == "prefill"
         self.phase = "decode"
 
     def compute_at_decode(self) -> None:
-        """Whoever decodes computes the prompt, too."""
+        """The decode worker computes the prompt, too."""
         assert not self.is_fixed
         self.phase = "alone"
 
     def beside(self, phase: RequestPhase) -> "RequestPlan":
-        """Return the same plan in another phase, to look at."""
+        """Return the same plan in another phase, for a trial decision."""
         plan = RequestPlan(phase, retry_limit=self._retry_limit, migration_limit=self._migration_limit)
         plan._tried = self._tried
         return plan
 
     def no_candidate(self) -> bool:
-        """Nobody may take the phase; return whether another one is to be tried."""
+        """No worker is eligible for the phase; return whether another phase is to be tried."""
         if self.is_fixed:
             return False
         if self.phase == "prefill":
@@ -84,7 +84,7 @@ class RequestPlan:
     def failed(self, rank: WorkerRank, *, took_handoff: bool) -> bool:
         """A worker failed before its answer began; return whether the request is to be tried again.
 
-        `took_handoff`: what a prefill worker handed over may have been fetched, and cannot be fetched twice.
+        `took_handoff`: the worker may have fetched the prefill worker's KV, which can be fetched once only.
         """
         phase = self.phase
         self._tried[phase] = (*self.tried, rank)
@@ -101,11 +101,11 @@ class RequestPlan:
         return True
 
     def may_migrate(self) -> bool:
-        """Return whether a request whose answer has begun may go on elsewhere."""
+        """Return whether a request whose answer has begun may resume on another worker."""
         return self.migrations < self._migration_limit
 
     def migrated(self, rank: WorkerRank) -> None:
-        """It goes on elsewhere than at `rank`, which failed in the middle of the answer."""
+        """Resume on another rank: `rank` failed in the middle of the answer."""
         assert self.may_migrate()
         phase = self.phase
         self.migrations += 1

@@ -2,7 +2,7 @@
 
     body -> inbound -> prompt -> route request
      |         |         |
-     +---------+---------+--> refused: the client's fault, named; or nobody there, or no room
+     +---------+---------+--> refused: the client's fault, named; no worker, or no capacity
 
 A subclass says what follows (`_on_parsed`) and how a refusal is answered (`_refuse`). Large bodies are parsed, and long
 prompts encoded, off the event loop; the reader stops when the client leaves meanwhile.
@@ -30,7 +30,7 @@ _log = structlog.get_logger("router")
 
 
 class RequestReader(ABC):
-    """One request as it is read; `body`, `inbound`, `prompt` and `route` are there when `_on_parsed` is called."""
+    """Reads one request. `body`, `inbound`, `prompt` and `route` are set when `_on_parsed` is called."""
 
     __slots__ = ("_awaited", "_began_s", "_over", "body", "exchange", "inbound", "prompt", "route", "serving")
 
@@ -46,23 +46,23 @@ class RequestReader(ABC):
 
     @abstractmethod
     def _on_parsed(self) -> None:
-        """Go on: what is asked is known. May raise `Refused`."""
+        """Continue with the parsed request. May raise `Refused`."""
 
     @abstractmethod
     def _refuse(self, refusal: Refusal) -> None:
-        """It ends here."""
+        """End the request with this refusal."""
 
     @property
     def model(self) -> str:
-        """The name that was asked for; empty until it was read."""
+        """The requested model's name; empty until the body is parsed."""
         return self.inbound.model if hasattr(self, "inbound") else ""
 
     def read(self) -> None:
-        """The request is read; `_on_parsed` or `_refuse` is called, now or later."""
+        """Read the request; `_on_parsed` or `_refuse` is called, now or later."""
         self._refusing(self._read)
 
     def stop_reading(self) -> None:
-        """Nobody waits for it any more; neither is called."""
+        """Stop: neither `_on_parsed` nor `_refuse` is called any more."""
         self._over = True
         if self._awaited is not None:
             self._awaited.cancel()

@@ -1,8 +1,8 @@
-"""Errors that the router answers itself, in the form of the OpenAI API.
+"""Errors that the router answers itself, in the format of the OpenAI API.
 
 400  what the client sent cannot be              404  no worker serves the model or endpoint, or no such path
 413, 415, 431  refused before it was read        429  the client's own limit; 503  the fleet's
-502  workers failed                              503  nobody may take it now; `Retry-After` says when to come again
+502  workers failed                              503  no worker eligible now; `Retry-After` says when to come again
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _INVALID, _SERVER = "invalid_request_error", "server_error"
 
 
 class Refusal(NamedTuple):
-    """An error as the client gets it; `outcome` is how the request is counted."""
+    """An error answer; `outcome` is how the request is counted."""
 
     status: int
     message: str
@@ -36,14 +36,14 @@ class Refusal(NamedTuple):
 
     @property
     def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """`Retry-After` in whole seconds, where it is worth coming again."""
+        """`Retry-After` in whole seconds, if a retry makes sense."""
         if self.retry_after_s is None:
             return ()
         return ((b"retry-after", b"%d" % max(1, round(self.retry_after_s))),)
 
 
 class Refused(Exception):
-    """The request ends here."""
+    """Ends the request with a refusal."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -51,42 +51,42 @@ class Refused(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None, status: int = 400) -> Refusal:
-    """Return that the client is at fault."""
+    """Return a refusal for a client's fault."""
     return Refusal(status, message, _INVALID, param, code)
 
 
 def bad_request(error: RequestInvalid | TextError) -> Refusal:
-    """Return that the client is at fault: 413 for what is too large, else 400."""
+    """Return a refusal for a client's fault: 413 for what is too large, else 400."""
     if isinstance(error, BodyTooLarge):
         return invalid(str(error), error.field, "body_too_large", 413)
     return invalid(str(RequestInvalid(error.field, error.found, error.allowed)), error.field)
 
 
 def unavailable(message: str, code: str, *, retry_after_s: float = 1.0, outcome: str = "failed") -> Refusal:
-    """Return that nobody can serve it now."""
+    """Return a refusal: no worker can serve the request now."""
     return Refusal(503, message, _SERVER, code=code, retry_after_s=retry_after_s, outcome=outcome)
 
 
 def unknown_model(name: str, models: tuple[str, ...]) -> Refusal:
-    """Return that nobody serves a model of this name; of the others, whether there are any."""
+    """Return a refusal: no worker serves a model of this name; it lists the models that exist."""
     if not models:
         return unavailable("no worker is registered yet", "no_worker")
     return invalid(f"model: found {as_json(name)}, allowed {', '.join(models)}", "model", "model_not_found", status=404)
 
 
 def endpoint_not_served(path: str, model: str, stated: Iterable[str]) -> Refusal:
-    """Return that no worker of the model states the endpoint of this path."""
+    """Return a refusal: no worker of the model states the endpoint of this path."""
     message = f"{path}: no worker of {as_json(model)} serves it; they state {stated_words(sorted(stated))}"
     return invalid(message, "model", "endpoint_not_served", status=404)
 
 
 def worker_failed(worker: object, reason: str) -> Refusal:
-    """Return that the last worker that was tried failed."""
+    """Return a refusal: the last worker that was tried failed."""
     message = f"worker {worker} failed: {reason}"
     return Refusal(502, message, _SERVER, code="upstream_failed", outcome="failed")
 
 
 def our_fault(error: Exception) -> Refusal:
-    """Return that something is wrong here."""
+    """Return a refusal for a fault of the router."""
     message = f"our fault: {type(error).__name__}; see the log"
     return Refusal(500, message, _SERVER, outcome="failed")

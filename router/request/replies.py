@@ -14,27 +14,27 @@ MODELS_PATH = "/v1/models/"
 
 
 def answer(exchange: Exchange, value: object, status: int = 200) -> None:
-    """The client gets `value` as JSON."""
+    """Answer with `value` as JSON."""
     exchange.answer(status, msgspec.json.encode(value))
 
 
 def refuse(exchange: Exchange, refusal: Refusal) -> None:
-    """The client gets the refusal."""
+    """Answer with the refusal."""
     exchange.answer(refusal.status, refusal.body, headers=refusal.headers)
 
 
 def unknown_path(exchange: Exchange) -> Refusal:
-    """Return that there is no such path."""
+    """Return a refusal: there is no such path."""
     return refusals.invalid(f"{exchange.method} {shortened(exchange.path)}: Not Found", status=404)
 
 
 def answer_models(exchange: Exchange, names: Sequence[str]) -> None:
-    """The client gets all models, as `GET /v1/models` has them."""
+    """Answer with all models, in the format of `GET /v1/models`."""
     answer(exchange, {"object": "list", "data": [_model(name) for name in names]})
 
 
 def answer_model(exchange: Exchange, names: Sequence[str]) -> None:
-    """The client gets the one model that its path names, if it is one of these."""
+    """Answer with the model that the path names, or refuse if it is unknown."""
     name = unquote(exchange.path.removeprefix(MODELS_PATH))
     if name in names:
         answer(exchange, _model(name))

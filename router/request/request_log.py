@@ -31,14 +31,14 @@ from router.request.usage import Usage
 _HASHES = 1 << 64
 _KINDS = (ChatInbound, CompletionInbound, ResponsesInbound, EmbeddingsInbound)
 _FIELDS = frozenset(field for kind in _KINDS for field in kind.__struct_encode_fields__)
-"""What a refusal may be about: an unknown field's name is the client's own text."""
+"""Parameters that a refusal may name in the log: an unknown field's name is the client's own text."""
 _NAME = re.compile(r"\w*")
 
 _log = structlog.get_logger("requests")
 
 
 class EndedRequest(NamedTuple):
-    """A request that is over, as far as it came.
+    """An ended request, as far as it came.
 
     `route` and `plan` are None where it was not understood; `attempts` are all of its tries at ranks, the last one
     last, and `usage` is that one's; `e2e_s` counts from the request's first byte.
@@ -56,7 +56,7 @@ class EndedRequest(NamedTuple):
 
 
 class RequestLog:
-    """Writes the lines. `is_on` is false where `ratio` is 0: then `ended` is of use for errors only."""
+    """Writes the log lines. `is_on` is false if `ratio` is 0: then `ended` is needed for errors only."""
 
     def __init__(self, ratio: float, clock: Clock) -> None:
         self.is_on = ratio > 0
@@ -64,7 +64,7 @@ class RequestLog:
         self._rarely = RateLimitedLog(_log, clock)
 
     def ended(self, ended: EndedRequest) -> None:
-        """Log the request, if it was drawn or ended with an error of the router's own."""
+        """Log the request if it was drawn, or ended with an error of the router."""
         is_drawn = self._is_drawn(ended.route)
         event = "request_ended"
         if ended.refusal is not None:
@@ -95,7 +95,7 @@ class RequestLog:
 
 
 def _fields(ended: EndedRequest) -> dict[str, Any]:
-    """Return the line's fields; those that are not known are left out."""
+    """Return the line's fields; unknown ones are left out."""
     last = ended.attempts[-1] if ended.attempts else None
     known = {
         "outcome": ended.outcome,
@@ -142,7 +142,7 @@ def _of_attempt(attempt: Attempt, usage: Usage) -> dict[str, Any]:
 
 
 def _ttft_s(attempts: tuple[Attempt, ...]) -> float | None:
-    """Return the time from the first decision to the client's first token; None where it is not known."""
+    """Return the time from the first decision to the client's first token; None if unknown."""
     for each in attempts:
         if each.lease.ttft_s is not None and (each.verdict.request.phase != "prefill" or len(attempts) == 1):
             return each.lease.ttft_s + each.verdict.now_s - attempts[0].verdict.now_s
@@ -154,7 +154,7 @@ def _migrations(ended: EndedRequest) -> int:
 
 
 def _reason(ended: EndedRequest) -> str:
-    """Return why it ended as it did, in words of the router's own; empty where it was answered."""
+    """Return why the request ended, in the router's words; empty if it was answered."""
     if ended.refusal is not None:
         return str(_refused(ended.refusal)["reason"])
     last = ended.attempts[-1] if ended.attempts else None

@@ -5,9 +5,9 @@
 | `x-request-id` | its own name for the request, up to 128 visible characters | a new one |
 | `x-worker-instance-id` | the only worker | `nvext.backend_instance_id`, `nvext.decode_worker_id` |
 | `x-dp-rank` | the only rank | `nvext.dp_rank` |
-| `x-session-id` | a session, whose requests would rather stay where the last one went; no embedding has one | |
+| `x-session-id` | a session: its requests prefer the rank of the last one; not for embeddings | |
 | `x-required-taints` | names between commas: only workers that carry all of them | |
-| `x-preferred-taints` | `name=weight` between commas: who carries them costs less; of a weight below 0, more | |
+| `x-preferred-taints` | `name=weight` between commas: workers with them cost less, with a weight below 0 more | |
 | `x-request-priority` | a whole number: more comes sooner out of the queue | `nvext.agent_hints.priority`, `priority` |
 | `x-request-strict-priority` | a whole number: before all with a lower one | `nvext.agent_hints.strict_priority` |
 
@@ -37,12 +37,12 @@ _CONSTRAINTS = frozenset(
         b"x-request-priority", b"x-request-strict-priority",
     }
 )  # fmt: skip
-"""Headers without which, and without `nvext`, a request asks for nothing in particular: most do."""
+"""Headers that, like `nvext`, state a request's wishes: most requests have none."""
 _INTEGER = re.compile(r"-?[0-9]{1,9}")
 
 
 class RouteRequestBuilder:
-    """Makes `RouteRequest`s; `new_id` returns a name that nothing had before."""
+    """Builds `RouteRequest`s; `new_id` returns unique names."""
 
     def __init__(self, new_id: Callable[[], str]) -> None:
         self._new_id = new_id
@@ -50,10 +50,10 @@ class RouteRequestBuilder:
     def route_request(
         self, inbound: Inbound, headers: Headers, hashing: Hashing, prompt: Prompt | None, *, lora: str, tenant: str
     ) -> RouteRequest:
-        """Return what routing reads of a request; `prompt` is None where the mode reads no overlap.
+        """Return the routing fields of a request; `prompt` is None if the mode reads no overlap.
 
         Raises:
-            RequestInvalid: a header says what it may not.
+            RequestInvalid: a header has an invalid value.
         """
         decision_id = self._new_id()
         request_id = _name(headers, b"x-request-id") or self._new_id()
@@ -77,7 +77,7 @@ class RouteRequestBuilder:
 
 
 def _wishes(inbound: Inbound, headers: Headers) -> dict[str, Any]:
-    """Return the fields by which a request asks for more than to be answered."""
+    """Return the fields that state a request's wishes."""
     extension = inbound.extension
     hints = extension.hints
     return {
@@ -99,7 +99,7 @@ def _first(value: int | None, otherwise: int) -> int:
 
 
 def _name(headers: Headers, header: bytes) -> str:
-    """Return a name that can be shown; empty where there is none, or one that cannot."""
+    """Return a printable name; empty if the header is missing or not printable."""
     raw = headers.get(header)
     if raw is None:
         return ""

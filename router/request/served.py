@@ -6,13 +6,13 @@
 |---|---|---|
 | read, prompt | the client's fault | 4xx that names the field |
 | admitted | too much waits, or it waits too long | 429 or 503 with `Retry-After` |
-| decided | nobody may take it | 503 that says for every rank why not; 400 where it is too long for everybody |
+| decided | no worker is eligible | 503 with the reason for every rank; 400 if it is too long for all of them |
 | forwarded | a worker fails before its answer, or is busy | another rank, `retry_limit` times; then 502, 503 |
 | | it fails later | the stream ends with an error event |
-| anywhere | the client leaves | all is free at once |
+| anywhere | the client leaves | its resources are released at once |
 
-It is callbacks and not a task: a request that needs neither another thread nor its turn in the queue is sent on in the
-turn of the loop in which it came.
+A request runs in callbacks, not in a task: one that needs neither another thread nor the queue is forwarded in the same
+turn of the event loop in which it came.
 """
 
 from time import perf_counter
@@ -50,7 +50,7 @@ _USAGE_BYTES = 4096
 
 
 class Served(RequestReader):
-    """One request: `begin` starts it; it is the watcher of its own calls."""
+    """One request. `begin` starts it; it is the handler of its own calls."""
 
     __slots__ = (
         "_aside",
@@ -74,7 +74,7 @@ class Served(RequestReader):
 
     _plan: RequestPlan
     _initial_route: RouteRequest
-    """As the client asked; `route` is that of the phase."""
+    """The request as the client sent it; `route` is that of the phase."""
     _ticket: Ticket | None
     _erred_at: tuple[WorkerRank, ...]
 
@@ -98,13 +98,13 @@ class Served(RequestReader):
         self._progress: Progress | None = None
 
     def begin(self) -> None:
-        """The request is on its way."""
+        """Start the request."""
         self.exchange.on_gone(self._left)
         self.read()
 
     def _on_parsed(self) -> None:
         self._initial_route = self.route
-        self.serving.asked(self.route, self.inbound, self.prompt)
+        self.serving.record_prompt(self.route, self.inbound, self.prompt)
         plan = self._plan = self.serving.plan(self.route, self.inbound)
         self.serving.placed(self.route, plan, self.inbound)
         if plan.phase != "whole":
@@ -153,7 +153,7 @@ class Served(RequestReader):
         self._forward(verdict)
 
     def _turned(self) -> None:
-        """The plan has taken another way: a decision for it is next."""
+        """The plan has been rerouted: decide again."""
         self.serving.metrics.turned(self._plan.reroutes[-1])
         self.route = self.serving.route_of(self._initial_route, self._plan, self.inbound, self._prefill)
 
@@ -185,11 +185,11 @@ class Served(RequestReader):
 
     @property
     def _is_aside(self) -> bool:
-        """Whether the answer is not the client's: a prefill worker's, that another one goes on with."""
+        """Whether the answer is a prefill worker's, which a decode worker continues, and not the client's."""
         return self._plan.phase == "prefill" and not self._plan.is_fixed
 
     def on_head(self, status: int, headers: Headers) -> bytes | None:
-        """Return the header lines that say how it was routed; None where another rank is to be tried."""
+        """Return the header lines that say how the request was routed; None if another rank is to be tried."""
         attempt = self._attempt
         assert attempt is not None
         if not attempt.on_status(status, headers, self.serving.busy_s):
@@ -200,7 +200,7 @@ class Served(RequestReader):
         return b"" if self._is_aside else self.serving.answer_headers(attempt.verdict, self.inbound) + self._prefiller
 
     def on_dropped(self) -> None:
-        """The answer that was not wanted is out of the way."""
+        """The unwanted answer is dropped."""
         self._again()
 
     def on_first_byte(self) -> None:
@@ -223,7 +223,7 @@ class Served(RequestReader):
         self._attempt.lease.on_bytes()
 
     def on_end(self, tail: bytes, later_events: int) -> None:
-        """The client, or for it we, have the whole answer."""
+        """The answer is complete, at the client, or in the router for a prefill worker's."""
         attempt = self._attempt
         assert attempt is not None
         if self._is_aside:
@@ -241,7 +241,7 @@ class Served(RequestReader):
         self._end("ok" if is_ok else "refused")
 
     def _later_tokens(self, attempt: Attempt, usage: Usage, later_events: int) -> int:
-        """Return how many tokens this worker's answer had behind its first; 0 where it is not known."""
+        """Return how many tokens this worker's answer had behind its first; 0 if unknown."""
         if self.inbound.n not in (None, 1):
             return 0
         seen = later_events if self._replay_buffer is None else self._replay_buffer.later_tokens or later_events
@@ -251,9 +251,9 @@ class Served(RequestReader):
         return max(0, usage.output_tokens - before - 1)
 
     def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
-        """The worker failed; another is tried, unless the client has bytes of this one's answer."""
+        """The worker failed. Another is tried, unless the client has part of this one's answer."""
         attempt = self._attempt
-        if attempt is None:  # of a call for whose answer nobody waits
+        if attempt is None:  # a call whose answer is not awaited
             return
         attempt.phase, attempt.reason = phase, reason
         if phase == "local":
@@ -289,7 +289,7 @@ class Served(RequestReader):
     # ------------------------------------------------------------------------------------------- from worker to worker
 
     def _collected(self, attempt: Attempt) -> None:
-        """The prefill worker has answered: with what the decode worker needs, or with all there is to say."""
+        """The prefill worker has answered, with the decode worker's parameters or with the complete answer."""
         aside = self._aside
         assert aside is not None
         body = aside.body
@@ -319,7 +319,7 @@ class Served(RequestReader):
         self._refusing(self._decide)
 
     def _answer(self, attempt: Attempt, body: bytes, usage: Usage) -> None:
-        """The client gets a prefill worker's answer."""
+        """Answer the client with a prefill worker's answer."""
         self._begun(attempt, attempt.lease.ttft_s)
         if attempt.is_answered:
             self.serving.settled(attempt, usage)
@@ -337,7 +337,7 @@ class Served(RequestReader):
             self.exchange.answer(200, events, content_type=b"text/event-stream", headers=headers)
 
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
-        """Return how an event stream goes on whose worker failed: by another one, by its end, or not at all."""
+        """Return how the stream of a failed worker continues: from another worker, with its end, or with an error."""
         attempt, replay_buffer, plan = self._attempt, self._replay_buffer, self._plan
         if phase == "local" or attempt is None or replay_buffer is None or replay_buffer.is_overfull:
             return None
@@ -347,7 +347,7 @@ class Served(RequestReader):
             return None
         attempt.phase, attempt.reason = phase, reason
         inbound, limit_tokens = self.inbound, self.inbound.limit_tokens
-        if progress.finish_reason is not None or progress.token_count == limit_tokens:  # it lacks but its end
+        if progress.finish_reason is not None or progress.token_count == limit_tokens:  # only the end is missing
             self._end_attempt("failed")
             self._end("ok")
             prompt_tokens = self.route.isl_tokens if inbound.include_usage else None
@@ -363,7 +363,7 @@ class Served(RequestReader):
         self._end_attempt("failed")
         plan.migrated(rank)
         if plan.phase == "prefill" and limit_tokens == progress.token_count + 1:
-            plan.compute_at_decode()  # as for whoever asks for one token
+            plan.compute_at_decode()  # as for requests for one token
         self._turned()
         self.serving.after_back_off(1, self.route.decision_id, self._retry)
         return b""
@@ -371,7 +371,7 @@ class Served(RequestReader):
     # ------------------------------------------------------------------------------------------- the end
 
     def on_gone(self) -> None:
-        """The client left, and the worker's connection was closed; or a prefill worker says more than is taken."""
+        """The client left and the worker's connection was closed; or a prefill worker's answer is too long."""
         if self._is_aside and not self._over:
             self.on_failed("body", f"an answer of more than {_PREFILL_BYTES_MAX} bytes", begun=False)
             return
@@ -391,7 +391,7 @@ class Served(RequestReader):
                 self._let_fetch(self._aside.another())
 
     def _let_fetch(self, aside: BufferedResponse) -> None:
-        """Some decode worker fetches the KV that waits for one, so that it waits no longer; its answer is not read."""
+        """Have a decode worker fetch the KV that a prefill worker holds for it; that answer is not read."""
         try:
             call = self._call(self.serving.decide(self.route))
         except (NoEligibleWorker, Refused):

@@ -1,4 +1,4 @@
-"""What all requests share: reading, deciding, building calls and answers."""
+"""What all requests share: parsing, deciding, building calls and answers."""
 
 import asyncio
 import re
@@ -45,21 +45,21 @@ from router.server.heads import Headers
 from router.server.stream_replay import StreamReplayBuffer
 
 _BACK_OFF_S = 0.02
-"""Before the first retry, on average; twice as long before each that follows."""
+"""Mean pause before the first retry; it doubles with each further one."""
 _SECONDS = re.compile(rb"[0-9]{1,6}")
 _BUSY_S = 1.0
 
 _THE_CLIENTS_WORD = frozenset({"pinned", "taint", "lora", "endpoint"})
-"""Why nobody may take a request that asks for what nobody is: its own fault, and not worth coming again for."""
+"""Reasons for which a request can never be served: the client's fault, and not worth a retry."""
 
 _RANKS_MAX = 4096
-"""Ranks whose header lines are kept."""
+"""Ranks whose header lines are cached."""
 
 _log = structlog.get_logger("router")
 
 
 class _Model(NamedTuple):
-    """What a name that requests use means, until the fleet changes, or time has changed who is fit."""
+    """A model's name resolved, valid until the fleet changes or a worker's fitness expires."""
 
     hashing: Hashing
     lora: str
@@ -67,11 +67,11 @@ class _Model(NamedTuple):
     fleet_changes: int
     valid_until_s: float
     endpoints: frozenset[str]
-    """All OpenAI endpoints that its workers state."""
+    """All OpenAI endpoints that the model's workers state."""
 
 
 class Serving:
-    """The parts that serve requests, and what is counted and recorded of each."""
+    """The parts that serve requests, and the metrics and records of each request."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Serving:
         self._rank_lines: dict[WorkerRank, bytes] = {}
 
     def begin(self) -> Refusal | None:
-        """A request to be served came; return why there is no room for it, if there is none. Else `ended` follows."""
+        """Admit a new request. Return a refusal if there is no capacity; otherwise `ended` must follow."""
         if self.inflight >= self._inflight_max:
             self.metrics.rejected("inflight_requests_max")
             message = f"queue.inflight_requests_max: {self.inflight} requests are being served; try again"
@@ -115,11 +115,11 @@ class Serving:
     # ------------------------------------------------------------------------------------------- asking
 
     def prompt_of(self, inbound: Inbound, body: Body) -> "Prompt | asyncio.Future[Prompt] | None":
-        """Return the prompt, now or later; None where neither the mode nor the configuration wants it.
+        """Return the prompt, now or later; None if neither the mode nor the configuration needs it.
 
         Raises:
             RequestInvalid, TextError: there is none.
-            Refused: nobody serves the model, or at this endpoint.
+            Refused: no worker serves the model, or this endpoint of it.
         """
         model, state, endpoint = self._model(inbound.model), self.routing.state, inbound.endpoint
         if endpoint not in model.endpoints:
@@ -131,7 +131,7 @@ class Serving:
         return self._prompts.prompt(inbound, model.hashing, model.lora, model.images, body=body)
 
     def route_request(self, inbound: Inbound, headers: Headers, prompt: Prompt | None) -> RouteRequest:
-        """Return what routing reads of the request; raise `RequestInvalid`, `Refused`."""
+        """Return the routing fields of the request; raise `RequestInvalid`, `Refused`."""
         model = self._model(inbound.model)
         hashing = model.hashing if prompt is None else prompt.hashing
         tenant = self._tenants.name(headers.get)
@@ -156,8 +156,8 @@ class Serving:
         )
         return known
 
-    def asked(self, route: RouteRequest, inbound: Inbound, prompt: Prompt | None) -> None:
-        """A client asks for this to be computed: it is one of the newest prompts."""
+    def record_prompt(self, route: RouteRequest, inbound: Inbound, prompt: Prompt | None) -> None:
+        """Record the prompt of a client's request among the recent ones."""
         if self._recent is not None and prompt is not None:
             self._recent.add(
                 RecentPrompt(
@@ -174,7 +174,7 @@ class Serving:
     # ------------------------------------------------------------------------------------------- deciding
 
     def plan(self, route: RouteRequest, inbound: Inbound) -> RequestPlan:
-        """Return how the request is to be served, as the fleet stands; raise `RequestInvalid`."""
+        """Return the phases in which the present fleet serves the request; raise `RequestInvalid`."""
         failures, disaggregation = self._settings.failures, self._settings.disaggregation
         if inbound.endpoint not in DEFAULT_ENDPOINTS:
             return RequestPlan("whole", retry_limit=failures.retry_limit)
@@ -184,7 +184,7 @@ class Serving:
             return RequestPlan(phase, retry_limit=failures.retry_limit, fixed=True)
         roles = self.routing.state.model_view(route.model, route.hashing, self.routing.clock.now()).roles
         is_one = inbound.n in (None, 1)
-        goes_on = inbound.limit_tokens != 1  # of one token nobody would fetch what the prefill worker holds
+        goes_on = inbound.limit_tokens != 1  # for one token no decode worker would fetch the KV
         is_long = route.isl_tokens > failures.migration_tokens_max
         is_movable = inbound.stream and is_one and not is_long and not inbound.is_guided
         return RequestPlan(
@@ -194,15 +194,15 @@ class Serving:
         )
 
     def new_replay_buffer(self, headers: Headers) -> StreamReplayBuffer:
-        """Return what keeps a stream that may go on elsewhere, for a client of these headers."""
+        """Return a buffer for a stream that may resume on another worker."""
         return StreamReplayBuffer(self._settings.failures.migration_bytes_max, hides_tokens=not wants_tokens(headers))
 
     def route_of(
         self, route: RouteRequest, plan: RequestPlan, inbound: Inbound, prefill: WorkerRegistered | None
     ) -> RouteRequest:
-        """Return what routing reads for the plan's phase, under a new decision's name.
+        """Return the routing fields for the plan's phase, under a new decision id.
 
-        Who prefills is named apart from who decodes; a session is at home where its prompts are computed. `prefill` is
+        The prefill worker is named apart from the decode worker; a session is bound to its prefill rank. `prefill` is
         the worker that computed the prompt, for a decode phase.
         """
         phase, extension, pins = plan.phase, inbound.extension, dict[str, Any]()
@@ -223,7 +223,7 @@ class Serving:
         )
 
     def placed(self, route: RouteRequest, plan: RequestPlan, inbound: Inbound) -> None:
-        """The prompt is computed where it is decoded, if the configuration says so of it as the fleet stands."""
+        """Compute the prompt at the decode worker if the configuration and the state of the fleet say so."""
         if self._conditional.policy == "off" or plan.phase != "prefill" or plan.is_fixed:
             return
         try:
@@ -236,7 +236,7 @@ class Serving:
             plan.compute_at_decode()
 
     def decide(self, route: RouteRequest) -> Verdict:
-        """Return who takes the request; raise `Refused`, or `NoEligibleWorker` where nobody may."""
+        """Return the decision; raise `Refused`, or `NoEligibleWorker` if no worker is eligible."""
         routing = self.routing
         try:
             verdict = routing.decide(route)
@@ -248,7 +248,7 @@ class Serving:
         return verdict
 
     def no_candidate(self, route: RouteRequest, error: NoEligibleWorker) -> Refusal:
-        """Nobody may take the request, in no way: that is recorded. Return what its client is told."""
+        """No worker is eligible: record it and build the error."""
         self.routing.refuse(route, error)
         kinds = {reason_kind(self._lasting(route, each) or each.reason) for each in error.exclusions}
         if kinds == {"max_seq_len"}:
@@ -258,13 +258,13 @@ class Serving:
         return refusals.unavailable(str(error), "no_eligible_worker")
 
     def _lasting(self, route: RouteRequest, found: Exclusion) -> str:
-        """Return why the rank may not take the request even once it is fit again; empty where it may then."""
+        """Return why the rank can never take the request, even when fit; empty if it can."""
         worker = self.routing.state.fleet.worker(found.worker_id)
         rank = WorkerRank(found.worker_id, found.dp_rank)
         return "" if worker is None else exclusion(worker.registration, rank, route)
 
     def _unmet(self, verdict: Verdict) -> None:
-        """Nobody is predicted to meet the request's targets: it goes on all the same, or is refused."""
+        """No rank is predicted to meet the request's targets: go on or refuse, as configured."""
         if verdict.action != "reject":
             self.metrics.fallback("unmet_target")
             return
@@ -275,7 +275,7 @@ class Serving:
     # ------------------------------------------------------------------------------------------- forwarding
 
     def answer_headers(self, verdict: Verdict, inbound: Inbound) -> bytes:
-        """Return the header lines by which the client learns how it was routed."""
+        """Return the answer's header lines that say how the request was routed."""
         request = verdict.request
         lines = b"x-request-id: %b\r\nx-decision-id: %b\r\n%bx-overlap-blocks: %d\r\n" % (
             request.request_id.encode(),
@@ -295,27 +295,27 @@ class Serving:
         return lines
 
     def busy_s(self, retry_after: bytes) -> float:
-        """Return how long a worker that is busy wants to be left alone."""
+        """Return for how many seconds a busy worker gets no requests."""
         wanted_s = float(retry_after) if _SECONDS.fullmatch(retry_after) else _BUSY_S
         return min(wanted_s, self._settings.failures.retry_after_s_max)
 
     def after_back_off(self, retry: int, decision_id: str, again: Callable[[], None]) -> None:
-        """Call `again` after a pause that doubles with every retry, between half and one and a half of it."""
+        """Call `again` after a pause that doubles with every retry, times a random factor in [0.5, 1.5]."""
         jitter = 0.5 + unit_interval(xxh3_64_intdigest(decision_id.encode()))
         asyncio.get_running_loop().call_later(_BACK_OFF_S * 2 ** (retry - 1) * jitter, again)
 
     # ------------------------------------------------------------------------------------------- settling
 
     def ended(self, model: str, mode: str, outcome: str, duration_s: float) -> None:
-        """A request is over."""
+        """A request ended: count it."""
         self.inflight -= 1
         self.metrics.end(model, mode, outcome, duration_s)
 
     def attempt_ended(self, attempt: Attempt, *, is_gone: bool, erred_before: tuple[WorkerRank, ...]) -> None:
-        """An attempt at a rank is over; its breaker, and whoever waits in the queue, learn of it."""
+        """An attempt ended: update the rank's breaker, and poke the queue."""
         outcome = "cancelled" if is_gone else attempt.outcome
         if outcome == "ok" and not erred_before and self.routing.state.breakers.are_all_closed:
-            self.admission.poke()  # nothing is held against anybody, and nothing will be
+            self.admission.poke()  # no breaker changes, now or later
             return
         rank = attempt.verdict.winner
         if outcome in ("failed", "erred"):

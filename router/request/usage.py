@@ -4,7 +4,7 @@
     "usage": {"input_tokens": <n>, "output_tokens": <n>, "input_tokens_details": {"cached_tokens": <n>}}  of a response
     "usage": {"prompt_tokens": <n>}                                                                      of embeddings
 
-A whole answer and a stream that carries usage both name it last; of several (a stream may tell it with every event) the
+A complete answer and a stream with usage both state it last; of several (a stream may state it with every event) the
 last one counts. Source: the OpenAI API reference, "The chat completion object", "The response object", "Create
 embeddings".
 """
@@ -17,7 +17,7 @@ _COUNT = re.compile(rb'"((?:completion|output|cached|prompt|input)_tokens)"\s*:\
 
 
 class Usage(NamedTuple):
-    """An answer's own counts of tokens; None where it does not say."""
+    """An answer's token counts; None if not stated."""
 
     output_tokens: int | None
     cached_tokens: int | None
@@ -28,7 +28,7 @@ NO_USAGE = Usage(None, None)
 
 
 def usage_in(tail: bytes) -> Usage:
-    """Return what the end of an answer says."""
+    """Parse the usage at the end of an answer."""
     at = tail.rfind(_USAGE)
     if at < 0:
         return NO_USAGE

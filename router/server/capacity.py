@@ -11,7 +11,7 @@ from kv_runtime.open_files import RESERVED, OpenFiles
 from router.server.limits import HttpLimits
 
 CLIENTS_MIN = 16
-"""With room for fewer clients the data plane does not start."""
+"""The data plane does not start with room for fewer clients."""
 _REMEDY = "raise the hard limit (ulimit -Hn, LimitNOFILE= of systemd, --ulimit nofile= of containers)"
 
 
@@ -20,7 +20,7 @@ class TooFewFiles(Exception):
 
 
 class Capacity(NamedTuple):
-    """Connections that may be open at one time."""
+    """Connections that may be open at once."""
 
     clients: int
     workers: int
@@ -41,7 +41,7 @@ def capacity(limits: HttpLimits, files: OpenFiles) -> Capacity:
 
 
 def lowered(limits: HttpLimits, found: Capacity, files: OpenFiles) -> str:
-    """Return the sentence that says which bound was lowered, and the remedy; empty where none was."""
+    """Return the message that names the lowered bound and the remedy; empty if no bound was lowered."""
     sides = (
         ("data.connections_max", limits.connections_max, found.clients),
         ("data.worker_connections_max", limits.worker_connections_max, found.workers),

@@ -8,13 +8,13 @@
 |---|---|
 | calls us by a name that is not ours, or is a foreign page's browser | 421, 403 (`sites.py`) |
 | sends the next request before it has its answer | it is kept, within a bound, and served in its turn |
-| expects `100-continue` | it is told to go on, unless it is refused: then that is its answer |
+| expects `100-continue` | it gets `100 Continue`, or the refusal |
 | is slower than `head_s`, `body_s`, `body_total_s`, `body_rate_min_bytes_s` | 408 |
 | reads nothing for `write_s` | cut off |
 | resets its connection while it is served | it has left |
-| closes, or half-closes, while it is served | it is served on, and sent what changes no answer: `100 Continue` before |
-| | its head, a comment between events. The system of a closed one resets the connection then: it has left |
-| is sent away before it sent all | it is read, and not heard, for `linger_s`, so that it reads the answer |
+| closes, or half-closes, while it is served | it is served on, and gets a probe that changes no answer: `100 Continue` |
+| | before its head, a comment between events. A closed client's system answers with a reset: it has left |
+| is refused early | its bytes are read and ignored for `linger_s`, so that it can read the answer |
 """
 
 import asyncio
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from router.server.plane import HttpPlane
 
 _TURN_BYTES = 64 << 10
-"""What is read at once, from which on others have a turn before more of a body is read."""
+"""Bytes read at once. Beyond them other connections get their turn before more of a body is read."""
 _IDLE, _HEAD, _BODY, _SERVING, _LINGERING, _CLOSED = range(6)
 _CODES = {403: "foreign_origin", 408: "timeout", 413: "body_too_large", 421: "unknown_host", 431: "head_too_large"}
 
@@ -44,7 +44,7 @@ _log = structlog.get_logger("http")
 
 
 class _Gathering:
-    """A body on its way, and the head that it belongs to."""
+    """A body that is being received, and the head that it belongs to."""
 
     __slots__ = ("_began_s", "_grew_s", "_seen", "body", "head", "reader")
 
@@ -53,11 +53,11 @@ class _Gathering:
         self.body = bytearray()
         self.reader: BodyReader = body_reader(head.body_bytes)
         self._began_s = self._grew_s = 0.0
-        """Of the loop's clock; 0 until time passes for it."""
+        """Time of the loop's clock; 0 until the first timeout check."""
         self._seen = 0
 
     def too_slow(self, now_s: float, limits: HttpLimits) -> str:
-        """Return in which way the client is too slow; empty where it is not."""
+        """Return which limit the client exceeds by being too slow; empty if none."""
         found = len(self.body)
         if not self._began_s or found != self._seen:
             self._began_s = self._began_s or now_s
@@ -73,7 +73,7 @@ class _Gathering:
 
 
 class ClientConnection:
-    """A connection, of which `plane` knows while it is open: an `asyncio.Protocol` by its shape, not by its class."""
+    """One client connection, registered with `plane` while open. An `asyncio.Protocol` by shape, not by class."""
 
     __slots__ = (
         "_advancing",
@@ -109,30 +109,30 @@ class ClientConnection:
         self._served = 0
         self._pending_bytes = 0
         self._gathered = 0
-        """Bytes of its body that count among all bodies' (`HttpPlane.gathers`)."""
+        """Bytes of this body that are counted in the total of all bodies (`HttpPlane.gathers`)."""
 
     # ------------------------------------------------------------ the connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It stands."""
+        """The connection is established."""
         self._transport = cast("asyncio.Transport", transport)
         self._loop = self._plane.loop
         self._since_s = 0.0
-        """Since when it is in its state, or nothing came; 0 until time passes for it. Not worth a look at the clock."""
+        """Since when the state is unchanged or no byte came; 0 until the first timeout check: the clock is not read."""
         self._transport.set_write_buffer_limits(high=self._plane.limits.write_bytes_max)
         self._slot = self._plane.opened(self)
         if self._plane.full:
             self._refuse(503, self._plane.full_reason)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it went does not matter
-        """It is gone, and the client with it."""
+        """The connection is closed: the client is gone."""
         self._slot.discard(self)
         self._let_go_of_body()
         self._plane.closed(self)
         self._leave()
 
     def eof_received(self) -> bool:
-        """The client sends no more; return whether it may have answers to come."""
+        """The client sends no more. Return whether it may still get answers."""
         state = self._state
         if state != _SERVING and not (state <= _HEAD and self._writing_paused):
             self._leave()
@@ -159,7 +159,7 @@ class ClientConnection:
             self._exchange.carried.pause()
 
     def resume_writing(self) -> None:
-        """The client has read most of what there was."""
+        """The client has read most of the pending bytes."""
         self._writing_paused = False
         if self._exchange is not None:
             if self._exchange.carried is not None:
@@ -170,7 +170,7 @@ class ClientConnection:
     # ------------------------------------------------------------ requests
 
     def data_received(self, data: bytes) -> None:
-        """The client sent something."""
+        """Take bytes from the client."""
         state = self._state
         if state == _BODY:
             assert self._gathering is not None, "there is one while a body is awaited"
@@ -197,7 +197,7 @@ class ClientConnection:
             self._transport.resume_reading()
 
     def _advance(self) -> None:
-        """Serve what is in the buffer, one request after the other."""
+        """Serve the buffered requests one after the other."""
         if self._advancing:
             return
         self._advancing = True
@@ -217,7 +217,7 @@ class ClientConnection:
                 self._transport.resume_reading()
 
     def _read_head(self) -> bool:
-        """Return whether there is more to be done: a head was read, and perhaps its request served."""
+        """Read a head, and perhaps serve its request. Return whether to go on."""
         buffer = self._buffer
         if self._state == _IDLE:
             self._state = _HEAD
@@ -272,7 +272,7 @@ class ClientConnection:
         self._advance()
 
     def _count_body(self, gathered: int) -> None:
-        """So many bytes of its body are in memory; with 0 they are not any more."""
+        """Account for `gathered` bytes of the body in memory; 0 releases them."""
         more, self._gathered = gathered - self._gathered, gathered
         if not self._plane.gathers(more):
             allowed = self._plane.limits.bodies_bytes_max
@@ -307,30 +307,30 @@ class ClientConnection:
 
     @property
     def peer(self) -> str:
-        """Host and port."""
+        """The client's host and port."""
         name = self._transport.get_extra_info("peername")
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
 
     @property
     def connection_line(self) -> bytes:
-        """The header lines that let its site's page read the answer, and that say that the connection ends with it."""
+        """Header lines that let the site's page read the answer, and announce that the connection ends with it."""
         if self._plane.draining or (self._half_closed and not self._buffer):
             self._keep_alive = False
         return self._site_lines if self._keep_alive else self._site_lines + b"connection: close\r\n"
 
     @property
     def outward(self) -> UpstreamPool:
-        """Who sends its calls to workers."""
+        """The pool that sends its calls to workers."""
         return self._plane.upstreams
 
     def forward(self, exchange: Exchange, call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Send the call and splice its answer."""
+        """Send the call and relay its answer."""
         self._plane.upstreams.forward(exchange, self, call, watcher, self._loop.time())
         if self._writing_paused and exchange.carried is not None:
             exchange.carried.pause()
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
-        """Send a whole answer of our own."""
+        """Send a complete answer of the router."""
         exchange = self._exchange
         out = own_answer(status, body, content_type, headers, self.connection_line)
         self._transport.write(out[: -len(body)] if body and exchange is not None and exchange.method == "HEAD" else out)
@@ -341,7 +341,7 @@ class ClientConnection:
         self._transport.write(data)
 
     def finish(self) -> None:
-        """The answer is whole: the next request may come, or the connection ends."""
+        """The answer is complete: the next request may come, or the connection ends."""
         if self._state != _SERVING:
             return
         self._exchange = None
@@ -357,7 +357,7 @@ class ClientConnection:
             self._advance()
 
     def cut(self) -> None:
-        """The connection ends within the answer."""
+        """End the connection within the answer."""
         if self._state == _SERVING:
             self._exchange = None
             self._plane.over(gone=False)
@@ -365,7 +365,7 @@ class ClientConnection:
         self._transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer what is no request, and send its sender away: nobody knows where the next one begins."""
+        """Answer a malformed request and end the connection: the next request's beginning is unknown."""
         self._plane.refused(status)
         kind = "server_error" if status == 503 else "invalid_request_error"  # noqa: PLR2004
         body = error_body(message, kind, code=_CODES.get(status))
@@ -374,7 +374,7 @@ class ClientConnection:
         self._send_away(request_consumed=False)
 
     def _send_away(self, *, request_consumed: bool) -> None:
-        """End the connection once the answer is sent; `heard_out`: the client has nothing more to say."""
+        """End the connection once the answer is sent. `request_consumed`: all that the client sent was read."""
         self._since_s = 0.0
         self._gathering = None
         self._let_go_of_body()
@@ -393,7 +393,7 @@ class ClientConnection:
     # ------------------------------------------------------------ time
 
     def expire(self) -> None:
-        """What is served is ended, and the client told; then the connection ends."""
+        """End the request with an error to the client, then end the connection."""
         exchange = self._exchange
         if exchange is None:
             self.abort()
@@ -404,11 +404,11 @@ class ClientConnection:
             exchange.expire(503, body, ((b"retry-after", b"1"),))
 
     def abort(self) -> None:
-        """The connection ends at once."""
+        """Close the connection at once."""
         self._transport.abort()
 
     def check_timeouts(self, now_s: float) -> None:
-        """The client has left, or is sent away, if it was too slow."""
+        """Refuse the client, or drop it, if it was too slow."""
         limits, state = self._plane.limits, self._state
         if not self._since_s:
             self._since_s = now_s
@@ -433,7 +433,7 @@ class ClientConnection:
         return now_s - self._since_s > (limits.idle_s if self._served else limits.head_s)
 
     def _is_reset(self) -> bool:
-        """Return whether the client's system reset the connection, which is not read any more."""
+        """Return whether the client's system reset the connection, which is no longer read."""
         found = self._transport.get_extra_info("socket")
         return found is not None and found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 

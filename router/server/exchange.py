@@ -5,11 +5,11 @@
                                on_head -> None, on_dropped          not passed on: forward again, or answer
                                on_failed(begun=False)               nothing was passed on: forward again, or answer
                                on_cut -> b"", then forward          the event stream goes on with another call's
-                               on_failed(begun=True)                over: the client has been told, or was cut off
+                               on_failed(begun=True)                over: the client has an error, or was cut off
                                on_end                               over
                        ->  exchange.on_gone(callback)               for as long as nothing is forwarded
 
-When the client leaves, exactly one is told: the watcher while a call is forwarded, else what `on_gone` was given.
+When the client leaves, one callback is called: the watcher's while a call is forwarded, else that given to `on_gone`.
 All of it happens in callbacks of one event loop, and none of them may block.
 """
 
@@ -25,12 +25,12 @@ from router.server.heads import Headers, RequestHead
 from router.server.stream_replay import StreamReplayBuffer
 
 UpstreamStage = Literal["local", "connect", "first_byte", "body"]
-"""Where a call failed: at a limit of our own, which says nothing of the worker; or at which of its steps."""
+"""Where a call failed: "local" is a limit of the router, which says nothing of the worker; the others are its steps."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"
 _SEQUENCE_NUMBER = re.compile(rb'"sequence_number"\s*:\s*(\d{1,9})')
 BUFFERED_BYTES_MAX = 256 << 10
-"""Longer answers are passed on before they are whole; so is an event that is longer."""
+"""Longer answers, and longer events, are passed on before they are complete."""
 HeaderLines = Sequence[tuple[bytes, bytes]]
 
 
@@ -38,8 +38,8 @@ class OutboundCall(NamedTuple):
     """A POST to a worker: `base_url` + `path`, header lines ended by CRLF each (no host, no length), the body's parts.
 
     The limits are seconds: until the connection stands, until the answer's first byte (from `forward` on, connecting
-    included), between two reads of it, and for all of it. `kept` gets the events of a stream, and says what of them is
-    passed on.
+    included), between two reads of it, and for all of it. `replay_buffer` gets the events of a stream, and returns what
+    of them is passed on.
     """
 
     base_url: str
@@ -52,101 +52,101 @@ class OutboundCall(NamedTuple):
     total_s: float
     replay_buffer: StreamReplayBuffer | None = None
     is_once: bool = False
-    """What it asks for can be had once: it is never sent again, and, when the client leaves, its worker is left only
-    when the answer has begun."""
+    """The call can be answered only once: it is never sent again. When the client leaves, the worker's connection is
+    closed once the answer has begun."""
     buffered_bytes_max: int = BUFFERED_BYTES_MAX
-    """An answer that is no stream and has so many bytes at most is passed on once it is whole. Until then another
-    worker can give it."""
+    """An answer that is no stream, up to this size, is passed on once it is complete. Until then the request can be
+    retried at another worker."""
     token_mark: bytes = b""
-    """Of a response's stream: what each event with tokens has, and no other; empty: every event has a token."""
+    """Bytes in each event with tokens of a response's stream, and in no other event; empty: all events have tokens."""
 
 
 class ResponseHandler(Protocol):
-    """Whoever follows a forwarded call. After `on_dropped`, `on_end`, `on_failed` or `on_gone` it hears no more.
+    """The handler of a forwarded call. `on_dropped`, `on_end`, `on_failed` and `on_gone` are its last events.
 
     `on_failed` and `on_gone` may come before `forward` returns.
     """
 
     def on_head(self, status: int, headers: Headers) -> bytes | None:
-        """Return header lines (ended by CRLF each) that the answer is passed on with; None: it is not passed on."""
+        """Return header lines to add to the answer (each ended by CRLF); None: the answer is not passed on."""
 
     def on_dropped(self) -> None:
-        """The answer that was not wanted is out of the way: `forward` or `answer` may be called."""
+        """The answer that `on_head` refused is read or closed: `forward` or `answer` may be called."""
 
     def on_first_byte(self) -> None:
-        """The first byte of the answer's body came. Not told where the answer was whole at once: `on_end` follows."""
+        """The first byte of the answer's body came. Not called for an answer that came complete: `on_end` follows."""
 
     def on_bytes(self) -> None:
         """More bytes came."""
 
     def on_end(self, tail: bytes, later_events: int) -> None:
-        """The whole answer was passed on; `tail` is the last of its body, 4 KB at most, empty where it has none.
+        """The complete answer was passed on; `tail` is the end of its body, 4 KB at most, empty without a body.
 
-        `later_events` are those of an event stream that came behind its first bytes, without the mark of its end.
+        `later_events` counts the events of a stream behind its first bytes, without the mark of its end.
         """
 
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:
-        """The worker failed in the middle of a `kept` event stream; return what follows what the client has of it.
+        """The worker failed in the middle of an event stream with a replay buffer; return what the client gets next.
 
-        None: an error event, and `on_failed`. Nothing: another call, for `forward` is called. Else the stream's end.
+        None: an error event, and `on_failed` follows. b"": the handler forwards another call. Else: the stream's end.
         """
 
     def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
-        """The worker failed. `begun`: the client had bytes of the answer, which was ended; else it waits for one."""
+        """The worker failed. `begun`: the client has part of the answer, which was ended; else it still waits."""
 
     def on_gone(self) -> None:
         """The client left; the worker's connection was closed."""
 
 
 class UpstreamCall(Protocol):
-    """A call on its way, as the client's connection sees it."""
+    """A call in flight, as the client's connection sees it."""
 
     @property
     def probe(self) -> bytes:
-        """What may be sent to the client now without a change of the answer's meaning; empty: nothing."""
+        """Bytes that may be sent to the client now without changing the answer's meaning; empty: none."""
 
     def leave(self) -> None:
         """The client left."""
 
     def pause(self) -> None:
-        """The client reads too slowly: nothing more is read for it until `resume`."""
+        """The client reads too slowly: read nothing more until `resume`."""
 
     def resume(self) -> None:
-        """It has read what there was."""
+        """The client has read the pending bytes."""
 
     def expire(self) -> None:
-        """The plane stops: the answer is ended now."""
+        """The plane stops: end the answer now."""
 
 
 class ResponseSink(Protocol):
-    """Where an answer on its way goes: a client's connection, or whoever stands in its place."""
+    """Where an answer is written: a client's connection, or an object in its place."""
 
     http_1_1: bool
 
     @property
     def connection_line(self) -> bytes:
-        """Header lines of the connection's own: what becomes of it, and who may read. Read when the head is sent."""
+        """Header lines of the connection: whether it ends, and which page may read the answer. Read with the head."""
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
-        """Send a whole answer of our own, which ends the exchange."""
+        """Send a complete answer of the router, which ends the exchange."""
 
     def write(self, data: bytes) -> None:
         """Send bytes of an answer."""
 
     def finish(self) -> None:
-        """The answer is whole: the next request may come."""
+        """The answer is complete: the next request may come."""
 
     def cut(self) -> None:
-        """The answer cannot be completed: the connection ends, so that nobody takes it for a whole one."""
+        """The answer stays incomplete: close the connection, so that the client cannot take it for a complete one."""
 
 
 class UpstreamPool(Protocol):
-    """Whoever sends calls to workers."""
+    """Sends calls to workers."""
 
     def forward(
         self, exchange: "Exchange", client: ResponseSink, call: OutboundCall, watcher: ResponseHandler, now_s: float
     ) -> None:
-        """Send the call, and splice its answer to `client`; `now_s` is the loop's time."""
+        """Send the call, and relay its answer to `client`; `now_s` is the loop's time."""
 
 
 class ClientEnd(ResponseSink, Protocol):
@@ -158,19 +158,19 @@ class ClientEnd(ResponseSink, Protocol):
 
     @property
     def outward(self) -> UpstreamPool:
-        """Who sends its calls to workers."""
+        """The pool that sends its calls to workers."""
 
     def forward(self, exchange: "Exchange", call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Send the call and splice its answer."""
+        """Send the call and relay its answer."""
 
 
 def error_events(error: bytes, *, mid_event: bool = False) -> bytes:
-    """Return what ends an event stream that cannot go on: the error's body as an event, and the mark of the end."""
+    """Return the end of an event stream that failed: the error's body as an event, and the end mark."""
     return b"%bdata: %b\n\ndata: [DONE]\n\n" % (b"\n\n" if mid_event else b"", error)
 
 
 def response_error_event(message: str, code: str, passed_on: bytes, *, mid_event: bool = False) -> bytes:
-    """Return what ends the stream of a response that cannot go on; `passed_on` is the end of what the client has of it.
+    """Return the end of a response's stream that failed; `passed_on` is the end of what the client has of it.
 
     Source: the OpenAI API reference, "Responses: streaming events", `error`.
     """
@@ -181,17 +181,17 @@ def response_error_event(message: str, code: str, passed_on: bytes, *, mid_event
 
 
 def head_probe(client: ResponseSink) -> bytes:
-    """Return what may come before an answer: an interim answer, which HTTP/1.0 does not have (RFC 9110, 15.2)."""
+    """Return a probe to be sent before an answer: an interim answer, which HTTP/1.0 lacks (RFC 9110, 15.2)."""
     return CONTINUE if client.http_1_1 else b""
 
 
 def event_probe(client: ResponseSink) -> bytes:
-    """Return what may come between two events of a stream: a comment."""
+    """Return a probe to be sent between two events of a stream: a comment."""
     return chunk(_COMMENT) if client.http_1_1 else _COMMENT
 
 
 class Exchange:
-    """One request of a client, whole, and the means to answer it, exactly once."""
+    """One complete request of a client, and the means to answer it exactly once."""
 
     __slots__ = ("_client", "_on_gone", "began_s", "body", "carried", "headers", "is_begun", "method", "path", "query")
 
@@ -201,10 +201,10 @@ class Exchange:
         self.headers: Headers = head.headers
         self.body = body
         self.began_s = began_s
-        """`perf_counter` when its first byte came."""
+        """`perf_counter` at its first byte."""
         self.carried: UpstreamCall | None = None
         self.is_begun = False
-        """Whether the client has the beginning of an event stream, which is to go on."""
+        """Whether the client has the beginning of an event stream that is to be continued."""
         self._on_gone: Callable[[], None] | None = None
 
     @property
@@ -214,12 +214,12 @@ class Exchange:
 
     @property
     def open(self) -> bool:
-        """Whether the client still waits for an answer."""
+        """Whether the client still waits for the answer."""
         return self._client is not None
 
     @property
     def probe(self) -> bytes:
-        """What may be sent to the client now without a change of the answer's meaning; empty: nothing."""
+        """Bytes that may be sent to the client now without changing the answer's meaning; empty: none."""
         client = self._client
         if client is None or self.carried is not None:
             return b"" if self.carried is None else self.carried.probe
@@ -228,7 +228,7 @@ class Exchange:
     def answer(
         self, status: int, body: bytes, *, content_type: bytes = b"application/json", headers: HeaderLines = ()
     ) -> None:
-        """The client gets this, whole; nothing happens where it left or was answered.
+        """Send a complete answer. Do nothing if the client left or was answered.
 
         Where an event stream has begun, it ends with `body` as its last event.
         """
@@ -249,7 +249,7 @@ class Exchange:
             self._on_gone = callback
 
     def forward(self, call: OutboundCall, watcher: ResponseHandler) -> None:
-        """Send the call to its worker and splice the answer; tell `watcher` at once where the client left."""
+        """Send the call to its worker and relay the answer; if the client has left, call `watcher.on_gone` at once."""
         if self._client is None:
             watcher.on_gone()
         else:
@@ -257,7 +257,7 @@ class Exchange:
             self._client.forward(self, call, watcher)
 
     def end_stream(self, events: bytes) -> None:
-        """The event stream that has begun ends with these; nothing happens where the client left."""
+        """End the event stream that has begun with these bytes. Do nothing if the client left."""
         client = self._client
         if client is not None:
             assert self.carried is None, "a call is being forwarded"
@@ -267,23 +267,23 @@ class Exchange:
 
     @property
     def outward(self) -> UpstreamPool:
-        """Who sends calls to workers. The client is still there."""
+        """The pool that sends calls to workers; the client must still be there."""
         assert self._client is not None
         return self._client.outward
 
     def close(self) -> None:
-        """It is over; nobody hears of it any more."""
+        """The exchange is over: detach its callbacks."""
         self._client = self._on_gone = self.carried = None
 
     def expire(self, status: int, body: bytes, headers: HeaderLines) -> None:
-        """The plane stops while nothing is forwarded: the client is told, and whoever works for it."""
+        """The plane stops while nothing is forwarded: answer the client, and call the `on_gone` callback."""
         callback = self._on_gone
         self.answer(status, body, headers=headers)
         if callback is not None:
             callback()
 
     def leave(self) -> None:
-        """The client left: whoever works for it is told."""
+        """The client left: call the `on_gone` callback."""
         carried, callback = self.carried, self._on_gone
         self.close()
         if carried is not None:

@@ -18,7 +18,7 @@ _TRAILER_BYTES_MAX = 16 << 10
 _SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?\r\n")
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*\r\n")
 _SIZES = {b"%x" % size: size for size in range(1, 4097)} | {b"%X" % size: size for size in range(1, 4097)}
-"""What sizes look like, mostly: a look-up is strict and fast."""
+"""Common sizes: a look-up is strict and fast."""
 
 LAST_CHUNK = b"0\r\n\r\n"
 
@@ -29,7 +29,7 @@ def chunk(payload: bytes) -> bytes:
 
 
 def complete_chunks_tail(data: bytes, tail_bytes: int) -> int:
-    """Return where the first chunk of the last `tail_bytes` begins; -1 unless `data` is whole small chunks alone.
+    """Return where the first chunk of the last `tail_bytes` begins; -1 unless `data` is complete small chunks only.
 
     Where the last chunk is longer than that, it is that one's beginning. The last chunk of a body is not among them.
     """
@@ -49,7 +49,7 @@ def complete_chunks_tail(data: bytes, tail_bytes: int) -> int:
 
 
 def payload_of(data: bytes) -> bytes:
-    """Return what the chunks carry that `whole_chunks` found to be whole."""
+    """Return the payload of chunks that `complete_chunks_tail` found to be complete."""
     line_end = data.find(b"\r\n")
     if line_end + 4 + _SIZES[data[:line_end]] == len(data):  # most are one chunk
         return data[line_end + 2 : -2]
@@ -63,10 +63,10 @@ def payload_of(data: bytes) -> bytes:
 
 
 class BodyReader(Protocol):
-    """A body, fed piece by piece; any pieces give the same."""
+    """Reads a body piece by piece. The result does not depend on how it is cut into pieces."""
 
     def feed(self, data: bytes, payload: bytearray) -> int:
-        """Append what `data` has of the payload; return where in `data` the body ends, -1 where it does not."""
+        """Append the payload in `data` to `payload`; return where in `data` the body ends, -1 if it does not end."""
 
 
 class LengthReader:
@@ -90,7 +90,7 @@ class LengthReader:
 
 
 class CloseReader:
-    """A body that its connection's end ends."""
+    """A body that ends with its connection."""
 
     __slots__ = ()
 
@@ -101,7 +101,7 @@ class CloseReader:
 
 
 def body_reader(body_bytes: int) -> BodyReader:
-    """Return who reads a body of this length (`CHUNKED`, `UNTIL_CLOSE`)."""
+    """Return the reader for a body of this length (`CHUNKED`, `UNTIL_CLOSE`)."""
     if body_bytes == CHUNKED:
         return ChunkReader()
     return CloseReader() if body_bytes == UNTIL_CLOSE else LengthReader(body_bytes)
@@ -117,7 +117,7 @@ class ChunkReader:
         self._line = b""
         self._trailer_bytes = 0
         self.left = 0
-        """Bytes of the present chunk that have not come yet."""
+        """Missing bytes of the current chunk."""
 
     @property
     def between_chunks(self) -> bool:

@@ -1,4 +1,4 @@
-"""Parses heads of HTTP/1.1 messages strictly: no other server may read other messages in the same bytes.
+"""Parses heads of HTTP/1.1 messages strictly, so that every server finds the same messages in the same bytes.
 
     head         = start line, then header lines, each ended by CRLF; an empty line ends it
     name         = token; no space before the colon, no continuation lines (obs-fold)
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 HEAD_BYTES_MAX = 32 << 10
 HEADERS_MAX = 100
 CHUNKED, UNTIL_CLOSE = -1, -2
-"""Instead of a body's length in bytes: its end is told by chunks, by the connection's end."""
+"""In place of a body's length in bytes: the body ends with its last chunk, or with the connection."""
 
 Headers = dict[bytes, bytes]
 """Names in lower case; values of a repeated name joined by commas."""
@@ -41,7 +41,7 @@ _TARGET = re.compile(rb"[\x21-\x7e]+")
 _ABSOLUTE = re.compile(rb"[Hh][Tt][Tt][Pp][Ss]?://[^/?#@]+(?=[/?]|$)")
 _LENGTH_DIGITS_MAX = 18
 _new = tuple.__new__
-"""Makes a named tuple in half the time that its own constructor takes."""
+"""Creates a named tuple in half the time of its constructor."""
 _KNOWN_LINES_MAX = 4096
 _KNOWN_LINE_BYTES_MAX = 256
 _BODYLESS = frozenset({204, 304})
@@ -52,11 +52,11 @@ HOP_BY_HOP = frozenset(
         b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     }
 )  # fmt: skip
-"""Of a connection, not of what it carries; and the length, which is written anew."""
+"""Headers of a connection, not of its payload; and the length, which is written anew."""
 
 
 class Malformed(Exception):
-    """A message that is not understood, or not to be served: `status` is the answer to whoever sent it."""
+    """A message that cannot be parsed or is not served. `status` is the answer to its sender."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -86,7 +86,7 @@ class AnswerHead(NamedTuple):
 
 
 class HeadReader:
-    """Reads heads, and remembers the lines that it found right: most of them come again."""
+    """Parses heads, and caches valid lines: most of them come again."""
 
     __slots__ = ("_answer_fields", "_fields", "_request_lines", "_status_lines")
 
@@ -102,7 +102,7 @@ class HeadReader:
         self._answer_fields = _Known(answer_field)
 
     def request(self, head: bytes) -> RequestHead:
-        """Return what a request's head says, which ends with its empty line.
+        """Parse the head of a request, including its empty line.
 
         Raises:
             Malformed: it is refused.
@@ -129,10 +129,10 @@ class HeadReader:
         return _new(RequestHead, (method, path, query, headers, body_bytes, keep_alive, http_1_1))
 
     def answer(self, head: bytes) -> AnswerHead:
-        """Return what the head says of an answer to a POST, which ends with its empty line.
+        """Parse the head of an answer to a POST, including its empty line.
 
         Raises:
-            Malformed: nobody can tell what it says, or where its body ends.
+            Malformed: it cannot be parsed, or the end of its body is unclear.
         """
         lines = head[:-4].split(b"\r\n")
         status, http_1_1, status_line = self._status_lines[lines[0]]
@@ -160,7 +160,7 @@ class HeadReader:
 
 
 class _Known(dict[bytes, Any]):
-    """What `read` made of lines, as long as there is room; it is asked for those that are not here."""
+    """Parsed lines, up to a bounded number; `read` parses those that are missing."""
 
     def __init__(self, read: Callable[[bytes], Any]) -> None:
         super().__init__()
@@ -255,7 +255,7 @@ def _shown(value: bytes) -> str:
 
 
 def without_empty_lines(buffer: bytes) -> bytes:
-    """Return what follows the empty lines before a request, which are forgotten (RFC 9112, 2.2)."""
+    """Return `buffer` without the empty lines before a request (RFC 9112, 2.2)."""
     rest = buffer.lstrip(b"\r\n")
     empty = buffer[: len(buffer) - len(rest)].replace(b"\r\n", b"")
     if not empty:

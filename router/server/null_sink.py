@@ -7,7 +7,7 @@ from router.server.heads import Headers
 
 
 class NullSink:
-    """Stands where the client stood that has left: the worker is left, too, as soon as its answer has begun."""
+    """Replaces a client that has left: the worker's connection is closed as soon as its answer has begun."""
 
     __slots__ = ("_leave", "http_1_1")
 
@@ -22,40 +22,40 @@ class NullSink:
         return b""
 
     def reply(self, status: int, body: bytes, content_type: bytes, headers: HeaderLines) -> None:
-        """Nobody is told."""
+        """Do nothing."""
 
     def write(self, data: bytes) -> None:
-        """Nobody reads."""
+        """Drop the bytes."""
 
     def finish(self) -> None:
-        """Nobody waits."""
+        """Do nothing."""
 
     def cut(self) -> None:
-        """Nobody is cut off."""
+        """Do nothing."""
 
     def on_head(self, status: int, headers: Headers) -> bytes | None:  # noqa: ARG002 - whatever it is
-        """Return no lines: any answer will do."""
+        """Return no lines: every answer is accepted."""
         return b""
 
     def on_dropped(self) -> None:
-        """There is no other worker to ask."""
+        """Do nothing: no other worker is tried."""
 
     def on_first_byte(self) -> None:
-        """The answer has begun: it is not wanted."""
+        """The answer has begun: close the worker's connection."""
         self._leave()
 
     def on_bytes(self) -> None:
-        """Not heard of: the worker was left."""
+        """Never called: the worker's connection is closed by then."""
 
     def on_end(self, tail: bytes, later_events: int) -> None:
-        """It was short."""
+        """The answer ended before the connection was closed."""
 
     def on_cut(self, phase: UpstreamStage, reason: str) -> bytes | None:  # noqa: ARG002 - whatever it was
-        """Return that nothing follows."""
+        """Return None: the stream ends."""
         return None
 
     def on_failed(self, phase: UpstreamStage, reason: str, begun: bool) -> None:  # noqa: FBT001 - a callback's fact
-        """Nobody waits."""
+        """Do nothing."""
 
     def on_gone(self) -> None:
-        """The worker was left."""
+        """The worker's connection was closed."""

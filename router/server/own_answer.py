@@ -1,4 +1,4 @@
-"""An answer of the router itself, as bytes."""
+"""Encodes an answer of the router itself."""
 
 from http import HTTPStatus
 

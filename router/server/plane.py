@@ -1,6 +1,6 @@
 """The data plane: the address that clients connect to, and the connections to workers.
 
-`start` binds and listens: what comes waits in the system's queue. `run` serves until it is stopped:
+`start` binds and listens; connections wait in the system's queue. `run` serves until it is stopped:
 
     stop           the socket closes once what waits in its queue was accepted (`acceptor.py`)
     drain_idle_s   requests that still come are served; every answer says `connection: close`, and ends its connection.
@@ -33,22 +33,22 @@ from router.server.timeout_sweeper import TimeoutSweeper, Watched
 from router.server.upstream import DIALS_MAX, OURS, Upstreams, UpstreamStatistics
 
 REFUSED_MAX = 16
-"""Connections beyond the bound that are read until their client has the refusal; further ones close at once."""
+"""Connections beyond the bound that are held until their client has the refusal; further ones are closed at once."""
 
 _log = structlog.get_logger("http")
 
 
 class HttpStatistics(NamedTuple):
-    """What there is now, and what was since the beginning."""
+    """Current figures, and totals since the start."""
 
     connections: int
     inflight: int
     accepted: int
     requests: int
     gone: int
-    """Clients that left before their answer was whole."""
+    """Clients that left before their answer was complete."""
     refused: dict[int, int]
-    """What was no request, or too large, or too slow, by status."""
+    """Refused messages by status: malformed, too large or too slow."""
     capacity: Capacity
     accept_failures: dict[str, int]
     """Failed accepts by the error's name."""
@@ -56,7 +56,7 @@ class HttpStatistics(NamedTuple):
 
 
 class HttpPlane:
-    """Gives every complete request to `service`, which answers it or forwards it, now or later."""
+    """Gives every complete request to `service`, which answers or forwards it, now or later."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class HttpPlane:
         not_passed_on: frozenset[bytes] = OURS,
         files: Callable[[], OpenFiles] = open_files,
     ) -> None:
-        """`sites` says whose requests are served; without it, those that call it by a name of loopback.
+        """`sites` checks `Host` and `Origin`; without it, only names of loopback are served.
 
         `not_passed_on` are headers of workers that clients do not get; `files` is read once, at the start.
         """
@@ -79,7 +79,7 @@ class HttpPlane:
         self.sites = sites or Sites(HostNames("127.0.0.1", setting="data.hosts"))
         self.draining = False
         self.draining_since_s = 0.0
-        """When it began, by the loop's clock."""
+        """Start of the drain, by the loop's clock."""
         self.loop: asyncio.AbstractEventLoop
         self.capacity = Capacity(self.limits.connections_max, self.limits.worker_connections_max)
         self._files = files
@@ -93,7 +93,7 @@ class HttpPlane:
         self._refused: dict[int, int] = {}
 
     async def start(self, host: str, port: int, *, reuse_port: bool = False) -> None:
-        """The address is bound, and it is known how many connections the open files allow.
+        """Bind the address, and compute how many connections the open files allow.
 
         Raises:
             PortUsed: another process has the address, or it is not of this machine.
@@ -109,11 +109,11 @@ class HttpPlane:
 
     @property
     def port(self) -> int:
-        """The port in use, also where 0 was asked for."""
+        """The bound port, also where 0 was configured."""
         return self._acceptor.port
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until `stop` is set, then drain; afterwards no connection is left."""
+        """Serve until `stop` is set, then drain. Afterwards no connection is open."""
         async with TaskSet(DIALS_MAX) as dials, TaskSet(BACKLOG) as adoptions:
             self.upstreams.dials, self._adoptions = dials, adoptions
             self._acceptor.start()
@@ -127,7 +127,7 @@ class HttpPlane:
                 await self._end()
 
     def statistics(self) -> HttpStatistics:
-        """Return the figures of now."""
+        """Return the current figures."""
         return HttpStatistics(
             connections=len(self._connections),
             inflight=self._inflight,
@@ -148,33 +148,33 @@ class HttpPlane:
 
     @property
     def full(self) -> bool:
-        """Whether there are more connections than there may be."""
+        """Whether more connections are open than allowed."""
         return len(self._connections) > self.capacity.clients
 
     @property
     def full_reason(self) -> str:
-        """What the clients beyond the bound are answered."""
+        """The error message for clients beyond the bound."""
         return f"data.connections_max: {self.capacity.clients} connections are open; try again"
 
     def opened(self, connection: ClientConnection) -> set[Watched]:
-        """A client's connection stands; return its slot in the sweep."""
+        """Register a client's connection; return its slot in the timeout sweeper."""
         self._accepted += 1
         self._adopting -= 1
         self._connections.add(connection)
         return self.timeout_sweeper.add(connection)
 
     def closed(self, connection: ClientConnection) -> None:
-        """A client's connection is gone."""
+        """Remove a client's connection."""
         self._connections.discard(connection)
         self._note_quiet()
 
     def gathers(self, more: int) -> bool:
-        """So many bytes more of requests' bodies are in memory; return whether that is allowed."""
+        """Account for `more` bytes of request bodies in memory; return whether they fit."""
         self._bodies_bytes += more
         return more <= 0 or self._bodies_bytes <= self.limits.bodies_bytes_max
 
     def serve(self, exchange: Exchange) -> None:
-        """A request is complete."""
+        """Serve a complete request."""
         self._requests += 1
         self._inflight += 1
         if self._is_over:
@@ -191,7 +191,7 @@ class HttpPlane:
         self._gone += gone
 
     def refused(self, status: int) -> None:
-        """What a client sent is no request that is served."""
+        """A client's message was refused."""
         self._refused[status] = self._refused.get(status, 0) + 1
 
     # ------------------------------------------------------------ new connections

@@ -2,18 +2,18 @@
 
 | answer | what the client gets, and when | after the worker's death |
 |---|---|---|
-| event stream | chunks; whole events as they come | nothing was passed on: `on_failed`; else another worker's, where |
-| | | the call is `kept` and `on_cut` says so; else an error event, `[DONE]` |
-| up to `call.whole_bytes_max` | its length; once it is whole | `on_failed` |
+| event stream | chunks; complete events as they come | nothing was passed on: `on_failed`; else another worker's |
+| | | answer, if `on_cut` of a call with a `replay_buffer` says so; else an error event, `[DONE]` |
+| up to `call.buffered_bytes_max` | its length; once it is complete | `on_failed` |
 | longer | its length or chunks; as it comes | what was passed on is cut off |
 
-A response's stream (`call.token_mark`) ends with an error event of its own kind, without `[DONE]`; to the watcher it
-begins with its first event that has a token.
+A response's stream (`call.token_mark`) ends with an error event of its own kind, without `[DONE]`; the watcher's
+`on_first_byte` follows its first event with a token.
 
-Reads that are whole chunks and end an event go through as they are. What is not is decoded, cut after the last whole
-event, and put into a chunk of its own. A client of HTTP/1.0 gets bytes until its connection ends. Of the body only the
-last 4 KB are kept, but of a call that says so. A `kept` stream that ends without `[DONE]` may go on, too; what of it is
-passed on is the keeper's affair.
+Reads of complete chunks that end an event are passed on unchanged. Other reads are decoded, cut after the last complete
+event, and put into a new chunk. A client of HTTP/1.0 gets bytes until its connection ends. Only the last 4 KB of the
+body are kept, unless the call has a `replay_buffer`. A stream with one that ends without `[DONE]` may be resumed, too;
+the buffer decides what of it is passed on.
 """
 
 from typing import Protocol
@@ -39,20 +39,20 @@ _RECENT_MAX = 8
 _CHUNK_THAT_ENDS_AN_EVENT = (b"\n\n\r\n", b"\n\r\n\r\n")
 _EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r")
 _MARK_BYTES = 2
-"""What may stand of a mark before new bytes."""
+"""How much of a mark can precede new bytes."""
 _HEAD, _EVENTS, _GATHER, _PASS_THROUGH, _OVER = range(5)
 _CUT_SHORT = "the connection closed before the answer's end"
 _DONE = b"[DONE]"
 
 
 class WorkerEnd(Protocol):
-    """The worker's connection, as its answer sees it."""
+    """The worker's connection, as the relay sees it."""
 
     def release(self, *, reusable: bool) -> None:
-        """The answer is read, or not wanted: the connection is kept for others, or closed."""
+        """The answer is read, or not wanted: keep the connection for other requests, or close it."""
 
     def pause_reading(self) -> None:
-        """Nothing is read until `resume_reading`."""
+        """Stop reading until `resume_reading`."""
 
     def resume_reading(self) -> None:
         """Go on reading."""
@@ -62,11 +62,11 @@ class Dial(Protocol):
     """A connection that is being opened."""
 
     def cancel(self) -> object:
-        """It is not wanted any more."""
+        """Give up opening the connection."""
 
 
 class ResponseRelay:
-    """One forwarded call: fed what its worker sends, it feeds the client and tells the watcher."""
+    """One forwarded call: takes the worker's bytes, writes to the client, and calls the watcher."""
 
     __slots__ = (
         "_begun",
@@ -120,7 +120,7 @@ class ResponseRelay:
         self._later_events = 0
         self._state = _HEAD
         self._buffer: bytearray | None = None
-        """What came of the head, or of the body's payload, and was not passed on."""
+        """Received bytes of the head, or of the body's payload, that were not passed on yet."""
 
     # ------------------------------------------------------------ what the worker sends
 
@@ -201,7 +201,7 @@ class ResponseRelay:
             self.feed(body)
 
     def _forwarded_unchanged(self, data: bytes) -> bool:
-        """Return whether `data` was whole chunks, the last of which ends an event, and went through."""
+        """Pass `data` on if it is complete chunks, the last of which ends an event; return whether it was."""
         reader = self._reader
         if type(reader) is not ChunkReader or not reader.between_chunks or not self._chunked_out:
             return False
@@ -233,14 +233,14 @@ class ResponseRelay:
             self._forward(buffer, ripe)
 
     def _forward(self, buffer: bytearray, ripe: int) -> None:
-        """Pass on the first `ripe` bytes of what is held."""
+        """Pass on the first `ripe` bytes of the buffer."""
         payload = bytes(buffer[:ripe])
         del buffer[:ripe]
         self._write(self._outgoing(payload))
         self._remember(payload)
 
     def _ripe(self, buffer: bytearray, searched_from: int) -> int:
-        """Return how many of the held bytes may be passed on."""
+        """Return how many of the buffered bytes may be passed on."""
         if self._state == _EVENTS:
             ends = [at + len(mark) for mark in _EVENT_ENDS if (at := buffer.rfind(mark, searched_from)) >= 0]
             if ends:
@@ -257,13 +257,13 @@ class ResponseRelay:
         return len(buffer)
 
     def _outgoing(self, payload: bytes) -> bytes:
-        """Return the bytes by which the client gets a part of the body."""
+        """Return a part of the body as the client gets it."""
         if self._state == _EVENTS:
             payload = self._shown(payload, framed=False)
         return chunk(payload) if self._chunked_out and payload else payload
 
     def _shown(self, events: bytes, *, framed: bool) -> bytes:
-        """Return what the client gets of events, or of the beginning of a long one; `framed`: both are whole chunks."""
+        """Return what the client gets of events, or of a long event's beginning; `framed`: both are complete chunks."""
         if self.call.token_mark:
             self._count_tokens(events.count(self.call.token_mark))
         elif self._begun:
@@ -287,7 +287,7 @@ class ResponseRelay:
             self._watcher.on_bytes()
 
     def _count_tokens(self, count: int) -> None:
-        """So many events with tokens came: the first ones are the answer's first bytes to the watcher."""
+        """Count events with tokens: the first ones are the answer's first bytes to the watcher."""
         if not count:
             return
         if self._has_token:
@@ -298,7 +298,7 @@ class ResponseRelay:
             self._watcher.on_first_byte()
 
     def _remember(self, payload: bytes) -> None:
-        """Keep the last of what was passed on."""
+        """Keep the end of what was passed on."""
         known = bytearray(self._tail)
         reader = ChunkReader()
         for each in self._recent:
@@ -310,7 +310,7 @@ class ResponseRelay:
     # ------------------------------------------------------------ how it ends
 
     def _end(self, *, extra: bool) -> None:
-        """The body is whole; `extra`: bytes came that belong to no answer."""
+        """The body is complete. `extra`: bytes followed that belong to no answer."""
         if self._state == _EVENTS and self._silent:
             self.fail("first_byte", "no bytes")
             return
@@ -326,7 +326,7 @@ class ResponseRelay:
         self._over(extra=extra, tail=self._tail)
 
     def _went_on(self) -> bool:
-        """Return whether a stream that ended without its mark goes on; else it ends as its worker ended it."""
+        """Return whether a stream that ended without its mark is resumed; otherwise it ends as the worker ended it."""
         buffer = self._buffer
         assert buffer is not None
         self._remember(b"")
@@ -349,7 +349,7 @@ class ResponseRelay:
         self._client.finish()
 
     def _drop(self, head: AnswerHead, body: bytes) -> None:
-        """The answer is not wanted; its connection is kept where all of it is here."""
+        """Drop an unwanted answer; keep its connection if the answer is complete."""
         is_complete = head.body_bytes == len(body)
         if head.body_bytes == CHUNKED:
             try:
@@ -361,7 +361,7 @@ class ResponseRelay:
         self._watcher.on_dropped()
 
     def closed(self, *, clean: bool) -> None:
-        """The worker's connection ended, by its own will (`clean`) or by a failure."""
+        """The worker's connection ended: closed by the worker (`clean`), or by a failure."""
         self.connection = None
         if self._state != _OVER:
             if clean and self._until_close:
@@ -371,18 +371,18 @@ class ResponseRelay:
 
     @property
     def probe(self) -> bytes:
-        """What may be sent to the client now without a change of the answer's meaning; empty: nothing."""
+        """Bytes that may be sent to the client now without changing the answer's meaning; empty: none."""
         if not self._begun:
             return head_probe(self._client)
         return event_probe(self._client) if self._stream and not self._mid_event else b""
 
     @property
     def unanswered(self) -> bool:
-        """Whether no byte of an answer came."""
+        """Whether no byte of an answer was received."""
         return self._state == _HEAD and self._buffer is None
 
     def abandon(self) -> None:
-        """A fault of ours: the client is told, or cut off, and nobody waits for anything."""
+        """End the call after a fault of the router: answer the client, or cut it off."""
         known = self._state == _OVER
         self._detach(reusable=False)
         if self._exchange.open and not self._begun:
@@ -395,7 +395,7 @@ class ResponseRelay:
             self._watcher.on_gone()
 
     def fail(self, phase: UpstreamStage, reason: str) -> None:
-        """The attempt is over, as the worker failed."""
+        """The worker failed: the attempt is over."""
         self._detach(reusable=False)
         if self._begun:
             if self.call.replay_buffer is not None and not self._mid_event and self._goes_on(phase, reason):
@@ -408,7 +408,7 @@ class ResponseRelay:
             self._watcher.on_failed(phase, reason, begun=False)
 
     def _goes_on(self, phase: UpstreamStage, reason: str) -> bool:
-        """Return whether the stream goes on without this worker, or is whole without it."""
+        """Return whether the stream is resumed by another worker, or is complete without this one."""
         exchange = self._exchange
         exchange.is_begun, exchange.carried = True, None
         more = self._watcher.on_cut(phase, reason)
@@ -419,7 +419,7 @@ class ResponseRelay:
         return more is not None
 
     def leave(self) -> None:
-        """The client left; the worker's connection is closed, now or, where the call is one of a kind, soon."""
+        """The client left: close the worker's connection, now, or for an `is_once` call once its answer has begun."""
         watcher = self._watcher
         if self.call.is_once and self._silent and self._state != _OVER:
             self._client = self._watcher = NullSink(self.leave)
@@ -428,7 +428,7 @@ class ResponseRelay:
         watcher.on_gone()
 
     def expire(self) -> None:
-        """The plane stops, and waits for this answer no longer; for the watcher it is as if the client left."""
+        """The plane stops and ends this answer; the watcher is called as if the client left."""
         self._detach(reusable=False)
         self._exchange.close()
         self._watcher.on_gone()
@@ -440,7 +440,7 @@ class ResponseRelay:
             self._client.reply(503, body, b"application/json", [(b"retry-after", b"1")])
 
     def _finish_cut(self, message: str, code: str) -> None:
-        """End what the client has of the answer: by an error event, or by the connection's end."""
+        """End the client's part of the answer: by an error event, or by closing the connection."""
         if not self._stream:
             self._client.cut()
             return
@@ -465,19 +465,19 @@ class ResponseRelay:
     # ------------------------------------------------------------ time, and the client's pace
 
     def pause(self) -> None:
-        """The client reads too slowly: nothing is read for it until `resume`."""
+        """The client reads too slowly: stop reading from the worker until `resume`."""
         self.paused = True
         if self.connection is not None:
             self.connection.pause_reading()
 
     def resume(self) -> None:
-        """The client has read what there was."""
+        """The client has read the pending bytes."""
         self.paused, self.received = False, True
         if self.connection is not None:
             self.connection.resume_reading()
 
     def check_timeouts(self, now_s: float) -> None:
-        """The attempt has failed if a limit of the call is exceeded now."""
+        """Fail the attempt if a limit of the call is exceeded at `now_s`."""
         call = self.call
         if self.received:
             self.received, self._received_s = False, now_s

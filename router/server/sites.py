@@ -23,7 +23,7 @@ CORS_HEADERS = frozenset(
         b"access-control-allow-origin", b"access-control-expose-headers", b"access-control-max-age",
     }
 )  # fmt: skip
-"""Of a worker's answer: which page may read ours is for us to say."""
+"""Headers of a worker's answer: the router decides which page may read an answer."""
 _EXPOSED = (
     b"access-control-expose-headers: retry-after, x-request-id, x-decision-id, x-worker-instance-id, x-dp-rank,"
     b" x-overlap-blocks, x-ignored-parameters\r\n"
@@ -46,7 +46,7 @@ class Sites:
             listed = {ANY}
         self._names = names
         self._served_hosts: set[bytes] = set()
-        """Values of `Host` that were found to be ours: most of them come again."""
+        """Accepted values of `Host`, cached."""
         self._other_lines = _VARY if listed - {ANY} else b""
         self._lines = {each.encode(): _lines(each.encode(), self._other_lines) for each in listed}
 
@@ -64,7 +64,7 @@ class Sites:
         return self._other_lines
 
     def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Return the headers that answer a preflight from a listed origin; none where it is no such request."""
+        """Return the headers of the answer to a preflight from a listed origin; empty if it is no such request."""
         if b"access-control-request-method" not in headers or self._listed(headers.get(b"origin", b"")) is None:
             return []
         wanted = headers.get(b"access-control-request-headers", b"")

@@ -1,7 +1,7 @@
 """Checks the timeouts of many connections with one timer.
 
-Every connection is looked at once a period. They stand in slots, of which one is looked at in each part of a period, so
-that thousands of them never take one long turn of the loop. While there are none, nothing is looked at.
+Every connection is checked once a period. Connections are spread over slots, and each tick checks one slot, so that
+thousands of connections never block the loop for long. Without connections there is no timer.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ SLOTS = 8
 
 
 class Watched(Protocol):
-    """What time passes for."""
+    """An object with timeouts."""
 
     def check_timeouts(self, now_s: float) -> None:
-        """Act on what is overdue at `now_s`, of the loop's clock."""
+        """Act on all timeouts that are overdue at `now_s`, by the loop's clock."""
 
 
 class TimeoutSweeper:
-    """All that is watched, from `start` to `stop`."""
+    """All watched objects, from `start` to `stop`."""
 
     def __init__(self, period_s: float) -> None:
         self._tick_s = period_s / SLOTS
@@ -33,19 +33,19 @@ class TimeoutSweeper:
         return sum(map(len, self._slots))
 
     def start(self) -> None:
-        """Time passes from now on."""
+        """Start checking."""
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
     def stop(self) -> None:
-        """Time passes no more."""
+        """Stop checking."""
         self._loop = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def add(self, watched: Watched) -> set[Watched]:
-        """Let time pass for one more; return its slot, from which it is discarded when it is over."""
+        """Watch one more object; return its slot, from which its owner discards it when it is over."""
         slot = next(self._next)
         slot.add(watched)
         if self._timer is None and self._loop is not None:

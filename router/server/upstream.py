@@ -2,7 +2,7 @@
 
     idle --send--> lent --answer read, all of it, worker wants to go on--> idle
                    lent --anything else--> closed
-    idle --worker_idle_s, bytes that nobody asked for, the worker's end--> closed
+    idle --worker_idle_s, unexpected bytes, the worker's end--> closed
 
 The connection used last is lent first. Where one that was used before ends without a byte of an answer, the worker had
 closed it before the request came: the request is sent once more, over a new one, unless its call `is_once`.
@@ -29,19 +29,19 @@ from router.server.sites import CORS_HEADERS
 from router.server.timeout_sweeper import TimeoutSweeper, Watched
 
 DIALS_MAX = 4096
-"""Connections that are being opened at one time."""
+"""Connections that may be opened at the same time."""
 _JOINED_BYTES_MAX = 16 << 10
 """Longer bodies are not copied behind their head."""
 _REQUEST_LINES_MAX = 64
 _SYSTEMS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""What the system refuses us, whoever the worker is."""
+"""Errors of this machine, whichever the worker is."""
 _RESOLVERS = frozenset({socket.EAI_SYSTEM, socket.EAI_MEMORY})
-"""What the resolver says where the system refused it a descriptor or memory: nothing about the worker's name."""
+"""Errors of the resolver when the system refused it a descriptor or memory: they say nothing of the worker's name."""
 OURS = HOP_BY_HOP | CORS_HEADERS | {
     b"x-request-id", b"x-worker-instance-id", b"x-prefill-instance-id", b"x-dp-rank", b"x-decision-id",
     b"x-overlap-blocks", b"x-ignored-parameters", DECODE_HEADER.encode(),
 }  # fmt: skip
-"""Of a connection, said by the router itself, or said to the router alone."""
+"""Headers of a connection, headers that the router writes itself, and headers meant for the router only."""
 
 _log = structlog.get_logger("http")
 
@@ -58,7 +58,7 @@ class UpstreamStatistics(NamedTuple):
 
 
 class Origin:
-    """A worker's address, what requests to it begin with, and its idle connections, last the one used last."""
+    """A worker's address, the constant part of its request heads, and its idle connections in the order of use."""
 
     __slots__ = ("_host_line", "_lines", "_prefix", "base_url", "connections", "host", "idle", "port", "tls")
 
@@ -77,7 +77,7 @@ class Origin:
         self.connections = 0
 
     def request_head(self, path: str, headers: bytes, body_bytes: int) -> bytes:
-        """Return a POST's head."""
+        """Return the head of a POST."""
         start = self._lines.get(path)
         if start is None:
             if len(self._lines) >= _REQUEST_LINES_MAX:
@@ -88,12 +88,12 @@ class Origin:
 
 
 class Upstreams:
-    """All connections to workers; new ones are opened by `dials`, while there are any."""
+    """All connections to workers. New ones are opened by `dials`, as long as there are free ones."""
 
     def __init__(
         self, limits: HttpLimits, timeout_sweeper: TimeoutSweeper, not_passed_on: frozenset[bytes] = OURS
     ) -> None:
-        """`not_passed_on` are names, in lower case, of workers' headers that clients do not get."""
+        """`not_passed_on` are headers of workers, in lower case, that clients do not get."""
         self._limits, self.timeout_sweeper = limits, timeout_sweeper
         self.connections_max = limits.worker_connections_max
         """As many as the open files allow, once that is known."""
@@ -114,7 +114,7 @@ class Upstreams:
     def forward(
         self, exchange: Exchange, client: ResponseSink, call: OutboundCall, watcher: ResponseHandler, now_s: float
     ) -> None:
-        """Send `call` to its worker; `watcher` hears of it."""
+        """Send `call` to its worker; `watcher` gets its events."""
         splice = exchange.carried = ResponseRelay(exchange, client, call, watcher, self._heads, now_s)
         self._lent += 1
         origin = self._origins.get(call.base_url)
@@ -133,25 +133,25 @@ class Upstreams:
         self._dial(origin, splice)
 
     def again(self, origin: Origin, splice: ResponseRelay) -> None:
-        """Send a call over a new connection whose old one had been closed by the worker."""
+        """Send a call over a new connection: the worker had closed the old one."""
         self._stale += 1
         self._dial(origin, splice)
 
     def stands(self, connection: "WorkerConnection", origin: Origin) -> set[Watched]:
-        """A connection stands; return its slot in the sweep."""
+        """Register an established connection; return its slot in the timeout sweeper."""
         self.connections.add(connection)
         origin.connections += 1
         return self.timeout_sweeper.add(connection)
 
     def lost(self, connection: "WorkerConnection", origin: Origin) -> None:
-        """A connection is gone; an address to which there are no more is forgotten."""
+        """Remove a closed connection, and forget an address without connections."""
         self.connections.discard(connection)
         origin.connections -= 1
         if not origin.connections:
             self._origins.pop(origin.base_url, None)
 
     def statistics(self) -> UpstreamStatistics:
-        """Return how many there are, and were."""
+        """Return current figures and totals."""
         return UpstreamStatistics(
             open=len(self.connections),
             idle=sum(len(origin.idle) for origin in self._origins.values()),
@@ -162,7 +162,7 @@ class Upstreams:
         )
 
     def abort(self) -> None:
-        """All connections are closed."""
+        """Close all connections."""
         for connection in tuple(self.connections):
             connection.abort()
 
@@ -179,7 +179,7 @@ class Upstreams:
             splice.fail("local", str(error))
 
     def _closed_idle(self) -> bool:
-        """Close a connection that is idle, which makes room for another; return whether there was one."""
+        """Close an idle connection to make room for another; return whether there was one."""
         for origin in self._origins.values():
             while origin.idle:
                 connection = next(iter(origin.idle))
@@ -228,7 +228,7 @@ class Upstreams:
 
 
 class WorkerConnection:
-    """One connection to a worker: an `asyncio.Protocol` by its shape, not by its class."""
+    """One connection to a worker. It implements `asyncio.Protocol` without deriving from it."""
 
     __slots__ = ("_idle_since_s", "_origin", "_slot", "_splice", "_transport", "_upstreams", "_used")
 
@@ -238,24 +238,24 @@ class WorkerConnection:
         self._slot: set[Watched] | None = None
         self._used = False
         self._idle_since_s = 0.0
-        """When time passed for it first since it is idle; 0: not yet. It is not worth a look at the clock."""
+        """Time of the first timeout check since it is idle; 0: none yet. That saves a read of the clock."""
 
     @property
     def closing(self) -> bool:
-        """Whether it ends, or has ended."""
+        """Whether it is closing or closed."""
         return self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It stands. Whoever opens it may have been cancelled meanwhile, and then it is closed without a word."""
+        """The connection is established. If its opener was cancelled meanwhile, it is closed silently."""
         self._transport = cast("asyncio.Transport", transport)
 
     def enlist(self) -> None:
-        """It is one of the connections until it is lost, and time passes for it."""
+        """Register it, and have its timeouts checked, until it is closed."""
         if not self._transport.is_closing():
             self._slot = self._upstreams.stands(self, self._origin)
 
     def send(self, splice: ResponseRelay) -> None:
-        """Lend it to `splice`, whose call is sent."""
+        """Lend it to `splice`, and send that one's call."""
         if self._transport.is_closing():  # it was hardly open
             splice.closed(clean=False)
             return
@@ -276,7 +276,7 @@ class WorkerConnection:
             self.pause_reading()
 
     def data_received(self, data: bytes) -> None:
-        """The worker sent something."""
+        """Take bytes from the worker."""
         splice = self._splice
         if splice is None:
             self.abort()
@@ -287,17 +287,17 @@ class WorkerConnection:
             abandoned(splice)
 
     def pause_writing(self) -> None:
-        """The worker reads slowly. There is nothing to hold back: a request is written once, when all of it is here."""
+        """The worker reads slowly. Nothing has to be held back: a request is written once, when it is complete."""
 
     def resume_writing(self) -> None:
-        """And reads again."""
+        """The worker reads again."""
 
     def eof_received(self) -> None:
-        """The worker sends no more; both directions are closed."""
+        """The worker sends no more; close both directions."""
         self._ended(clean=True)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - it is lost either way
-        """It is gone."""
+        """The connection is closed."""
         self._origin.idle.pop(self, None)
         if self._slot is not None:
             self._slot.discard(self)
@@ -318,7 +318,7 @@ class WorkerConnection:
             abandoned(splice)
 
     def release(self, *, reusable: bool) -> None:
-        """Its call is over: it is idle, or closed."""
+        """Its call is over: keep it as idle, or close it."""
         splice, self._splice = self._splice, None
         transport = self._transport
         if not reusable or transport.is_closing() or transport.get_write_buffer_size():
@@ -345,7 +345,7 @@ class WorkerConnection:
             self._transport.resume_reading()
 
     def check_timeouts(self, now_s: float) -> None:
-        """Time passes."""
+        """Check the timeouts of its call, or of being idle."""
         splice = self._splice
         if splice is not None:
             try:
@@ -359,13 +359,13 @@ class WorkerConnection:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Return whether this machine, not the worker, is why a connection failed."""
+    """Return whether this machine, not the worker, caused a failed connection."""
     if isinstance(error, socket.gaierror):
         return error.errno in _RESOLVERS
     return isinstance(error, OSError) and error.errno in _SYSTEMS
 
 
 def abandoned(splice: ResponseRelay) -> None:
-    """Whatever is wrong with us, it is in the log, and nobody waits for ever. Called where an exception is caught."""
+    """Log a fault of the router and end the call, so that no client waits forever. Called within an `except`."""
     _log.exception("splice_failed")
     splice.abandon()
