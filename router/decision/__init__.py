@@ -1,1 +1,1 @@
-"""Which rank gets a request: what is eligible, what each candidate costs, which is chosen and why."""
+"""The choice of a rank for a request: which ranks are eligible, what each candidate costs, which one wins and why."""

@@ -1,14 +1,14 @@
 """Sessions and the ranks that serve them: a fold over ledger events.
 
-    routed            its session is bound to the rank, whatever it was bound to before, and held while in flight
-    its last lease ends    the idle time of `idle_s` starts
-    idle for `idle_s`      bound no more
-    worker forgotten       sessions bound to its ranks are bound no more
-    more than `sessions_max`    the session that has been idle longest goes; while all are in flight, the oldest
+    routed                      its session is bound to the rank, replacing any former binding, and is in flight
+    its last lease ends         the idle time of `idle_s` starts
+    idle for `idle_s`           the binding ends
+    worker forgotten            the bindings to its ranks end
+    more than `sessions_max`    the session that has been idle longest is evicted; if all are in flight, the oldest
 
-What a binding means is the policy's: `hard`, the bound rank takes the request if it may at all; `soft`, it costs less
-there. A bound rank that may not take the request (unfit, gone, failed it) binds nothing: the request is placed like any
-other, and binds its session anew.
+The policy says what a binding means: `hard`, the bound rank takes the request if it is eligible; `soft`, it costs less
+there. If the bound rank is not eligible (unfit, gone, failed it), the request is placed like any other, and binds its
+session anew.
 """
 
 from collections.abc import Iterable
@@ -20,14 +20,14 @@ from router.journal.checkpoint_rows import AffinityTotals, BoundRow, IdleRow, Se
 
 
 class AffinityLimits(NamedTuple):
-    """How long an idle session stays bound (seconds), and how many sessions are known."""
+    """How long an idle session stays bound (seconds), and how many sessions are kept."""
 
     idle_s: float = 600.0
     sessions_max: int = 65_536
 
 
 class AffinityStatistics(NamedTuple):
-    """Sessions that are bound, of them in flight; bindings that went for want of room, and that changed their rank."""
+    """Bound sessions, and how many of them are in flight; evicted bindings, and bindings that changed their rank."""
 
     sessions: int
     in_flight: int
@@ -41,7 +41,7 @@ class _Idle(NamedTuple):
 
 
 class _Session:
-    """In flight."""
+    """A session in flight."""
 
     __slots__ = ("leases", "name", "rank")
 
@@ -52,7 +52,7 @@ class _Session:
 
 
 class Affinity:
-    """All bindings. Unknown leases and second endings change nothing; `now_s` never goes back."""
+    """All bindings. Unknown leases and second endings change nothing; `now_s` never decreases."""
 
     def __init__(self, limits: AffinityLimits | None = None) -> None:
         self._limits = limits or AffinityLimits()
@@ -62,7 +62,7 @@ class Affinity:
         self._evicted = self._moved = 0
 
     def apply(self, event: LedgerEvent, now_s: float) -> None:
-        """Fold one event in; those that say nothing of sessions are welcome."""
+        """Fold one event in. Events without a session are ignored."""
         match event:
             case Routed(session_id=session_id) if session_id:
                 self._bind(event, now_s)
@@ -106,7 +106,7 @@ class Affinity:
             self._idle[session.name] = _Idle(session.rank, now_s + self._limits.idle_s)
 
     def bound(self, session_id: str, now_s: float) -> WorkerRank | None:
-        """Return the rank that the session is bound to; None when it is to none, or has no name."""
+        """Return the rank that the session is bound to; None if it is not bound, or has no name."""
         if not session_id:
             return None
         session = self._busy.get(session_id)
@@ -116,14 +116,14 @@ class Affinity:
         return idle.rank if idle is not None and now_s < idle.until_s else None
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone, or begins anew: what was bound to it is free."""
+        """Unbind the sessions of a worker that left or restarted."""
         for name in [name for name, session in self._busy.items() if session.rank.worker_id == worker_id]:
             del self._busy[name]
         for name in [name for name, idle in self._idle.items() if idle.rank.worker_id == worker_id]:
             del self._idle[name]
 
     def tick(self, now_s: float) -> None:
-        """Let go of what has been idle for its time; no answer changes by it."""
+        """Drop expired sessions; answers do not change by that."""
         while self._idle:
             name, idle = next(iter(self._idle.items()))
             if now_s < idle.until_s:
@@ -133,31 +133,31 @@ class Affinity:
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def totals_row(self) -> AffinityTotals:
-        """Return the row of a checkpoint."""
+        """Return the row for a checkpoint."""
         return AffinityTotals(self._evicted, self._moved)
 
     def restore_totals(self, row: AffinityTotals) -> None:
-        """These are as the row has them."""
+        """Restore the totals from the row."""
         self._evicted, self._moved = row
 
     def bound_rows(self) -> list[BoundRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         return [BoundRow(name, session.rank) for name, session in self._busy.items()]
 
     def restore_bound(self, row: BoundRow) -> None:
-        """The session is in flight; its leases follow."""
+        """Restore a session in flight; its leases follow."""
         self._busy[row.name] = _Session(row.name, row.rank)
 
     def idle_rows(self) -> Iterable[IdleRow]:
-        """Return the rows of a checkpoint, which are made when they are read."""
+        """Return the rows for a checkpoint, made when they are read."""
         return map(_idle_row, self._idle.copy().items())
 
     def restore_idle(self, row: IdleRow) -> None:
-        """The session is bound, and has no lease."""
+        """Restore a session without a lease."""
         self._idle[row.name] = _Idle(row.rank, row.until_s)
 
     def lease_rows(self) -> list[SessionLeaseRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         busy = self._busy
         return [
             SessionLeaseRow(lease_id, session.name if busy.get(session.name) is session else None)
@@ -165,13 +165,13 @@ class Affinity:
         ]
 
     def restore_lease(self, row: SessionLeaseRow) -> None:
-        """The lease is one of the session, which was restored before."""
+        """Restore a lease of a session that was restored before."""
         session = _Session("", WorkerRank("", 0)) if row.name is None else self._busy[row.name]
         session.leases += 1
         self._of_lease[row.lease_id] = session
 
     def statistics(self) -> AffinityStatistics:
-        """Return how many sessions are bound, and what became of others."""
+        """Return current figures and totals."""
         return AffinityStatistics(
             sessions=len(self._busy) + len(self._idle),
             in_flight=len(self._busy),

@@ -1,13 +1,13 @@
-"""The approximate index: what worker ranks probably hold, known by nothing but what was routed to them.
+"""The approximate index: blocks that worker ranks probably hold, derived only from the requests routed to them.
 
-    routed            the request's blocks are the rank's newest; they count for `ttl_s`
-    more than fit     the rank's oldest blocks go, of one request the deepest first, until its capacity is kept
-    `ttl_s` passed    blocks that were not routed again count no more
-    worker forgotten  nothing of it counts
+    routed            the request's blocks become the rank's newest; they count for `ttl_s`
+    over capacity     the rank's oldest blocks are dropped, of one request the deepest first
+    `ttl_s` passed    blocks that were not routed again expire
+    worker forgotten  all its blocks are dropped
 
-A rank's blocks are a tree of stretches: blocks in a row, without a fork, that one request was the last to have. Whoever
-has a block has its parents, so a parent is never older than its child; the oldest stretch is a leaf, and the order of
-expiry is kept of the leaves alone. What a request costs grows with the forks on its way, hardly with its blocks.
+A rank's blocks are a tree of stretches: consecutive blocks, without a fork, whose last request is the same. A rank with
+a block has its parents, so a parent is never older than its child; the oldest stretch is a leaf, and only leaves are
+ordered by expiry. The cost of a request grows with the forks on its path, hardly with its blocks.
 """
 
 import itertools
@@ -22,14 +22,14 @@ from router.prompt.chains import BLOCK_BYTES, block_count, shared_blocks
 
 
 class ApproximateLimits(NamedTuple):
-    """How long a routed block counts (seconds), and how many of one rank do (blocks), whatever its worker states."""
+    """How long a routed block counts (seconds), and how many blocks of one rank count at most."""
 
     ttl_s: float = 120.0
     blocks_max: int = 1 << 18
 
 
 class ApproximateStatistics(NamedTuple):
-    """Blocks kept of each rank; blocks that went by time, for want of room, and with their worker."""
+    """Current blocks of each rank; total blocks that expired, were evicted, or left with their worker."""
 
     blocks: dict[WorkerRank, int]
     expired_blocks_total: int
@@ -38,14 +38,14 @@ class ApproximateStatistics(NamedTuple):
 
 
 class _Age(NamedTuple):
-    """When blocks expire, and the number of the request that had them last."""
+    """When blocks expire, and the number of the last request that had them."""
 
     expires_at_s: float
     request: int
 
 
 class _Stretch:
-    """Blocks in a row, packed. `children` by their first block; the root has no blocks and is its own parent."""
+    """Consecutive blocks, packed. `children` are keyed by their first block; the root is empty and its own parent."""
 
     __slots__ = ("age", "blocks", "children", "parent")
 
@@ -57,7 +57,7 @@ class _Stretch:
 
 
 class _Frozen:
-    """A tree's rows as they were at the moment of a checkpoint, made before the tree next changes, or when read."""
+    """The rows of a tree at the time of a checkpoint, made before the tree next changes, or when they are read."""
 
     __slots__ = ("_rank", "_rows", "_tree")
 
@@ -67,7 +67,7 @@ class _Frozen:
         self._rows = list[StretchRow]()
 
     def rows(self) -> list[StretchRow]:
-        """Return them; the tree may change from now on."""
+        """Return the rows; the tree may change from now on."""
         tree = self._tree
         if tree is not None:
             self._rows = tree.rows(self._rank)
@@ -78,7 +78,7 @@ class _Frozen:
 
 
 class _Tree:
-    """One rank's blocks. `leaves` by age, the oldest first. `frozen`: a checkpoint wants them as they are now."""
+    """One rank's blocks. `leaves` by age, the oldest first. `frozen`: a checkpoint needs the present state."""
 
     __slots__ = ("block_count", "frozen", "leaves", "root")
 
@@ -89,7 +89,7 @@ class _Tree:
         self.block_count = 0
 
     def add(self, chain: bytes, age: _Age) -> None:
-        """The blocks of `chain` are held, and are the newest."""
+        """Add the blocks of `chain`, as the newest."""
         if self.frozen is not None:
             self.frozen.rows()
         node, at = self.root, 0
@@ -106,7 +106,7 @@ class _Tree:
             self.leaves[age] = node
 
     def _split(self, stretch: _Stretch, cut: int) -> None:
-        """The blocks behind the first `cut` bytes are a stretch of their own."""
+        """Move the blocks behind the first `cut` bytes into a stretch of their own."""
         behind = _Stretch(stretch.blocks[cut:], stretch, stretch.age)
         behind.children = stretch.children
         for child in behind.children.values():
@@ -124,7 +124,7 @@ class _Tree:
         return leaf
 
     def rows(self, rank: WorkerRank) -> list[StretchRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         rows = list[StretchRow]()
         unseen = [(-1, child) for child in reversed(self.root.children.values())]
         while unseen:
@@ -135,7 +135,7 @@ class _Tree:
         return rows
 
     def drop(self, blocks_max: int) -> int:
-        """Forget the oldest leaf, or `blocks_max` of its blocks, the deepest; return how many."""
+        """Drop the oldest leaf, or the deepest `blocks_max` of its blocks; return how many."""
         if self.frozen is not None:
             self.frozen.rows()
         age, leaf = self.leaves.peekitem(0)
@@ -153,7 +153,7 @@ class _Tree:
         return dropped
 
     def overlap(self, chain: bytes, now_s: float) -> int:
-        """Return how many leading blocks of `chain` are held and have not expired."""
+        """Return how many leading blocks of `chain` are held and not expired."""
         node, at = self.root, 0
         while (child := node.children.get(chain[at : at + BLOCK_BYTES])) is not None:
             if child.age.expires_at_s <= now_s:
@@ -173,10 +173,10 @@ class ApproximateIndex:
         self._requests = 0
         self._expired_blocks = self._evicted_blocks = self._left_blocks = 0
         self._restored = list[_Stretch]()
-        """The stretches of the rank that is being restored, in the order of their rows."""
+        """The restored stretches of the current rank, in the order of their rows."""
 
     def routed(self, rank: WorkerRank, chain: bytes, now_s: float, capacity_blocks: int = 0) -> None:
-        """A request with these blocks was given to `rank`, which has room for so many (0: it does not say)."""
+        """A request with these blocks was routed to `rank`, whose capacity is `capacity_blocks` (0: not stated)."""
         if not chain:
             return
         tree = self._trees.get(rank)
@@ -195,14 +195,14 @@ class ApproximateIndex:
         return [0 if tree is None else tree.overlap(chain, now_s) for tree in trees]
 
     def forget(self, worker_id: str, now_s: float) -> None:
-        """The worker is gone, or begins anew: nothing that was routed to it counts."""
+        """Drop all blocks of a worker that left or restarted."""
         for rank in [rank for rank in self._trees if rank.worker_id == worker_id]:
             tree = self._trees.pop(rank)
             self._expire(tree, now_s)
             self._left_blocks += tree.block_count
 
     def tick(self, now_s: float) -> None:
-        """Let go of what has expired; no answer changes by it."""
+        """Drop expired blocks; answers do not change by that."""
         for rank, tree in list(self._trees.items()):
             self._expire(tree, now_s)
             if not tree.block_count:
@@ -215,15 +215,15 @@ class ApproximateIndex:
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def totals_row(self) -> ApproximateTotals:
-        """Return the row of a checkpoint."""
+        """Return the row for a checkpoint."""
         return ApproximateTotals(self._requests, self._expired_blocks, self._evicted_blocks, self._left_blocks)
 
     def restore_totals(self, row: ApproximateTotals) -> None:
-        """These are as the row has them."""
+        """Restore the totals from the row."""
         self._requests, self._expired_blocks, self._evicted_blocks, self._left_blocks = row
 
     def rows(self) -> Iterable[StretchRow]:
-        """Return the rows of a checkpoint. A rank's are made before its tree changes, or when they are read."""
+        """Return the rows for a checkpoint; a rank's rows are made before its tree changes, or when they are read."""
         frozen = list[_Frozen]()
         for rank, tree in self._trees.items():
             if tree.frozen is not None:
@@ -233,7 +233,7 @@ class ApproximateIndex:
         return itertools.chain.from_iterable(map(_Frozen.rows, frozen))
 
     def restore(self, row: StretchRow) -> None:
-        """The stretch is there, behind its parent, which was restored before."""
+        """Restore a stretch; its parent was restored before."""
         tree = self._trees.get(row.rank)
         if tree is None:
             tree = self._trees[row.rank] = _Tree()
@@ -247,7 +247,7 @@ class ApproximateIndex:
         self._restored.append(node)
 
     def statistics(self) -> ApproximateStatistics:
-        """Return how much is kept, expired blocks too where no time was let pass, and what went."""
+        """Return the figures; blocks that expired since the last tick still count."""
         return ApproximateStatistics(
             blocks={rank: tree.block_count for rank, tree in self._trees.items()},
             expired_blocks_total=self._expired_blocks,

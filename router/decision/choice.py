@@ -11,7 +11,7 @@ from kv_protocol.splitmix import choice_index, unit_interval
 
 
 class Choice(NamedTuple):
-    """Indices of the winner and of the cheapest other candidate, and how much more that one costs."""
+    """Indices of the winner and of the cheapest other candidate, and how much more the latter costs."""
 
     winner: int
     runner_up: int | None
@@ -30,7 +30,7 @@ def beside(costs: list[float], winner: int) -> Choice:
     own, costs[winner] = costs[winner], math.inf
     second = min(costs)
     runner_up = costs.index(second)
-    if runner_up == winner:  # all others are infinite, as it was meanwhile
+    if runner_up == winner:  # all others are infinite
         runner_up = 0 if winner else 1
     costs[winner] = own
     return Choice(winner, runner_up, second - own)
@@ -52,7 +52,7 @@ def _sampled(costs: list[float], temperature: float, seed: int) -> int:
     total, weights = 0.0, list[float]()
     for cost in costs:
         weights.append(math.exp(-(cost - lowest) / span / temperature))
-        total += weights[-1]  # `sum` adds up in another way in other versions of Python
+        total += weights[-1]  # `sum` adds up differently in other versions of Python
     point = unit_interval(seed) * total
     for index, weight in enumerate(weights):
         point -= weight

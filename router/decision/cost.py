@@ -7,16 +7,16 @@
     cost           = (prefill_scale * prefill + decode_scale * decode + request_weight * active requests
                       + history_weight * history) * constraint_multiplier
 
-`queued`: uncached tokens promised to the rank and not yet past their first token. `device`, `host`, `disk`: blocks that
-each tier adds to the prefix; what is on its way to the rank counts as on the device. trust: EXACT 1, DEGRADED 0.5 of
-what was last known, FALLBACK 1 of what was routed there. A request promises N blocks; prefill is not rounded. With
-overlap_credit 0 no tier is credited: the policy then goes by load alone.
+`queued`: uncached tokens promised to the rank whose requests have not reached their first token. `device`, `host`,
+`disk`: blocks that each tier adds to the prefix; expected blocks count as on the device. trust: EXACT 1, DEGRADED 0.5
+of what was last known, FALLBACK 1 of what was routed there. A request promises N blocks; prefill is not rounded. With
+overlap_credit 0 no tier is credited: the policy then uses load only.
 
 Spill gate: a rank with queued > max(4 * ISL, spill_tokens) has no credit while another has less than half of that.
 
-N and overlap_credit 0 are as NVIDIA Dynamo has them (`router bench oracle`). Each term is a column over the
-candidates. Every number comes of additions, products and comparisons of its own column, one after another, so that all
-machines agree on each bit.
+N and overlap_credit 0 are as in NVIDIA Dynamo (`router bench oracle`). Each term is a column over the candidates. Every
+number results from additions, products and comparisons of its own column, in a fixed order, so that all machines agree
+on each bit.
 """
 
 from typing import NamedTuple
@@ -29,13 +29,13 @@ from router.decision.policy import CostParameters, Policy
 from router.decision.view import Floats, Ints, RouteRequest, View
 
 TRUST_FACTOR: dict[TrustState, float] = {"EXACT": 1.0, "DEGRADED": 0.5, "FALLBACK": 1.0}
-"""What share of a rank's overlap is credited; of a FALLBACK rank the overlap is the approximate index's."""
+"""Share of a rank's overlap that is credited; a FALLBACK rank's overlap comes from the approximate index."""
 SPILL_ISL = 4
-"""So many times a request's own tokens may be queued before a rank is over its gate."""
+"""A rank is over its gate with more queued tokens than this many times a request's own."""
 
 
 class CostColumns(NamedTuple):
-    """The addends of every candidate's cost, as `CostTerms` has them; None: 0 for all, or 1 for the multiplier."""
+    """The terms of every candidate's cost, as in `CostTerms`; None: 0 for all, or 1 for the multiplier."""
 
     overlap_credit_blocks: Floats
     prefill_blocks: Floats
@@ -45,10 +45,10 @@ class CostColumns(NamedTuple):
     constraint_multiplier: Floats | None
     cost: Floats
     spilled: NDArray[np.bool_] | None
-    """Whose credit the spill gate took; None: nobody's."""
+    """Ranks whose credit the spill gate removed; None: no rank."""
 
     def terms(self, at: int) -> CostTerms:
-        """Return those of one candidate."""
+        """Return the terms of one candidate."""
         return CostTerms(
             overlap_credit_blocks=float(self.overlap_credit_blocks[at]),
             prefill_blocks=float(self.prefill_blocks[at]),
@@ -102,7 +102,7 @@ def _credit(view: View, request: RouteRequest, policy: Policy) -> tuple[Floats, 
     credit: Floats = device * parameters.overlap_credit
     if parameters.overlap_credit_decay:
         credit *= _decay(queued, -(-tokens // request.block_size) * request.block_size, parameters)
-    if device.tobytes() != disk.tobytes():  # the tiers between them add nothing where these agree
+    if device.tobytes() != disk.tobytes():  # the tiers between them add nothing if these agree
         credit += (host - device) * parameters.host_weight
         credit += (disk - host) * parameters.disk_weight
     if view.trust_factor is not None:

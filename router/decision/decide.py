@@ -1,9 +1,9 @@
-"""`decide`: view, request, policy and seed in, a verdict out. Pure: the same in, the same out.
+"""`decide`: a verdict from a view, a request, a policy and a seed. Pure and reproducible.
 
-excluded     who may not take the request at all (`eligibility.py`), and of a full miss, of which no candidate holds
-             or awaits anything, newcomers that had their share, unless all had
-candidates   the others; the mode chooses among them (`policies.py`)
-reason       the mode's, but `pinned` where the caller named the worker, `newcomer` where newcomers were passed over
+excluded     ranks that may not take the request (`eligibility.py`), and, for a full miss, of which no candidate
+             holds or expects a block, newcomers with a spent share, unless all candidates are such newcomers
+candidates   the other ranks; the mode chooses among them (`policies.py`)
+reason       the mode's, but `pinned` if the client named the worker, `newcomer` if newcomers were excluded
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,12 @@ HAD_ITS_SHARE = "newcomer: it had its share of requests of which nobody holds an
 
 
 def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: Mapping[str, Mode] = MODES) -> Verdict:
-    """Return who takes the request, chosen by the mode of `modes` that the policy of its phase names.
+    """Choose a rank for the request, by the mode of `modes` that the policy of its phase names.
 
     Raises:
-        NoEligibleWorker: nobody may.
-        WorkerNotNamed: the caller should have named a worker, and has not.
-        LimitExceeded: a user's mode chose nobody that is there.
+        NoEligibleWorker: no rank is eligible.
+        WorkerNotNamed: the mode requires the client to name a worker, and it did not.
+        LimitExceeded: a user's mode chose a rank that does not exist.
     """
     policy = policy_for(policy, request, modes)
     mode, why = modes[policy.mode], exclusions(view, request)
@@ -76,7 +76,7 @@ def decide(view: View, request: RouteRequest, policy: Policy, seed: int, modes: 
 
 
 def _settled(view: View, rank_indices: Sequence[int]) -> Sequence[int]:
-    """Return of a full miss the places of those that are no newcomers with their share; else, and without any, all."""
+    """For a full miss, return the ranks except newcomers with a spent share; otherwise, or if none is left, all."""
     others = [place for place in rank_indices if not view.newcomer[place]]
     if not others or len(others) == len(rank_indices) or view.expected[rank_indices].any():
         return rank_indices
@@ -90,7 +90,7 @@ def _reason(choice: Choice, request: RouteRequest, *, is_one_passed_over: bool) 
 
 
 def _held_blocks(view: View, rank_indices: Sequence[int], place: int) -> tuple[int, int, int]:
-    """Return what is held at one place, what is expected there, and how much more a candidate holds."""
+    """Return the blocks held at one rank, the blocks expected there, and how many more the best candidate holds."""
     depths = view.overlap[0]
     overlap = int(depths[place])
     best = np.maximum.reduce(depths if len(rank_indices) == len(depths) else depths[rank_indices])

@@ -1,14 +1,15 @@
 """Decides where a prompt is computed: by a prefill worker, or by the worker that decodes it.
 
-    conditional     the decode worker computes the prompt itself where
+    conditional     the decode worker computes the prompt itself if
     off             never, as long as there are prefill workers
-    isl_bounding    few of its tokens are not held there: effective < `effective_isl_tokens`
+    isl_bounding    it lacks few of the tokens: effective < `effective_isl_tokens`
                     and effective / ISL < `effective_isl_ratio`
     prefill_load    every prefill rank has more queued than `prefill_busy` x max_num_batched_tokens
-    isl_or_load     either
+    isl_or_load     one of the two applies
 
-    effective = ISL - tokens that the decode rank holds of the prompt; the rank is the one that would be chosen for all
-    of it. A rank that uses more than `decode_busy` of its blocks computes no prompts, whatever the policy.
+    effective = ISL - tokens of the prompt that the decode rank holds; the decode rank is the one that would be chosen
+    to compute and decode all of it. A rank that uses more than `decode_busy` of its blocks computes no prompts,
+    whatever the policy.
 
 Source: `docs/SOURCES.md` D4.4.
 """
@@ -52,20 +53,20 @@ class ConditionalLimits(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Whether the decode worker computes the prompt, and all that this was decided by."""
+    """Whether the decode worker computes the prompt, and the figures behind it."""
 
     is_local: bool
     reason: PlacementReason
     effective_tokens: int
     isl_tokens: int
     prefill_load: float
-    """The least queued tokens / max_num_batched_tokens of a prefill rank that takes work; inf: there is none."""
+    """Smallest queued tokens / max_num_batched_tokens of a prefill rank that takes work; inf: there is none."""
     decode_load: float
-    """The share of its blocks that the decode rank uses; 0 where it does not say how many it has."""
+    """The share of its blocks that the decode rank uses; 0 if its block count is not stated."""
 
 
 def placement(verdict: Verdict, limits: ConditionalLimits) -> Placement:
-    """Return where the prompt is to be computed, by a policy that is not off; `alone`: who would take all of it."""
+    """Return where the prompt is computed. `verdict` is the decision for a rank that computes and decodes all."""
     view, request = verdict.view, verdict.request
     place = view.ranks.index(verdict.winner)
     held_tokens = min(verdict.expected_blocks, request.reusable_blocks) * request.block_size
@@ -86,7 +87,7 @@ def placement(verdict: Verdict, limits: ConditionalLimits) -> Placement:
 
 
 def _is_short(effective: int, isl_tokens: int, limits: ConditionalLimits) -> bool:
-    """A prompt of which nothing is known is not short."""
+    """A prompt of unknown length is not short."""
     if not isl_tokens:
         return False
     return effective < limits.effective_isl_tokens and effective / isl_tokens < limits.effective_isl_ratio
@@ -107,14 +108,14 @@ def _decode_load(view: View, place: int) -> float:
 
 
 def first_phase(roles: frozenset[str], *, may_split: bool) -> RequestPhase:
-    """Return what is asked first, of a fleet whose fit workers have these roles."""
+    """Return the first phase, for a fleet whose fit workers have these roles."""
     if may_split and roles >= _SPLITS:
         return "prefill"
     return "alone" if "decode" in roles and "aggregated" not in roles else "whole"
 
 
 def requested_phase(params: bytes, *, accepted: bool) -> RequestPhase:
-    """Return the one phase that the `disaggregated_params` of a request ask for; raise `RequestInvalid`."""
+    """Return the one phase that a request's `disaggregated_params` ask for; raise `RequestInvalid`."""
     if not accepted:
         raise RequestInvalid(_FIELD, "a value", "none: workers say them (disaggregation.accept_params is false)")
     try:

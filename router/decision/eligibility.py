@@ -1,18 +1,18 @@
 """Which ranks may take a request, and which are preferred.
 
-The first that holds says why a rank may not:
+The first of these reasons excludes a rank:
 
-    unfit          draining, silent, its breaker is open, it asked to be left alone (`Fleet`, `Breakers`)
+    unfit          draining, silent, its breaker is open, it answered that it is busy (`Fleet`, `Breakers`)
     endpoint       it does not state the request's OpenAI endpoint (`kv_protocol/api_endpoints.py`)
     role           it serves other phases than the request's (`ROLES`)
-    domain         the prompt's KV lies where it cannot fetch it from: in another transfer domain
+    domain         the prompt's KV lies in another transfer domain, from which it cannot fetch
     transfer       the prompt's KV cannot be transferred: it is longer than the worker's buffer, a decode worker cannot
                    take blocks of the prefill worker that has it (`pairs.py`), or no decode worker can take this one's
-    lora           the request names an adapter that the worker has not loaded; the base model is everybody's
+    lora           the request names an adapter that the worker has not loaded; every worker serves the base model
     taint          the request requires a taint that the worker does not carry: `required_taints` must be a subset of
-                   its `taints`. A taint keeps nobody away who does not ask
-    max_seq_len    prompt and answer do not fit; not asked where the prompt was not encoded (`isl_tokens` 0). Likewise
-                   a prompt above `max_prompt_tokens`, but of a phase that takes its KV from another worker
+                   its `taints`. A taint does not exclude requests that require none
+    max_seq_len    prompt and answer do not fit; not checked if the prompt was not encoded (`isl_tokens` 0). Likewise
+                   a prompt above `max_prompt_tokens`, except in a phase that gets its KV from another worker
     pinned         the request names another worker or rank
     tried          it failed this request
 
@@ -21,7 +21,8 @@ The first that holds says why a rank may not:
 A positive weight makes a worker cheaper, a negative one dearer by the same factor, and opposite ones cancel out.
 Source: `docs/SOURCES.md` D1.5.
 
-Where every rank is known to be fit and whole (`View.whole`), a request that constrains nothing costs no look at any.
+If every rank is known to be eligible by default (`View.is_uniform`), no rank is checked for a request without
+constraints.
 """
 
 import math
@@ -62,7 +63,7 @@ ROLES: dict[str, tuple[str, ...]] = {
     "decode": ("decode",),
     "alone": ("decode", "aggregated"),
 }
-"""Who may be asked for a phase."""
+"""The roles that serve each phase."""
 
 _NO_MISFITS: Mapping[str, str] = {}
 _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
@@ -86,35 +87,35 @@ _KIND_OF_BEGINNING: tuple[tuple[str, ReasonKind], ...] = (
 
 
 class Ranks(Protocol):
-    """The ranks that serve a model, as a view has them; place i of each speaks of `ranks[i]`."""
+    """The ranks that serve a model, as columns of a view; element i of each column belongs to `ranks[i]`."""
 
     @property
     def ranks(self) -> tuple[WorkerRank, ...]:
-        """Who they are."""
+        """The ranks."""
 
     @property
     def registrations(self) -> tuple[WorkerRegistered, ...]:
-        """The registration behind each."""
+        """The registration of each rank's worker."""
 
     @property
     def unfit(self) -> tuple[str, ...]:
-        """Why each takes no new work; empty when it may."""
+        """Why each rank takes no new work; empty if it does."""
 
     @property
     def is_uniform(self) -> bool:
-        """All are known to be fit, and to serve whole chats and completions."""
+        """Every rank is known to be fit, aggregated, and to serve chats and completions."""
 
     @property
     def seq_len_min(self) -> int:
-        """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none does."""
+        """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: no worker states one."""
 
     @property
     def misfits(self) -> Mapping[str, Mapping[str, str]]:
-        """Prefill worker id, decode worker id: why the one cannot take the other's KV blocks."""
+        """Prefill worker id, decode worker id: why the decode worker cannot take the prefill worker's KV blocks."""
 
 
 def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
-    """Return of every rank of the view why it may not take the request; empty where it may."""
+    """Return for every rank of the view why it may not take the request; empty if it may."""
     if view.is_uniform and not constrains(request, view.seq_len_min):
         return view.unfit  # all of them empty
     apart = _apart(view, request)
@@ -125,9 +126,9 @@ def exclusions(view: Ranks, request: RouteRequest) -> tuple[str, ...]:
 
 
 def _apart(view: Ranks, request: RouteRequest) -> Mapping[str, str] | None:
-    """Return by worker id why a worker's pair does not work, None for a request of which no KV is transferred.
+    """Return by worker id why its pair does not work; None if no KV is transferred for the request.
 
-    Of prefill workers those are named that no decode worker fits.
+    A prefill worker is listed if no decode worker fits it.
     """
     if request.prefill_worker is None:
         return None if request.transfer_domain is None else _NO_MISFITS
@@ -144,9 +145,9 @@ def _apart(view: Ranks, request: RouteRequest) -> Mapping[str, str] | None:
 
 
 def constrains(request: RouteRequest, seq_len_min: int) -> bool:
-    """Return whether the request can exclude a rank that is fit and serves whole chats and completions.
+    """Return whether the request can exclude a rank that is fit, aggregated, and serves chats and completions.
 
-    `seq_len_min` is the smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none does.
+    `seq_len_min` is the smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: no worker states one.
     """
     return bool(
         request.endpoint not in DEFAULT_ENDPOINTS
@@ -170,7 +171,7 @@ def exclusion(
     request: RouteRequest,
     apart: Mapping[str, str] | None = _NO_MISFITS,
 ) -> str:
-    """Return why the rank may not take the request, however fit it is; empty where it may.
+    """Return why the rank may not take the request, apart from its fitness; empty if it may.
 
     `apart` are the workers that the request's KV cannot be transferred from or to, with the reason; None: no KV is.
     """
@@ -196,7 +197,7 @@ def exclusion(
 
 
 def _too_long(registration: WorkerRegistered, request: RouteRequest) -> str:
-    """Return why the worker has no room for prompt and answer; empty where it has, or the prompt was not encoded."""
+    """Return why prompt and answer do not fit the worker; empty if they fit, or the prompt was not encoded."""
     if registration.max_seq_len and request.isl_tokens and _tokens(request) > registration.max_seq_len:
         allowed = registration.max_seq_len
         return f"max_seq_len: {request.isl_tokens} + {max(1, request.max_tokens)} tokens, at most {allowed}"
@@ -210,7 +211,7 @@ def _too_long(registration: WorkerRegistered, request: RouteRequest) -> str:
 
 
 def _transfer_exclusion(registration: WorkerRegistered, request: RouteRequest, apart: Mapping[str, str]) -> str:
-    """Return why the prompt's KV cannot be transferred from or to the worker; empty where it can, or need not."""
+    """Return why the prompt's KV cannot be transferred from or to the worker; empty if it can, or need not be."""
     if request.transfer_domain not in (None, registration.transfer_domain):
         return f"transfer_domain {registration.transfer_domain!r}: the prompt's KV lies in {request.transfer_domain!r}"
     if request.prefill_worker is None:
@@ -221,7 +222,7 @@ def _transfer_exclusion(registration: WorkerRegistered, request: RouteRequest, a
 
 
 def multipliers(view: Ranks, request: RouteRequest) -> NDArray[np.float64] | None:
-    """Return what each rank's cost is multiplied by, all > 0; None where the request prefers nothing."""
+    """Return the factor of each rank's cost, all > 0; None if the request has no preference."""
     preferred = request.preferred_taints
     if not preferred:
         return None
@@ -235,5 +236,5 @@ def _multiplier(taints: tuple[str, ...], preferred: tuple[tuple[str, float], ...
 
 
 def reason_kind(reason: str) -> ReasonKind:
-    """Return which of `REASON_KINDS` an exclusion's reason is, for whoever counts them."""
+    """Return the `REASON_KINDS` member of an exclusion's reason, for metrics."""
     return next((kind for beginning, kind in _KIND_OF_BEGINNING if reason.startswith(beginning)), "other")

@@ -1,4 +1,4 @@
-"""Why a request could not be routed."""
+"""Errors of requests that cannot be routed."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from kv_protocol.decision import Exclusion
 
 
 class NoEligibleWorker(Exception):
-    """No rank may take the request; `exclusions` says for every rank why not, the message for the first ones."""
+    """No rank may take the request. `exclusions` has the reason of every rank, the message those of the first ones."""
 
     def __init__(self, model: str, exclusions: tuple[Exclusion, ...]) -> None:
         reasons = [f"{each.worker_id}/{each.dp_rank}: {each.reason}" for each in exclusions[:_NAMED_MAX]]
@@ -17,7 +17,7 @@ class NoEligibleWorker(Exception):
 
 
 class WorkerNotNamed(Exception):
-    """The mode leaves the choice to the caller, who has not made it: the request's own fault."""
+    """The mode requires the client to name a worker, and it did not: the client's fault."""
 
     def __init__(self, allowed: tuple[str, ...]) -> None:
         some = _some(allowed[:_NAMED_MAX], len(allowed), ", ")
@@ -30,6 +30,6 @@ _NAMED_MAX = 8
 
 
 def _some(named: Sequence[str], count: int, separator: str) -> str:
-    """Return those that are named, and how many of the `count` are not."""
+    """Join the names, and add how many of the `count` are missing."""
     more = count - len(named)
     return separator.join(named) + (f" and {more} more" if more > 0 else "")

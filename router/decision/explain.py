@@ -1,4 +1,4 @@
-"""Explains a decision in words, from its own terms alone."""
+"""Explains a decision in words, from its terms only."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ _SENT = {
 
 
 def explain(decision: Decision, *, is_hypothetical: bool = False) -> str:
-    """Return a few sentences that say who won, why, and by how much; hypothetical: no request went there."""
+    """Return a few sentences: which rank won, why, and by how much. `is_hypothetical`: no request went there."""
     opening = _opening(decision, "would go" if is_hypothetical else "went")
     return "\n".join([opening, *map(_line, _by_cost(decision)), *_closing(decision)])
 

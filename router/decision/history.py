@@ -1,9 +1,9 @@
-"""How much prefill each rank was given lately: in-flight load does not see agents that send one request after another.
+"""Decaying sum of prefill work per rank: in-flight load does not show agents that send one request after another.
 
     history_blocks(t) = sum over requests routed to the rank of prefill_blocks * 2 ^ -((t - routed at) / HALF_LIFE_S)
 
-All sums are kept as of one moment, so that one factor makes them those of another. That moment moves on by whole half
-lives: the sums then halve exactly.
+All sums refer to one moment, so that one factor converts them to another. That moment advances by whole half-lives, so
+that the sums halve exactly.
 """
 
 import math
@@ -27,7 +27,7 @@ class History:
         self._as_of_s: float | None = None
 
     def add(self, rank: WorkerRank, prefill_blocks: float, now_s: float) -> None:
-        """A request with so many blocks to prefill was routed to the rank."""
+        """A request with this many blocks to prefill was routed to the rank."""
         if self._as_of_s is None:
             self._as_of_s = now_s
         halvings = (now_s - self._as_of_s) / HALF_LIFE_S
@@ -40,7 +40,7 @@ class History:
         self._sums.put(row, self._sums.get(row) + prefill_blocks * math.exp2(halvings))
 
     def columns(self, ranks: tuple[WorkerRank, ...], now_s: float) -> NDArray[np.float64]:
-        """Return what is left of each rank's sum, in the order of `ranks`; read-only."""
+        """Return each rank's decayed sum, in the order of `ranks`; read-only."""
         blocks: NDArray[np.float64] = self._sums.columns(ranks)[0]
         if self._as_of_s is not None:
             blocks = blocks * math.exp2((self._as_of_s - now_s) / HALF_LIFE_S)
@@ -48,22 +48,22 @@ class History:
         return blocks
 
     def moment_row(self) -> HistoryMoment:
-        """Return the row of a checkpoint."""
+        """Return the row for a checkpoint."""
         return HistoryMoment(self._as_of_s)
 
     def restore_moment(self, row: HistoryMoment) -> None:
-        """All sums that follow are of this moment."""
+        """Restore the moment of the sums that follow."""
         self._as_of_s = row.as_of_s
 
     def rows(self) -> list[HistoryRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         return [HistoryRow(rank, self._sums.get(self._sums.row(rank))) for rank in self._sums]
 
     def restore(self, row: HistoryRow) -> None:
-        """The rank's sum is as the row has it."""
+        """Restore the rank's sum from the row."""
         self._sums.put(self._sums.row(row.rank), row.blocks)
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone."""
+        """Drop a worker that left."""
         for rank in [rank for rank in self._sums if rank.worker_id == worker_id]:
             self._sums.remove(rank)

@@ -1,4 +1,4 @@
-"""The part of a view that is the same from one decision to the next: ranks of a model, their fitness and trust.
+"""The part of a view that stays the same between decisions: the ranks of a model, their fitness and trust.
 
 It holds until something that it was made of is applied, and no longer than `valid_until_s`, when time alone changes it.
 """
@@ -22,12 +22,12 @@ from router.fleet.trust import Disparity, Trust, trust_of
 
 _TIERS = 4
 _new = tuple.__new__
-"""Makes a named tuple in half the time that its own constructor takes."""
+"""Creates a named tuple in half the time of its constructor."""
 _Number = TypeVar("_Number", np.int32, np.int64, np.float64)
 
 
 class Trusted(NamedTuple):
-    """How far each rank is trusted; the factors as a column (None: 1 for all); places of those without events."""
+    """Trust of each rank; the factors as a column (None: 1 for all); indices of the ranks without events."""
 
     trust: tuple[Trust, ...]
     factor: Floats | None
@@ -70,7 +70,7 @@ class ModelView:
         self._blank = self._columns_of_nothing()
 
     def trusted(self, doubts: tuple[str, ...]) -> Trusted:
-        """Return how far each rank is trusted whose stream is in this doubt."""
+        """Return the trust of each rank, given the doubts of their streams."""
         if doubts is not self._doubts:
             self._doubts = doubts
             trust = tuple(map(trust_of, self._disparities, doubts))
@@ -83,11 +83,11 @@ class ModelView:
         return self._trusted
 
     def column(self, of_rank: Mapping[WorkerRank, int]) -> Ints:
-        """Return what is said of each rank, 0 where nothing is."""
+        """Return each rank's value as a column; 0 for ranks without one."""
         return np.array([*map(of_rank.get, self.ranks, repeat(0))], dtype=np.int64)
 
     def blank(self, now_s: float, turn: int) -> View:
-        """Return a view in which nothing is held, promised or expected, and no doubt was heard of."""
+        """Return a view in which no blocks are held, promised or expected, and no stream is in doubt."""
         return _new(View, (now_s, turn, *self._blank))
 
     def _columns_of_nothing(self) -> tuple[Any, ...]:

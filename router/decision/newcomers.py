@@ -1,18 +1,18 @@
 """Reserves a share of full misses (requests of which no rank has a block) for ranks that joined lately.
 
-A rank that joins a working fleet is idle and empty: it would be given all of them at once. Until it has filled a
-quarter of its blocks it gets at most one of 2 x ranks.
+A rank that joins a working fleet is idle and empty: without a bound it would get all full misses at once. Until it has
+filled a quarter of its blocks it gets at most one of 2 x ranks.
 
-    joined           a founder, while the model's eldest rank has been known for less than `GATHER_S` (the fleet starts,
-                     or this router does), or where the worker does not state its `total_kv_blocks`; else a newcomer
+    joined           a founder, while the model's eldest rank has been known for less than `GATHER_S` (the fleet or the
+                     router starts), or if the worker does not state its `total_kv_blocks`; else a newcomer
     settled          a rank, founder or newcomer, whose blocks in use were once reported (`LoadApplied`) as a quarter of
                      `total_kv_blocks`, or to which as many uncached blocks were promised (`Routed`); it stays so.
-                     The journal has both, and has not what the index knows
-    full miss        counted by every newcomer that it did not go to; one that it went to begins again at 0
+                     The journal has both, but not the content of the index
+    full miss        counted by every newcomer that it did not go to; the newcomer that it went to restarts at 0
     slice spent      until 2 x ranks - 1 full misses are counted: at most every (2 x ranks)-th is the newcomer's own
-    nobody settled   among the ranks: nobody is held back, since all are as cold
+    none settled     among the ranks: none is held back, since all are equally cold
 
-There are counters alone, so the same records give the same answers.
+The state consists of counters only, so the same records give the same answers.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class Newcomers:
         self._newcomers: dict[WorkerRank, _Rank] = {}
 
     def joined(self, registration: WorkerRegistered, now_s: float) -> None:
-        """A worker began a life."""
+        """A worker registered a new instance."""
         self.forget(registration.worker_id)
         eldest_s = min(
             (each.joined_s for each in self._ranks.values() if each.model == registration.model), default=now_s
@@ -60,17 +60,17 @@ class Newcomers:
                 self._newcomers[rank] = known
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone."""
+        """Drop a worker that left."""
         for rank in [rank for rank in self._ranks if rank.worker_id == worker_id]:
             del self._ranks[rank]
             self._newcomers.pop(rank, None)
 
     def used(self, rank: WorkerRank, blocks: int) -> None:
-        """The rank's engine reports so many blocks in use."""
+        """The rank's engine reported this many blocks in use."""
         self._settle(rank, blocks)
 
     def promised(self, rank: WorkerRank, uncached_blocks: float) -> None:
-        """A request was routed to the rank, of which it must compute so many blocks."""
+        """A request was routed to the rank, which must compute this many blocks of it."""
         known = self._ranks.get(rank)
         if known is not None and not known.is_settled:
             known.promised_blocks += uncached_blocks
@@ -83,7 +83,7 @@ class Newcomers:
             self._newcomers.pop(rank, None)
 
     def missed(self, winner: WorkerRank, ranks: Sequence[WorkerRank]) -> None:
-        """A request went to `winner` of which none of `ranks`, all that serve its model, had or expected a block."""
+        """A full miss went to `winner`: none of `ranks`, all that serve its model, had or expected a block of it."""
         if not self._newcomers:
             return
         for rank in ranks:
@@ -92,7 +92,7 @@ class Newcomers:
                 newcomer.misses = 0 if rank == winner else newcomer.misses + 1
 
     def rows(self) -> list[NewcomerRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         return [
             NewcomerRow(
                 rank,
@@ -108,7 +108,7 @@ class Newcomers:
         ]
 
     def restore(self, row: NewcomerRow) -> None:
-        """The rank is as the row has it."""
+        """Restore a rank from its row."""
         known = _Rank(row.model, row.joined_s, row.settled_blocks, is_newcomer=row.is_newcomer)
         known.is_settled, known.promised_blocks, known.misses = row.is_settled, row.promised_blocks, row.misses
         self._ranks[row.rank] = known
@@ -116,9 +116,9 @@ class Newcomers:
             self._newcomers[row.rank] = known
 
     def flags(self, ranks: Sequence[WorkerRank]) -> tuple[bool, ...]:
-        """Return for each of the ranks that serve a model whether its slice of full misses is spent for now.
+        """Return for each rank that serves a model whether its share of full misses is spent.
 
-        Of a full miss such a rank is left out, where another that is not may take it.
+        Such a rank is excluded from a full miss if another eligible rank has a share left.
         """
         if not self._newcomers or not self._is_any_settled(ranks):
             return (False,) * len(ranks)

@@ -1,13 +1,13 @@
 """Which decode workers cannot take KV blocks from which prefill workers, by their registrations.
 
-    field              a pair does not work where
+    field              a pair does not work if
     ----------------   -----------------------------------------------------------------
     block_size         they differ
-    kv_cache_dtype     both name one, neither is `auto`, and they differ in any other way than case
-    transfer_backend   both name one, and they differ likewise
+    kv_cache_dtype     both name one, neither is `auto`, and they differ in more than case
+    transfer_backend   both name one, and they differ in more than case
 
-A pair is judged once, when one of the two registers: a decision only looks the pair up. Only workers that serve a
-common name are judged. Source: NVIDIA/TensorRT-LLM, `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp`,
+A pair is checked once, when one of the two registers: a decision only looks the pair up. Only workers that serve a
+common name are checked. Source: NVIDIA/TensorRT-LLM, `cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp`,
 `inquireSupport` (one data type, one block size), and `cacheTransceiver.cpp` (each backend has connections of its own).
 """
 
@@ -17,13 +17,13 @@ from kv_protocol.errors import shortened
 from kv_protocol.fleet import WorkerRegistered
 
 PAIRS_MAX = 65_536
-"""Pairs that are remembered as not working: as many as 256 prefill workers of which no one fits 256 decode workers."""
+"""Largest number of misfits that are stored: 256 prefill workers, none of which fits any of 256 decode workers."""
 _UNNAMED = ("", "auto")
-"""What names no KV dtype and no transfer backend: the checkpoint or the environment decides."""
+"""Values that name no KV dtype or transfer backend: the checkpoint or the environment decides."""
 
 
 def misfit(prefill: WorkerRegistered, decode: WorkerRegistered) -> str:
-    """Return why `decode` cannot take the KV blocks of `prefill`; empty where nothing speaks against it."""
+    """Return why `decode` cannot take the KV blocks of `prefill`; empty if no field excludes it."""
     if prefill.block_size != decode.block_size:
         return _reason("block_size", decode.block_size, prefill.block_size, prefill)
     for field in ("kv_cache_dtype", "transfer_backend"):
@@ -41,16 +41,16 @@ def _reason(field: str, found: object, allowed: object, prefill: WorkerRegistere
 class Pairs:
     """The pairs of a fleet that do not work. `misfits`: prefill worker id, decode worker id, reason.
 
-    Beyond `pairs_max` a pair is not remembered: it is used, and the engine refuses the transfer.
+    Beyond `pairs_max` a pair is not stored: it is used, and the engine refuses the transfer.
     """
 
     def __init__(self, pairs_max: int = PAIRS_MAX) -> None:
         self._pairs_max = pairs_max
         self.misfits: Mapping[str, Mapping[str, str]] = {}
-        """Never changed in place: a view may hold on to it."""
+        """Never changed in place: a view may reference it."""
 
     def registered(self, worker: WorkerRegistered, others: Iterable[WorkerRegistered]) -> None:
-        """Judge the worker's pairs anew, with each of the `others` in the fleet."""
+        """Check the worker's pairs anew, with each of the `others` in the fleet."""
         self.left(worker.worker_id)
         if worker.role not in ("prefill", "decode"):
             return

@@ -8,7 +8,7 @@
     random           any, by the seed                                                      nothing
     power-of-two     of two that the seed draws, the one with fewer active requests        load
     least-loaded     the fewest active requests, ties by the seed                          load
-    direct           whom the caller named; of a worker's several ranks, in turn           nothing
+    direct           the worker named by the client; its ranks in turn                     nothing
 
 A mode that reads no overlap asks no index, and its prompts need not be encoded. Targets are the request's, else the
 policy's. Where no candidate meets them the choice is made among all, and `policy.unmet` says what to do with it.
@@ -40,7 +40,7 @@ __all__ = ["MODES", "Candidates", "Choice", "CostParameters", "Mode", "Policy", 
 
 
 class Candidates(NamedTuple):
-    """The ranks of a view that may take the request, by their places in it, ascending; at least one."""
+    """The ranks of a view that may take the request, by their indices in it, ascending; at least one."""
 
     view: View
     rank_indices: Sequence[int]
@@ -63,7 +63,7 @@ class Choice(NamedTuple):
     runner_up: int | None = None
     margin_blocks: float | None = None
     costs: CostColumns | None = None
-    """What the candidates cost; None where nothing was weighed."""
+    """The cost terms of the candidates; None if the mode computes none."""
     meets_targets: bool = True
 
 
@@ -71,7 +71,7 @@ ModeFunction = Callable[[Candidates, RouteRequest, Policy, int], Choice]
 
 
 class Mode(NamedTuple):
-    """A way to choose, and which columns of a view it looks at; the others may be empty of what they mean."""
+    """A function that chooses, and the columns of a view that it reads; the other columns may be blank."""
 
     choose: ModeFunction
     reads_overlap: bool = False
@@ -106,7 +106,7 @@ def _multiplier(view: View, request: RouteRequest, policy: Policy) -> Floats | N
 
 
 def _is_by_affinity(view: View, winner: int, margin: float, costs: CostColumns, policy: Policy) -> bool:
-    """Return whether the winner is its session's rank, and would have cost more than the next without that."""
+    """Return whether the winner is its session's rank, and wins only by that."""
     if policy.affinity != "soft" or view.ranks[winner] != view.bound:
         return False
     cost = float(costs.cost[winner])
@@ -123,7 +123,7 @@ def _by_forecast(candidates: Candidates, request: RouteRequest, policy: Policy, 
         ttft_s = ttft_s * multiplier
     seconds = (ttft_s if allowed is None or not allowed.any() else np.where(allowed, ttft_s, np.inf)).tolist()
     winner, runner_up, _ = choose(seconds, 0.0, seed)
-    if runner_up is not None and math.isinf(seconds[runner_up]):  # no other meets the targets
+    if runner_up is not None and math.isinf(seconds[runner_up]):  # no other candidate meets the targets
         runner_up = beside(ttft_s.tolist(), winner).runner_up
     margin = None if runner_up is None else float(costs.cost[runner_up] - costs.cost[winner])
     reason: Reason = "only" if runner_up is None else "predicted_ttft"
@@ -131,7 +131,7 @@ def _by_forecast(candidates: Candidates, request: RouteRequest, policy: Policy, 
 
 
 def _meeting(forecast: Forecast, request: RouteRequest, policy: Policy) -> NDArray[np.bool_] | None:
-    """Return who is predicted to meet the targets; None where there are none."""
+    """Return which candidates are predicted to meet the targets; None if there are none."""
     itl_s = policy.itl_target_s if request.itl_target_s is None else request.itl_target_s
     ttft_s = policy.ttft_target_s if request.ttft_target_s is None else request.ttft_target_s
     if itl_s is None:
@@ -184,7 +184,7 @@ MODES: dict[str, Mode] = {
 
 
 def policy_for(policy: Policy, request: RouteRequest, modes: Mapping[str, Mode]) -> Policy:
-    """Return the policy by which a worker is chosen for the request: that of its phase, by load for embeddings."""
+    """Return the policy that chooses a worker for the request: that of its phase, by load for embeddings."""
     of_phase = policy.of(request.phase)
     if request.endpoint != "embeddings" or not modes[of_phase.mode].reads_overlap:
         return of_phase
@@ -197,7 +197,7 @@ def _by_load(policy: Policy) -> Policy:
 
 
 def choose_by(mode: Mode, candidates: Candidates, request: RouteRequest, policy: Policy, seed: int) -> Choice:
-    """Return the mode's choice, but for a session that is bound to a candidate: under hard affinity that one wins."""
+    """Return the mode's choice. Under hard affinity a session's rank wins if it is a candidate."""
     choice = mode.choose(candidates, request, policy, seed)
     if policy.affinity != "hard" or candidates.view.bound not in candidates.view.ranks:
         return choice

@@ -1,4 +1,4 @@
-"""A routing policy as data: which mode chooses, and with what parameters. It is recorded whole.
+"""A routing policy as data: the mode, and its parameters. The journal records it as a whole.
 
 Costs and weights are in blocks; formulas: `cost.py`, modes: `policies.py`.
 """
@@ -12,9 +12,9 @@ from msgspec.structs import asdict, replace
 from kv_protocol.decided import RequestPhase
 
 Affinity = Literal["off", "soft", "hard"]
-"""What a session's former rank means: nothing, a preference, or the only choice while it may take the request."""
+"""How a session's former rank counts: not at all, as a preference, or as the only choice while it is eligible."""
 Unmet = Literal["admit", "queue", "reject"]
-"""What becomes of a request whose latency targets no rank is predicted to meet."""
+"""What happens to a request if no rank is predicted to meet its latency targets."""
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True):
-    """What is otherwise for one phase of a request than for whole ones; None: nothing. Fields of both classes here."""
+    """Differences from the policy for one phase of a request; None: no difference. Fields of both classes here."""
 
     mode: str | None = None
     temperature: float | None = None
@@ -46,9 +46,9 @@ class PhaseOverrides(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PREFILL_OVERRIDES = PhaseOverrides(decode_scale=0.0)
-"""Nothing is decoded there."""
+"""No tokens are decoded there."""
 DECODE_OVERRIDES = PhaseOverrides(overlap_credit=0.0)
-"""The prompt's KV comes from elsewhere, whatever is held there."""
+"""The prompt's KV is transferred from another worker, whatever this one holds."""
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,28 +60,28 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = "kv"
     parameters: CostParameters = CostParameters()
     temperature: float = 0.0
-    """0: the lowest cost wins; more: drawn by softmax(-cost / temperature), costs scaled to [0, 1]."""
+    """0: the lowest cost wins; above 0: drawn by softmax(-cost / temperature), costs scaled to [0, 1]."""
     predict_on_route: bool = True
-    """Whether blocks on their way to a rank count as held by it."""
+    """Whether blocks expected at a rank count as held by it."""
     spill_tokens: int = 16384
-    """A rank with more queued uncached tokens than this and than 4 x ISL may lose its credit; 0: none ever does."""
+    """A rank with more queued uncached tokens than this and than 4 x ISL may lose its credit; 0: no rank ever does."""
     newcomers: bool = True
-    """Whether a joining rank's share of full misses is bounded."""
+    """Whether the share of full misses of a joining rank is bounded."""
     affinity: Affinity = "off"
     affinity_discount: float = 0.5
-    """soft: by what share (0..1) the cost, or the predicted time, of the session's rank is lowered."""
+    """soft: share (0..1) by which the cost, or the predicted time, of the session's rank is lowered."""
     itl_target_s: float | None = None
-    """predicted-ttft: the longest predicted time between tokens that is good enough, where the request names none."""
+    """predicted-ttft: largest acceptable predicted time between tokens, if the request states none."""
     ttft_target_s: float | None = None
-    """predicted-ttft: the longest predicted time to the first token, where the request names none."""
+    """predicted-ttft: largest acceptable predicted time to the first token, if the request states none."""
     unmet: Unmet = "admit"
     prefill: PhaseOverrides = PREFILL_OVERRIDES
-    """Of workers that only prefill."""
+    """For workers of the role prefill."""
     decode: PhaseOverrides = DECODE_OVERRIDES
-    """Of workers that decode what others prefilled."""
+    """For workers of the role decode."""
 
     def of(self, phase: RequestPhase) -> "Policy":
-        """Return the policy by which a worker is chosen for `phase`."""
+        """Return the policy that chooses a worker for `phase`."""
         return _of(self, phase) if phase in ("prefill", "decode") else self
 
 

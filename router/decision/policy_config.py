@@ -26,7 +26,7 @@ _Limits = TypeVar("_Limits")
 
 
 def picked(section: Section, kind: Callable[..., _Limits], **own: object) -> _Limits:
-    """Return one of `kind`, its fields the section's of the same names, or those given; others have their defaults."""
+    """Return a `kind` with the section's fields of the same names, or those in `own`; the rest are defaults."""
     names = type(section).model_fields.keys() & signature(kind).parameters.keys()
     return kind(**{name: getattr(section, name) for name in names} | own)
 
@@ -46,7 +46,7 @@ class PhaseSection(Section):
     decode_scale: float | None = Field(None, ge=0, le=1000, description="weight of decode")
 
     def overrides(self) -> PhaseOverrides:
-        """Return them as the policy has them."""
+        """Return the overrides of the policy."""
         return PhaseOverrides(**self.model_dump())
 
 
@@ -122,7 +122,7 @@ class PolicySection(Section):
         return phase
 
     def affinity_limits(self) -> AffinityLimits:
-        """Return how sessions are remembered."""
+        """Return the bounds of session affinity."""
         return AffinityLimits(idle_s=self.affinity_idle_s, sessions_max=self.affinity_sessions_max)
 
     def approximate(self) -> ApproximateLimits:
@@ -130,7 +130,7 @@ class PolicySection(Section):
         return ApproximateLimits(ttl_s=self.approximate_ttl_s, blocks_max=self.approximate_blocks_max)
 
     def policy(self) -> Policy:
-        """Return the policy that decisions are taken with."""
+        """Return the policy."""
         return picked(
             self,
             Policy,
@@ -170,5 +170,5 @@ class DisaggregationSection(Section):
         return self
 
     def limits(self) -> ConditionalLimits:
-        """Return when a prompt is computed where it is decoded."""
+        """Return the bounds for computing a prompt where it is decoded."""
         return picked(self, ConditionalLimits, policy=self.conditional)

@@ -22,7 +22,7 @@ _FIELD = "policy.user_modes"
 
 
 def load_modes(names: Sequence[str], mode: str) -> MappingProxyType[str, Mode]:
-    """Return the built-in modes and those with these names, of which `mode` is one.
+    """Return the built-in modes and those with these names; `mode` is one of them.
 
     Raises:
         ConfigurationError: a name is not of that form, nothing of that name can be imported, or it cannot be called so;
@@ -65,7 +65,7 @@ def _imported(name: str) -> Callable[..., Any]:
         raise _wrong(name, str(error), "a function that can be imported") from error
     if not callable(function):
         raise _wrong(name, f"{type(function).__name__}", "a function")
-    return function  # type: ignore[no-any-return]  # whatever it is, it can be called
+    return function  # any callable
 
 
 def _wrong(name: str, found: str, allowed: str) -> ConfigurationError:

@@ -2,9 +2,8 @@
 
     command line (`--mode`, `--set policy...`)  >  the file  >  environment, YAML, defaults       field by field
 
-The file has the fields that were changed and no others: what the configuration says of the rest holds. It is written
-whole or not at all. A file that cannot be used is refused at the start: a router that ignored it would route by a
-policy that nobody expects.
+The file has only the fields that were changed; the configuration sets the rest. It is written atomically. A file that
+cannot be used is refused at the start: a router that ignored it would route by an unexpected policy.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ _log = structlog.get_logger("router")
 
 
 class _Stored(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The file."""
+    """The stored file."""
 
     version: Literal[1]
     fields: dict[str, Any]
@@ -40,7 +39,7 @@ class PolicyNotStored(Exception):
 
 
 class PolicyStore:
-    """The changed fields of one router's policy; without a directory they are kept nowhere."""
+    """Stores the changed fields of one router's policy; without a directory they are not stored."""
 
     def __init__(self, directory: str, configured: Policy, modes: Mapping[str, Mode]) -> None:
         """`configured` is the policy of the configuration, command line included."""
@@ -49,10 +48,10 @@ class PolicyStore:
         self._path = Path(directory) / _NAME if directory else None
         self._fields: dict[str, Any] = {}
         self.writing = asyncio.Lock()
-        """Held from reading the policy in force to changing it: changes come one after the other."""
+        """Held from reading the policy in force to changing it: changes are serialised."""
 
     def restore(self, given: Collection[str] = ()) -> None:
-        """`initial` is the policy to start with; `given` are fields that the command line names, which win.
+        """Set `initial`, the policy to start with; `given` are fields that the command line names, which win.
 
         Raises:
             ConfigurationError: the directory or the file cannot be used.
@@ -80,25 +79,25 @@ class PolicyStore:
             _log.info("policy_restored", path=str(self._path), fields=named)
 
     async def keep(self, changed: Mapping[str, Any]) -> None:
-        """These fields are stored, with those that were; raise `PolicyNotStored` where that cannot be."""
+        """Store these fields beside those stored before; raise `PolicyNotStored` if that fails."""
         await self._write({**self._fields, **changed})
 
     async def clear(self) -> None:
-        """No field is stored; raise `PolicyNotStored` where that cannot be."""
+        """Remove all stored fields; raise `PolicyNotStored` if that fails."""
         await self._write({})
 
     async def _write(self, fields: dict[str, Any]) -> None:
         if self._path is not None:
             data = msgspec.json.encode(_Stored(1, fields))
             try:
-                await asyncio.to_thread(_replace, self._path, data)  # a disk may take its time
+                await asyncio.to_thread(_replace, self._path, data)  # a disk may be slow
             except OSError as error:
                 raise PolicyNotStored(f"state.dir: {self._path} cannot be written: {error.strerror}") from error
         self._fields = fields
 
 
 def _prepare(directory: Path) -> None:
-    """The directory is there, and files can be written into it."""
+    """Create the directory, and check that files can be written into it."""
     needed = "allowed a directory that the router can make and write into"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -122,7 +121,7 @@ def _decoded(data: bytes) -> dict[str, Any]:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """The file has these bytes, also after a crash; until then it has those that it had."""
+    """Replace the file's content atomically, also with regard to a crash."""
     written = path.with_suffix(".new")
     with written.open("wb") as file:
         file.write(data)

@@ -1,7 +1,7 @@
 """Changes the policy while requests flow, with the checks of the configuration's section `policy`.
 
-    PATCH   the fields that are named change, the others stay
-    PUT     the fields that are named hold, the others have their defaults
+    PATCH   the named fields change, the others stay
+    PUT     the named fields are set, the others get their defaults
 
 What the folds were made with (`seed`, `user_modes`, the bounds of the approximate index and of sessions) cannot change
 while the router runs. A decision is taken with one policy or with the other, never with something between.
@@ -22,18 +22,18 @@ from router.decision.policy import CostParameters, Policy
 from router.decision.policy_config import PolicySection
 
 PROBLEMS_MAX = 8
-"""Problems that an error names; of the others it says how many they are."""
+"""An error names this many problems, and states how many more there are."""
 FIELDS = (*(name for name in Policy.__struct_fields__ if name != "parameters"), *CostParameters.__struct_fields__)
 
 
 def fields_of(policy: Policy) -> dict[str, Any]:
-    """Return the policy's fields by the names that they have in the configuration."""
+    """Return the policy's fields by their names in the configuration."""
     own = msgspec.to_builtins(policy)
     return {**own.pop("parameters"), **own}
 
 
 def swapped(policy: Policy, named: Mapping[str, Any], modes: Mapping[str, Mode], *, replace_all: bool) -> Policy:
-    """Return the policy with these fields; the others stay, or with `whole` have their defaults.
+    """Return the policy with these fields; the others stay, or with `replace_all` get their defaults.
 
     Raises:
         ConfigurationError: a field is none of a policy, cannot change now, or has a value that is not allowed. It names

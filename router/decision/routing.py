@@ -2,7 +2,7 @@
 
 decide   one moment's view, the policy in force, the next seed
 take     the decision counts: it is recorded with its promise, under a lease
-lease    first token, bytes flowing, the end; each told to the ledger
+lease    first token, bytes flowing, the end; each applied to the ledger
 apply    the one way by which the state changes: fleet, heartbeats, promises, outcomes, policy. All of it is recorded
 """
 
@@ -35,20 +35,20 @@ OutcomeName = Literal["ok", "refused", "failed", "cancelled"]
 
 
 class OverlapIndex(Protocol):
-    """Whoever knows what the ranks hold."""
+    """The index of the blocks that ranks hold."""
 
     def columns(self, chain: bytes, ranks: tuple[WorkerRank, ...]) -> OverlapColumns:
-        """Return how much of the prefix each rank holds, in the order of `ranks`, and what is wrong with each."""
+        """Return how much of the prefix each rank holds, in the order of `ranks`, and each rank's doubt."""
 
     def overlap(self, sequence_hashes: Sequence[int], ranks: Sequence[WorkerRank]) -> Sequence[RankView]:
-        """Return the same rank by rank, for whoever looks seldom."""
+        """Return the same rank by rank, for callers that are not on the request path."""
 
     def catching_up(self) -> str:
-        """Return how far the index has come at its start; empty once it has caught up with the log."""
+        """Return the progress of the index at its start; empty once it has caught up with the log."""
 
 
 class Readiness(NamedTuple):
-    """Whether requests should be sent here. `notes` say what is not as it should be, and keeps nobody from it."""
+    """Whether the router takes requests. `notes` are problems that do not prevent it."""
 
     ready: bool
     reasons: list[str]
@@ -56,7 +56,7 @@ class Readiness(NamedTuple):
 
 
 class DecisionRecord:
-    """A verdict and, once known, its outcome. `before` and `after` are the same request's, as far as they are kept."""
+    """A verdict and, once known, its outcome. `before` and `after` are records of the same request, while kept."""
 
     __slots__ = ("after", "before", "outcome", "verdict")
 
@@ -68,11 +68,11 @@ class DecisionRecord:
 
     @property
     def decision(self) -> Decision:
-        """The same for people; not cheap."""
+        """Return the decision for people; not cheap."""
         return self.verdict.decision()
 
     def of_same_request(self, count_max: int) -> "list[DecisionRecord]":
-        """Return the newest decisions for the same request id, this one among them or not, eldest first."""
+        """Return the newest decisions for the same request id, eldest first."""
         newest = self
         while newest.after is not None:
             newest = newest.after
@@ -86,7 +86,7 @@ class DecisionRecord:
 
 
 class DecisionLog:
-    """The newest decisions, found by their ids and by those of their requests."""
+    """The newest decisions, by their ids and by their requests' ids."""
 
     def __init__(self, decisions_max: int) -> None:
         self._decisions_max = decisions_max
@@ -95,7 +95,7 @@ class DecisionLog:
         self._newest_of_request: dict[str, DecisionRecord] = {}
 
     def add(self, verdict: Verdict) -> DecisionRecord:
-        """Keep a decision; the oldest gives way."""
+        """Keep a decision; drop the oldest if there are too many."""
         if len(self._records) == self._decisions_max:
             self._forget(self._records.popleft())
         record, request = DecisionRecord(verdict), verdict.request
@@ -140,21 +140,21 @@ class Lease:
         self._renew_every_s = lease_s / 4
         self._began_s = self._renewed_s = record.verdict.now_s
         self.first_byte_s: float | None = None
-        """From being routed to the answer's first byte; None until then."""
+        """From the decision to the answer's first byte; None until then."""
         self.ttft_s: float | None = None
         self.itl_s: float | None = None
-        """As `Latency` has them; None until the end."""
+        """As in `Latency`; None until the end."""
         self._is_over = False
 
     def first_token(self) -> None:
-        """The answer has begun: the prompt is computed. Nothing, the second time."""
+        """The answer has begun: the prompt is computed. Further calls do nothing."""
         if self.first_byte_s is None:
             self._renewed_s = self._routing.clock.now()
             self.first_byte_s = self._renewed_s - self._began_s
             self._routing.tell(FirstToken(lease_id=self._lease_id))
 
     def on_bytes(self) -> None:
-        """Bytes of the answer have come."""
+        """Bytes of the answer came."""
         if self.first_byte_s is None:
             self.first_token()
             return
@@ -172,10 +172,10 @@ class Lease:
         came_whole: bool = False,
         arrival: Arrival | None = None,
     ) -> None:
-        """The request is over at this rank; nothing is promised any more.
+        """The request ended at this rank: withdraw its promise.
 
-        `cached_tokens` are what the worker says it reused of the prompt, `output_tokens` what it says it answered with;
-        `came_whole`: the answer was there at once, its first byte with its last. Without `arrival` it was a stream of
+        `cached_tokens` and `output_tokens` are the worker's counts of reused prompt tokens and of answered tokens;
+        `came_whole`: the answer's first byte came with its last. Without `arrival` it was a stream of
         `output_tokens`.
         """
         if self._is_over:
@@ -202,7 +202,7 @@ class Lease:
 
 
 class Routing:
-    """One router's decisions."""
+    """The decisions of one router."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Routing:
         decisions_max: int,
         recorder: Recorder | None = None,
     ) -> None:
-        """The policy is in force. `recorder` is told of all that is applied, beginning with that."""
+        """Put the policy in force. `recorder` gets all that is applied, the policy first."""
         self.state = state
         self.clock = clock
         self.decisions = DecisionLog(decisions_max)
@@ -226,7 +226,7 @@ class Routing:
         self._record = (recorder or Recorders()).record
         self._taken = 0
         self.match_s = self.choose_s = 0.0
-        """How long the last decision took to look at the ranks, and to choose among them."""
+        """Seconds that the last decision took to build its view, and to choose."""
         self.set_policy(policy)
 
     @property
@@ -235,20 +235,20 @@ class Routing:
         return self.state.policy
 
     def set_policy(self, policy: Policy) -> None:
-        """Another policy is in force from now on. Its mode is one of the state's `modes`."""
+        """Put another policy in force. Its mode is one of the state's `modes`."""
         self.apply(PolicyChanged(now_s=self.clock.now(), policy=msgspec.to_builtins(policy)))
 
     def apply(self, record: Applied) -> None:
-        """The state changes by this, and the recorder is told."""
+        """Apply a record to the state, and hand it to the recorder."""
         self.state.apply(record)
         self._record(record)
 
     def decide(self, request: RouteRequest) -> Verdict:
-        """Return who should take the request; nothing is promised yet.
+        """Return a decision for the request; nothing is promised yet.
 
         Raises:
-            NoEligibleWorker: nobody may.
-            WorkerNotNamed: the mode leaves the choice to the caller, who has not made it.
+            NoEligibleWorker: no rank is eligible.
+            WorkerNotNamed: the mode requires the client to name a worker, and it did not.
         """
         state, began_s = self.state, perf_counter()
         view = state.view(request, self._index.columns, self.clock.now())
@@ -258,13 +258,13 @@ class Routing:
         return verdict
 
     def take(self, verdict: Verdict) -> Lease:
-        """The request goes where `verdict` says: recorded and promised."""
+        """Carry out `verdict`: record it, and promise the work to the winner."""
         self._taken += 1
         self.apply(taken(verdict))
         return Lease(self, self.decisions.add(verdict), self._lease_s)
 
     def refuse(self, request: RouteRequest, error: NoEligibleWorker) -> None:
-        """Nobody could take the request, and it was told so: that is recorded."""
+        """Record that no rank was eligible for the request."""
         self._record(RefusedRequest(self.clock.now(), request, error.exclusions))
 
     def tell(self, event: LedgerEvent) -> None:
@@ -272,7 +272,7 @@ class Routing:
         self.apply(LedgerApplied(now_s=self.clock.now(), event=event))
 
     def tick(self) -> list[Applied]:
-        """Let time pass: that, and what it brought, is applied; what it brought is returned."""
+        """Apply the passing of time and the records that it causes; return those records."""
         now_s = self.clock.now()
         self.apply(TimePassed(now_s=now_s))
         brought: list[Applied] = [*self.state.tick(now_s)]
@@ -281,16 +281,16 @@ class Routing:
         return brought
 
     def readiness(self) -> Readiness:
-        """Return whether requests should be sent here now, and why not.
+        """Return whether the router takes requests now, and why not.
 
-        A log that is away is no reason: requests are routed from memory.
+        A disconnected log is no reason: requests are routed from memory.
         """
         reasons = self.unready()
         notes = [] if self.state.fleet.is_log_connected else ["the event log is away: requests are routed from memory"]
         return Readiness(not reasons, reasons, notes)
 
     def unready(self) -> list[str]:
-        """Return why requests would be refused or routed blindly now; nothing when all is well.
+        """Return why requests would be refused or routed blindly now; empty if there is no problem.
 
         An overfull rank is served by what fitted in the index: a full index is no reason to take no requests.
         """
@@ -304,7 +304,7 @@ class Routing:
         return [*([progress] if progress else []), *(blind if ranks else ["no worker is fit"])]
 
     def trust(self) -> dict[WorkerRank, Trust]:
-        """Return how far what is known of each rank of the fleet is trusted now."""
+        """Return the trust in what is known of each rank of the fleet."""
         fleet = self.state.fleet
         parity = fleet.parity(self.clock.now())
         ranks = [rank for worker in fleet.workers() for rank in worker.registration.ranks]

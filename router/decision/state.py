@@ -1,14 +1,14 @@
-"""All that a decision reads, but for the index, as one fold over journal records.
+"""All that a decision reads, except the index, as one fold over journal records.
 
-apply(record)         what a decision may read changes here and nowhere else
-tick(now)             lets go of what is over, and returns the records that the passing of time makes; the caller
-                      applies them
-view(request, ...)    one moment, as columns
+    apply(record)         the only place where this state changes
+    tick(now)             drops expired state, and returns the records that the passing of time causes; the caller
+                          applies them
+    view(request, ...)    one moment, as columns
 
-A decision that counts is applied with its promise (`Taken`), or as the journal has it (`Decided`), from which only the
-turn and the promise can be told: who replays decides again, and applies what comes of it. A promise without blocks, as
-modes that read no overlap make them, touches the ledger alone. What a view has of the fleet is worked out when
-something that it is made of was applied, or time has changed it, and kept until then (`model_view.py`).
+A decision that is carried out is applied with its promise (`Taken`), or as the journal has it (`Decided`), which states
+only its turn and its promise: a replay decides again, and applies the result. A promise without blocks, from a mode
+that reads no overlap, changes only the ledger. A view's fleet part is recomputed after a record or a point in time that
+changes it, and cached until then (`model_view.py`).
 """
 
 from collections import Counter
@@ -53,12 +53,12 @@ from router.fleet.registry import Fleet
 
 Applied = JournalRecord | Taken
 AskIndex = Callable[[bytes, tuple[WorkerRank, ...]], OverlapAnswer]
-"""Who holds how much of a chain: the index, or what was recorded of its answer."""
+"""Returns how much of a chain each rank holds: from the index, or from a recorded answer."""
 _STANDINGS_MAX = 256
 
 
 class RouterState:
-    """Fleet, ledger and all else that one router decides by. `modes` are those that a policy can name."""
+    """Fleet, ledger and all other state that one router decides by. `modes` are those that a policy can name."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RouterState:
         self.affinity = affinity or Affinity()
         self.breakers = breakers or Breakers()
         self.policy = Policy()
-        """The one in force: what was applied last."""
+        """The policy in force: the one applied last."""
         self.modes = modes
         self.history = History()
         self.predictions = Predictions()
@@ -103,7 +103,7 @@ class RouterState:
     # ------------------------------------------------------------------------------------------------- records
 
     def apply(self, record: Applied) -> None:
-        """Fold one record in; records that change nothing here are welcome."""
+        """Fold one record in. Records that do not concern this state are ignored."""
         fold = self._folds.get(type(record))
         if fold is not None:
             fold(record)
@@ -112,7 +112,7 @@ class RouterState:
         self.policy = msgspec.convert(record.policy, Policy)
 
     def _attempted(self, record: AttemptEnded) -> None:
-        """A breaker learns of it; whoever is not of the fleet any more has none."""
+        """Update the rank's breaker; a worker outside the fleet has none."""
         if self.fleet.worker(record.worker_id) is None:
             return
         known = tuple(rank for rank in record.erred_before if self.fleet.worker(rank.worker_id) is not None)
@@ -126,7 +126,7 @@ class RouterState:
         self.fleet.apply(record.event)
 
     def tick(self, now_s: float) -> list[JournalRecord]:
-        """Return what time has brought, for the caller to apply. What no view shows any more is let go of."""
+        """Return the records that the passing of time causes, for the caller to apply, and drop expired state."""
         self._let_go(now_s)
         return [LedgerApplied(now_s=now_s, event=event) for event in self.ledger.tick(now_s)]
 
@@ -155,7 +155,7 @@ class RouterState:
     def _reconcile(self, record: LoadApplied) -> None:
         report, known = record.report, self.fleet.worker(record.worker_id)
         if known is None or known.registration.instance != report.instance:
-            return  # nobody's, or a former life's
+            return  # of an unknown worker, or of a former epoch
         if record.dp_rank not in known.registration.dp_ranks:
             return
         reconciled = Reconciled(
@@ -187,7 +187,7 @@ class RouterState:
             self.ledger.mark_gone(WorkerRank(routed.worker_id, routed.dp_rank))
 
     def _fill(self, routed: Routed, now_s: float) -> None:
-        """The rank gets work to prefill, and blocks."""
+        """Account for the rank's prefill work and blocks."""
         worker = self.fleet.worker(routed.worker_id)
         if worker is not None:
             registration, rank = worker.registration, WorkerRank(routed.worker_id, routed.dp_rank)
@@ -198,7 +198,7 @@ class RouterState:
         self.predictions.apply(routed, now_s)
 
     def _go_on(self, event: LedgerEvent, now_s: float, router: str = "") -> None:
-        """A request goes on, or its end is known."""
+        """Fold in a request's progress or end."""
         self.predictions.apply(event, now_s)
         self.affinity.apply(event, now_s)
         if not router:
@@ -230,9 +230,9 @@ class RouterState:
     # ------------------------------------------------------------------------------------------------- the view
 
     def view(self, request: RouteRequest, ask: AskIndex, now_s: float) -> View:
-        """Return every rank that serves the request's model, as far as the mode in force reads it.
+        """Return the view of the request's model, as far as the mode in force reads it.
 
-        `ask` is asked for what a cache can give, of exactly those ranks, and only where the mode reads it.
+        `ask` returns the overlap of exactly those ranks; it is called only if the mode reads overlap.
         """
         policy = policy_for(self.policy, request, self.modes)
         mode = self.modes[policy.mode]
@@ -284,7 +284,7 @@ class RouterState:
         )
 
     def model_view(self, model: str, hashing: Hashing, now_s: float) -> ModelView:
-        """Return who serves a model, how fit and how far trusted, where prompts are hashed so."""
+        """Return the ranks that serve a model with this hashing, their fitness and trust."""
         return self._model_view(model, *hashing, now_s)
 
     def _model_view(self, model: str, block_size: int, scheme: str, now_s: float) -> ModelView:
@@ -310,7 +310,7 @@ class RouterState:
     def _put_routed(
         self, depths: Depths, chain: bytes, model_view: ModelView, rank_indices: tuple[int, ...], now_s: float
     ) -> None:
-        """Of ranks without events, what was routed to them is what they hold."""
+        """For ranks without events, set the overlap to what was routed to them."""
         ranks = [model_view.ranks[place] for place in rank_indices]
         depths[:, rank_indices] = self.approximate.overlap(chain, ranks, now_s)
 

@@ -14,7 +14,7 @@ from router.fleet.registry import Fleet, TextDigests
 
 
 class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings that the folds take, not the policy, which is applied as a record."""
+    """Settings of the folds. The policy is none of them: it is applied as a record."""
 
     text: TextDigests
     lease_s: float = 300.0
@@ -23,7 +23,7 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     breakers: BreakerLimits = BreakerLimits()
 
     def state(self, modes: Mapping[str, Mode] = MODES) -> RouterState:
-        """Return the state of a router to which nothing has happened yet."""
+        """Return the initial state of a router."""
         return RouterState(
             Fleet(self.text),
             Ledger(self.lease_s),

@@ -23,49 +23,49 @@ _NOT_WEIGHED = CostTerms()
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Who takes a request. `winner_at` and `runner_up` index the candidates, whose places in `view` are `places`."""
+    """A decision. `winner_at` and `runner_up` index the candidates, whose indices in `view` are `rank_indices`."""
 
     request: RouteRequest
     policy: str
     """The mode that chose."""
     reason: Reason
     action: Action = "admit"
-    """What is to be done with the request; other than admit where the winner is not predicted to meet its targets."""
+    """What happens to the request; other than admit if the winner is not predicted to meet its targets."""
     meets_targets: bool = True
     seed: int
     now_s: float
     view: View
-    """All ranks as they stood."""
+    """All ranks at the time of the decision."""
     exclusions: tuple[str, ...]
-    """Of each rank of the view, why it was no candidate; empty where it was."""
+    """For each rank of the view, why it was no candidate; empty if it was."""
     rank_indices: Sequence[int]
     costs: CostColumns | None
-    """Of the candidates; None where the mode weighs none."""
+    """Of the candidates; None if the mode computes no costs."""
     winner: WorkerRank
     winner_at: int
     runner_up: int | None
     margin_blocks: float | None
     overlap_blocks: int
-    """Leading blocks that the winner holds, on its GPU. 0, as the three below, where the mode reads no overlap."""
+    """Leading blocks that the winner holds on its GPU. 0, like the next three, if the mode reads no overlap."""
     expected_blocks: int
-    """The same with those that are on their way there."""
+    """The same, including expected blocks."""
     regret_blocks: int
     """The longest overlap of a candidate minus the winner's."""
     epoch: int
-    """Of the winner's stream; 0: none was heard."""
+    """Of the winner's stream; 0: nothing was received."""
     trust: TrustState
-    """How far what is known of the winner is trusted."""
+    """Trust in what is known of the winner."""
     ttft_s: float | None = None
-    """What was predicted of the request at the winner; None: nothing was."""
+    """Predicted latency of the request at the winner; None: not predicted."""
     itl_s: float | None = None
 
     @property
     def decision_id(self) -> str:
-        """The request's own for this attempt."""
+        """The id of the request's attempt."""
         return self.request.decision_id
 
     def decision(self) -> Decision:
-        """Return the same with every candidate and every term by name, for people; not cheap."""
+        """Return the decision with every candidate and every term by name, for people; not cheap."""
         request, bound = self.request, self.view.bound
         return Decision(
             decision_id=request.decision_id,
@@ -112,14 +112,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Taken(NamedTuple):
-    """A decision that counts, and what it promised."""
+    """A decision that is carried out, and its promise."""
 
     verdict: Verdict
     promise: Routed
 
 
 def taken(verdict: Verdict) -> Taken:
-    """Return the decision as one that counts: the request's blocks, and what is not expected of them, are promised."""
+    """Return the decision with its promise: the request's blocks, and the tokens not expected to be cached."""
     request, uncached_tokens = verdict.request, verdict.request.isl_tokens
     if uncached_tokens:
         uncached_tokens -= min(verdict.expected_blocks, request.reusable_blocks) * request.block_size
@@ -127,6 +127,6 @@ def taken(verdict: Verdict) -> Taken:
 
 
 def exclusions_of(view: View, why: Sequence[str]) -> tuple[Exclusion, ...]:
-    """Return the ranks that have a reason, with it."""
+    """Return the ranks that have a reason, and the reason."""
     rows = zip(view.ranks, why, strict=True)
     return tuple(Exclusion(worker_id=rank.worker_id, dp_rank=rank.dp_rank, reason=each) for rank, each in rows if each)

@@ -1,7 +1,7 @@
 """The input of a decision: the request, and every rank that serves its model, at one moment.
 
-A view is columns: place i of each speaks of `ranks[i]`. Arrays are read-only to whoever decides, and belong to the view
-alone or to nobody who changes them, so that a view can be kept. `only` cuts the columns to some ranks.
+A view consists of columns: element i of each belongs to `ranks[i]`. Arrays are read-only for the decision, and are
+shared only with code that does not change them, so that a view can be kept. `only` reduces the columns to some ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,28 +36,28 @@ class RouteRequest(RequestRecord, frozen=True, array_like=True, kw_only=True, gc
     phase               what its worker is asked for
     transfer_domain     decode: where the prompt's KV lies; None: anywhere, or nowhere
     prefill_worker      decode: the worker that computed the prompt, empty where it is not known; prefill: empty. None:
-                        no KV is transferred (so in records of versions without this field, which judged no pairs)
+                        no KV is transferred (so in records of versions without this field, which checked no pairs)
     endpoint            the OpenAI endpoint that its worker has to state
     """
 
     @property
     def hashing(self) -> Hashing:
-        """How `sequence_hashes` were made."""
+        """How `sequence_hashes` were computed."""
         return Hashing(self.block_size, self.hash_scheme)
 
     @property
     def reusable_blocks(self) -> int:
-        """How many of the prompt's blocks a cache could give: the last token is always computed."""
+        """How many of the prompt's blocks a cache could provide: the last token is always computed."""
         return max(0, self.isl_tokens - 1) // self.block_size
 
     @property
     def reusable_hashes(self) -> bytes:
-        """The hashes to look for in the index, packed."""
+        """The hashes to look up in the index, packed."""
         return self.sequence_hashes[: self.reusable_blocks * BLOCK_BYTES]
 
 
 class OverlapAnswer(Protocol):
-    """What an index says of some ranks, in their order."""
+    """The index's answer for some ranks, in their order."""
 
     @property
     def depths(self) -> Depths:
@@ -65,73 +65,73 @@ class OverlapAnswer(Protocol):
 
     @property
     def epochs(self) -> tuple[int, ...]:
-        """The epoch of each rank's stream; 0: none was heard."""
+        """The epoch of each rank's stream; 0: nothing was received."""
 
     @property
     def seqs(self) -> tuple[int, ...]:
-        """The last number of that epoch that was applied."""
+        """The sequence number of the last applied batch of that epoch."""
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """Why what is said may be wrong; empty: it is exact."""
+        """Why the answer may be wrong for a rank; empty: it is exact."""
 
 
 class Forecast(NamedTuple):
-    """What a request is predicted to live through at each rank: seconds to its first token, and between tokens."""
+    """Predicted latency of a request at each rank: seconds to its first token, and between tokens."""
 
     ttft_s: Floats
     itl_s: Floats
 
 
 class View(NamedTuple):
-    """One moment of the ranks that serve a model, eldest worker first. `turn` counts its decisions before."""
+    """The ranks that serve a model at one moment, eldest worker first. `turn` counts the decisions before."""
 
     now_s: float
     turn: int
     ranks: tuple[WorkerRank, ...]
     registrations: tuple[WorkerRegistered, ...]
-    """The registration behind each rank."""
+    """The registration of each rank's worker."""
     unfit: tuple[str, ...]
-    """Why the rank takes no new work; empty when it may."""
+    """Why the rank takes no new work; empty if it does."""
     trust: tuple[Trust, ...]
     overlap: Depths
     """(4, n): leading blocks held on the tiers 0..t; the approximate index's where trust is FALLBACK."""
     predicted: Ints
-    """Leading blocks that are on their way there with requests routed before."""
+    """Leading blocks that requests routed before will bring to the rank."""
     epochs: tuple[int, ...]
     seqs: tuple[int, ...]
     queued_tokens: Ints
-    """Uncached tokens promised to the rank and not yet past their first token."""
+    """Uncached tokens promised to the rank whose requests have not reached their first token."""
     active_requests: Ints
     active_blocks: Ints
     shared_blocks: Ints
-    """How many of the request's full blocks the rank already works on."""
+    """How many of the request's full blocks active requests of the rank already use."""
     history_blocks: Floats
     newcomer: tuple[bool, ...]
-    """Whether the rank has joined of late, and had its share of full misses."""
+    """Whether the rank joined lately, and its share of full misses is spent."""
     bound: WorkerRank | None = None
-    """Where the request's session is at home; None: nowhere."""
+    """The rank that the request's session is bound to; None: no rank."""
     trust_factor: Floats | None = None
-    """What share of the rank's overlap is credited; None: all of it, at every rank."""
+    """Share of the rank's overlap that is credited; None: all of it, at every rank."""
     forecast: Forecast | None = None
-    """None: the mode did not ask for one."""
+    """None: the mode does not read it."""
     is_uniform: bool = False
-    """Every rank is known to be fit and to serve whole chats and completions; False: each must be looked at."""
+    """Every rank is known to be fit, aggregated, and to serve chats and completions; False: check each rank."""
     seq_len_min: int = 0
-    """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none does. Known where `whole` is."""
+    """The smallest `max_seq_len` or `max_prompt_tokens` that a worker states; 0: none. Valid if `is_uniform`."""
     is_blank: bool = False
-    """Nobody was asked what any rank holds: the columns of it are zeroes."""
+    """The index was not asked: the overlap columns are zeroes."""
     misfits: Mapping[str, Mapping[str, str]] = {}
-    """Prefill worker id, decode worker id: why the one cannot take the other's KV blocks (`pairs.py`)."""
+    """Prefill worker id, decode worker id: why the latter cannot take the former's KV blocks (`pairs.py`)."""
 
     @property
     def expected(self) -> Ints:
-        """How many leading blocks each rank is counted on to have on its GPU."""
+        """Leading blocks that each rank is expected to have on its GPU."""
         expected: Ints = np.maximum(self.overlap[0], self.predicted)
         return expected
 
     def only(self, rank_indices: Sequence[int]) -> "View":
-        """Return the same moment of the ranks at these places alone."""
+        """Return the view of these ranks only."""
         at = np.asarray(rank_indices, dtype=np.intp)
         forecast = self.forecast
         return self._replace(

@@ -12,7 +12,7 @@
 | is slower than `head_s`, `body_s`, `body_total_s`, `body_rate_min_bytes_s` | 408 |
 | reads nothing for `write_s` | cut off |
 | resets its connection while it is served | it has left |
-| closes, or half-closes, while it is served | it is served on, and gets a probe that changes no answer: `100 Continue` |
+| closes, or half-closes, while it is served | serving goes on; probes are sent that change no answer: `100 Continue` |
 | | before its head, a comment between events. A closed client's system answers with a reset: it has left |
 | is refused early | its bytes are read and ignored for `linger_s`, so that it can read the answer |
 """

@@ -64,7 +64,7 @@ def view(draw: random.Random, ranks: int = RANKS, **changed: Any) -> View:
         "now_s": draw.random() * 1e6,
         "turn": draw.randrange(10**6),
         "ranks": tuple(WorkerRank(name, 0) for name in names),
-        "told": tuple(registered(name) for name in names),
+        "registrations": tuple(registered(name) for name in names),
         "unfit": tuple(draw.choice([""] * 9 + ["draining"]) for _ in names),
         "trust": (Trust("EXACT", ""),) * ranks,
         "overlap": np.array([held, held + deeper, held + deeper, held + deeper], dtype=np.int32),
