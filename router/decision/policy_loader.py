@@ -65,7 +65,7 @@ def _imported(name: str) -> Callable[..., Any]:
         raise _wrong(name, str(error), "a function that can be imported") from error
     if not callable(function):
         raise _wrong(name, f"{type(function).__name__}", "a function")
-    return function  # any callable
+    return function  # type: ignore[no-any-return]  # any callable
 
 
 def _wrong(name: str, found: str, allowed: str) -> ConfigurationError:
