@@ -77,6 +77,9 @@ def test_the_aggregated_layout_is_held_against_the_best_of_the_others_by_each_fi
     assert found["TTFT p50, ms"].value == pytest.approx(300.0)
 
 
+SVG = "{http://www.w3.org/2000/svg}"
+
+
 def point(user: float, gpu: float) -> Point:
     return Point(user, gpu, "x1", is_served=True)
 
@@ -86,16 +89,19 @@ def test_the_frontier_has_what_nothing_beats_in_both_ways() -> None:
     assert frontier(points) == [point(1, 9), point(5, 5), point(9, 1)]
 
 
-def test_a_plot_has_a_line_for_every_layout_and_a_point_for_every_load() -> None:
+def test_a_plot_names_every_layout_and_the_loads_of_the_frontier() -> None:
     lines = {"8a": [point(10, 1), point(5, 7)], "<b>": [point(8, 3), point(0, 0)._replace(is_served=False)]}
     drawn = pareto_svg(lines, "title & more")
-    root = ET.fromstring(drawn)  # noqa: S314 - our own
-    space = "{http://www.w3.org/2000/svg}"
-    assert len(root.findall(f"{space}polyline")) == 3  # with the frontier
-    assert [each.get("fill") for each in root.findall(f"{space}circle")] == ["#000000", "#000000", "#e69f00", "#ffffff"]
-    texts = [each.text for each in root.findall(f"{space}text")]
+    texts = ["".join(each.itertext()) for each in ET.fromstring(drawn).iter(f"{SVG}text")]  # noqa: S314 - our own
     assert {"title & more", "8a", "<b>", "x1", "10"} <= set(texts)
+    assert texts.count("x1") == 3
     assert drawn == pareto_svg(lines, "title & more")
+
+
+def test_a_run_that_did_not_serve_its_users_has_an_empty_point() -> None:
+    served, unserved = point(10, 1), point(5, 7)._replace(is_served=False)
+    assert "fill: #ffffff; stroke: #000000" in pareto_svg({"8a": [served, unserved]}, "t")
+    assert "fill: #ffffff; stroke: #000000" not in pareto_svg({"8a": [served]}, "t")
 
 
 def test_a_plot_of_nothing_that_was_answered_is_a_plot() -> None:
