@@ -68,7 +68,7 @@ class BodyLimits(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where the base64 of an image stands, and whether its slashes are escaped."""
+    """The position of an image's base64, and whether its slashes are escaped."""
 
     begin: int
     end: int
@@ -86,16 +86,16 @@ class Body(NamedTuple):
     escaped: frozenset[str] = frozenset()
 
     def base64_of(self, url: str) -> memoryview | None:
-        """Return the base64 that was cut out of a `data:` URL; None where the URL has it itself.
+        """Return the base64 that was cut out of a `data:` URL; None if the URL still has it.
 
-        Of an image whose slashes are escaped this makes a copy: work for a thread.
+        For an image with escaped slashes this makes a copy: call it on a thread.
         """
         name = url[url.rfind(",", -_URL_HEAD_BYTES_MAX) + 1 :] if self.images else ""
         image = self.images.get(name)
         return _unescaped(image) if image is not None and name in self.escaped else image
 
     def with_images(self, text: Bytes | memoryview) -> tuple[Bytes | memoryview, ...]:
-        """Return `text`, which was made of this body's, in parts, with the images where their names stand."""
+        """Return `text`, derived from this body's text, in parts, with the images in place of their names."""
         if not self.images:
             return (text,)
         parts: list[Bytes | memoryview] = []
@@ -111,8 +111,8 @@ class Body(NamedTuple):
 def read_body(data: Bytes, limits: BodyLimits, mark: str) -> Body:
     """Return the body without its images; raise `BodyTooLarge`, `RequestInvalid`.
 
-    `mark` is a name that no client can know, of lower-case letters and digits. Of 64 MiB of text this takes tenths of a
-    second, none of whose calls takes more than a few milliseconds: it is work for a thread.
+    `mark` is a name that no client can know, of lower-case letters and digits. For 64 MiB of text this takes tenths of
+    a second, and each call into C at most a few milliseconds: call it on a thread.
     """
     return cut(data, _Scan(data, limits).images(), mark)
 
@@ -133,7 +133,7 @@ def cut(data: Bytes, spans: Sequence[Span], mark: str) -> Body:
 
 
 def _unescaped(image: memoryview) -> memoryview:
-    r"""Return base64 without its backslashes, each of which stands before a slash."""
+    r"""Return base64 without its backslashes, each of which precedes a slash."""
     pieces = (bytes(image[at : at + _SLICE]) for at in range(0, len(image), _SLICE))
     return memoryview(b"".join([piece.replace(_ESCAPE, b"") for piece in pieces]))
 
@@ -155,7 +155,7 @@ class _Scan:
         self._found: list[Span] = []
 
     def images(self) -> list[Span]:
-        """Return where the base64 of images stands; raise where a bound is exceeded."""
+        """Return the positions of images' base64; raise if a bound is exceeded."""
         self._space()
         if self._byte() == _OBJECT:
             self._members("")
@@ -189,7 +189,7 @@ class _Scan:
         self._at += 1
 
     def _member(self, path: str) -> None:
-        """Pass the value of a field, whose bytes count as what it is."""
+        """Pass the value of a field; its bytes count by its kind."""
         self._field = shortened(path)
         is_ids = path in _ID_KEYS and self._byte() == _LIST
         if not is_ids and path not in _TEXT_KEYS:
@@ -350,7 +350,7 @@ class _Scan:
             pass
 
     def _match(self, pattern: re.Pattern[bytes]) -> int:
-        """Pass what matches, of a slice at most; return how many bytes."""
+        """Pass what matches, at most a slice; return the number of bytes."""
         begin = self._at
         found = pattern.match(self._body, begin, min(begin + _SLICE, self._end))
         self._at = begin if found is None else found.end()
@@ -358,7 +358,7 @@ class _Scan:
         return self._at - begin
 
     def _count(self, values: int) -> None:
-        """So many values more were passed; raise where there are too many, or too many bytes."""
+        """Count passed values; raise if there are too many values or bytes."""
         self._values += values
         if self._values > self._limits.values_max:
             allowed = self._limits.values_max

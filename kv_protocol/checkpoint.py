@@ -1,11 +1,11 @@
-"""Checkpoint records of a router's journal: all that a decision may read, as it was at one moment.
+"""Checkpoint records of a router's journal: the state that decisions read, at one moment.
 
-    CheckpointBegan    the moment, and the settings that an empty state is made of
-    CheckpointPart     rows of one table of the state, in their order; a table may take any number of parts
-    CheckpointEnded    how many parts there were
+    CheckpointBegan    the time, and the settings of the empty state
+    CheckpointPart     rows of one table of the state, in order; a table may have any number of parts
+    CheckpointEnded    the number of parts
 
-The tables are those of `router/journal/checkpoint.py`, their rows those of `checkpoint_rows.py`, as the writer has
-them. A router of another version refuses a table that it does not know, and its replay starts at a later checkpoint.
+The tables are those of `router/journal/checkpoint.py`, their rows those of `checkpoint_rows.py`, in the writer's
+version. A router of another version refuses unknown tables, and its replay starts at a later checkpoint.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from kv_protocol.ids import checked_worker_id
 
 
 class CheckpointBegan(msgspec.Struct, frozen=True, tag="checkpoint", array_like=True, kw_only=True):
-    """A checkpoint of the state follows, as it was when time was let pass until `now_s`."""
+    """A checkpoint of the state follows, as of the tick at `now_s`."""
 
     now_s: float
     router: str
@@ -36,7 +36,7 @@ class CheckpointPart(msgspec.Struct, frozen=True, tag="checkpoint_part", array_l
 
 
 class CheckpointEnded(msgspec.Struct, frozen=True, tag="checkpoint_end", array_like=True, kw_only=True):
-    """The checkpoint is whole, if so many parts came before."""
+    """The checkpoint is complete if `parts` parts came before."""
 
     now_s: float
     parts: int

@@ -6,11 +6,11 @@
                parent u64 (means something when flags bit 0 is set) | start u32 | n u32 | n x u64 sequence hashes
 
 Source: `docs/WIRE.md`. A message is at most 512 KiB: larger stores are split into parent-linked
-parts before seqs are given out (`split_event`), so that a part lost on the way is a gap like any other.
+parts before seqs are assigned (`split_event`), so that a lost part is a gap like any other.
 
-A message is read in two steps. `split_message` cuts it into batches; where it cannot be cut (its size, its count, a
-version, a head or blocks that are not there, bytes left over) nothing of it can be believed. `decode_frame` reads one
-batch; what it refuses says nothing of the other batches.
+A message is read in two steps. `split_message` cuts it into batches; if that fails (size, count, version, missing head
+or blocks, bytes left over), the whole message is refused. `decode_frame` reads one batch; if it refuses that, the other
+batches are still valid.
 """
 
 import struct
@@ -36,7 +36,7 @@ _HAS_PARENT = 1
 
 
 def pack_u64(values: Sequence[int]) -> bytes:
-    """Return the values as little-endian u64s; raise `LimitExceeded` where one is none."""
+    """Return the values as little-endian u64s; raise `LimitExceeded` if a value is not a u64."""
     try:
         packed = array("Q", values)
     except (OverflowError, TypeError) as error:
@@ -56,7 +56,7 @@ def unpack_u64(data: bytes | memoryview) -> tuple[int, ...]:
 
 
 def split_event(event: Event, blocks_max: int = BLOCKS_PER_EVENT_MAX) -> Iterator[Event]:
-    """Yield parts of at most `blocks_max` blocks which applied in order do what `event` does."""
+    """Yield parts of at most `blocks_max` blocks that, applied in order, equal `event`."""
     if isinstance(event, Cleared) or len(event.sequence_hashes) <= blocks_max:
         yield event
         return
@@ -70,7 +70,7 @@ def split_event(event: Event, blocks_max: int = BLOCKS_PER_EVENT_MAX) -> Iterato
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """Return the bytes of one batch; raise `LimitExceeded` where it is too large for a message."""
+    """Return the bytes of one batch; raise `LimitExceeded` if it is too large for a message."""
     event = batch.event
     parent, start, flags, hashes = 0, 0, 0, b""
     if isinstance(event, Cleared):
@@ -110,7 +110,7 @@ def encode_message(batches: Sequence[Batch]) -> bytes:
 
 
 class Frame(NamedTuple):
-    """The bytes of one batch, not looked into: where it begins in its message, its head, its sequence hashes."""
+    """The undecoded bytes of one batch: its offset in the message, its head, its sequence hashes."""
 
     offset: int
     head: tuple[int, ...]
@@ -123,7 +123,7 @@ def decode_message(data: Buffer) -> list[Batch]:
 
 
 def split_message(data: Buffer) -> list[Frame]:
-    """Return the frames of a message, which keep `data` alive; raise `MalformedMessage` where it cannot be cut."""
+    """Return the frames of a message, which keep `data` alive; raise `MalformedMessage` if it cannot be cut."""
     view = memoryview(data).cast("B")
     if len(view) > MESSAGE_BYTES_MAX:
         raise MalformedMessage(MESSAGE_BYTES_MAX, f"{len(view)} bytes, at most {MESSAGE_BYTES_MAX} allowed")
@@ -155,7 +155,7 @@ def _cut_frame(view: memoryview, at: int) -> Frame:
 
 
 def decode_frame(frame: Frame) -> Batch:
-    """Return the batch; raise `MalformedMessage`, with the offset in the message, where it may not be."""
+    """Return the batch; raise `MalformedMessage`, with the offset in the message, if it is invalid."""
     kind, tier, flags, epoch, seq, source_seq, time_ns, parent, start = frame.head
     if tier >= len(TIERS):
         raise MalformedMessage(frame.offset + 2, f"tier {tier}, allowed 0..{len(TIERS) - 1}")

@@ -1,14 +1,14 @@
-"""A streamed answer that goes on at another worker without a seam: what the first tells, what the next is asked.
+"""The wire of a stream that resumes on another worker: token ids from the first, a continuation to the next.
 
-    router -> worker    header `x-kv-continuable: 1`       the answer's events are to carry their token ids
+    router -> worker    header `x-kv-continuable: 1`       the events of the response shall carry token ids
     worker -> router    `: tokens <base64>` before `data`  ids since the event before, as little-endian u32s; a comment,
-                                                           which readers of event streams pass over. The client gets it
-                                                           where it sent that header, too
-    router -> worker    body key `kv_continue`             {tokens, id, created}: all ids so far, in base64, and what
-                                                           the answer is called; the worker begins behind them
+                                                           which readers of event streams ignore. The client gets it
+                                                           only if it sent the header itself
+    router -> worker    body key `kv_continue`             {tokens, id, created}: all ids so far, in base64, and the id
+                                                           and time of the response; the worker continues behind them
 
-An event's comment has all ids that were generated when its text was made, whether their text is shown already or is
-held back, as half a character or as what may be a stop string is. So whoever begins with these ids holds back the same.
+An event's comment has all ids generated so far, including ids whose text is still held back: half a character, or the
+beginning of a possible stop string. A worker that continues from these ids holds back the same text.
 
 Source of comments: WHATWG HTML, "Server-sent events", 9.2.6.
 """
@@ -28,19 +28,19 @@ COMMENT = b": tokens "
 _COMMENT_LINE = b"\n" + COMMENT
 _DATA = b"data: "
 DONE = b"data: [DONE]\n\n"
-"""What ends a stream."""
+"""The last event of a stream."""
 _TOKEN_BYTES = 4
 
 
 class Continuation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the next worker is asked: the value of `kv_continue`. `tokens` are base64 of little-endian u32s."""
+    """The value of `kv_continue`, for the next worker. `tokens` are base64 of little-endian u32s."""
 
     tokens: str
     id: str
     created: int
 
     def token_ids(self) -> list[int]:
-        """Return the ids; raise ValueError for anything else than 1 to `TOKENS_MAX` of them."""
+        """Return the ids; raise ValueError unless there are 1 to `TOKENS_MAX`."""
         try:
             data = base64.b64decode(self.tokens, validate=True)
         except binascii.Error as error:
@@ -51,7 +51,7 @@ class Continuation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a stream has come. `tokens` are the ids' bytes; `finish_reason` and `has_usage` are of what was sent."""
+    """The progress of a stream. `tokens` are the ids' bytes; `finish_reason` and `has_usage`: sent already."""
 
     tokens: bytes
     id: str
@@ -61,25 +61,25 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def token_count(self) -> int:
-        """How many ids."""
+        """The number of ids."""
         return len(self.tokens) // _TOKEN_BYTES
 
     def continuation(self) -> bytes:
         """Return the JSON of `kv_continue`."""
-        told = Continuation(tokens=base64.b64encode(self.tokens).decode(), id=self.id, created=self.created)
-        return msgspec.json.encode(told)
+        tokens = base64.b64encode(self.tokens).decode()
+        return msgspec.json.encode(Continuation(tokens=tokens, id=self.id, created=self.created))
 
     def ending(self, model: str, *, is_chat: bool, prompt_tokens: int | None) -> bytes:
-        """Return the events that are missing of a stream that has all of its tokens; `prompt_tokens`: for its usage.
+        """Return the missing last events of a stream that has all of its tokens.
 
-        Where it has not said so, it ended for its length. Without `prompt_tokens` no usage is wanted.
+        Without a finish reason so far it is `length`. `prompt_tokens` is for the usage; None: no usage is wanted.
         """
         head: dict[str, Any] = {"id": self.id, "created": self.created, "model": model}
         head["object"] = "chat.completion.chunk" if is_chat else "text_completion"
         events: list[dict[str, Any]] = []
         if self.finish_reason is None:
-            said: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
-            events.append({"choices": [{"index": 0, **said, "logprobs": None, "finish_reason": "length"}]})
+            empty: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
+            events.append({"choices": [{"index": 0, **empty, "logprobs": None, "finish_reason": "length"}]})
         if prompt_tokens is not None and not self.has_usage:
             total = prompt_tokens + self.token_count
             usage = {"prompt_tokens": prompt_tokens, "completion_tokens": self.token_count, "total_tokens": total}
@@ -102,29 +102,29 @@ _event = msgspec.json.Decoder(_Event)
 
 
 def token_comment(token_ids: list[int]) -> bytes:
-    """Return the line that goes before an event's `data`; nothing where there are no ids."""
+    """Return the comment line before an event's `data`; empty if there are no ids."""
     return b"%b%b\n" % (COMMENT, base64.b64encode(pack_tokens(token_ids))) if token_ids else b""
 
 
 def without_tokens(events: bytes) -> tuple[bytes, int]:
-    """Return whole events without such lines, and how many ids those had.
+    """Return complete events without token comments, and the number of ids in them.
 
-    JSON has no line ends of its own, so that no text of an answer looks like such a line.
+    JSON has no line ends inside, so no text of a response looks like a comment.
     """
     count = 0
     at = 0 if events.startswith(COMMENT) else events.find(_COMMENT_LINE) + 1 or -1
     while at >= 0:
         end = events.find(b"\n", at) + 1 or len(events)
-        count += (end - at - len(COMMENT)) * 3 // (4 * _TOKEN_BYTES)  # what pads it is less than an id
+        count += (end - at - len(COMMENT)) * 3 // (4 * _TOKEN_BYTES)  # the padding is less than an id
         events = events[:at] + events[end:] if at else events[end:]
         at = at if events.startswith(COMMENT, at) else events.find(_COMMENT_LINE, at) + 1 or -1
     return events, count
 
 
 def progress_of(events: bytes, before: Progress | None = None) -> Progress | None:
-    """Return how far whole events bring a stream that had come as far as `before`.
+    """Return the progress of a stream after complete events, from its progress `before`.
 
-    None where they do not tell: the worker knows nothing of continuations, or the stream has several choices.
+    None if it is unknown: the worker does not support continuations, or the stream has several choices.
     """
     tokens, first = [b"" if before is None else before.tokens], before
     last: _Event | None = None
@@ -139,8 +139,8 @@ def progress_of(events: bytes, before: Progress | None = None) -> Progress | Non
                 finish_reason = next((each.finish_reason for each in last.choices), None) or finish_reason
         except (msgspec.DecodeError, binascii.Error):
             return None
-    told = first or last
+    named = first or last
     joined = b"".join(tokens)
-    if told is None or not joined or len(joined) % _TOKEN_BYTES:
+    if named is None or not joined or len(joined) % _TOKEN_BYTES:
         return None
-    return Progress(tokens=joined, id=told.id, created=told.created, finish_reason=finish_reason, has_usage=has_usage)
+    return Progress(tokens=joined, id=named.id, created=named.created, finish_reason=finish_reason, has_usage=has_usage)

@@ -1,20 +1,20 @@
-"""A decision as the journal keeps it: small, and enough to take it again and to see that it came out the same.
+"""A decision as a journal record: small, and enough to repeat it and to compare the result.
 
     request    as routing read it, with its packed sequence hashes
     best       the columns (worker ranks, in the order of the view) of eight candidates at most: the winner, then the
                cheapest of the others, cheapest first
     terms      every cost term of those, f64, but for terms that are their default for all of them
-    costs      of the other candidates the cost alone, f32, in the order of the columns
-    overlap    how much of the request's prefix ranks hold on tiers 0..t: what the index said, or, of ranks without
-               events, what was routed to them
+    costs      only the cost of the other candidates, f32, in the order of the columns
+    overlap    ranks' overlap with the request on tiers 0..t: the index's, or, for ranks without events, the
+               approximate one
 
 In little-endian bytes:
 
     best     a u16 each
     terms    mask u8 (bit i: term i of `TERMS` is there) | for each term there: an f64 for each of `best`
-    overlap  flags u8 (bit t: more is held on tiers 0..t than without tier t; bit 7: numbers are u32, else u16)
-             | for each such t: a bit for each column, lowest first, of who holds more | how much more, for each
-             nothing at all where nobody holds anything
+    overlap  flags u8 (bit t: tier t adds overlap to tiers below it; bit 7: numbers are u32, else u16)
+             | for each such t: a bit for each column with more overlap, lowest first | how much more, for each
+             empty if no rank has overlap
 """
 
 import struct
@@ -44,12 +44,12 @@ assert len(TERMS) <= _TERMS_MAX
 
 Depths = tuple[int, int, int, int]
 RequestPhase = Literal["whole", "prefill", "decode", "alone"]
-"""What a worker is asked for: all of it; the prompt alone; the rest alone, with the prompt's KV from where it was
-computed; or all of it, of a worker whose role is to decode."""
+"""The work for a worker: prompt and generation (`whole`); only the prompt; only the generation, with the prompt's KV
+from the prefill worker; or both on a decode worker (`alone`)."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
-    """A request as routing read it. The router's `RouteRequest` is one, and says what the fields mean."""
+    """A request as routing reads it. The router's `RouteRequest` extends it and documents the fields."""
 
     decision_id: str
     request_id: str
@@ -87,12 +87,11 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True, 
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_only=True, gc=False):
-    """A decision, and the promise that it made: the request's blocks, `uncached_tokens` of it, under its decision's id.
+    """A decision, and its lease: the request's blocks and `uncached_tokens`, under the decision's id.
 
-    `now_s` is the view's; `winner` and `runner_up` are among its columns, of which there are `ranks`; `epoch` is that
-    of the winner's stream. `kv_seq` is how far the index had read `KV_EVENTS`; `turn` counts the decisions before for
-    the same model. Where a mode weighs no costs, `best`, `terms` and `costs` are empty, and where it reads no overlap,
-    `overlap`.
+    `now_s` is the view's; `winner` and `runner_up` are two of its `ranks` columns; `epoch` is that of the winner's
+    stream. `kv_seq` is the index's place in `KV_EVENTS`; `turn` counts earlier decisions for the same model. `best`,
+    `terms` and `costs` are empty for a mode without costs, `overlap` for a mode that reads no overlap.
     """
 
     now_s: float
@@ -112,7 +111,7 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
     epoch: int = 0
     action: str = "admit"
     ttft_s: float | None = None
-    """What was predicted of the request at the winner; None: nothing was."""
+    """The prediction for the request at the winner; None: there was none."""
     itl_s: float | None = None
     best: bytes = b""
     terms: bytes = b""
@@ -129,19 +128,19 @@ class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True, kw_on
 
     @property
     def rank(self) -> WorkerRank:
-        """Who takes the request."""
+        """The rank that takes the request."""
         return WorkerRank(self.worker_id, self.dp_rank)
 
     @property
     def promise(self) -> Routed:
-        """What was promised with it."""
+        """The lease that it began."""
         return promise(self.request, self.rank, self.uncached_tokens, self.epoch)
 
 
 def promise(request: RequestRecord, rank: WorkerRank, uncached_tokens: int, epoch: int) -> Routed:
-    """Return what a decision for `rank` promises of the request.
+    """Return the lease that a decision for `rank` begins.
 
-    A rank that only decodes gets the prompt's KV from elsewhere: nothing of it is to be computed there.
+    A rank that only decodes gets the prompt's KV from elsewhere and computes none of the prompt.
     """
     return Routed(
         lease_id=request.decision_id,
@@ -208,12 +207,12 @@ def best_terms(decided: Decided) -> list[CostTerms]:
 
 
 def other_costs(decided: Decided) -> tuple[float, ...]:
-    """Return the costs of the candidates that are not among the best, each as near as an f32 comes to it."""
+    """Return the costs of the candidates that are not among the best, rounded to f32."""
     return struct.unpack(f"<{len(decided.costs) // 4}f", decided.costs)
 
 
 def overlap_depths(decided: Decided) -> list[Depths]:
-    """Return for every column how much of the prefix it holds on tiers 0..t."""
+    """Return the overlap of every column on tiers 0..t."""
     steps = list(_steps(decided.overlap, decided.ranks)) if decided.overlap else [[0] * decided.ranks] * TIERS
     found = []
     for gpu, host, disk, external in zip(*steps, strict=True):
@@ -222,7 +221,7 @@ def overlap_depths(decided: Decided) -> list[Depths]:
 
 
 def _steps(data: bytes, ranks: int) -> Iterator[list[int]]:
-    """Yield for every tier how much more each column holds with it."""
+    """Yield for every tier the overlap that it adds to each column."""
     at, size, kind = 1, (ranks + 7) // 8, "I" if data[0] & WIDE else "H"
     for tier in range(TIERS):
         steps = [0] * ranks

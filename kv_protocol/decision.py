@@ -1,4 +1,4 @@
-"""A routing decision as data: every candidate with every cost term, so that it can be explained and taken again.
+"""A routing decision as data: every candidate with every cost term, to explain and to repeat it.
 
 Costs are in blocks. Formulas: `router/decision/cost.py`.
 """
@@ -11,7 +11,7 @@ from kv_protocol.errors import LimitExceeded
 
 TrustState = Literal["EXACT", "DEGRADED", "FALLBACK"]
 OverlapSource = Literal["index", "approximate"]
-"""Who says what a rank holds: the index, which follows its events, or what was routed to it, where there are none."""
+"""Where a rank's overlap is from: the index, or, for ranks without events, the approximate index of routed requests."""
 
 
 class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,10 +27,10 @@ class CostTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One eligible rank as it stood: what it held of the request, how far its stream was read, and its cost.
+    """One eligible rank at the decision: its overlap with the request, its stream's place, and its cost.
 
-    `overlap_blocks[t]` is the longest prefix held on tiers 0..t, as `overlap_source` has it, `predicted_blocks` the
-    longest that is on its way there with requests routed before. `seq` is the last applied number of `epoch`.
+    `overlap_blocks[t]` is the longest prefix held on tiers 0..t by `overlap_source`, `predicted_blocks` the longest on
+    its way there with requests routed before. `seq` is the last applied number of `epoch`.
     """
 
     worker_id: str
@@ -44,15 +44,15 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     seq: int
     terms: CostTerms
     is_weighed: bool = True
-    """Whether the policy looked at costs; where it did not, `terms` say nothing."""
+    """Whether the policy weighed costs; if not, `terms` are meaningless."""
     is_spilled: bool = False
-    """Whether the spill gate took its credit: too much is queued there, and little elsewhere."""
+    """Whether the spill gate removed its credit: too much is queued there, and little elsewhere."""
     predicted_ttft_s: float | None = None
     predicted_itl_s: float | None = None
 
     @property
     def expected_blocks(self) -> int:
-        """How many leading blocks the rank is counted on to have on its GPU."""
+        """The leading blocks that the rank is expected to have on its GPU."""
         return max(self.overlap_blocks[0], self.predicted_blocks)
 
 
@@ -65,11 +65,11 @@ class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Who takes a request, and all that was weighed.
+    """The rank that takes a request, and all that was weighed.
 
     `winner` and `runner_up` index `candidates`; `margin_blocks` is the runner-up's cost minus the winner's, and there
-    is neither for a single candidate. `isl_tokens` is the whole prompt, `reusable_blocks` what a cache could give of it
-    (the full blocks of all tokens but the last, which is always computed).
+    is neither for a single candidate. `isl_tokens` is the whole prompt, `reusable_blocks` the part that a cache could
+    provide (the full blocks of all tokens but the last, which is always computed).
     """
 
     decision_id: str
@@ -87,13 +87,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     candidates: tuple[Candidate, ...]
     excluded: tuple[Exclusion, ...] = ()
     phase: str = "whole"
-    """What the worker is asked for (`decided.Phase`)."""
+    """The work for the worker (`decided.RequestPhase`)."""
     endpoint: str = "chat"
     """The OpenAI endpoint that was called (`api_endpoints.py`)."""
     reason: str = ""
-    """In one word of a closed set, why the winner won."""
+    """Why the winner won: one word of a closed set."""
     action: str = "admit"
-    """What the policy has done with the request: admit, queue or reject."""
+    """The policy's action: admit, queue or reject."""
     regret_blocks: int = 0
     """By how much another candidate's overlap was longer than the winner's."""
     session_rank: str = ""

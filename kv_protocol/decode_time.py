@@ -1,10 +1,10 @@
-"""How an agent says when the first token of an unstreamed answer came.
+"""The header with which an agent reports the decode time of an unstreamed response.
 
-    worker -> router    header `x-kv-decode-ms: 812.4`    of an answer that comes whole: milliseconds from the first
-                                                          token to the moment when the answer is sent
+    worker -> router    header `x-kv-decode-ms: 812.4`    of an unstreamed response: milliseconds from the first token
+                                                          to the moment when the response is sent
 
-The answer's first byte comes with its last token, so the router cannot see the first token. Its own time from routing
-to the answer, less this, is what it would have seen of a stream.
+The first byte comes with the last token, so the router cannot see the first token. The router's time from routing to
+the response, less this time, is the TTFT of a streamed response.
 """
 
 import re
@@ -20,5 +20,5 @@ def decode_header(seconds: float) -> str:
 
 
 def decode_seconds(value: bytes) -> float | None:
-    """Return the seconds that a header's value states; None where it is no decimal number of milliseconds."""
+    """Parse a header's value as seconds; return None if it is no decimal number of milliseconds."""
     return float(value) / _MS_PER_S if _MILLISECONDS.fullmatch(value) else None

@@ -24,7 +24,7 @@ BUCKET_SET_BYTES = BUCKETS // 8
 
 
 class TierDigest(msgspec.Struct, frozen=True, array_like=True):
-    """What a heartbeat says of one tier: how many blocks, and their digest (u64)."""
+    """One tier in a heartbeat: its number of blocks, and their digest (u64)."""
 
     tier: Tier
     block_count: int
@@ -36,7 +36,7 @@ class TierDigest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SetDigest:
-    """The digest of a set that its owner changes block by block; `add` new members and `discard` old ones only."""
+    """The digest of a set, changed block by block; `add` only new members and `discard` only present ones."""
 
     __slots__ = ("_buckets", "block_count")
 
@@ -67,7 +67,7 @@ class SetDigest:
         return sum(self._buckets) & U64_MASK
 
     def of_tier(self, tier: Tier) -> TierDigest:
-        """Return what a heartbeat says of this set."""
+        """Return this set's entry of a heartbeat."""
         return TierDigest(tier, self.block_count, self.total)
 
 

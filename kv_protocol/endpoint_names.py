@@ -1,4 +1,4 @@
-"""A worker's endpoint by name, `namespace.component.endpoint`: pools of one fleet are told apart by it.
+"""A worker's endpoint name, `namespace.component.endpoint`: it separates the pools of one fleet.
 
     role                  default
     aggregated, decode    dynamo.backend.generate
@@ -28,7 +28,7 @@ _COMPONENTS: Mapping[Role, str] = {
 
 
 class EndpointName(NamedTuple):
-    """The three parts; as text they stand with dots between them."""
+    """The three parts; joined by dots as text."""
 
     namespace: str
     component: str
@@ -39,7 +39,7 @@ class EndpointName(NamedTuple):
 
 
 def endpoint_name(text: str) -> EndpointName:
-    """Return the name that `text` is, with or without `dyn://`; raise `LimitExceeded` for anything else."""
+    """Parse a name, with or without `dyn://`; raise `LimitExceeded` for anything else."""
     parts = text.removeprefix(_SCHEME).split(".")
     if len(parts) != len(EndpointName._fields) or not all(map(_PART.fullmatch, parts)):
         raise LimitExceeded("endpoint", text, _ALLOWED)
@@ -47,5 +47,5 @@ def endpoint_name(text: str) -> EndpointName:
 
 
 def default_endpoint(role: Role) -> EndpointName:
-    """Return the name of a worker of this role that was given none."""
+    """Return the default name of a worker of this role."""
     return EndpointName("dynamo", _COMPONENTS[role], "generate")

@@ -1,14 +1,14 @@
-"""Errors of the wire: somebody sent what may not be sent. Reject it, count it, mark the rank stale; never crash."""
+"""Errors of the wire: a peer sent something invalid. Reject it, count it, mark the rank stale; never crash."""
 
 import msgspec
 
 FOUND_CHARACTERS_MAX = 80
-"""How much an error shows of a value or a key that was found."""
+"""Characters of a found value or key that an error shows."""
 _REASON_CHARACTERS_MAX = 300
 
 
 def shortened(text: str, characters_max: int = FOUND_CHARACTERS_MAX) -> str:
-    """Return `text`; of what is longer, its beginning and `...`."""
+    """Return `text`, cut after `characters_max` with `...`."""
     return text if len(text) <= characters_max else f"{text[:characters_max]}..."
 
 
@@ -17,7 +17,7 @@ class ProtocolError(Exception):
 
 
 class MalformedMessage(ProtocolError):
-    """Bytes that are not a message: `offset` is where reading stopped, `reason` is why."""
+    """Bytes that are not a message: reading stopped at `offset` because of `reason`."""
 
     def __init__(self, offset: int, reason: str) -> None:
         reason = shortened(reason, _REASON_CHARACTERS_MAX)
@@ -37,7 +37,7 @@ class LimitExceeded(ProtocolError):
 
     @staticmethod
     def shown(found: object) -> str:
-        """Return how the message shows what was found."""
+        """Return the found value as the message shows it."""
         return shortened(repr(found))
 
 

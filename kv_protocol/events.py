@@ -1,6 +1,6 @@
-"""What happens to one rank's KV cache, in canonical form: sequence hashes, no token ids, no engine hashes.
+"""Changes of one rank's KV cache, in canonical form: sequence hashes, no token ids, no engine hashes.
 
-An event speaks of one tier. A block that moves between tiers is a `Stored` on the new tier, then a `Removed` from the
+An event changes one tier. A block that moves between tiers is a `Stored` on the new tier, then a `Removed` from the
 old one. Tuples of sequence hashes are in chain order: block i's parent is block i - 1, block 0's is `parent`.
 """
 
@@ -16,7 +16,7 @@ I64_LIMIT = 1 << 63
 
 
 class Tier(IntEnum):
-    """Where a block lies. The values are the wire's (`docs/WIRE.md`, canonical batch)."""
+    """The tier of a block. The values are the wire's (`docs/WIRE.md`, canonical batch)."""
 
     GPU = 0
     HOST = 1

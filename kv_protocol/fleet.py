@@ -1,6 +1,6 @@
-"""Who serves: registration, draining, leaving, and the pulse in between. JSON on the wire, so that people can read it.
+"""Fleet messages: registration, draining, leaving, and heartbeats. JSON on the wire, so that people can read it.
 
-A worker's newest fleet event stands on `KV_FLEET`. It is gone after five missed heartbeats, whatever that event says.
+`KV_FLEET` has each worker's newest fleet event. After five missed heartbeats a worker is gone, whatever that event is.
 Source: `docs/WIRE.md`.
 """
 
@@ -27,9 +27,9 @@ EventSource = Literal["trtllm", "simulated", "vllm", "sglang", "none"]
 
 INSTANCE_CHARACTERS_MAX = 128
 NAME_CHARACTERS_MAX = 256
-"""Of a model, a served name, an adapter and a taint."""
+"""For a model, a served name, an adapter and a taint."""
 BLOCKS_MAX = 1 << 27
-"""Blocks of one rank: as many as an index makes room for when ranks join. A block may be a single token."""
+"""Blocks of one rank: as many as an index allocates when ranks join. A block may be a single token."""
 TOKENS_MAX = (1 << 32) - 1
 _TEXT_CHARACTERS_MAX = 256
 _URL_CHARACTERS_MAX = 2048
@@ -55,7 +55,7 @@ _COUNTS_MAX = {
     "transfer_buffer_tokens": TOKENS_MAX,
 }
 _URL_CHARACTERS = re.compile(r"[^\s\x00-\x1f\x7f?#@\\]+")
-"""Without those that begin a user, a query or a fragment, and those that `urlsplit` drops in silence."""
+"""Without characters that begin a user, a query or a fragment, and those that `urlsplit` drops silently."""
 
 
 def _is_base_url(value: str) -> bool:
@@ -95,17 +95,17 @@ def _check_names(registration: "WorkerRegistered") -> None:
 
 
 class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=True, forbid_unknown_fields=False):
-    """A worker offers its service. A new `instance` replaces the worker's former life and all that was known of it.
+    """A worker registers. A new `instance` replaces the worker's former instance and all state of it.
 
-    `endpoint` is its name as `namespace.component.endpoint`, by which pools are told apart; empty: it has none.
-    `images` says what images become in its prompts; None: it takes none, or nobody else can know.
+    `endpoint` is its name as `namespace.component.endpoint`, which separates pools; empty: none. `images` is the rule
+    for images in its prompts; None: it takes none, or they cannot be computed elsewhere.
 
-    What prefill and decode workers have to agree in, and what routing by prefix needs: `kv_cache_dtype` (auto, fp8;
-    empty: not said), whether the engine reuses blocks at all (None: not said), `transfer_buffer_tokens`, how many
-    tokens its buffer for KV transfers holds (0: not said, or it has none), and `transfer_backend`, by which KV is
-    transferred (NIXL, UCX; empty: not said).
+    Prefill and decode workers have to agree in these, and prefix routing needs them: `kv_cache_dtype` (auto, fp8;
+    empty: not reported), `block_reuse`, whether the engine reuses blocks (None: not reported),
+    `transfer_buffer_tokens`, the capacity of its buffer for KV transfers (0: none, or not reported), and
+    `transfer_backend` (NIXL, UCX; empty: not reported).
 
-    `api_endpoints` names the OpenAI endpoints that it serves (`api_endpoints.py`). Unknown names are passed over.
+    `api_endpoints` names the OpenAI endpoints that it serves (`api_endpoints.py`). Unknown names are ignored.
 
     `max_prompt_tokens` bounds the prompts that the worker computes itself, where that is less than `max_seq_len` - 1:
     an engine without chunked prefill takes a prompt in one iteration, or not at all. 0: no such bound.
@@ -145,8 +145,8 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
     """Set by a router that publishes the registration again: a worker that was drained by hand takes new work. Without
     it the registration of a known instance leaves the drain as it is."""
     drained: bool = False
-    """Set by an agent that registers again while an operator drains this instance: readers that come later, to which
-    the log has no `draining` any more, take the worker for drained by hand."""
+    """Set by an agent that registers again while an operator drains this instance: the log then has no `draining`
+    event any more, and later readers take the worker for drained by hand."""
 
     def __post_init__(self) -> None:
         checked_worker_id(self.worker_id)
@@ -170,14 +170,14 @@ class WorkerRegistered(msgspec.Struct, frozen=True, tag="registered", kw_only=Tr
 
     @property
     def ranks(self) -> tuple[WorkerRank, ...]:
-        """The worker ranks that this registration speaks for."""
+        """The worker ranks of this registration."""
         return tuple(WorkerRank(self.worker_id, dp_rank) for dp_rank in self.dp_ranks)
 
 
 class WorkerDraining(msgspec.Struct, frozen=True, tag="draining", kw_only=True, omit_defaults=True):
-    """The worker ends its running requests and takes no new ones.
+    """The worker finishes its running requests and takes no new ones.
 
-    `by_hand`: an operator drains it, who may put it back; else its agent stops.
+    `by_hand`: an operator drains it and may end the drain; else its agent stops.
     """
 
     worker_id: str
@@ -190,7 +190,7 @@ class WorkerDraining(msgspec.Struct, frozen=True, tag="draining", kw_only=True, 
 
 
 class WorkerLeft(msgspec.Struct, frozen=True, tag="left", kw_only=True):
-    """The worker is gone; nothing it held can be counted on."""
+    """The worker is gone, and its blocks with it."""
 
     worker_id: str
     instance: str
@@ -206,9 +206,9 @@ FleetEvent = WorkerRegistered | WorkerDraining | WorkerLeft
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's pulse: the consolidator's stream position and proof of what the rank holds there.
+    """One rank's heartbeat: the consolidator's stream position, and the digests of the rank's blocks there.
 
-    `stale` is empty, or the reason why the consolidator itself no longer vouches for its set.
+    `stale` is empty, or the reason why the consolidator does not trust its own set.
     """
 
     instance: str

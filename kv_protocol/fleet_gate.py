@@ -1,4 +1,4 @@
-"""Which fleet events count: the checks that every reader makes before an event reaches its state.
+"""The checks of fleet events that every reader makes before it applies one.
 
 | refused as | when |
 |---|---|
@@ -14,7 +14,7 @@ one has none. A signature is the header `Kv-Signature: v1 <time_ns> <mac>`; `mac
     "kv-router fleet event v1" LF subject LF time_ns LF the value of Kv-Claim, if any LF message bytes
 
 The subject names model and worker, the bytes name worker and instance. `time_ns` grows with every event of a worker,
-whatever the clocks of the signers say: each signs later than the newest event that it has accepted.
+independent of the signers' clocks: each signs with a later time than that of the newest event that it accepted.
 Source: RFC 2104; `docs/SECURITY.md`.
 """
 
@@ -33,7 +33,7 @@ from kv_protocol.fleet import FleetEvent, WorkerLeft, WorkerRegistered, decode_f
 SIGNATURE_HEADER = "Kv-Signature"
 CLAIM_HEADER = "Kv-Claim"
 WORKERS_MAX = 16_384
-"""Workers that a gate remembers; beyond it the one whose newest event is oldest is forgotten."""
+"""Workers that a gate remembers; beyond that it forgets the worker with the oldest newest event."""
 
 RefusalReason = Literal["unreadable", "subject", "signature", "replayed", "base_url"]
 REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
@@ -44,7 +44,7 @@ _SIGNATURE = re.compile(r"v1 (0|[1-9][0-9]{0,18}) ([0-9a-f]{64})")
 
 
 class FleetEventRefused(ProtocolError):
-    """A fleet event does not count; `reason` is the row of the table."""
+    """A refused fleet event; `reason` is the row of the table."""
 
     def __init__(self, reason: RefusalReason, message: str) -> None:
         super().__init__(message)
@@ -72,10 +72,10 @@ class FleetGate:
         self.refused_total: dict[RefusalReason, int] = dict.fromkeys(REFUSAL_REASONS, 0)
 
     def admit(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> FleetEvent:
-        """Return the event, which counts from now on.
+        """Accept an event and return it.
 
         Raises:
-            FleetEventRefused: it does not count; nothing has changed but `refused_total`.
+            FleetEventRefused: the event is refused; only `refused_total` changed.
         """
         try:
             event, time_ns = self._checked(subject, data, headers)
@@ -104,7 +104,7 @@ class FleetGate:
             raise FleetEventRefused("signature", f"{SIGNATURE_HEADER}: found none, allowed one by a key of the fleet")
         claim = (headers or {}).get(CLAIM_HEADER, "")
         macs = [_mac(key, subject, data, found[1], claim) for key in self._keys]
-        if not sum(hmac.compare_digest(mac, found[2]) for mac in macs):  # every key is compared: the time tells nothing
+        if not sum(hmac.compare_digest(mac, found[2]) for mac in macs):  # every key is compared: constant time
             raise FleetEventRefused("signature", f"{SIGNATURE_HEADER}: found another key's, or of other bytes")
         return int(found[1])
 
@@ -151,7 +151,7 @@ class FleetGate:
 
 
 def claim_in(headers: Mapping[str, str] | None) -> int:
-    """Return the claim that an event's headers state; 0 if they state none that is a place in a stream."""
+    """Return the claim in an event's headers; 0 if there is no valid one."""
     found = _CLAIM.fullmatch((headers or {}).get(CLAIM_HEADER, ""))
     return 0 if found is None else int(found[0])
 

@@ -1,4 +1,4 @@
-"""Block hashes, equal to those of the field's strongest peer, so that its users can move over and check us.
+"""Block hashes, equal to NVIDIA Dynamo's, so that its users can migrate and verify ours.
 
     seed S          = 1337 + H(utf8(lora_name), 0) if it is not empty + H(utf8(cache_salt), 1) if it is not empty
     local hash L_i  = H(le32 tokens of block i ++ le64 of its multimodal hashes in ascending order, S)
@@ -55,7 +55,7 @@ def hash_seed(lora_name: str | None = None, cache_salt: str | None = None) -> in
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Return token ids as little-endian u32s; raise `LimitExceeded` where one is none."""
+    """Return token ids as little-endian u32s; raise `LimitExceeded` if one is not a u32."""
     try:
         packed = array("I", list(tokens) if isinstance(tokens, bytes | bytearray) else tokens)  # else raw memory
     except (OverflowError, TypeError) as error:
@@ -121,7 +121,7 @@ def sequence_hashes(
 
 
 def canary(block_size: int, scheme: str = HASH_SCHEME) -> int:
-    """Return the last sequence hash of the first 2 blocks of 0, 1, 2 ...: what both sides must agree on at a join."""
+    """Return the last sequence hash of the first 2 blocks of 0, 1, 2 ...: both sides compare it at registration."""
     is_eagle = Hashing(block_size, scheme).is_eagle
     return sequence_hashes(range(2 * block_size + is_eagle), block_size, is_eagle=is_eagle)[-1]
 

@@ -1,4 +1,4 @@
-"""Who is who: a worker, its data-parallel rank (one KV cache), and one life of its publisher."""
+"""Identifiers: a worker, and its data-parallel rank (one KV cache)."""
 
 import re
 from typing import Annotated, NamedTuple
@@ -30,7 +30,7 @@ class WorkerRank(NamedTuple):
 
 
 def checked_worker_id(value: str) -> str:
-    """Return `value`, which may be used in a subject; raise `LimitExceeded` where it may not."""
+    """Return `value`, which may be used in a subject; raise `LimitExceeded` otherwise."""
     if not _WORKER_ID.fullmatch(value):
         raise LimitExceeded("worker_id", value, f"^{WORKER_ID_PATTERN}$")
     return value
@@ -51,7 +51,7 @@ def checked_block_size(value: int) -> int:
 
 
 def checked_u64(field: str, value: int) -> int:
-    """Return `value`, 0..2^64-1; raise `LimitExceeded` otherwise. JSON can say more, the journal's msgpack cannot."""
+    """Return `value`, 0..2^64-1; raise `LimitExceeded` otherwise. JSON allows more, the journal's msgpack does not."""
     if not 0 <= value <= U64_MASK:
         raise LimitExceeded(field, value, "u64")
     return value

@@ -1,4 +1,4 @@
-"""What an image is and how large, by how its bytes begin; whoever sent them may have said anything.
+"""An image's type and size, read from its first bytes, not from the client's media type.
 
     type          begins with                                     width and height
     image/png     89 P N G 0d 0a 1a 0a, then the IHDR chunk       two u32 at byte 16
@@ -33,7 +33,7 @@ class Pixels(NamedTuple):
 
 
 def image_type(data: bytes) -> str | None:
-    """Return the media type of the image that `data` begins like; None for anything else."""
+    """Return the media type by the first bytes of `data`; None for anything else."""
     if data.startswith(b"\xff\xd8\xff"):
         return "image/jpeg"
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
@@ -46,7 +46,7 @@ def image_type(data: bytes) -> str | None:
 
 
 def image_pixels(data: bytes, media_type: str) -> Pixels | None:
-    """Return the size that the image's header states; None where it states none, or the header is cut."""
+    """Return the size in the image's header; None if it has none, or the header is cut."""
     found = _SIZE_OF[media_type](data)
     return found if found is not None and found.width > 0 and found.height > 0 else None
 

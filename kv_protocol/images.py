@@ -1,4 +1,4 @@
-"""What a model makes of an image in a prompt, as its workers state it, so that a router can know the prompt too.
+"""The rule for images in a model's prompts, as its workers report it: a router computes the same prompt.
 
     the template writes      `placeholder`, which has `image_token_id` once
     the prompt has there     n tokens of the image; block hashes and KV events have `cached_token_id` for each
@@ -23,7 +23,7 @@ import msgspec
 from kv_protocol.errors import LimitExceeded
 
 IMAGE_TOKENS_MAX = 1 << 16
-"""Tokens of one image; a bound on what a few bytes of a request may become."""
+"""Tokens of one image; bounds the tokens that a few bytes of a request may expand to."""
 _PLACEHOLDER_CHARACTERS_MAX = 256
 _PATCH_SIZE_MAX = 256
 _MERGE_SIZE_MAX = 16
@@ -64,7 +64,7 @@ class QwenTokens(msgspec.Struct, frozen=True, tag="qwen2_vl", kw_only=True):
         return self.patch_size * self.merge_size
 
     def count(self, width: int, height: int) -> int | None:
-        """Return how many tokens an image of `width` x `height` pixels has; None where the processor refuses it."""
+        """Return how many tokens an image of `width` x `height` pixels has; None if the processor refuses it."""
         if max(width, height) > _RATIO_MAX * min(width, height):
             return None
         side = self.side
@@ -80,7 +80,7 @@ class QwenTokens(msgspec.Struct, frozen=True, tag="qwen2_vl", kw_only=True):
 
 
 class ImageRule(msgspec.Struct, frozen=True, kw_only=True):
-    """What images become in a model's prompts. Workers of one model must agree on it, like on its tokenizer."""
+    """The rule for images in a model's prompts. Workers of one model must agree on it, as on its tokenizer."""
 
     placeholder: str
     image_token_id: int
@@ -97,7 +97,7 @@ class ImageRule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rule_text(rule: ImageRule | None) -> str:
-    """Return the whole rule on one line, `none` where there is none: equal texts are equal rules."""
+    """Return the rule on one line, `none` without a rule: equal texts are equal rules."""
     return "none" if rule is None else msgspec.json.encode(rule).decode()
 
 

@@ -1,20 +1,20 @@
-"""A router's journal: every input that a decision may read, in the order in which it was applied, and every decision.
+"""A router's journal: every input of decisions, in the order in which it was applied, and every decision.
 
-The view is a fold over these records, so that a recorded decision can be taken again, bit for bit. `now_s` is the time
-used when the record was applied (the router's monotonic clock, seconds). Of the index, whose own inputs stay in the
-event log, its answer is recorded with each decision. Source: `docs/WIRE.md`.
+The view is a fold over these records, so a recorded decision can be repeated bit for bit. `now_s` is the time at which
+the record was applied (the router's monotonic clock, seconds). The index's own inputs stay in the event log; its answer
+is recorded with each decision. Source: `docs/WIRE.md`.
 
     message = msgpack [version 1, life u64, first u64, records]     at most 512 KiB
     record  = msgpack [kind, now_s, field, ...]                     in the order of the fields; later ones may follow
 
-Records of one life are numbered from 1 without holes; `first` is the number of the message's first. `Lost` takes as
-many numbers as it stands for, so that whoever reads finds out about all that is not there.
+Records of one life (one run of a router) are numbered from 1 without holes; `first` is the number of the first one in
+the message. `Lost` takes as many numbers as the records that it replaces, so readers notice every missing record.
 
-A record longer than `RECORD_BYTES_MAX` is written as `RecordPart`s, one number each, one behind the other: so every
-record in a message has a bound, and a prompt of megabytes ends no journal.
+A record longer than `RECORD_BYTES_MAX` is written as consecutive `RecordPart`s, one number each: every record in a
+message is bounded, also with a prompt of megabytes.
 
-A checkpoint (`checkpoint.py`) holds all that a decision may read, so that replay can start there: `CheckpointBegan`,
-a `RankStanding` of each rank of the fleet that the index spoke of, `CheckpointPart`s, `CheckpointEnded`, with no other
+A checkpoint (`checkpoint.py`) has all inputs of decisions, so that replay can start there: `CheckpointBegan`, a
+`RankStanding` of each rank of the fleet that the index reported, `CheckpointPart`s, `CheckpointEnded`, with no other
 record between them.
 """
 
@@ -36,20 +36,20 @@ from kv_protocol.load import LoadReport
 VERSION = 1
 MESSAGE_BYTES_MAX = 512 * 1024
 RECORD_BYTES_MAX = MESSAGE_BYTES_MAX - 64
-"""Room for records in a message, and so for one."""
+"""Bytes of records in a message, and so of one record."""
 RECORD_PARTS_MAX = 128
 """Parts of one record: 64 MiB, the hashes of a prompt of 8 Mi blocks."""
 _PART_BYTES_MAX = RECORD_BYTES_MAX - 64
 
 AttemptOutcome = Literal["ok", "client_fault", "back_pressure", "erred", "failed", "cancelled"]
-"""Answered; refused for the client's fault (4xx); too busy (429, 503); status 500 and other 5xx, which may be the
-request's own fault; the worker's fault (connect, cut, timeout, 502, 504, redirect); the client left."""
+"""Answered; refused for the client's fault (4xx); too busy (429, 503); status 500 and other 5xx, which the request may
+have caused; the worker's fault (connect, cut, timeout, 502, 504, redirect); the client left."""
 
 
 class JournalBegan(msgspec.Struct, frozen=True, tag="began", array_like=True, kw_only=True):
-    """A router's life began with an empty state, made from these settings; what comes before is of another life.
+    """A router started with an empty state, made from these settings; earlier records are of another life.
 
-    `settings` is all that the state is made of, by name (`router/decision/state_settings.py`).
+    `settings` has every setting of the state by name (`router/decision/state_settings.py`).
     """
 
     now_s: float
@@ -71,7 +71,7 @@ class FleetApplied(msgspec.Struct, frozen=True, tag="fleet", array_like=True, kw
 
 
 class WorkerHeard(msgspec.Struct, frozen=True, tag="heard", array_like=True, kw_only=True):
-    """A worker's heartbeat came."""
+    """A worker's heartbeat was received."""
 
     now_s: float
     worker_id: str
@@ -79,7 +79,7 @@ class WorkerHeard(msgspec.Struct, frozen=True, tag="heard", array_like=True, kw_
 
 
 class LogConnection(msgspec.Struct, frozen=True, tag="log", array_like=True, kw_only=True):
-    """The event log can be heard from now on, or cannot."""
+    """The connection to the event log was found (`heard`) or lost."""
 
     now_s: float
     heard: bool
@@ -103,7 +103,7 @@ class LedgerApplied(msgspec.Struct, frozen=True, tag="ledger", array_like=True, 
 
 
 class PolicyChanged(msgspec.Struct, frozen=True, tag="policy", array_like=True, kw_only=True):
-    """This policy holds from now on: all of its fields, by name."""
+    """The policy changed: all fields of the new one, by name."""
 
     now_s: float
     policy: dict[str, Any]
@@ -112,8 +112,8 @@ class PolicyChanged(msgspec.Struct, frozen=True, tag="policy", array_like=True, 
 class AttemptEnded(msgspec.Struct, frozen=True, tag="attempt", array_like=True, kw_only=True):
     """An attempt at a rank ended. `phase` is where it failed: connect, first_byte, body; empty: nowhere.
 
-    `decision_id` is that of its lease; `erred_before` the ranks at which an earlier attempt at this very request ended
-    as "erred", where this one is "ok".
+    `decision_id` is that of its lease. For an "ok" attempt, `erred_before` has the ranks at which earlier attempts of
+    the same request ended as "erred".
     """
 
     now_s: float
@@ -128,14 +128,14 @@ class AttemptEnded(msgspec.Struct, frozen=True, tag="attempt", array_like=True, 
 
 
 class TimePassed(msgspec.Struct, frozen=True, tag="tick", array_like=True, kw_only=True):
-    """Time was let pass: what was over by now is gone."""
+    """A tick: expired state was removed."""
 
     now_s: float
 
 
 class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True, kw_only=True):
-    """The index's word on a rank, from the next decision on that reads it: its stream's epoch, and what speaks
-    against its blocks (empty: nothing)."""  # noqa: D205, D209
+    """The index's status of a rank, from the next decision on that reads it: its stream's epoch, and the doubt
+    about its blocks (empty: none)."""  # noqa: D205, D209
 
     now_s: float
     worker_id: str
@@ -150,11 +150,11 @@ class RankStanding(msgspec.Struct, frozen=True, tag="standing", array_like=True,
 
 
 class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, kw_only=True, gc=False):
-    """How a decision turned out: what the worker says it reused of the prompt, and when tokens came. Its lease is over.
+    """The outcome of a decision: the cached tokens that the worker reported, and latencies. Its lease is over.
 
-    Seconds; `ttft_s` and `itl_s` are None where they are not known (`router/request/latency.py`). `came_whole`: no
-    first token was recorded before. Where that is None a former version wrote the record: it took the duration of an
-    answer that came whole for its `ttft_s`, and is folded as that version folded it.
+    Seconds; `ttft_s` and `itl_s` are None if unknown (`router/request/latency.py`). `came_whole`: no first token was
+    recorded before. None: a former version wrote the record, which used the duration of an unstreamed response as its
+    `ttft_s`; it is folded as that version did.
     """
 
     now_s: float
@@ -169,7 +169,7 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
 
     @property
     def mean_itl_s(self) -> float | None:
-        """Mean seconds between the answer's tokens; None where it is not known."""
+        """Mean seconds between the tokens; None if unknown."""
         if self.came_whole is not None or self.ttft_s is None or self.duration_s is None:
             return self.itl_s
         later_tokens = (self.output_tokens or 0) - 1
@@ -177,22 +177,22 @@ class OutcomeKnown(msgspec.Struct, frozen=True, tag="outcome", array_like=True, 
 
     @property
     def ending(self) -> Finished | Cancelled:
-        """What ended the lease."""
+        """The ledger event that ended the lease."""
         kind = Cancelled if self.outcome == "cancelled" else Finished
         return kind(lease_id=self.decision_id)
 
     @property
     def is_unstreamed(self) -> bool:
-        """Whether the answer came whole: its end is the first that is recorded of it."""
+        """Whether no first token was recorded before the end of the response."""
         if self.came_whole is not None:
             return self.came_whole
         return self.ttft_s is not None and self.ttft_s == self.duration_s
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_only=True):
-    """Nobody could take a request; `exclusions` says for every rank why not.
+    """No rank was eligible for a request; `exclusions` has the reason for every rank.
 
-    Which ranks may take a request does not depend on its hashes: the record has none.
+    Eligibility does not depend on the request's hashes: the record has none.
     """
 
     now_s: float
@@ -201,7 +201,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", array_like=True, kw_on
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost", array_like=True, kw_only=True):
-    """`count` records that stood here were given up: the log was away, or slower than they came."""
+    """`count` records at this place were dropped: the log was away or too slow."""
 
     now_s: float
     count: int
@@ -212,7 +212,7 @@ class Lost(msgspec.Struct, frozen=True, tag="lost", array_like=True, kw_only=Tru
 
 
 class RecordPart(msgspec.Struct, frozen=True, tag="part", array_like=True, kw_only=True):
-    """The part `index` of `count` of a longer record: the bytes of all parts, in their order, are that record."""
+    """The part `index` of `count` of a longer record: the joined bytes of all parts are that record."""
 
     now_s: float
     index: int
@@ -249,7 +249,7 @@ JournalRecord = (
 
 
 class JournalMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Records of one life, in their order; `first` is the number of the first of them."""
+    """Consecutive records of one life; `first` is the number of the first of them."""
 
     version: int
     life: int
@@ -265,7 +265,7 @@ class JournalMessage(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
 
 _encoder = msgspec.msgpack.Encoder()
 _ARRAY_OF_4, _LONG_ARRAY = b"\x94", b"\xdd"
-"""How msgpack begins a list of four, and one whose length follows as a u32."""
+"""How msgpack begins a list of four, and a list with a u32 length."""
 _decoder = msgspec.msgpack.Decoder(JournalMessage)
 _cutter = msgspec.msgpack.Decoder(tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw, list[list[msgspec.Raw]]])
 _KINDS = {kind.__struct_config__.tag: kind for kind in get_args(JournalRecord)}
@@ -275,7 +275,7 @@ _record_decoder: msgspec.msgpack.Decoder[JournalRecord] = msgspec.msgpack.Decode
 
 
 def in_parts(encoded: bytes, now_s: float) -> Sequence[bytes]:
-    """Return the records, each of at most `RECORD_BYTES_MAX` bytes, as which `encoded` is written: itself, or parts.
+    """Return `encoded` itself, or its `RecordPart`s of at most `RECORD_BYTES_MAX` bytes each.
 
     Raises:
         LimitExceeded: it would take more than `RECORD_PARTS_MAX` parts.
@@ -292,7 +292,7 @@ def in_parts(encoded: bytes, now_s: float) -> Sequence[bytes]:
 
 
 def decode_record(data: bytes) -> JournalRecord:
-    """Return the record that the parts' bytes are; raise `MalformedMessage` for anything else."""
+    """Decode a record from the joined bytes of its parts; raise `MalformedMessage` for anything else."""
     try:
         return _record_decoder.decode(data)
     except UNDECODABLE as error:
@@ -300,7 +300,7 @@ def decode_record(data: bytes) -> JournalRecord:
 
 
 def pack_journal(life: int, first: int, encoded: Sequence[bytes]) -> bytes:
-    """Return one message of records that `encode_record` made; the caller keeps to `MESSAGE_BYTES_MAX`."""
+    """Return a message of encoded records; the caller respects `MESSAGE_BYTES_MAX`."""
     head = map(_encoder.encode, (VERSION, life, first))
     return b"".join((_ARRAY_OF_4, *head, _LONG_ARRAY, len(encoded).to_bytes(4), *encoded))
 
@@ -316,14 +316,14 @@ def decode_journal(data: bytes) -> JournalMessage:
 
 
 def _named(reason: str, data: bytes) -> str:
-    """Return the reason with the names of the record and the field that it means by their places."""
+    """Replace the positions of record and field in the reason by their names."""
     found = _IN_RECORD.search(reason)
     if found is None:
         return reason
     record, field_index, inner = found.groups()
     try:
         kind = _KINDS[msgspec.msgpack.decode(_cutter.decode(data)[3][int(record)][0], type=str)]
-    except (*UNDECODABLE, KeyError):  # what is behind the field may be worse
+    except (*UNDECODABLE, KeyError):  # the bytes behind the field may be malformed, too
         return reason
     if field_index == "0":
         return reason

@@ -1,6 +1,6 @@
-r"""Escapes of JSON that are half a character: `\ud83d\ude00` is one character, either half alone is none.
+r"""Finds lone surrogates in JSON: `\ud83d\ude00` is one character, one half without the other is none.
 
-Decoders refuse them as JSON that is cut off or malformed; an error that names the escape says what is wrong.
+Decoders refuse them as JSON that is cut off or malformed; our error names the escape.
 Source: RFC 8259, section 8.2.
 """
 
@@ -15,7 +15,7 @@ _HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
 
 def lone_surrogate(text: bytes | bytearray | memoryview) -> str:
-    """Return the first such escape and its place; empty: there is none, or an escape before it is no JSON."""
+    """Return the first lone surrogate and its place; empty: there is none, or an escape before it is malformed."""
     at, end = 0, len(text)
     while at < end:
         window = min(at + _SLICE, end)

@@ -1,6 +1,6 @@
-"""What happens to promised work: the events that a router's ledger folds and replicas exchange.
+"""The events of the ledger of promised work; replicas exchange them.
 
-Every booking is a lease: it ends by `Finished` or `Cancelled`, or the ledger itself ends it (`Expired`).
+Every booking is a lease. It ends by `Finished` or `Cancelled`, or the ledger ends it (`Expired`).
 """
 
 from typing import Literal
@@ -14,14 +14,14 @@ _COUNT_MAX = (1 << 40) - 1
 """Tokens or blocks of one request: sums over all leases of a router still fit 64 bits."""
 
 ExpiryCause = Literal["silence", "engine"]
-"""Nothing was heard of the lease for its whole time; or its rank's engine has known of fewer requests for a while."""
+"""No event of the lease came for its duration; or its rank's engine has reported fewer requests for a while."""
 
 
 class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
-    """A request was given to a rank.
+    """A request was routed to a rank.
 
-    `blocks` are its sequence hashes (u64s, little-endian, in the order of the chain), `uncached_tokens` what it must
-    still prefill.
+    `blocks` are its sequence hashes (u64s, little-endian, in the order of the chain), `uncached_tokens` the tokens to
+    prefill.
 
     Raises:
         LimitExceeded: `blocks` is cut within a block, or a count is not within 0..2^40-1.
@@ -35,9 +35,9 @@ class Routed(msgspec.Struct, frozen=True, tag="routed", kw_only=True, gc=False):
     extra_blocks: int = 0
     """Blocks of the request without a sequence hash (the partial last one)."""
     epoch: int = 0
-    """Of the rank's stream as it stood then; 0: none was heard."""
+    """Epoch of the rank's stream at that time; 0: none was received."""
     session_id: str = ""
-    """Whose request it is, for affinity; empty: no session's."""
+    """The request's session, for affinity; empty: none."""
 
     def __post_init__(self) -> None:
         if len(self.blocks) % _BLOCK_BYTES:
@@ -54,32 +54,32 @@ class FirstToken(msgspec.Struct, frozen=True, tag="first_token", kw_only=True, g
 
 
 class Renewed(msgspec.Struct, frozen=True, tag="renewed", kw_only=True, gc=False):
-    """Bytes still flow: the lease runs anew."""
+    """Bytes still flow: the lease's time restarts."""
 
     lease_id: str
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True, gc=False):
-    """The request was answered, or failed; its blocks are free."""
+    """The request succeeded or failed; its blocks are free."""
 
     lease_id: str
 
 
 class Cancelled(msgspec.Struct, frozen=True, tag="cancelled", kw_only=True, gc=False):
-    """The client went away; its blocks are free."""
+    """The client left; the request's blocks are free."""
 
     lease_id: str
 
 
 class Expired(msgspec.Struct, frozen=True, tag="expired", kw_only=True):
-    """Nobody ended the lease; the ledger did."""
+    """The ledger ended the lease."""
 
     lease_id: str
     cause: ExpiryCause = "silence"
 
 
 class Reconciled(msgspec.Struct, frozen=True, tag="reconciled", kw_only=True):
-    """What the rank's engine itself reports of its load."""
+    """The load that the rank's engine reports."""
 
     worker_id: str
     dp_rank: int
@@ -89,14 +89,14 @@ class Reconciled(msgspec.Struct, frozen=True, tag="reconciled", kw_only=True):
 
 
 class Unreported(msgspec.Struct, frozen=True, tag="unreported", kw_only=True):
-    """The rank's engine has said nothing of its load for a while: what it said last counts no more."""
+    """The rank's engine has not reported its load for a while: its last report no longer counts."""
 
     worker_id: str
     dp_rank: int
 
 
 LeaseEvent = Routed | FirstToken | Renewed | Finished | Cancelled | Expired
-"""What replicas tell each other; of its engine's load every one of them hears for itself."""
+"""What replicas exchange; each replica receives load reports itself."""
 LedgerEvent = LeaseEvent | Reconciled | Unreported
 ENDINGS = Finished | Cancelled | Expired
-"""After which nothing of a lease is left."""
+"""The events that end a lease."""

@@ -1,7 +1,6 @@
-"""What a rank's engine says of its load, as far as a decision, a dashboard or a planner reads it. JSON on core NATS.
+"""Load reports of ranks' engines, for decisions, dashboards and planners. JSON on core NATS.
 
-A report is of the newest iteration, or, while the engine has nothing to do, of its rest: no requests, the blocks that
-it held last.
+A report describes the newest iteration. While the engine is idle it has no requests and the last known blocks.
 """
 
 import msgspec
@@ -11,14 +10,14 @@ from kv_protocol.fleet import checked_instance
 from kv_protocol.ids import checked_u64
 
 COUNT_MAX = (1 << 53) - 1
-"""Requests, blocks and tokens of a report: every JSON reader takes it for a whole number, and sums fit 64 bits."""
+"""Requests, blocks and tokens of a report: every JSON reader has integers of this size, and sums fit 64 bits."""
 
 
 class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One iteration by phase, in requests, tokens computed, and tokens whose KV is there; None: the engine says not.
+    """One iteration by phase, in requests, tokens computed, and tokens whose KV is there; None: not reported.
 
-    What the iteration computed, context and generation; what waits to be computed, likewise; and what was begun and
-    had to give way. Source: TensorRT-LLM's `inflightBatchingStats`, `docs/SOURCES.md` E1.7.
+    Computed in the iteration, context and generation; queued, likewise; and paused requests, which were preempted.
+    Source: TensorRT-LLM's `inflightBatchingStats`, `docs/SOURCES.md` E1.7.
     """
 
     context_requests: int | None = None
@@ -42,7 +41,7 @@ class PhaseLoad(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """The newest iteration's figures: requests, KV blocks, and tokens of the context (prefill) phase.
 
-    `phases` is there where the engine tells them apart.
+    `phases` is None if the engine does not report them.
     """
 
     instance: str

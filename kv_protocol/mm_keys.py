@@ -1,12 +1,12 @@
-"""What media become in prompts and block hashes: the same in an agent, in an engine's events, and in the router.
+"""Media in prompts and block hashes: agent, engine events and router compute the same.
 
     digest       BLAKE3 of the bytes, 64 hex digits; given to the engine as the item's UUID
     mm hash      the digest's first 16 digits, u64; of an identity that is no digest: H(utf8 identity, seed 0)
     key          of each run of an item's tokens and each block that it touches: digest, and the item's offset there
     block hash   the tokens, then the mm hashes of the block's keys (`hashing.py`); offsets do not count
 
-An engine hashes decoded pixels where it is given no UUID, which nobody else can repeat. With one it keys its cache by
-UUID and content together, so that a wrong UUID costs a hit and never a wrong answer, and names the UUID in its events.
+Without a UUID an engine hashes decoded pixels, which other processes cannot repeat. With one it keys its cache by UUID
+and content together and names the UUID in its events: a wrong UUID costs a cache hit, never correctness.
 
 A key begins where the run meets the block: `start_offset` = item's offset of the run + max(0, block - run). One item in
 two runs, with other tokens between them, has two keys in a block that both touch.
@@ -30,7 +30,7 @@ _NUMBER_DIGITS = 16
 
 
 class MmRun(NamedTuple):
-    """Tokens `start` to `start + length` of a prompt are the item's, from its `item_offset`-th on."""
+    """Tokens `start` to `start + length` of a prompt belong to an item, from its `item_offset`-th token on."""
 
     digest: str
     start: int
@@ -65,7 +65,7 @@ def expanded(
     *,
     cached_token_id: int | None = None,
 ) -> tuple[list[int], list[MmRun]]:
-    """Return the prompt with the n-th image token repeated `token_counts[n]` times, and where each item stands.
+    """Return the prompt with the n-th image token repeated `token_counts[n]` times, and each item's run.
 
     There are as many of both as the prompt has image tokens; each count is at least 1. Where an engine computes on
     another id than the tokenizer's, `cached_token_id` is what is repeated.
@@ -100,7 +100,7 @@ def mm_block_hashes(
 ) -> list[int]:
     """Return the local hash of each full block of a prompt with media; `chain` makes sequence hashes of them.
 
-    Equal to what a mirror makes of an engine's event with the same tokens and the same keys.
+    Equal to a mirror's hashes of an engine's event with the same tokens and keys.
     """
     mm_hashes = [[mm_hash(key.digest) for key in keys] for keys in keys_of_blocks(runs, len(tokens), block_size)]
     return local_block_hashes(tokens, block_size, seed=seed, mm_hashes=mm_hashes, is_eagle=is_eagle)

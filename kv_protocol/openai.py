@@ -1,9 +1,9 @@
 """The requests of the OpenAI HTTP interface, as far as agents and router read them.
 
-    ChatRequest, CompletionRequest   what an agent reads: all that it acts on, with types
-    Inbound (`openai_inbound.py`)    what the router reads: what routing needs, all else as bytes
+    ChatRequest, CompletionRequest   for agents: all options, with types
+    Inbound (`openai_inbound.py`)    for the router: what routing needs, all else as bytes
 
-Both know the same keys. Unknown keys are refused by name, so that a misspelt option is never silently without effect.
+Both have the same keys. Unknown keys are refused by name, so that a misspelt option is never ignored silently.
 """
 
 from typing import Annotated, Any
@@ -56,13 +56,13 @@ class _Request(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kv_prompt_ids: str | None = None
     """The prompt as base64 of little-endian u32 token ids; set by the router for agents that accept it."""
     disaggregated_params: msgspec.Raw = ABSENT
-    """What the worker before this one said; set by the router."""
+    """The handoff of the previous phase's worker; set by the router."""
     kv_continue: Continuation | None = None
-    """How far another worker came with this very answer; set by the router."""
+    """The progress of this response on another worker; set by the router."""
 
     @property
     def salt(self) -> str:
-        """What keeps its cache apart from others'; empty: nothing does."""
+        """The cache salt, which isolates its cached blocks; empty: none."""
         return self.cache_salt or (self.nvext and self.nvext.cache_salt) or ""
 
     @property
@@ -95,7 +95,7 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     prediction: JsonObject | None = None
     prompt_cache_key: str | None = None
     prompt_token_ids: msgspec.Raw = ABSENT
-    """The prompt as a prefill worker computed it, media and all; set by the router for who goes on."""
+    """The prompt as a prefill worker computed it, with media; set by the router for the decode worker."""
 
     def computed_ids(self) -> bytes | None:
         """Return `prompt_token_ids` as little-endian u32s; None: there are none; raise `RequestInvalid`."""
@@ -104,7 +104,7 @@ class ChatRequest(_Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """How the chat is to be rendered."""
+        """The options for rendering the chat."""
         return template_options(
             tools=self.tools,
             documents=self.documents,
@@ -157,7 +157,7 @@ def decode_chat(body: bytes | bytearray) -> ChatRequest:
 
 
 def check_combinations(chat: ChatRequest) -> None:
-    """Return when the options of a chat go together; raise `RequestInvalid` otherwise."""
+    """Check that the options of a chat are compatible; raise `RequestInvalid` otherwise."""
     if chat.tools or chat.tool_choice is not None or chat.min_tokens is not None or chat.top_logprobs is not None:
         tools = msgspec.Raw(msgspec.json.encode(chat.tools))
         tool_names(tools)

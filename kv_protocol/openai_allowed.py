@@ -1,6 +1,6 @@
-"""What a type of a request's field allows, in the words of JSON.
+"""Describes the allowed values of a request's field, in JSON terms.
 
-Only a refused request needs them: types are inspected when the first error of their kind is explained.
+Only refused requests need this: a type is inspected when its first error is explained.
 """
 
 import json
@@ -23,7 +23,7 @@ _NOUNS: dict[type[types.Type], tuple[str, str]] = {
 
 
 def allowed_at(kind: Any, path: str) -> str:  # noqa: ANN401 - a type as msgspec takes it
-    """Return what `kind` allows at `path` (msgspec's, without `$`); empty where it has no such place."""
+    """Return what `kind` allows at `path` (msgspec's, without `$`); empty if it has no such path."""
     found = [_inspected(kind)]
     for key, index in _STEP.findall(path):
         found = [inner for each in found for outer in _members(each) for inner in _below(outer, key, index)]
@@ -36,7 +36,7 @@ def _inspected(kind: Any) -> types.Type:  # noqa: ANN401 - a type as msgspec tak
 
 
 def _members(kind: types.Type) -> Iterable[types.Type]:
-    """Return what a union is of; of anything else that itself."""
+    """Return the members of a union, or the type itself."""
     if isinstance(kind, types.Metadata):
         return _members(kind.type)
     return kind.types if isinstance(kind, types.UnionType) else (kind,)
@@ -55,7 +55,7 @@ def _below(kind: types.Type, key: str, index: str) -> Iterable[types.Type]:
 
 
 def _words(kind: types.Type) -> str:
-    """Return what the type allows besides null."""
+    """Describe the allowed values other than null."""
     words: list[str] = []
     for each in _members(kind):
         if isinstance(each, types.LiteralType):

@@ -1,6 +1,6 @@
-"""Options of a request that are right each by itself and wrong together.
+"""Checks of options that are valid alone and invalid together.
 
-    min_tokens                  at most the limit of the answer's tokens
+    min_tokens                  at most the limit of the response's tokens
     top_logprobs                with `logprobs: true`
     tool_choice "required"      with `tools`
     tool_choice of a function   one of `tools`
@@ -27,7 +27,7 @@ _tools = OptionalPart[list[Tool]](list[Tool])
 
 
 def check_chat(chat: "ChatInbound | ChatRequest", tools: msgspec.Raw) -> None:
-    """Return when the options go together; raise `RequestInvalid` otherwise. `tools` is the JSON of that option."""
+    """Check that the options are compatible; raise `RequestInvalid` otherwise. `tools` is the JSON of that option."""
     check_min_tokens(chat)
     if chat.top_logprobs and not chat.logprobs:
         raise RequestInvalid("top_logprobs", chat.top_logprobs, "none without logprobs: true")
@@ -36,12 +36,12 @@ def check_chat(chat: "ChatInbound | ChatRequest", tools: msgspec.Raw) -> None:
 
 
 def tool_names(tools: msgspec.Raw) -> list[str]:
-    """Return the names of the tools' functions; raise `RequestInvalid` where an item is no function with a name."""
+    """Return the names of the tools' functions; raise `RequestInvalid` if an item is no function with a name."""
     return [tool.function.name for tool in _tools.read(tools, "tools") or ()]
 
 
 def check_min_tokens(request: "Inbound | ChatRequest | CompletionRequest") -> None:
-    """Return when the answer may have as many tokens as it must have; raise `RequestInvalid` otherwise."""
+    """Check that `min_tokens` is within the limit of the response's tokens; raise `RequestInvalid` otherwise."""
     limit = request.limit_tokens
     if request.min_tokens is not None and limit is not None and request.min_tokens > limit:
         raise RequestInvalid("min_tokens", request.min_tokens, f"0..{limit}: the limit of the answer's tokens")

@@ -1,4 +1,4 @@
-"""The bytes of a client's request become what the router reads of it, by the endpoint that it is for."""
+"""Decodes a client's request for the router, by its endpoint."""
 
 from collections.abc import Callable
 
@@ -40,9 +40,8 @@ _decoders: dict[str, tuple[type[Inbound], Callable[[bytes | bytearray], Inbound]
 def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
     """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else.
 
-    `path` is that of an endpoint; of any other path (`/v1/route`) the body itself says for which it is: a chat has
-    `messages`, a response `input`, a completion neither. All of the body has to be UTF-8, also the values that the
-    router does not read.
+    `path` is that of an endpoint; for any other path (`/v1/route`) the body decides: a chat has `messages`, a response
+    `input`, a completion neither. All of the body has to be UTF-8, also the values that the router does not read.
     """
     if not body.isascii():
         check_utf8(body)
@@ -57,7 +56,7 @@ def decode_inbound(path: str, body: bytes | bytearray) -> Inbound:
 
 
 def check_utf8(body: bytes | bytearray) -> None:
-    """Return when all of the body is UTF-8; raise `RequestInvalid` otherwise."""
+    """Check that all of the body is UTF-8; raise `RequestInvalid` otherwise."""
     try:
         body.decode()
     except UnicodeDecodeError as error:

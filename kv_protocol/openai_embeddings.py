@@ -1,7 +1,7 @@
-"""What the router reads of a request to `/v1/embeddings`.
+"""A request to `/v1/embeddings` as the router reads it.
 
-`input` is a text, a list of texts, the token ids of a text, or a list of such lists. The worker reads and judges it:
-the router hashes no prompt of it, since an embedding reuses no KV prefix.
+`input` is a text, a list of texts, the token ids of a text, or a list of such lists. The worker checks it:
+the router hashes no prompt, since an embedding reuses no KV prefix.
 Source: the OpenAI API reference, "Create embeddings"; `truncate_prompt_tokens`: vLLM,
 `vllm/entrypoints/pooling/embed/protocol.py`.
 """
@@ -18,7 +18,7 @@ from kv_protocol.openai_parts import ABSENT
 
 EMBEDDINGS = PATHS["embeddings"]
 _SHARED = frozenset({"add_special_tokens", "kv_continue", "kv_prompt_ids", "model", "nvext", "priority", "user"})
-"""Keys of `Inbound` that the endpoint has, too, or that are refused already."""
+"""Keys of `Inbound` that the endpoint also has, or that are refused already."""
 
 
 class EmbeddingsInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,12 +31,12 @@ class EmbeddingsInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def endpoint(self) -> ApiEndpoint:
-        """The endpoint that it is for."""
+        """The endpoint of the request."""
         return "embeddings"
 
     @property
     def ineffective(self) -> tuple[str, ...]:
-        """The paths of what the client sent that has no effect here."""
+        """The paths of the keys in the request that have no effect here."""
         return () if self.nvext is None else tuple(self.nvext.ineffective)
 
 

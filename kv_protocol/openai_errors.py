@@ -1,7 +1,7 @@
-"""What is wrong with a request body, said as its client would look for it: the path, what was found, what may be.
+"""Errors of request bodies for clients: the path, what was found, what is allowed.
 
-What was found is shown as JSON, since that is what the client wrote, and cut to `FOUND_CHARACTERS_MAX` characters;
-so is a key that is unknown.
+The found value is shown as JSON, as the client wrote it, cut to `FOUND_CHARACTERS_MAX` characters; so is an unknown
+key.
 """
 
 import json
@@ -18,23 +18,23 @@ from kv_protocol.openai_allowed import allowed_at
 _ALLOWED_CHARACTERS_MAX = 200
 _PATH = re.compile(r" - at (?P<key>`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _OF_TYPE = re.compile(r"Expected `|Invalid (?:enum )?value |Number out of range")
-"""How msgspec begins where a value has another type than its field, or is out of range."""
+"""How msgspec's message begins if a value has the wrong type or is out of range."""
 _ANY_KEY = "[...]"
-"""What msgspec writes in place of an object's key that the client chose."""
+"""What msgspec writes in place of an object's free key."""
 _UNKNOWN = re.compile(r"unknown field `(?P<field>[^`]*)`")
 _MISSING = re.compile(r"missing required field `(?P<field>[^`]*)`")
 _ROUTERS_OWN = frozenset({"kv_continue", "kv_prompt_ids", "prompt_token_ids"})
-"""Keys that agents may take from the router, and nobody else."""
+"""Keys that agents accept from the router only."""
 
 
 class Verbatim(str):
-    """Text that a message shows as it stands: it is JSON already, or describes what was found."""
+    """Text that a message shows unquoted: it is JSON already, or describes what was found."""
 
     __slots__ = ()
 
 
 class RequestInvalid(LimitExceeded):
-    """A request body that may not be as it is; `field` is its path, as clients write it."""
+    """An invalid request body; `field` is the path, as clients write it."""
 
     @staticmethod
     def shown(found: object) -> str:
@@ -43,11 +43,11 @@ class RequestInvalid(LimitExceeded):
 
 
 class BodyTooLarge(RequestInvalid):
-    """A request body of more bytes or values than are read."""
+    """A request body with too many bytes or values."""
 
 
 def as_json(found: object, characters_max: int = FOUND_CHARACTERS_MAX) -> str:
-    """Return `found` as JSON; of what is long, its beginning and `...`. What is cut off costs nothing."""
+    """Return `found` as JSON, cut with `...` if it is long; the rest is not encoded."""
     text = ""
     for piece in (found,) if isinstance(found, Verbatim) else _written(found, characters_max):
         text += piece
@@ -86,9 +86,9 @@ def explained(
     kind: Any,  # noqa: ANN401 - a type as msgspec takes it
     root: str = "",
 ) -> RequestInvalid:
-    """Return what msgspec found wrong in `body`, which the client knows as `root` (empty: the whole of it).
+    """Explain msgspec's error in `body`, which the client knows as `root` (empty: the whole body).
 
-    `kind` is the type that `body` was decoded as: it says what is allowed.
+    `kind` is the type that `body` was decoded as; it has the allowed values.
     """
     if not isinstance(error, msgspec.ValidationError):
         if half := lone_surrogate(memoryview(body)):
@@ -118,12 +118,12 @@ def _allowed(kind: Any, path: str, *, is_key: bool) -> str:  # noqa: ANN401 - a 
 
 
 def _joined(*parts: str) -> str:
-    """Return a path of those parts that are not empty; an index follows without a dot."""
+    """Join the non-empty parts of a path; an index follows without a dot."""
     return ".".join(part for part in parts if part).replace(".[", "[")
 
 
 def _found(body: bytes | bytearray | msgspec.Raw, path: str) -> Verbatim:
-    """Return what stands at `path`, as the client wrote it; nothing but what leads there is decoded."""
+    """Return the value at `path`, as the client wrote it; only the values on the path are decoded."""
     value: bytes | bytearray | msgspec.Raw = body
     try:
         for key in re.findall(r"[^.\[\]]+", path):
@@ -134,7 +134,7 @@ def _found(body: bytes | bytearray | msgspec.Raw, path: str) -> Verbatim:
                 else msgspec.json.decode(value, type=dict[str, msgspec.Raw])[key]
             )
     except (*UNDECODABLE, LookupError):
-        pass  # msgspec does not name the keys of objects: what is around it is shown
+        pass  # msgspec does not name the keys of objects: the enclosing value is shown
     return Verbatim(_begun(value))
 
 
@@ -143,6 +143,6 @@ def _begins_list(value: bytes | bytearray | msgspec.Raw) -> bool:
 
 
 def _begun(value: bytes | bytearray | msgspec.Raw) -> str:
-    """Return its beginning, one character more than is shown."""
+    """Return the beginning of a value, one character more than is shown."""
     begun = bytes(memoryview(value)[: 4 * (FOUND_CHARACTERS_MAX + 1)]).decode("utf-8", "replace")
     return begun[: FOUND_CHARACTERS_MAX + 1]

@@ -1,10 +1,10 @@
-"""What the router reads of a client's request: what routing needs has types, all else stays as it came.
+"""A client's request as the router reads it: keys for routing are typed, all others stay bytes.
 
     key                                            read as
     options                                        `Options`: types and ranges are checked
     nvext                                          `NvExt`
-    messages, prompt, tools, and what a template
-    is given besides                               bytes, which are decoded only where a prompt must be encoded
+    messages, prompt, tools, and other inputs of
+    the chat template                              bytes, which are decoded only if the prompt must be encoded
     any other key                                  refused by its path
 
 One pass over the body; a mode that reads no overlap decodes nothing of the messages.
@@ -48,7 +48,7 @@ class Inbound(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def endpoint(self) -> ApiEndpoint:
-        """The endpoint that it is for."""
+        """The endpoint of the request."""
         return "chat" if isinstance(self, ChatInbound) else "completions"
 
     @property
@@ -58,35 +58,35 @@ class Inbound(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def extension(self) -> NvExt:
-        """`nvext`; without one, that which says nothing."""
+        """`nvext`; an empty one if there is none."""
         return self.nvext or NO_NVEXT
 
     @property
     def limit_tokens(self) -> int | None:
-        """The most tokens to generate; None: as many as the worker likes."""
+        """The most tokens to generate; None: the worker decides."""
         return self.max_tokens
 
     @property
     def salt(self) -> str:
-        """What keeps its cache apart from others'; empty: nothing does."""
+        """The cache salt, which isolates its cached blocks; empty: none."""
         return self.cache_salt or self.extension.cache_salt or ""
 
     @property
     def is_guided(self) -> bool:
-        """Whether the answer has to obey a form: what came of it cannot be gone on with elsewhere."""
+        """Whether the response has to follow a grammar: another worker cannot resume it."""
         return _guides(self) != _NO_GUIDES and any(
             guide is not None and not isinstance(guide, TextFormat) for guide in _guides(self)
         )
 
     @property
     def ineffective(self) -> tuple[str, ...]:
-        """The paths of what the client sent that has no effect here."""
+        """The paths of the keys in the request that have no effect here."""
         read, absent = _UNUSED[type(self)]
         named = () if read(self) == absent else _given(self)
         return named if self.nvext is None else named + tuple(self.nvext.ineffective)
 
     def token_data(self) -> bytes | None:
-        """Return the ids that `nvext` brings, as little-endian u32s; None: it brings none; raise `RequestInvalid`."""
+        """Return the token ids in `nvext` as little-endian u32s; None: there are none; raise `RequestInvalid`."""
         return self.nvext.prompt_ids() if self.nvext else None
 
 
@@ -128,7 +128,7 @@ class ChatInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True
         return _messages.read(self.messages, "messages")
 
     def read_options(self) -> dict[str, Any]:
-        """Return how the chat is rendered; raise `RequestInvalid`, which names the place."""
+        """Return the options for rendering the chat; raise `RequestInvalid`, which names the place."""
         return template_options(
             tools=_objects.read(self.tools, "tools"),
             documents=_objects.read(self.documents, "documents"),
@@ -170,7 +170,7 @@ _kwargs = OptionalPart[dict[str, Any]](dict[str, Any])
 
 
 def _unused(kind: type[Inbound]) -> tuple[Callable[[Inbound], object], object]:
-    """Return what reads all unused keys of a body, and what it reads where there is none of them."""
+    """Return a getter of all unused keys of a body, and its result if there is none of them."""
     keys = [key for key in UNUSED_KEYS if key in kind.__struct_fields__]
     return attrgetter(*keys), (None,) * len(keys)
 

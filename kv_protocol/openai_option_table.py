@@ -1,14 +1,14 @@
 """The options of requests to both OpenAI endpoints: types and ranges, the same for routers and worker agents.
 
-An option that is absent, or null, is None. A router checks all of them and sends the body on as it came; what an engine
-cannot do is for its worker to refuse. Values that only a worker reads (schemas, tags) are `JsonObject`: their members
-stay bytes until `plain` decodes them.
+An option that is absent, or null, is None. A router checks all of them and forwards the body unchanged; the worker
+refuses what its engine does not support. Values that only a worker reads (schemas, tags) are `JsonObject`: their
+members stay bytes until `plain` decodes them.
 
 Sources: the OpenAI API reference (chat and legacy completions); of extensions NVIDIA/TensorRT-LLM,
 `tensorrt_llm/serve/openai_protocol.py` (`ResponseFormat`, `EarlyStopping`, `_LOGIT_BIAS_MAX`); vllm-project/vllm,
 `vllm/sampling_params.py` (`SamplingParams`, `StructuredOutputsParams`, -1 of `top_k`, `prompt_logprobs` and
-`thinking_token_budget`); sgl-project/sglang, `python/sglang/srt/sampling/sampling_params.py` (`verify`). Where engines
-differ the wider range stands here.
+`thinking_token_budget`); sgl-project/sglang, `python/sglang/srt/sampling/sampling_params.py` (`verify`). If engines
+differ, the wider range is used.
 """
 
 from typing import Annotated, Any, Literal
@@ -51,14 +51,14 @@ Modalities = list[Literal["text", "audio"]]
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a stream carries besides its text."""
+    """What a stream contains besides its text."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-# ---------------------------------------------------------------- the form of the answer
+# ---------------------------------------------------------------- response formats
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
@@ -114,7 +114,7 @@ class StructuralTagFormat(ResponseFormat, frozen=True, kw_only=True, tag="struct
     triggers: list[str] | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError where it says neither."""
+        """Raise ValueError if it has neither."""
         if self.format is None and self.structures is None:
             raise ValueError("format, or structures and triggers")
 
@@ -182,7 +182,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The options that both endpoints have. Those of one endpoint stand in its requests, with types of this module."""
+    """The options that both endpoints have. Those of one endpoint are in its requests, with types of this module."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -1,7 +1,7 @@
-"""What routers and worker agents read of both endpoints' requests besides `Options` (`openai_option_table.py`).
+"""Keys of both endpoints' requests besides `Options` (`openai_option_table.py`), for routers and worker agents.
 
-`nvext` is the extension that clients of the field's strongest peer send; of its keys `NvExt.ineffective` names those
-that are without effect here. Source: `docs/SOURCES.md` D7.
+`nvext` is the extension of NVIDIA Dynamo's clients; `NvExt.ineffective` names those of its keys that have no effect
+here. Source: `docs/SOURCES.md` D7.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def template_options(
     continue_final_message: bool | None,
     add_generation_prompt: bool | None,
 ) -> dict[str, Any]:
-    """Return how a chat is to be rendered, without what the client left open."""
+    """Return the options for rendering a chat that the client set."""
     options = {
         "tools": tools,
         "documents": documents,
@@ -42,7 +42,7 @@ def template_options(
 
 
 class AgentHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an agent knows of its request beforehand. `osl` is the answer's length that it expects, in tokens."""
+    """Hints of an agent about its request. `osl` is the expected length of the response, in tokens."""
 
     priority: I64 | None = None
     strict_priority: U32 | None = None
@@ -51,7 +51,7 @@ class AgentHints(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How fast the answer should come, in milliseconds: its first token, and each that follows."""
+    """Latency targets in milliseconds: the first token, and each later one."""
 
     ttft_target: Milliseconds | None = None
     itl_target: Milliseconds | None = None
@@ -79,12 +79,12 @@ class NvExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_thinking_tokens: U32 | None = None
 
     def prompt_ids(self) -> bytes | None:
-        """Return `token_data` as little-endian u32s, None where there is none; raise `RequestInvalid`."""
+        """Return `token_data` as little-endian u32s, None if there is none; raise `RequestInvalid`."""
         return read_ids(self.token_data, "nvext.token_data") if is_given(self.token_data) else None
 
     @property
     def hints(self) -> AgentHints:
-        """The hints; without any, those that say nothing."""
+        """The hints; empty ones if there are none."""
         return self.agent_hints or _NO_HINTS
 
     @property
@@ -95,13 +95,13 @@ class NvExt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def itl_target_s(self) -> float | None:
-        """The target of each token that follows, in seconds."""
+        """The target of each later token, in seconds."""
         target_ms = self.router.itl_target if self.router else None
         return None if target_ms is None else target_ms / _MS_PER_S
 
     @property
     def ineffective(self) -> Iterator[str]:
-        """The paths of what was sent and is without effect, in the order of their names."""
+        """The paths of the keys in it that have no effect, in the order of their names."""
         if self.hints.speculative_prefill is not None:
             yield "nvext.agent_hints.speculative_prefill"
         for key in ("annotations", "extra_fields", "greed_sampling", "max_thinking_tokens", "use_raw_prompt"):

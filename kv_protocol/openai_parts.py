@@ -1,4 +1,4 @@
-"""Keys of a request that stay bytes until somebody wants to read them."""
+"""Keys of a request that stay bytes until they are needed."""
 
 from typing import Any, Generic, TypeVar
 
@@ -21,14 +21,14 @@ Read = TypeVar("Read")
 
 
 class RawPart(Generic[Read]):
-    """How the bytes of one key are read, once somebody wants to."""
+    """Decodes the bytes of one key on demand."""
 
     def __init__(self, kind: Any) -> None:  # noqa: ANN401 - a type as msgspec takes it
         self._kind = kind
         self._decoder: msgspec.json.Decoder[Read] = msgspec.json.Decoder(kind)
 
     def read(self, raw: msgspec.Raw, key: str) -> Read:
-        """Return what the bytes say; raise `RequestInvalid`, which names the place under `key`."""
+        """Decode the bytes; raise `RequestInvalid`, which names the place under `key`."""
         try:
             return self._decoder.decode(raw)
         except UNDECODABLE as error:
@@ -36,8 +36,8 @@ class RawPart(Generic[Read]):
 
 
 class OptionalPart(RawPart[Read | None]):
-    """The same of a key that may be absent, or null."""
+    """The same for a key that may be absent, or null."""
 
     def read(self, raw: msgspec.Raw, key: str) -> Read | None:
-        """Return what the bytes say, None where nothing is said; raise `RequestInvalid`."""
+        """Decode the bytes, None if there are none; raise `RequestInvalid`."""
         return super().read(raw, key) if is_given(raw) else None

@@ -2,7 +2,7 @@
 
     "text"    [1, 2]    ["text"]    [[1, 2]]
 
-A list of several prompts asks for several answers, and is refused. Ids are read in slices: a million of them, decoded
+A list of several prompts, which means several responses, is refused. Ids are read in slices: a million of them, decoded
 in one call, hold the interpreter for tens of milliseconds.
 """
 

@@ -1,4 +1,4 @@
-"""What the router reads of a request to `/v1/responses`. Nothing is stored between requests.
+"""A request to `/v1/responses` as the router reads it. Nothing is stored between requests.
 
 | key | here |
 |---|---|
@@ -39,7 +39,7 @@ _NOTHING = (b"", b"null", b"false")
 NOT_OF_RESPONSES = frozenset(
     {"best_of", "disaggregated_params", "max_tokens", "n", "prompt_logprobs", "response_format"}
 )
-"""Keys of chats that this endpoint has not, or calls otherwise."""
+"""Keys of chats that this endpoint does not have, or names differently."""
 
 
 class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def endpoint(self) -> ApiEndpoint:
-        """The endpoint that it is for."""
+        """The endpoint of the request."""
         return "responses"
 
     @property
@@ -76,7 +76,7 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def ineffective(self) -> tuple[str, ...]:
-        """The paths of what the client sent that has no effect here."""
+        """The paths of the keys in the request that have no effect here."""
         named = tuple(key for key in UNUSED_KEYS if key != "store" and getattr(self, key) is not None)
         return named if self.nvext is None else named + tuple(self.nvext.ineffective)
 
@@ -86,11 +86,11 @@ class ResponsesInbound(Inbound, frozen=True, kw_only=True, forbid_unknown_fields
         return len(self.input) + len(self.instructions or "") + len(self.tools) + len(self.chat_template_kwargs)
 
     def read_messages(self) -> list[dict[str, Any]]:
-        """Return the chat that it is; raise `RequestInvalid`, which names the place."""
+        """Return the request as a chat; raise `RequestInvalid`, which names the place."""
         return chat_messages(self.instructions, read_input(self.input))
 
     def read_options(self) -> dict[str, Any]:
-        """Return how the chat is rendered; raise `RequestInvalid`, which names the place."""
+        """Return the options for rendering the chat; raise `RequestInvalid`, which names the place."""
         tools = chat_tools(_objects.read(self.tools, "tools") or [])
         reasoning = _object.read(self.reasoning, "reasoning") or {}
         effort = reasoning.get("effort")
@@ -119,7 +119,7 @@ def read_input(given: msgspec.Raw) -> str | list[dict[str, Any]]:
 
 
 def check_stateless(fields: Mapping[str, object]) -> None:
-    """Return when no key of a body asks for what is stored between requests; raise `RequestInvalid` otherwise."""
+    """Check that no key of a body needs state stored between requests; raise `RequestInvalid` otherwise."""
     for key, allowed in _STATEFUL.items():
         given = fields.get(key)
         value = bytes(given) if isinstance(given, msgspec.Raw) else msgspec.json.encode(given)

@@ -1,23 +1,23 @@
-"""How a reader that lost its place, or its faith, gets it back: it asks the rank's consolidator.
+"""Recovery of a reader with missing batches or doubtful blocks: a request to the rank's consolidator.
 
     request = msgpack {request_id, epoch, after_seq, buckets}
     answer  = replay chunks, or dump chunks, each msgpack with a `type`
 
-    asked with                            answered with
+    request with                          answer
     -----------------------------------   ------------------------------------------------------------------------
-    digests of buckets, the same epoch    *repair*: the blocks of the buckets whose digests are others by now
-    the same epoch, all that follows      *replay*: the batches after `after_seq`, as they were published, up to
-      `after_seq` kept and not too much     `last_seq`
+    digests of buckets, the same epoch    *repair*: the blocks of the buckets whose digests differ now
+    the same epoch, all batches after     *replay*: the batches after `after_seq`, as they were published, up to
+      `after_seq` retained, not too many    `last_seq`
     anything else                         *dump*: all blocks
 
     replay chunk = {type "replay", request_id, epoch, last_seq, message}   `message`: a canonical message, or nothing
     dump chunk   = {type "dump", request_id, epoch, last_seq, chunk, of, parents, hashes, tiers, buckets}
 
 `parents`, `hashes` (little-endian u64s) and `tiers` (bytes: bit 0..3 = tier held, bit 7 = has a parent) are columns of
-one row a block, parents before children over the whole answer. It is the state after `last_seq`: subscribe first, ask
-second, then drain what came in between. `buckets` of a dump chunk is empty, or names by bits (bucket b is bit b & 7 of
-byte b >> 3) those of which the chunks are the state, a *repair*; of the others the asker knew all. Equal digests of a
-bucket are equal sets, so a repair is right as long as the asker changed nothing since it asked.
+one row a block, parents before children over the whole answer. It is the state after `last_seq`: subscribe first, send
+the request second, then apply what came in between. `buckets` of a dump chunk is empty, or names by bits (bucket b is
+bit b & 7 of byte b >> 3) the buckets in a *repair*; the requester's other buckets are right. Equal digests of a bucket
+are equal sets, so a repair is right if the requester's blocks did not change since the request.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,7 +35,7 @@ from kv_protocol.ids import checked_u64
 CHUNK_BLOCKS_MAX = 28_000
 """17 bytes a block: a full chunk stays below a message's 512 KiB."""
 _ENVELOPE_BYTES_MAX = 1024
-"""More than the fields beside the bytes take, and less than half of what a server's largest message has left."""
+"""More than the other fields take, and less than half of the rest of a server's largest message."""
 REQUEST_BYTES_MAX = BUCKET_TABLE_BYTES + _ENVELOPE_BYTES_MAX
 ANSWER_BYTES_MAX = MESSAGE_BYTES_MAX + _ENVELOPE_BYTES_MAX
 _HAS_PARENT = 0x80
@@ -70,7 +70,7 @@ def parents_first(parents: Mapping[int, int | None]) -> Iterator[int]:
 
 
 class BlockColumns(msgspec.Struct, frozen=True):
-    """Blocks that a rank holds, as the columns of a chunk: parents first where there are several in a row."""
+    """Blocks of a rank as columns: parents first over consecutive chunks."""
 
     parents: bytes
     hashes: bytes
@@ -102,10 +102,10 @@ _NO_BLOCKS = BlockColumns(b"", b"", b"")
 
 
 def block_columns(blocks: Iterable[HeldBlock], chunk_blocks: int = CHUNK_BLOCKS_MAX) -> Iterator[BlockColumns]:
-    """Yield the columns of `blocks`, in order, at most `chunk_blocks` in each; of none, nothing.
+    """Yield the columns of `blocks`, in order, at most `chunk_blocks` in each; nothing for no blocks.
 
     Raises:
-        LimitExceeded: `chunk_blocks` is less than 1; later, where a block cannot be a row.
+        LimitExceeded: `chunk_blocks` is less than 1; later, if a block cannot be a row.
     """
     if chunk_blocks < 1:
         raise LimitExceeded("chunk_blocks", chunk_blocks, "1 or more")
@@ -122,10 +122,10 @@ def _columns(rows: list[HeldBlock]) -> BlockColumns:
 
 
 class RecoverRequest(msgspec.Struct, frozen=True):
-    """Ask for what is after `after_seq` of `epoch` (0: the asker has no place, and needs all).
+    """Request the state after `after_seq` of `epoch` (0: the requester has no place and needs all).
 
-    `buckets` is empty, or `bucket_table` of what the asker holds there. Answers carry the same id, so that one to an
-    earlier question is not mistaken for this.
+    `buckets` is empty, or the `bucket_table` of the requester's blocks. Answers carry the same id, which separates them
+    from answers to earlier requests.
     """
 
     request_id: int
@@ -141,9 +141,9 @@ class RecoverRequest(msgspec.Struct, frozen=True):
 
 
 class ReplayChunk(msgspec.Struct, frozen=True, kw_only=True, tag="replay"):
-    """Batches of `epoch` in a row, as they were published; the answer ends with `last_seq`, the newest of the epoch.
+    """Consecutive batches of `epoch`, as they were published; the answer ends with `last_seq`, the newest of the epoch.
 
-    `message` is empty where the asker has all.
+    `message` is empty if the requester has all batches.
     """
 
     request_id: int

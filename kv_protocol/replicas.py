@@ -1,12 +1,12 @@
-"""What routers tell each other of the work they promised. msgpack on core NATS; nothing of it is kept.
+"""Messages between routers about promised work. msgpack on core NATS, not stored.
 
     LedgerTold    events of a router's own leases, in their order; `seq` counts these messages, from 1
-    LedgerBeat    every `BEAT_S`: how far a router has told, and what its open leases come to
-    LedgerAsked   whoever missed something asks a router for its open leases
+    LedgerBeat    every `BEAT_S`: the router's newest `seq`, and totals of its open leases
+    LedgerAsked   a router that missed a message requests the open leases of another
     LedgerOpen    the answer: one part of all leases that were open at `seq`
 
-Told and Beat go to everybody (`subjects.ledger`), Asked and Open to one router (`subjects.ledger_of`). `life` is the
-time at which the router began, in ns: of two lives the later one counts.
+Told and Beat go to all routers (`subjects.ledger`), Asked and Open to one (`subjects.ledger_of`). `life` is the start
+time of the router's run, in ns; the later of two counts.
 """
 
 from typing import Annotated
@@ -21,11 +21,11 @@ from kv_protocol.ledger import LeaseEvent, Routed
 
 BEAT_S = 0.5
 EVENTS_MAX = 1024
-"""Of one message."""
+"""Events of one message."""
 BYTES_MAX = MESSAGE_BYTES_MAX // 2
-"""Of what one message is filled with; a single lease may be as large again."""
+"""Size to which a message is filled; a single lease may add as much again."""
 BLOCKS_MAX = BYTES_MAX // 8
-"""Of one lease: those behind are told of as blocks without a hash."""
+"""Hashes of one lease: further blocks are sent as blocks without a hash."""
 PARTS_MAX = 256
 LEASE_ID_MAX = 128
 
@@ -34,14 +34,14 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class OpenLease(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A lease that runs, and whether its prefill is over."""
+    """An open lease, and whether its prefill is over."""
 
     routed: Routed
     is_prefilled: bool
 
 
 class LedgerTold(msgspec.Struct, frozen=True, tag="told", kw_only=True):
-    """What happened to a router's own leases since its last message."""
+    """Events of a router's own leases since its last message."""
 
     router: Name
     life: U64
@@ -50,7 +50,7 @@ class LedgerTold(msgspec.Struct, frozen=True, tag="told", kw_only=True):
 
 
 class LedgerBeat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
-    """What the router's open leases come to after message `seq`: `digest` is the sum of `lease_digest`, modulo 2^64."""
+    """Totals of the router's open leases after message `seq`: `digest` is the sum of `lease_digest`, modulo 2^64."""
 
     router: Name
     life: U64
@@ -62,14 +62,14 @@ class LedgerBeat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
 
 
 class LedgerAsked(msgspec.Struct, frozen=True, tag="asked", kw_only=True):
-    """`router` asks; the answer repeats `number`."""
+    """`router` requests open leases; the answer repeats `number`."""
 
     router: Name
     number: U64
 
 
 class LedgerOpen(msgspec.Struct, frozen=True, tag="open", kw_only=True):
-    """Part `part`, from 0, of `parts`, of what was open at `seq`."""
+    """Part `part`, from 0, of `parts`, of the leases open at `seq`."""
 
     router: Name
     life: U64
@@ -121,5 +121,5 @@ def _check_lease(event: LeaseEvent) -> None:
 
 
 def lease_digest(lease_id: str, *, is_prefilled: bool) -> int:
-    """Return a lease's addend of a digest: xxh3-64 of its id, seed 1 once its prefill is over, else 0."""
+    """Return a lease's term of the digest: xxh3-64 of its id, seed 1 once its prefill is over, else 0."""
     return xxh3_64_intdigest(lease_id.encode(), seed=int(is_prefilled))

@@ -1,4 +1,4 @@
-"""The items of a request to `/v1/responses` become the messages of a chat, as engines make them.
+"""Converts the items of a request to `/v1/responses` into the messages of a chat, as engines do.
 
     item                     message
     ---------------------    ------------------------------------------------------------------------------
@@ -9,7 +9,7 @@
     function_call            a call in `tool_calls` of an assistant's message
     function_call_output     a tool's message
 
-Reasoning, text and calls of an assistant that follow one another are one message. Tools that are no functions are left
+Consecutive reasoning, text and calls of an assistant are one message. Tools that are no functions are left
 out. Source: vLLM `vllm/entrypoints/openai/responses/utils.py` (`construct_input_messages`, `construct_tool_dicts`);
 SGLang `python/sglang/srt/entrypoints/openai/serving_responses.py` and TensorRT-LLM `tensorrt_llm/serve/
 responses_utils.py` (`_create_input_messages`) agree on instructions, text and tools' outputs.
@@ -99,7 +99,7 @@ _KINDS: dict[str, Callable[[str, Item, list[Message]], None]] = {
 
 
 def _of_assistant(messages: list[Message], key: str) -> Message:
-    """Return the assistant's message that is being said, if it has no `key` yet; else a new one."""
+    """Return the last message if it is an assistant's without `key`; else a new one."""
     if not messages or messages[-1]["role"] != "assistant" or key in messages[-1]:
         messages.append({"role": "assistant"})
     return messages[-1]

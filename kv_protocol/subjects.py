@@ -21,7 +21,7 @@ JOURNAL_ALL = "kv.v1.journal.>"
 HEARTBEAT_ALL = "kv.v1.heartbeat.>"
 LOAD_ALL = "kv.v1.load.>"
 LEDGER_ALL = "kv.v1.ledger.*"
-"""What routers tell all others of the work they promised."""
+"""Messages of routers to all others about promised work."""
 
 _SLUG_CHARACTERS_MAX = 48
 _OF_RANK = re.compile(rf"kv\.v1\.[a-z]+\.[a-z0-9-]+\.({WORKER_ID_PATTERN})\.(0|[1-9][0-9]{{0,3}})")

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's own block hash (V1), for simulated engines: what a real engine would call a block.
+"""TensorRT-LLM's own block hash (V1), for simulated engines.
 
 Source: `docs/SOURCES.md` E1.6; vectors in `tests/golden/hash_vectors.json`.
 """

@@ -1,4 +1,4 @@
-"""Which TensorRT-LLM versions this release works with, and what changed between them.
+"""The supported TensorRT-LLM versions, and the changes between them.
 
     version        what changed                                                            source
     ------------   ---------------------------------------------------------------------   --------------------------
@@ -6,7 +6,7 @@
     1.3.0rc27      `moe_config.backend` has no `WIDEEP`                                    PR #17797, page `MoeConfig`
 
 Every version in the range takes module and classes of a KV connector; named presets are newer (PR #12626). The full
-table stands in `docs/TENSORRT_LLM.md`, "Versions". The range is that of the extra `trtllm` in `pyproject.toml`.
+table is in `docs/TENSORRT_LLM.md`, "Versions". The range is that of the extra `trtllm` in `pyproject.toml`.
 """
 
 import re
@@ -36,7 +36,7 @@ WITHOUT_WIDEEP = Version(1, 3, 0, 27)
 
 
 def parse_version(text: str) -> Version | None:
-    """Return the version that `text` names; None where it is empty or of another form (a development build)."""
+    """Return the version that `text` names; None if it is empty or of another form (a development build)."""
     found = _PATTERN.fullmatch(text)
     if found is None:
         return None
@@ -53,6 +53,6 @@ def is_supported(text: str) -> bool:
 
 
 def is_before(text: str, other: Version) -> bool:
-    """Return whether `text` names a version that is older than `other`; False where it names none."""
+    """Return whether `text` names a version that is older than `other`; False if it names none."""
     version = parse_version(text)
     return version is not None and version < other

@@ -23,11 +23,12 @@ def batch(seq: int, epoch: int = 7) -> BatchArrived:
 
 
 def moment(fold: IndexFold, *rank_checkpoints: RankCheckpoint) -> Moment:
+    snapshot = NAME if rank_checkpoints else ""
     return Moment(
         fold,
         10,
         1,
-        NAME if rank_checkpoints else "",
+        snapshot,
         {checkpoint.rank: checkpoint for checkpoint in rank_checkpoints},
         1,
     )

@@ -339,7 +339,7 @@ def test_an_outcome_says_what_is_known_and_nothing_is_worked_out(
 
 
 @pytest.mark.parametrize(
-    ("ttft_s", "duration_s", "is_whole"), [(1.5, 1.5, True), (0.5, 1.5, False), (None, 1.5, False)]
+    ("ttft_s", "duration_s", "is_unstreamed"), [(1.5, 1.5, True), (0.5, 1.5, False), (None, 1.5, False)]
 )
 def test_an_answer_whose_first_token_came_with_its_last_came_whole(
     ttft_s: float | None, duration_s: float, *, is_unstreamed: bool
