@@ -1,1 +1,1 @@
-"""What is known of worker ranks: registrations, health, load, promised work, predictions, trust."""
+"""The state of worker ranks: registrations, health, load, promised work, predictions, trust."""

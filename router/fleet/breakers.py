@@ -2,27 +2,27 @@
 
     outcome of an attempt       closed                             open      half-open, and the attempt is the probe
     -------------------------   --------------------------------   -------   ---------------------------------------
-    ok (2xx, whole)             failures in a row are 0            nothing   closed, all is forgiven
+    ok (2xx, complete)          failures in a row are 0            nothing   closed, all counts are reset
     client_fault (4xx)          nothing                            nothing   the probe is over, another may go
     cancelled (client left)     nothing                            nothing   the probe is over, another may go
     erred (500 and the like)    nothing yet: see below             nothing   the probe is over, another may go
-    back_pressure (429, 503)    left alone for its `Retry-After`   the same  the same, and the probe is over
+    back_pressure (429, 503)    no requests for its `Retry-After`  the same  the same, and the probe is over
     failed in phase connect     open at once, its whole worker     nothing   open again, twice as long
     failed (cut, timeout,       one failure more; `failures` in    nothing   open again, twice as long
     502, 504, redirect)         a row within `window_s` open it
 
     open -> half-open    by time: after `open_s`, doubled with each opening since the last ok, at most `open_s_max`
-    half-open            one request at a time is routed there (`Routed`): the probe; others find the rank unfit. Its
-                         first token lets them in, on probation: the next failure opens it again. Once its lease has
-                         ended another may go. What other attempts come to is old news: they began before
+    half-open            one request at a time is routed there (`Routed`): the probe; for others the rank is unfit. Its
+                         first token admits them, on probation: the next failure opens it again. Once its lease has
+                         ended another may go. Outcomes of other attempts are ignored: these began before
 
-Whose fault is a 500? A request may be poison: it fails on every rank, and three like it must not empty a fleet. So a
-500 counts against a rank only once another rank has answered that very request (`erred_before` of the ok): it never
-counts where all ranks fail the request, or where there is no other.
+Attribution of a 500: a poison request fails on every rank, and three of its kind must not empty a fleet. So a 500
+counts against a rank only once another rank has answered the same request (`erred_before` of the ok): it never counts
+if all ranks fail the request, or if there is no other.
 
-A failed connection speaks for the worker, whose HTTP all its ranks share; everything else speaks for the rank. So a
-worker whose events flow while its HTTP is dead stays out: its probes fail, at growing distances. The reverse, HTTP that
-answers while the stream is in doubt, is a matter of trust (`trust.py`) and keeps nobody out.
+A failed connection counts against the worker, whose HTTP all its ranks share; everything else counts against the rank.
+So a worker whose events flow while its HTTP is dead stays excluded: its probes fail, at growing intervals. The reverse,
+HTTP that answers while the stream is in doubt, lowers trust (`trust.py`) and excludes no rank.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ from router.journal.checkpoint_rows import BreakerRow
 BreakerState = Literal["closed", "open", "half_open"]
 BREAKER_STATES: tuple[BreakerState, ...] = ("closed", "open", "half_open")
 RETRY_AFTER_DEFAULT_S = 1.0
-"""Of a busy worker that does not say for how long."""
+"""For a busy worker that does not state a time."""
 
 _NEVER_S = float("inf")
 _DOUBLINGS_MAX = 32
@@ -52,11 +52,11 @@ class BreakerLimits(NamedTuple):
     open_s: float = 10.0
     open_s_max: float = 120.0
     retry_after_s_max: float = 30.0
-    """The longest that a busy worker is left alone at its own word."""
+    """Longest `Retry-After` of a busy worker that is respected."""
 
 
 class BreakerStatistics(NamedTuple):
-    """Openings, back-pressure heard and breakers that closed again, since the start."""
+    """Openings, back-pressure answers and closings, since the start."""
 
     opened_total: int
     closed_total: int
@@ -64,7 +64,7 @@ class BreakerStatistics(NamedTuple):
 
 
 class _Breaker:
-    """Of one rank, or of one worker's HTTP."""
+    """The breaker of one rank, or of one worker's HTTP."""
 
     __slots__ = (
         "busy_reason",
@@ -84,8 +84,8 @@ class _Breaker:
         self.busy_until_s = -_NEVER_S
         self.busy_reason = ""
         self.openings = 0  # since the last ok
-        self.probe = ""  # the lease that is under way in a half-open breaker
-        self.last_probe = ""  # it may have ended already, when it is said how
+        self.probe = ""  # lease of the present probe of a half-open breaker
+        self.last_probe = ""  # lease of the last probe, whose outcome may come after its end
         self.is_probation = False
         self.reason = ""
 
@@ -108,7 +108,7 @@ class _Breaker:
 
 
 class Breakers:
-    """All breakers; a rank of which nothing bad was heard has none."""
+    """All breakers; a rank without failures has none."""
 
     def __init__(self, limits: BreakerLimits | None = None) -> None:
         self._limits = limits or BreakerLimits()
@@ -116,12 +116,12 @@ class Breakers:
         self._probes: dict[str, list[_Breaker]] = {}
         self._opened = self._closed = self._back_pressure = 0
         self.changes = 0
-        """Grows whenever an event may have changed what `unfit` answers."""
+        """Increases with every event that may have changed the answer of `unfit`."""
 
     # ---------------------------------------------------------------- what happened
 
     def apply(self, ended: AttemptEnded) -> None:
-        """Fold in how an attempt at a rank of a known worker ended."""
+        """Fold in the end of an attempt at a rank of a known worker."""
         rank, now_s, lease_id = WorkerRank(ended.worker_id, ended.dp_rank), ended.now_s, ended.decision_id
         match ended.outcome:
             case "ok":
@@ -141,7 +141,7 @@ class Breakers:
         self._probe_over(lease_id)
 
     def follow(self, event: LedgerEvent, now_s: float) -> None:
-        """Fold in what this router's own requests came to; other routers' probes are their own."""
+        """Fold in the events of this router's own leases; other routers have probes of their own."""
         if not self._breakers:
             return
         match event:
@@ -163,7 +163,7 @@ class Breakers:
                 pass
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone, or begins anew: nothing is held against it."""
+        """Drop the breakers of a worker that left or restarted."""
         for key in [key for key in self._breakers if worker_id == (key if isinstance(key, str) else key.worker_id)]:
             breaker = self._breakers.pop(key)
             self._probe_over(breaker.probe)
@@ -173,17 +173,17 @@ class Breakers:
 
     @property
     def are_all_closed(self) -> bool:
-        """Whether nothing bad is known of any rank: an attempt that is ok, or nobody's fault, changes nothing."""
+        """Whether all breakers are closed without a failure: then only failed attempts change anything."""
         return not self._breakers
 
     def unfit(self, rank: WorkerRank, now_s: float) -> str:
-        """Return why the rank takes no new work; empty when it may."""
+        """Return why the rank takes no new work; empty if it does."""
         if not self._breakers:
             return ""
         return next((reason for each in self._of(rank) if (reason := each.unfit(now_s))), "")
 
     def valid_until_s(self, now_s: float) -> float:
-        """Return when time alone changes what `unfit` answers next; inf: never."""
+        """Return the next time at which the answer of `unfit` changes without an event; inf: never."""
         return min((time_s for time_s in self._turning_points() if time_s > now_s), default=_NEVER_S)
 
     def _turning_points(self) -> Iterator[float]:
@@ -198,12 +198,12 @@ class Breakers:
         return next((state for state in ("open", "half_open") if state in states), "closed")
 
     def reason(self, rank: WorkerRank, now_s: float) -> str:
-        """Return why the breaker of that state opened; empty where it is closed."""
+        """Return why that breaker opened; empty if it is closed."""
         state = self.state(rank, now_s)
         return next((each.reason for each in self._of(rank) if each.state(now_s) == state), "")
 
     def statistics(self) -> BreakerStatistics:
-        """Return what happened since the start."""
+        """Return the totals since the start."""
         return BreakerStatistics(
             opened_total=self._opened, closed_total=self._closed, back_pressure_total=self._back_pressure
         )
@@ -211,15 +211,15 @@ class Breakers:
     # ---------------------------------------------------------------- checkpoints
 
     def restore_totals(self, row: BreakerStatistics) -> None:
-        """These, which `statistics` returned, are as the row has them."""
+        """Restore the totals that `statistics` returned."""
         self._opened, self._closed, self._back_pressure = row
 
     def rows(self) -> list[BreakerRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         return [_row(key, breaker) for key, breaker in self._breakers.items()]
 
     def restore(self, row: BreakerRow) -> None:
-        """The breaker is as the row has it, and its probe under way."""
+        """Restore a breaker, with its probe in flight."""
         breaker = self._at(row.worker_id if row.dp_rank is None else WorkerRank(row.worker_id, row.dp_rank))
         breaker.failed_at_s.extend(row.failed_at_s)
         breaker.open_until_s, breaker.openings, breaker.reason = row.open_until_s, row.openings, row.reason

@@ -33,10 +33,10 @@ _log = structlog.get_logger("router")
 
 
 class RouterFeeds:
-    """Keeps one router's state true to one log; parts of a process: `run` lets time pass."""
+    """Applies messages of the log to one router's state; a part of a process: `run` applies the passing of time."""
 
     def __init__(self, routing: Routing, log: EventLog, clock: Clock, gate: FleetGate | None = None) -> None:
-        """`gate` checks fleet events; None: one without keys."""
+        """`gate` checks fleet events; None: a gate without keys."""
         self._routing, self._event_log, self._clock = routing, log, clock
         self.gate = FleetGate() if gate is None else gate
         self._refusals = RateLimitedLog(_log, clock)
@@ -51,15 +51,15 @@ class RouterFeeds:
         """Heartbeats of instances, and load reports of ranks, that are not registered; they are not recorded."""
 
     async def start(self) -> None:
-        """The log is being read."""
+        """Subscribe to the log."""
         await self._event_log.listen(subjects.HEARTBEAT_ALL, self._on_heartbeat)
         await self._event_log.listen(subjects.LOAD_ALL, self._on_load)
         self._fleet_log = await self._event_log.follow(subjects.FLEET_STREAM, subjects.FLEET_ALL, self._on_fleet_event)
 
     async def acquainted(self, stop: asyncio.Event) -> None:
-        """Return once every worker that the log told of was heard, or had `ACQUAINTED_S` to be, or `stop` is set.
+        """Return once every registered worker sent a heartbeat, or had `ACQUAINTED_S` for it, or `stop` is set.
 
-        A router that takes requests earlier has nobody for them, where the one before it had a whole fleet.
+        A restarted router that takes requests earlier finds no worker for them, though the fleet is complete.
         """
         end_s = self._clock.now() + ACQUAINTED_S
         while self._has_strangers() and self._clock.now() < end_s and not stop.is_set():
@@ -70,7 +70,7 @@ class RouterFeeds:
         return not is_read or any(worker.heard_at_s is None for worker in self._fleet.workers())
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Let time pass until `stop` is set."""
+        """Apply the passing of time until `stop` is set."""
         while not stop.is_set():
             now_s, connected = self._clock.now(), self._event_log.is_connected
             if connected != self._was_connected:
@@ -107,7 +107,7 @@ class RouterFeeds:
         self._refusals.warning("fleet_event_refused", key=cause, subject=message.subject, cause=cause, reason=reason)
 
     def _tell_pairings(self, model: str) -> None:
-        """What does not go together among the model's workers is told, once for as long as it is so."""
+        """Log the incompatible pairs among the model's workers, each once for as long as it lasts."""
         registered = [worker.registration for worker in self._fleet.workers()]
         state = self._routing.state
         found = set(
@@ -153,7 +153,7 @@ class RouterFeeds:
         )
 
     def _dp_ranks(self, worker_id: str, instance: str) -> tuple[int, ...] | None:
-        """Return the ranks of the worker's instance; None where that instance is not registered."""
+        """Return the ranks of the worker's instance; None if that instance is not registered."""
         worker = self._fleet.worker(worker_id)
         if worker is None or worker.registration.instance != instance:
             return None

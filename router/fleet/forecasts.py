@@ -1,11 +1,11 @@
-"""Predicted TTFT and ITL of a request at each rank, and learning from how it went (`ttft_model.py`).
+"""Predicts TTFT and ITL of a request at each rank, and learns from measured latencies (`ttft_model.py`).
 
     decided           the features of the winner are kept until the outcome is known
-    outcome known     ok: the time to its first token is learnt with them, and that between tokens, each where it is
-                      known (`router/request/latency.py`); any other: nothing
-    worker forgotten  nothing is known of it
+    outcome known     ok: TTFT and ITL are learnt with these features, each if it was measured
+                      (`router/request/latency.py`); any other outcome: nothing is learnt
+    worker forgotten  all that was learnt of it is dropped
 
-Only decisions of modes that read forecasts are learnt from: others know less of what they decide among.
+Only decisions of modes that read forecasts are learnt from: those of other modes lack features.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ from router.fleet.ttft_model import ItlModel, TtftModel
 from router.journal.checkpoint_rows import Features, ForecastTotals, PendingRow
 
 PENDING_MAX = 65_536
-"""Decisions without an outcome that are remembered; beyond it the oldest is not learnt from."""
+"""Largest number of decisions without an outcome; beyond it the oldest is dropped, and not learnt from."""
 
 
 class Forecasts:
-    """The models of all ranks."""
+    """The latency models of all ranks."""
 
     def __init__(self) -> None:
         self.ttft = TtftModel()
@@ -30,7 +30,7 @@ class Forecasts:
         self._pending: dict[str, Features] = {}
 
     def forecast(self, view: View, request: RouteRequest) -> Forecast:
-        """Return what is predicted of the request at each rank of the view."""
+        """Return the predicted latency of the request at each rank of the view."""
         held_tokens = view.expected * request.block_size
         uncached = request.isl_tokens - held_tokens
         running, blocks = view.active_requests, view.active_blocks
@@ -40,7 +40,7 @@ class Forecasts:
         )
 
     def decided(self, verdict: Verdict) -> None:
-        """A decision counts."""
+        """Keep the features of a decision that is carried out."""
         view, request = verdict.view, verdict.request
         place = verdict.rank_indices[verdict.winner_at]
         if len(self._pending) >= PENDING_MAX:
@@ -54,7 +54,7 @@ class Forecasts:
         )
 
     def ended(self, outcome: OutcomeKnown) -> None:
-        """It is known how a decision turned out."""
+        """Learn from the outcome of a decision."""
         known = self._pending.pop(outcome.decision_id, None)
         if known is None or outcome.outcome != "ok":
             return
@@ -67,23 +67,23 @@ class Forecasts:
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def totals_row(self) -> ForecastTotals:
-        """Return the row of a checkpoint."""
+        """Return the row for a checkpoint."""
         return ForecastTotals(self.ttft.refused_total, self.itl.refused_total)
 
     def restore_totals(self, row: ForecastTotals) -> None:
-        """These are as the row has them."""
+        """Restore the totals from the row."""
         self.ttft.refused_total, self.itl.refused_total = row
 
     def rows(self) -> Iterable[PendingRow]:
-        """Return the rows of a checkpoint, which are made when they are read."""
+        """Return the rows for a checkpoint, made when they are read."""
         return starmap(PendingRow, self._pending.copy().items())
 
     def restore(self, row: PendingRow) -> None:
-        """The decision has no outcome yet."""
+        """Restore a decision without an outcome."""
         self._pending[row.decision_id] = row.features
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone, or begins anew."""
+        """Drop a worker that left or restarted."""
         self.ttft.forget(worker_id)
         self.itl.forget(worker_id)
         for decision_id in [each for each, known in self._pending.items() if known.rank.worker_id == worker_id]:

@@ -2,16 +2,16 @@
 
     Routed        blocks and uncached tokens are promised; the lease runs
     FirstToken    the uncached tokens are computed
-    Renewed       the lease runs anew (bytes still flow)
-    Finished, Cancelled, Expired    nothing is promised any more
-    Reconciled    what the engine itself reports stands beside the promise, and corrects it (`reported_load.py`)
-    Unreported    the engine's word counts no more
+    Renewed       the lease is extended (bytes still flow)
+    Finished, Cancelled, Expired    the promise ends
+    Reconciled    the engine's report corrects the promises (`reported_load.py`)
+    Unreported    the engine's reports are dropped
 
-Blocks are counted once a rank, however many requests share them; one inverted index of chains -> ranks answers how many
-of a new request's blocks a rank already works on. When nothing is in flight, and no engine speaks of requests that are
-not ours, every sum is 0.
+Blocks are counted once per rank, however many requests share them; one inverted index of chains -> ranks tells how many
+of a new request's blocks a rank's active requests already use. When nothing is in flight, and no engine reports foreign
+requests, every sum is 0.
 
-Replicas' leases are leases like any other, and end by the same events. `origin` says whose they are: their owner alone
+Replicas' leases are leases like any other, and end by the same events. `origin` names their owner: only the owner
 corrects them by what engines report, so that all of its replicas do the same.
 """
 
@@ -39,14 +39,14 @@ from router.journal.checkpoint_rows import LeaseRow, LedgerRow, LedgerTotals
 from router.prompt.chains import ChainCounts, Path
 
 SILENT_S = 10.0
-"""A lease that gave a sign of life within this time is not ended because its engine knows of fewer requests."""
+"""A lease renewed within this time is not ended because its engine reports fewer requests."""
 
 
 _Fold = Callable[[Any, float, str], object]
 
 
 class RankLoad(NamedTuple):
-    """One rank's promises; `reported_*` is its engine's own word, `foreign_requests` those of it that are not ours."""
+    """One rank's promises. `reported_*` come from its engine; `foreign_requests` are reported but not promised."""
 
     active_requests: int = 0
     active_blocks: int = 0
@@ -58,7 +58,7 @@ class RankLoad(NamedTuple):
 
 
 class LoadColumns(NamedTuple):
-    """Of n ranks: uncached tokens not past their first token; requests, the foreign ones too; distinct blocks."""
+    """Columns of n ranks: uncached tokens before their first token; requests, with foreign ones; distinct blocks."""
 
     queued_tokens: NDArray[np.int64]
     active_requests: NDArray[np.int64]
@@ -66,7 +66,7 @@ class LoadColumns(NamedTuple):
 
 
 class LedgerStatistics(NamedTuple):
-    """Leases that run, and that nobody ended, by cause; of each rank that reports, requests reported less promised."""
+    """Open leases; leases that ended without their request's end, by cause; reported less promised, by rank."""
 
     open_leases: int
     expired_total: int
@@ -75,7 +75,7 @@ class LedgerStatistics(NamedTuple):
 
 
 class _Rank:
-    """One rank's sums; `row` is its place in the columns."""
+    """One rank's sums; `row` is its row in the columns."""
 
     __slots__ = ("extra_blocks", "is_gone", "queued_tokens", "rank", "reported", "requests", "row")
 
@@ -84,11 +84,11 @@ class _Rank:
         self.row = row
         self.requests = self.queued_tokens = self.extra_blocks = 0
         self.reported = Reported()
-        self.is_gone = False  # forgotten, but for requests that have not ended
+        self.is_gone = False  # forgotten, except for open leases
 
 
 class _Lease:
-    """`path` is None where no block of the request has a hash. `blocks` are those of the request, the same object."""
+    """`path` is None if no block of the request has a hash. `blocks` is the request's own object."""
 
     __slots__ = ("at", "blocks", "expires_at_s", "extra_blocks", "generation", "origin", "path", "uncached_tokens")
 
@@ -114,7 +114,7 @@ class Ledger:
         self._ranks: dict[WorkerRank, _Rank] = {}
         self._chains: ChainCounts[WorkerRank] = ChainCounts()
         self._table = RankTable("q", (0, 0, 0))  # the fields of `LoadColumns`
-        self._unshown: set[_Rank] = set()  # whose rows are not what they come to
+        self._unshown: set[_Rank] = set()  # ranks whose rows are outdated
         self._expired = self._corrected = 0
         self._folds: dict[type, _Fold] = {
             Routed: self._book,
@@ -128,7 +128,7 @@ class Ledger:
         }
 
     def apply(self, event: LedgerEvent, now_s: float, origin: str = "") -> None:
-        """Fold one event in. `origin` is the router whose lease it is of; empty: this one."""
+        """Fold one event in. `origin` is the router that owns the lease; empty: this one."""
         self._folds[type(event)](event, now_s, origin)
 
     def _expire(self, event: Expired, _now_s: float, _origin: str) -> None:
@@ -137,7 +137,7 @@ class Ledger:
         self._corrected += is_ended and event.cause == "engine"
 
     def tick(self, now_s: float) -> list[Expired | Unreported]:
-        """Return what time has brought; the caller applies it, as any other event, and else is told it again.
+        """Return the events that the passing of time causes; the caller applies them, or gets them again.
 
         Those are endings of leases whose time is over, and of our own that an engine knows nothing of; and the engines
         that have fallen silent.
@@ -155,7 +155,7 @@ class Ledger:
         return events
 
     def _unknown_to(self, at: _Rank, now_s: float) -> list[Expired]:
-        """Return the endings of the eldest of the rank's leases, as many as its engine does not know of."""
+        """Return endings of the rank's eldest leases, as many as its engine does not report."""
         eldest: list[tuple[str, _Lease]] = []
         for lease_id, lease in self._leases.items():
             renewed_s = lease.expires_at_s - self._lease_s
@@ -230,7 +230,7 @@ class Ledger:
             self._unshown.add(at)
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone: what its engine reported counts no more, and of its ranks nothing once leases ended."""
+        """Drop the reports of a worker that left, and its ranks once their leases ended."""
         for at in [at for rank, at in self._ranks.items() if rank.worker_id == worker_id]:
             at.reported.withdraw()
             at.is_gone = True
@@ -239,26 +239,26 @@ class Ledger:
                 self._drop(at)
 
     def mark_gone(self, rank: WorkerRank) -> None:
-        """The rank's worker is not registered: nothing of the rank is kept once its leases have ended."""
+        """Mark the rank of an unregistered worker: it is dropped once its leases have ended."""
         at = self._ranks.get(rank)
         if at is not None:
             at.is_gone = True
 
     def columns(self, ranks: tuple[WorkerRank, ...]) -> LoadColumns:
-        """Return the loads in the order of `ranks`, zeroes for unknown ones; they do not change any more.
+        """Return a copy of the loads in the order of `ranks`, zeroes for unknown ones.
 
-        Cheap for a tuple that was asked for before, the very same one.
+        Cheap if the same tuple object was passed before.
         """
         while self._unshown:
             self._show(self._unshown.pop())
         return LoadColumns(*self._table.columns(ranks))
 
     def shared(self, chain: bytes) -> dict[WorkerRank, int]:
-        """Return, per rank that works on any, how many blocks of the chain it already works on."""
+        """Return for each rank how many blocks of the chain its active requests use; ranks without any are left out."""
         return self._chains.depths(chain)
 
     def load_of(self, rank: WorkerRank) -> RankLoad:
-        """Return the rank's load as it is now; zeroes for an unknown one."""
+        """Return the rank's present load; zeroes for an unknown rank."""
         at = self._ranks.get(rank)
         if at is None:
             return RankLoad()
@@ -278,7 +278,7 @@ class Ledger:
         return {rank: self.load_of(rank) for rank in self._ranks}
 
     def statistics(self) -> LedgerStatistics:
-        """Return how many leases there are, what became of others, and how far promises and reports differ."""
+        """Return current and ended leases, and the difference between promises and reports."""
         reporting = [at for at in self._ranks.values() if at.reported.has_reported]
         return LedgerStatistics(
             open_leases=len(self._leases),
@@ -289,32 +289,32 @@ class Ledger:
 
     @property
     def expired_total(self) -> int:
-        """How many leases nobody ended for their whole time."""
+        """Number of leases that expired."""
         return self._expired
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def totals_row(self) -> LedgerTotals:
-        """Return the row of a checkpoint."""
+        """Return the row for a checkpoint."""
         return LedgerTotals(self._expired, self._corrected)
 
     def restore_totals(self, row: LedgerTotals) -> None:
-        """These are as the row has them."""
+        """Restore the totals from the row."""
         self._expired, self._corrected = row
 
     def rank_rows(self) -> list[LedgerRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         return [LedgerRow(rank, at.is_gone, at.reported.row()) for rank, at in self._ranks.items()]
 
     def restore_rank(self, row: LedgerRow) -> None:
-        """The rank is as the row has it, without its leases."""
+        """Restore the rank without its leases."""
         at = self._rank(row.rank)
         at.is_gone = row.is_gone
         at.reported.restore(row.reported)
         self._unshown.add(at)
 
     def lease_rows(self) -> list[LeaseRow]:
-        """Return the rows of a checkpoint, in the order of their expiry."""
+        """Return the rows for a checkpoint, in the order of their expiry."""
         return [
             LeaseRow(
                 lease_id,
@@ -330,7 +330,7 @@ class Ledger:
         ]
 
     def restore_lease(self, row: LeaseRow) -> None:
-        """The lease runs, at a rank that was restored before."""
+        """Restore a lease of a rank that was restored before."""
         at = self._ranks[row.rank]
         routed = Routed(
             lease_id=row.lease_id,
@@ -352,6 +352,6 @@ class Ledger:
         self._unshown.add(at)
 
     def is_empty(self) -> bool:
-        """Whether no lease runs, and nothing of those that ended is left."""
+        """Whether the ledger has no lease, and no remains of former ones."""
         nothing = all((at.requests, at.queued_tokens, at.extra_blocks) == (0, 0, 0) for at in self._ranks.values())
         return not self._leases and self._chains.is_empty() and nothing

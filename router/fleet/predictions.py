@@ -1,13 +1,13 @@
-"""Blocks that ranks are about to hold, of requests on their way: siblings of a burst go to the same rank.
+"""Blocks that ranks are about to hold, from requests in flight: siblings of a burst go to the same rank.
 
     routed                  the request's blocks count as held by its rank
-    first token             they count for `SEEN_S` more: by then the rank's events have told of them, or never will
+    first token             they count for `SEEN_S` more: by then the rank's events have reported them, or never will
     the lease ends          they count no more
-    another epoch           of the rank's stream, in which a request was routed since: what was on its way before went
-                            into a cache that is no more
+    another epoch           of the rank's stream, in which a request was routed since: the blocks of the former epoch
+                            went into a cache that does not exist any more
     worker forgotten        they count no more
 
-Nothing of it outlives its request, so of requests that come one after the other the index alone says what is held.
+No prediction outlives its request: between consecutive requests only the index says what is held.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ SEEN_S = 2.0
 
 
 class _Life:
-    """One epoch of a rank's stream, as long as nothing is routed there in another."""
+    """One epoch of a rank's stream, while no request is routed there in a later one."""
 
     __slots__ = ("epoch", "rank")
 
@@ -42,18 +42,18 @@ class _Prediction:
 class Predictions:
     """The predictions of all requests in flight, by their leases. Unknown leases and second endings change nothing.
 
-    `now_s` never goes back.
+    `now_s` never decreases.
     """
 
     def __init__(self) -> None:
         self._predictions: dict[str, _Prediction] = {}
         self._chains: ChainCounts[_Life] = ChainCounts()
-        self._current_epoch: dict[WorkerRank, _Life] = {}  # in which a request was routed last
-        self._seen: deque[tuple[float, str, _Prediction]] = deque()  # when they are over, in that order
+        self._current_epoch: dict[WorkerRank, _Life] = {}  # the epoch of the last request
+        self._seen: deque[tuple[float, str, _Prediction]] = deque()  # in the order of their expiry
         self._restored = list[_Life]()
 
     def apply(self, event: LedgerEvent, now_s: float) -> None:
-        """Fold one event in; those that say nothing of a request's way are welcome."""
+        """Fold one event in. Events without predictions are ignored."""
         match event:
             case Routed():
                 self.tick(now_s)
@@ -91,7 +91,7 @@ class Predictions:
                 del self._current_epoch[life.rank]
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone, or begins anew: nothing is on its way to what it was."""
+        """Drop the predictions of a worker that left or restarted."""
         of_worker = [
             lease_id
             for lease_id, prediction in self._predictions.items()
@@ -101,37 +101,37 @@ class Predictions:
             self._end(lease_id)
 
     def tick(self, now_s: float) -> None:
-        """Let go of what is over; no answer changes by it."""
+        """Drop expired predictions; answers do not change by that."""
         while self._seen and self._seen[0][0] <= now_s:
             _, lease_id, prediction = self._seen.popleft()
             if self._predictions.get(lease_id) is prediction:
                 self._end(lease_id)
 
     def is_empty(self) -> bool:
-        """Whether nothing is on its way, and nothing of what was is left, but for the times of first tokens."""
+        """Whether no prediction is left, except for the times of first tokens."""
         return not self._predictions and not self._current_epoch and self._chains.is_empty()
 
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def _epoch_numbers(self) -> dict[_Life, int]:
-        """Return every epoch that anything is of, with its place."""
+        """Return every epoch in use, with its number."""
         epochs = [*self._current_epoch.values(), *(each.path.key for each in self._predictions.values())]
         return {life: at for at, life in enumerate(dict.fromkeys(epochs))}
 
     def life_rows(self) -> list[LifeRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         current = self._current_epoch
         return [LifeRow(life.rank, life.epoch, current.get(life.rank) is life) for life in self._epoch_numbers()]
 
     def restore_life(self, row: LifeRow) -> None:
-        """The epoch is known."""
+        """Restore an epoch."""
         life = _Life(row.rank, row.epoch)
         self._restored.append(life)
         if row.is_current:
             self._current_epoch[row.rank] = life
 
     def rows(self) -> list[PredictionRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         numbers = self._epoch_numbers()
         return [
             PredictionRow(lease_id, numbers[each.path.key], each.blocks, each.is_seen)
@@ -139,22 +139,22 @@ class Predictions:
         ]
 
     def restore(self, row: PredictionRow) -> None:
-        """The blocks are on their way, into an epoch that was restored before."""
+        """Restore a prediction in an epoch that was restored before."""
         path = self._chains.add(self._restored[row.life], row.blocks)
         prediction = self._predictions[row.lease_id] = _Prediction(path, row.blocks)
         prediction.is_seen = row.is_seen
 
     def seen_rows(self) -> list[SeenRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         known = self._predictions
         return [SeenRow(over_at_s, lease_id) for over_at_s, lease_id, each in self._seen if known.get(lease_id) is each]
 
     def restore_seen(self, row: SeenRow) -> None:
-        """The prediction, which was restored before, is over then."""
+        """Restore the expiry of a prediction that was restored before."""
         self._seen.append((row.over_at_s, row.lease_id, self._predictions[row.lease_id]))
 
     def depths(self, chain: bytes, now_s: float) -> dict[WorkerRank, tuple[int, int]]:
-        """Return, of each rank that is about to hold any, its epoch, and how many leading blocks of `chain`."""
+        """Return for each rank with expected blocks its epoch, and how many leading blocks of `chain` are expected."""
         self.tick(now_s)
         current = self._current_epoch
         return {

@@ -1,7 +1,7 @@
 """A few numbers of every rank, as columns: written rank by rank, read for many ranks at once.
 
 Written through an array of Python's own, whose items cost a third of numpy's, and read through numpy, which sees the
-same memory. Row 0 is that of ranks that are not known, and stays as it was made.
+same memory. Row 0 belongs to unknown ranks, and never changes.
 """
 
 from array import array
@@ -18,7 +18,7 @@ _PLACED_MAX = 64
 
 
 class RankTable:
-    """The numbers of each rank, int64 ("q") or float64 ("d"), `at_first` until others are put.
+    """The numbers of each rank, int64 ("q") or float64 ("d"), initially `at_first`.
 
     They are taken as they come, as objects: a declared `float` would make floats of integers, which "q" refuses.
     """
@@ -46,7 +46,7 @@ class RankTable:
         return iter(self._rows)
 
     def row(self, rank: WorkerRank) -> int:
-        """Return the rank's row, its own until it is removed."""
+        """Return the rank's row, which it keeps until it is removed."""
         row = self._rows.get(rank)
         if row is None:
             if not self._free:
@@ -57,12 +57,12 @@ class RankTable:
         return row
 
     def remove(self, rank: WorkerRank) -> None:
-        """The rank is not known any more."""
+        """Free the rank's row."""
         self._free.append(self._rows.pop(rank))
         self._placed.clear()
 
     def put(self, row: int, *numbers: object) -> None:
-        """The row's numbers are these."""
+        """Set the numbers of the row."""
         items, capacity = self._items, self._capacity
         for number in numbers:
             items[row] = number
@@ -73,7 +73,7 @@ class RankTable:
         return float(self._items[row])
 
     def scale(self, factor: float) -> None:
-        """Every number of every rank is `factor` times what it was."""
+        """Multiply every number of every rank by `factor`."""
         self._columns *= factor
 
     def columns(self, ranks: tuple[WorkerRank, ...]) -> NDArray[Any]:

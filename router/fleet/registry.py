@@ -1,14 +1,14 @@
 """The workers and ranks of the fleet: a fold over fleet events and heartbeats.
 
-    registered, new instance     known, nothing of its former life counts
+    registered, new instance     known; the state of the former instance is dropped
     heartbeat                    alive, if it is of the registered instance
-    silent for `SILENT_S`        not eligible (unless the log itself cannot be heard: silence then says nothing)
+    silent for `SILENT_S`        not eligible (unless the log is disconnected: silence then means nothing)
     draining / left              takes no new work / forgotten, if it is of the registered instance
-    no room                      a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
+    no capacity                  a registration beyond `WORKERS_MAX` or `RANKS_MAX` changes nothing
 
-A model's block size, hash scheme and rule for images are those of its eldest fit worker (of the eldest, while none is
-fit), its tokenizer and template are this router's; of a worker that differs the events say nothing of our prompts
-(parity), and every field that differs is named.
+A model's block size, hash scheme and rule for images are those of its eldest fit worker (of the eldest, if none is
+fit), its tokenizer and template are this router's. The events of a worker that differs cannot be compared with prompts
+(parity); every field that differs is named.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,12 +31,12 @@ from router.fleet.trust import PARITY_FIELDS, Disparity
 from router.journal.checkpoint_rows import FleetTotals
 
 _Rules = tuple[Hashing, ImageRule | None]
-"""How a model's prompts are hashed, and what images become in them."""
+"""How a model's prompts are hashed, and what replaces images in them."""
 _PUBLISHES = "one that tells of its blocks"
 SILENT_S = HEARTBEAT_PERIOD_S * MISSED_HEARTBEATS_MAX
 WORKERS_MAX = 4096
 RANKS_MAX = 8192
-"""Of all workers: twice as many as one index serves. What is known of a rank takes about a kilobyte."""
+"""Limits of the fleet: twice as many as one index serves. The state of a rank takes about a kilobyte."""
 RefusalCause = Literal["instance", "unregistered", "no_room"]
 REFUSAL_CAUSES: tuple[RefusalCause, ...] = get_args(RefusalCause)
 """The event is of another instance than the registered one; of a worker that is not registered; there is no room."""
@@ -50,22 +50,22 @@ class FleetRefusal(NamedTuple):
 
 
 class TextDigests(msgspec.Struct, frozen=True):
-    """What the router encodes prompts with."""
+    """Digests of the tokenizer and the template that the router encodes prompts with."""
 
     tokenizer: str
     template: str
 
 
 class Worker(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker as it stands."""
+    """The state of one worker."""
 
     registration: WorkerRegistered
     canary: int
-    """What its canary must be, by the block size and hash scheme that it states."""
+    """The expected canary, by the block size and hash scheme that it states."""
     heard_at_s: float | None = None
     draining: bool = False
     drained_by_hand: bool = False
-    """Whether an operator drains it, who may put it back; false once its agent stops."""
+    """Whether an operator drains the worker, and may put it back; false once its agent stops."""
 
 
 class Fleet:
@@ -79,10 +79,10 @@ class Fleet:
         self.pairs = Pairs()
         self.refused_total = 0
         self.changes = 0
-        """Grows whenever what is said of any worker may have changed otherwise than by time."""
+        """Increases with every event that may have changed an answer about a worker."""
 
     def refusal(self, event: FleetEvent) -> FleetRefusal | None:
-        """Return why the event changes nothing; None where it counts."""
+        """Return why the event changes nothing; None if it is valid."""
         known = self._workers.get(event.worker_id)
         if isinstance(event, WorkerRegistered):
             ranks = self._ranks + len(event.dp_ranks) - (0 if known is None else len(known.registration.dp_ranks))
@@ -98,7 +98,7 @@ class Fleet:
         return None
 
     def apply(self, event: FleetEvent) -> None:
-        """Fold a fleet event in; one that `refusal` has a reason against changes nothing."""
+        """Fold a fleet event in; one with a `refusal` changes nothing."""
         self.changes += 1
         if self.refusal(event) is not None:
             self.refused_total += isinstance(event, WorkerRegistered)
@@ -132,7 +132,7 @@ class Fleet:
                 drained_by_hand=is_by_hand and not is_put_back,
             )
         else:
-            self._workers.pop(event.worker_id, None)  # so that it is the youngest
+            self._workers.pop(event.worker_id, None)  # becomes the youngest
             drained = event.drained and not event.ends_drain
             self._workers[event.worker_id] = Worker(
                 registration=event, canary=expected, draining=drained, drained_by_hand=drained
@@ -146,7 +146,7 @@ class Fleet:
             self.changes += self.unfit(known, now_s) != self.unfit(beating, now_s)
 
     def on_log_connection(self, *, connected: bool, now_s: float) -> None:
-        """The log can (not) be heard; when it is found again, everybody has a full time to speak."""
+        """The log was connected or lost; after a reconnection every worker gets the full time for a heartbeat."""
         if connected and not self._is_log_connected:
             for worker_id, worker in self._workers.items():
                 if worker.heard_at_s is not None:
@@ -155,16 +155,16 @@ class Fleet:
         self.changes += 1
 
     def totals_row(self) -> FleetTotals:
-        """Return the row of a checkpoint."""
+        """Return the row for a checkpoint."""
         return FleetTotals(self._is_log_connected, self.refused_total)
 
     def restore_totals(self, row: FleetTotals) -> None:
-        """These are as the row has them."""
+        """Restore the totals from the row."""
         self._is_log_connected, self.refused_total = row
         self.changes += 1
 
     def restore(self, worker: Worker) -> None:
-        """The worker is the youngest, as `workers` yielded it."""
+        """Restore a worker as the youngest, in the order of `workers`."""
         self._workers[worker.registration.worker_id] = worker
         self._ranks += len(worker.registration.dp_ranks)
         self._judge_pairs(worker.registration)
@@ -175,7 +175,7 @@ class Fleet:
 
     @property
     def is_log_connected(self) -> bool:
-        """Whether the event log can be heard."""
+        """Whether the event log is connected."""
         return self._is_log_connected
 
     def workers(self) -> Iterator[Worker]:
@@ -183,7 +183,7 @@ class Fleet:
         yield from self._workers.values()
 
     def worker(self, worker_id: str) -> Worker | None:
-        """Return one worker, if it is known."""
+        """Return the worker; None if it is unknown."""
         return self._workers.get(worker_id)
 
     def models(self) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ class Fleet:
         return tuple(dict.fromkeys([*names, *(lora for each in registrations for lora in each.loras)]))
 
     def lora_of(self, model: str) -> str:
-        """Return the adapter that a request for this name asks for; empty: a model's own name asks for none."""
+        """Return the adapter of this name; empty for a model's own name."""
         registrations = [worker.registration for worker in self.workers()]
         is_adapter = any(model in each.loras for each in registrations) and not any(
             model in each.served_names for each in registrations
@@ -205,7 +205,7 @@ class Fleet:
         return [worker for worker in self.workers() if _serves(worker.registration, model)]
 
     def hashing(self, model: str, now_s: float) -> Hashing | None:
-        """Return how prompts for a model are hashed; None without any worker."""
+        """Return how prompts for a model are hashed; None if it has no worker."""
         registration = self._eldest(model, now_s)
         if registration is None:
             return None
@@ -215,19 +215,19 @@ class Fleet:
         )
 
     def images(self, model: str, now_s: float) -> ImageRule | None:
-        """Return what images become in prompts for a model; None where nobody says."""
+        """Return what replaces images in prompts for a model; None if no worker states it."""
         registration = self._eldest(model, now_s)
         return None if registration is None else registration.images
 
     def _eldest(self, model: str, now_s: float) -> WorkerRegistered | None:
-        """Return who says how prompts are made; an encoder, which has no KV cache, only where there is nobody else."""
+        """Return the registration that defines a model's prompts; an encoder only if there is no other."""
         serving = self.serving(model)
         serving = [worker for worker in serving if worker.registration.role != "encode"] or serving
         eldest = next((worker for worker in serving if not self.unfit(worker, now_s)), next(iter(serving), None))
         return None if eldest is None else eldest.registration
 
     def unfit(self, worker: Worker, now_s: float) -> str:
-        """Return why the worker takes no new work now; empty when it may."""
+        """Return why the worker takes no new work now; empty if it does."""
         if worker.draining:
             return "draining"
         if worker.heard_at_s is None:
@@ -237,12 +237,12 @@ class Fleet:
         return ""
 
     def valid_until_s(self, workers: Iterable[Worker], now_s: float) -> float:
-        """Return when time alone may first change what `unfit` says of one of these; inf: it does not."""
+        """Return the next time at which `unfit` of one of these changes without an event; inf: never."""
         heartbeats_s = (worker.heard_at_s for worker in workers if worker.heard_at_s is not None)
         return min((each + SILENT_S for each in heartbeats_s if each + SILENT_S > now_s), default=float("inf"))
 
     def disparities(self, worker: Worker, hashing: Hashing, images: ImageRule | None = None) -> tuple[Disparity, ...]:
-        """Return in what the worker's registration differs from what prompts are hashed with; nothing: in nothing."""
+        """Return the fields in which the worker's registration differs from how prompts are hashed; empty: parity."""
         registration, text = worker.registration, self._text
         publishes_events = registration.event_source != "none"
         found = (
@@ -259,12 +259,12 @@ class Fleet:
         return _differences((*found, rule_text(registration.images), source), (*allowed, rule_text(images), _PUBLISHES))
 
     def parity(self, now_s: float) -> dict[str, tuple[Disparity, ...]]:
-        """Return of every worker, in what it differs from how prompts are hashed for any model that it serves."""
+        """Return for every worker the fields that differ, over all models that it serves."""
         rules = self._rules(self.models(), now_s)
         return {each.registration.worker_id: self._parity(each, rules) for each in self.workers()}
 
     def parity_of(self, worker: Worker, now_s: float) -> tuple[Disparity, ...]:
-        """Return the same of one worker."""
+        """Return the fields of one worker that differ."""
         return self._parity(worker, self._rules(worker.registration.served_names, now_s))
 
     def _parity(self, worker: Worker, rules: Mapping[str, _Rules]) -> tuple[Disparity, ...]:

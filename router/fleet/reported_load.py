@@ -1,15 +1,15 @@
 """Combines the load that a rank's engine reports with the work that was promised to it.
 
-A report and a promise never mean the same moment: a request is on its way, or its end is. So a difference counts once
-the newest `REPORTS` reports all show it, and no more of it than the least of them shows:
+A report and a promise never refer to the same moment: a request, or its end, is in transit. So a difference counts only
+if the newest `REPORTS` reports all show it, and only as much of it as the least of them shows:
 
     foreign  = max(0, min over the newest reports of (running + waiting - promised then))
     excess   = max(0, settled - max over the newest reports of (running + waiting))
 
-`settled` are the leases that run and were booked before the report that came before these, so that each of these could
-have shown them. `foreign` requests are load that is not ours: they count as active requests. Of the `excess`, the
-eldest settled leases are ended, by `Ledger.tick`. With fewer reports, nothing is believed; an engine that says nothing
-for `UNREPORTED_S` (one without work does not report) is as one that never did.
+`settled` are the open leases that were booked before the report that preceded these, so that each of these could have
+shown them. `foreign` requests are load of other clients: they count as active requests. `Ledger.tick` ends the eldest
+settled leases, as many as the `excess`. With fewer reports both are 0; an engine without reports for `UNREPORTED_S`
+(an idle one does not report) is treated like one that never reported.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ UNREPORTED_S = 5.0
 
 
 class Reported:
-    """One rank's reports. Leases are told of by their generation: how many reports there were when they were booked."""
+    """One rank's reports. A lease's generation is the number of reports before it was booked."""
 
     __slots__ = ("_reported_at_s", "_running", "_surpluses", "_young", "excess", "foreign", "generation", "newest")
 
@@ -32,7 +32,7 @@ class Reported:
         self.withdraw()
 
     def withdraw(self) -> None:
-        """Nothing that was reported counts any more."""
+        """Drop all reports."""
         self.newest = (0, 0, 0)
         self.foreign = self.excess = 0
         self._running: deque[int] = deque(maxlen=REPORTS)
@@ -40,7 +40,7 @@ class Reported:
         self._reported_at_s: float | None = None
 
     def row(self) -> ReportedRow:
-        """Return the row of a checkpoint."""
+        """Return the row for a checkpoint."""
         return ReportedRow(
             self.generation,
             [*self._young],
@@ -53,7 +53,7 @@ class Reported:
         )
 
     def restore(self, row: ReportedRow) -> None:
-        """The reports are as the row has them; leases that run are counted in it."""
+        """Restore the reports from the row, which counts the open leases."""
         self.generation, self._young, self.newest = row.generation, [*row.young], row.newest
         self.foreign, self.excess = row.foreign, row.excess
         self._running.extend(row.reported)
@@ -62,30 +62,30 @@ class Reported:
 
     @property
     def has_reported(self) -> bool:
-        """Whether a report counts."""
+        """Whether there is a valid report."""
         return self._reported_at_s is not None
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether reports count that should not any more."""
+        """Whether the reports are too old to be valid."""
         return self._reported_at_s is not None and now_s - self._reported_at_s >= UNREPORTED_S
 
     def is_settled(self, generation: int) -> bool:
-        """Whether a lease of this generation was there before all of the newest reports, and the one before them."""
+        """Whether a lease of this generation was booked before all of the newest reports, and the one before them."""
         return generation < self.generation - REPORTS
 
     def booked(self) -> None:
-        """A lease of the present generation runs."""
+        """A lease of the present generation was booked."""
         self._young[self.generation % len(self._young)] += 1
 
     def ended(self, generation: int) -> None:
-        """A lease is over; if it was settled, one less of them is too many."""
+        """A lease ended; if it was settled, the excess shrinks by one."""
         if self.is_settled(generation):
             self.excess = max(0, self.excess - 1)
         else:
             self._young[generation % len(self._young)] -= 1
 
     def on_report(self, report: Reconciled, promised: int, now_s: float) -> None:
-        """The engine reported while so many requests were promised."""
+        """The engine reported while `promised` requests were promised."""
         self.newest = (report.running_requests, report.waiting_requests, report.used_blocks)
         self._reported_at_s = now_s
         running = report.running_requests + report.waiting_requests

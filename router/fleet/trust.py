@@ -1,11 +1,11 @@
-"""How far what is known of a rank is trusted, and why.
+"""How far the known state of a rank is trusted, and why.
 
     what is known of it                                 trust      overlap                    counts for
     -------------------------------------------------   --------   ------------------------   ----------
     stream followed, no hole, digest equal, parity      EXACT      the index's                1
     any other doubt in its stream                       DEGRADED   the index's, as last known 0.5
-    no stream was ever heard, or the index has no room  FALLBACK   what was routed to it      1
-    parity is broken: its hashes say nothing to us      FALLBACK   what was routed to it      1
+    no stream was received, or the index has no room    FALLBACK   what was routed to it      1
+    no parity: its hashes cannot be compared            FALLBACK   what was routed to it      1
 
 Parity: the worker registered the block size, hash scheme, canary, tokenizer, template and rule for images that prompts
 are hashed with, and a source of events.
@@ -21,11 +21,11 @@ PARITY_FIELDS = ("block_size", "hash_scheme", "canary", "tokenizer_digest", "tem
 
 _NOTHING_KNOWN = {"never_heard": "no KV events heard", "refused": "no room in the index"}
 _DOUBTS = {"log_away": "event log away"}
-"""Reasons of the index in the words of an explanation; the others stand as they are."""
+"""Reasons of the index as explanations show them; the others are shown unchanged."""
 
 
 class Disparity(NamedTuple):
-    """A registered field, one of `PARITY_FIELDS`, that is not what prompts are hashed with."""
+    """A registered field, one of `PARITY_FIELDS`, that differs from how prompts are hashed."""
 
     field: str
     found: str | int
@@ -36,14 +36,14 @@ class Disparity(NamedTuple):
 
 
 class Trust(NamedTuple):
-    """A rank's trust state and the reason for it; EXACT has none."""
+    """A rank's trust state, and the reason; empty for EXACT."""
 
     state: TrustState
     reason: str
 
     @property
     def overlap_source(self) -> OverlapSource:
-        """Who says what the rank holds."""
+        """The source of the rank's overlap."""
         return "approximate" if self.state == "FALLBACK" else "index"
 
 
@@ -51,7 +51,7 @@ EXACT = Trust("EXACT", "")
 
 
 def trust_of(disparities: Sequence[Disparity], stale: str) -> Trust:
-    """Return how far a rank is trusted that differs so, and whose stream is in this doubt (empty: in none)."""
+    """Return the trust in a rank with these disparities, and with this doubt about its stream (empty: none)."""
     if not disparities and not stale:
         return EXACT
     unknown = "; ".join(map(str, disparities)) or _NOTHING_KNOWN.get(stale, "")

@@ -1,7 +1,8 @@
 """Writes to the log when trust in a rank changes: each change once.
 
-A state is told when it was seen at two looks in a row: a heartbeat that outran its batches is no news. A rank has one
-line a state and reason in 10 s; beyond 256 lines in that time the others share one, with their number (`suppressed`).
+A state is logged if it was the same at two checks in a row: a heartbeat that overtakes its batches is not logged. A
+rank has one line per state and reason in 10 s; beyond 256 lines in that time the others share one, with their number
+(`suppressed`).
 """
 
 import asyncio
@@ -21,7 +22,7 @@ _log = structlog.get_logger("router")
 
 
 class TrustWatch:
-    """Looks at every rank's trust; a part of a process."""
+    """Checks every rank's trust; a part of a process."""
 
     def __init__(self, routing: Routing, clock: Clock) -> None:
         self._routing, self._clock = routing, clock
@@ -30,13 +31,13 @@ class TrustWatch:
         self._logged = dict[WorkerRank, Trust]()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look until `stop` is set."""
+        """Check periodically until `stop` is set."""
         while not stop.is_set():
             self.look()
             await until(stop, self._clock.sleep(LOOK_S))
 
     def look(self) -> None:
-        """What has changed since it was last told, and was so at the last look, is told."""
+        """Log each state that differs from the logged one, and was the same at the last check."""
         before, self._seen = self._seen, self._routing.trust()
         self._logged = {rank: trust for rank, trust in self._logged.items() if rank in self._seen}
         for rank, trust in self._seen.items():

@@ -45,7 +45,7 @@ Column = NDArray[np.float64] | NDArray[np.int64] | float
 
 
 class Law(NamedTuple):
-    """What is known before anything is measured: seconds per unit of each feature, and a usual amount of each."""
+    """The prior: seconds per unit of each feature, and a usual amount of each."""
 
     coefficients: tuple[float, ...]
     scales: tuple[float, ...]
@@ -81,7 +81,7 @@ class _Fit:
 
 
 def prior_variances(law: Law) -> list[float]:
-    """Return how uncertain the law's scaled coefficients are."""
+    """Return the variances of the law's scaled coefficients."""
     return [(UNCERTAINTY * each * scale) ** 2 for each, scale in zip(law.coefficients, law.scales, strict=True)]
 
 
@@ -93,7 +93,7 @@ def _dot(left: list[float], right: list[float]) -> float:
 
 
 class LatencyModel:
-    """One law, fitted to each rank. A pure fold over what was measured, in its order."""
+    """One law, fitted to each rank. A pure fold over the measurements, in their order."""
 
     def __init__(self, law: Law) -> None:
         self._law = law
@@ -103,7 +103,7 @@ class LatencyModel:
         self.refused_total = 0
 
     def learn(self, rank: WorkerRank, features: tuple[float, ...], seconds: float) -> None:
-        """The rank took so long with these features, without the constant.
+        """Learn that the rank took `seconds` with these features (without the constant).
 
         What cannot be (less than nothing, more than `SECONDS_MAX` or `FEATURE_MAX`, no number) is counted, not learnt.
         """
@@ -123,11 +123,11 @@ class LatencyModel:
         self._table.put(self._table.row(rank), *unscaled)
 
     def rows(self) -> list[FitRow]:
-        """Return the rows of a checkpoint."""
+        """Return the rows for a checkpoint."""
         return [FitRow(rank, fit.weights, fit.covariance) for rank, fit in self._fits.items()]
 
     def restore(self, row: FitRow) -> None:
-        """What was learnt of the rank is as the row has it."""
+        """Restore the fit of the rank."""
         fit = self._fits[row.rank] = _Fit(self._law)
         fit.weights, fit.covariance = row.weights, row.covariance
         self._show(row.rank, fit)
@@ -144,7 +144,7 @@ class LatencyModel:
         self._learnt(fit, reach, spread)
 
     def _learnt(self, fit: _Fit, reach: list[float], spread: float) -> None:
-        """The covariance is that after a measurement, and what was known before counts less."""
+        """Update the covariance after a measurement, and discount the former ones."""
         covariance = [
             [known - along * across / spread for known, across in zip(row, reach, strict=True)]
             for row, along in zip(fit.covariance, reach, strict=True)
@@ -170,7 +170,7 @@ class LatencyModel:
         return seconds
 
     def forget(self, worker_id: str) -> None:
-        """The worker is gone, or begins anew: what it was says nothing of what comes."""
+        """Drop a worker that left or restarted."""
         for rank in [rank for rank in self._fits if rank.worker_id == worker_id]:
             del self._fits[rank]
             self._table.remove(rank)

@@ -26,7 +26,7 @@ _log = structlog.get_logger("router")
 
 
 class FleetWatch:
-    """Looks at the fleet's workers and breakers; a part of a process."""
+    """Checks the fleet's workers and breakers; a part of a process."""
 
     def __init__(self, routing: Routing, clock: Clock) -> None:
         self._routing, self._clock = routing, clock
@@ -34,13 +34,13 @@ class FleetWatch:
         self._breakers = dict[WorkerRank, BreakerState]()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Look until `stop` is set."""
+        """Check periodically until `stop` is set."""
         while not stop.is_set():
             self.look()
             await until(stop, self._clock.sleep(LOOK_S))
 
     def look(self) -> None:
-        """Log what has changed since the last look."""
+        """Log what has changed since the last check."""
         now_s = self._clock.now()
         if self._routing.state.fleet.is_log_connected:
             self._look_at_workers(now_s)

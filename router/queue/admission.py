@@ -1,31 +1,31 @@
 """The queue before the fleet, pure. It is off until a threshold is set.
 
-    asked          nobody of its kind waits and there is room: it goes at once. Else it waits, or is refused (below)
-    room           some rank that may take the request has no more uncached tokens queued than threshold x
-                   max_num_batched_tokens of its worker (`headroom.py`)
-    order          whose turn, by fair share of uncached tokens between tenants (`fair_share.py`); then, of the tenant's
-                   own: strict priority, the higher first; the policy's key, the smaller first; who came first
+    asked          no request of its kind waits and there is headroom: admitted at once. Else it waits, or is refused
+    headroom       some eligible rank has no more uncached tokens queued than threshold x max_num_batched_tokens of its
+                   worker (`headroom.py`)
+    order          by fair share of uncached tokens between tenants (`fair_share.py`); within a tenant: strict
+                   priority, the higher first; the policy's key, the smaller first; the order of arrival
 
                        fcfs   arrival_s - max(0, priority)                 a priority is worth as many seconds
                        wspt   uncached tokens / (1 + max(0, priority))     short work first
                        edf    arrival_s + the TTFT target, or a default    the most urgent first
 
-    kinds          requests with the same constraints and targets (`placing_of`) find the same room: it is looked for
-                   once a turn for each kind. While there is none for a kind it is passed over, and so is a tenant that
-                   has no other waiting
+    kinds          requests with the same constraints and targets (`placing_of`) have the same headroom: it is checked
+                   once a turn for each kind. A kind without headroom is skipped, and so is a tenant that has only such
+                   kinds waiting
 
     refused        because                                                       status
     ------------   -----------------------------------------------------------   ------
-    tenant_full    its tenant has as many requests or tokens waiting as it may   429
-    queue_full     all have                                                      503
+    tenant_full    its tenant has the allowed requests or tokens waiting         429
+    queue_full     all tenants together have                                     503
     timeout        it waited for `wait_s`                                        503
     stopping       the router ends                                               503
 
-A request may be larger than a bound on tokens: it waits if nothing else does. Models queue apart, so that one that is
-saturated holds up no other; the bounds are for all of them. `retry_after_s` is the time that what waits will take, at
-the tokens a second that went of late.
+A request may be larger than a bound on tokens: it waits if nothing else does. Each model has its own queue, so that a
+saturated one does not block others; the bounds apply to all together. `retry_after_s` is the time that the waiting
+requests will take, at the recent rate in tokens per second.
 
-What is strict is strict within a tenant only: nobody starves another by what it says of itself.
+Strict priority is strict within a tenant only: no tenant starves another by the priorities that it states.
 """
 
 from collections import Counter

@@ -1,18 +1,18 @@
 """Deficit round robin between tenants: none can starve another.
 
-    quantum        of a key = `quantum_tokens` x its weight: what it may be served a round, in tokens
-    round          each key whose head may go now is given its quantum; while its deficit covers its head, it is served
-    served         the head's cost is taken from its deficit
-    nothing waits  the key is forgotten, with what it had left: being idle saves up nothing
-    head may not go now    the key is passed over; it is neither given nor taken anything
+    quantum        of a key = `quantum_tokens` x its weight: tokens that it may be served per round
+    round          each key whose head may go now gets its quantum; while its deficit covers its head, it is served
+    served         the head's cost is subtracted from its deficit
+    nothing waits  the key is forgotten, with its deficit: idle keys save nothing up
+    head may not go now    the key is skipped; its deficit does not change
 
-So over any stretch in which two keys always have something that may go, what they are served differs from the ratio of
-their weights by no more than a quantum and the largest request of each. A head of cost c goes after at most
-ceil(c / quantum) rounds, whatever others send.
+So while two keys always have a request that may go, their shares differ from the ratio of their weights by no more than
+a quantum and the largest request of each. A head of cost c goes after at most ceil(c / quantum) rounds, whatever others
+send.
 
-Rounds that would serve nobody are not walked through: the smallest number after which a head is covered is given at
-once, so that a turn costs one look at every waiting key, however large the requests. Source: Shreedhar and Varghese,
-"Efficient fair queuing using deficit round robin", SIGCOMM 1995.
+Rounds that would serve no key are not simulated: all keys get the smallest number of quanta after which a head is
+covered at once, so that a turn checks every waiting key once, however large the requests. Source: Shreedhar and
+Varghese, "Efficient fair queuing using deficit round robin", SIGCOMM 1995.
 """
 
 import math

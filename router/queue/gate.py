@@ -1,16 +1,17 @@
 """Runs the queue (`admission.py`) with the router's clock and callbacks.
 
-    ask     where there is room and nobody waits for it, `admitted` is called before `ask` returns.
-            Else `admitted` or `refused` is called in its time, once, from `poke` or `run`; or, where the queue is full,
-            `refused` at once. After `cancel` neither is
-    poke    load fell, or a worker came back: whoever has room now goes on
-    run     lets time pass while anybody waits: who waited too long is refused, and room of which nobody told is found
+    ask     with headroom, and no request waiting for it, `admitted` is called before `ask` returns. Otherwise
+            `admitted` or `refused` is called once, later, from `poke` or `run`; if the queue is full, `refused` is
+            called at once. After `cancel` neither is called
+    poke    load fell, or a worker came back: requests that fit now are admitted
+    run     checks periodically while requests wait: refuses those that waited too long, and finds headroom that no
+            `poke` announced
 
-`admitted` decides, and promises the work, before it returns (`Routing.take`): whether there is room for the next
-depends on it. So who waited is placed by the index and the load of the moment in which it goes on.
+`admitted` decides, and promises the work, before it returns (`Routing.take`): the headroom of the next request depends
+on it. So a queued request is placed by the index and the load at the time of its admission.
 
-Room is what the threshold leaves (`headroom.py`), and, where the policy's `unmet` is `queue`, that a rank is
-predicted to meet the request's targets.
+Headroom is what the threshold leaves (`headroom.py`), and, if the policy's `unmet` is `queue`, a rank that is predicted
+to meet the request's targets.
 """
 
 import asyncio
@@ -34,23 +35,23 @@ from router.request.refusals import Refusal
 _log = structlog.get_logger("router")
 
 LOOK_S = 0.05
-"""How late a timeout may be, and how long room may be there of which nobody told."""
+"""Largest delay of a timeout, and longest time for which free capacity stays unnoticed."""
 _TENANT_LIMIT = 429
 _SIGHTS_MAX = 64
 
 
 class HeadroomProbe(Protocol):
-    """Whoever knows how busy the fleet is."""
+    """Measures how busy the fleet is."""
 
     def has_headroom(self, request: RouteRequest) -> bool:
-        """Return whether the request may go on."""
+        """Return whether the request may be admitted."""
 
     def uncached_tokens(self, request: RouteRequest) -> int:
-        """Return how much of its prompt no rank has."""
+        """Return how many tokens of its prompt no rank holds."""
 
 
 class _Sight:
-    """What a look at a model's ranks found, for requests that constrain nothing; it holds for so many tokens more."""
+    """Cached spare tokens of a model's ranks, for requests without constraints."""
 
     __slots__ = ("breaker_changes", "fleet_changes", "seq_len_min", "spare_tokens", "until_s")
 
@@ -62,7 +63,7 @@ class _Sight:
 
 
 class FleetHeadroom:
-    """The room of the workers behind a `Routing`; all there is, where no threshold is set."""
+    """The headroom of the workers behind a `Routing`; unlimited if no threshold is set."""
 
     def __init__(self, routing: Routing, threshold: float | None) -> None:
         self._routing = routing
@@ -71,7 +72,7 @@ class FleetHeadroom:
         """By model and OpenAI endpoint."""
 
     def has_headroom(self, request: RouteRequest) -> bool:
-        """Return whether the request may go on, be it that nobody may take it."""
+        """Return whether the request may be admitted; true also if no rank is eligible."""
         if self._headroom is not None and not self._is_below(self._headroom, request):
             return False
         if self._routing.policy.unmet != "queue":
@@ -113,7 +114,7 @@ class FleetHeadroom:
         return spare_tokens >= 0
 
     def uncached_tokens(self, request: RouteRequest) -> int:
-        """Return the prompt's tokens without the longest prefix that a candidate has; all, where nobody would look."""
+        """Return the prompt's tokens without the longest prefix that a candidate holds; all without a candidate."""
         verdict = self._verdict(request)
         if verdict is None:
             return request.isl_tokens
@@ -131,7 +132,7 @@ class FleetHeadroom:
 
 
 class Ticket:
-    """A request that asked, until one of its callbacks is called."""
+    """A request in admission, until one of its callbacks is called."""
 
     __slots__ = ("_admission", "_admitted", "_ended_s", "_place", "_refused")
 
@@ -149,24 +150,24 @@ class Ticket:
 
     @property
     def waited_s(self) -> float:
-        """Seconds from asking to the callback; so far, while it waits."""
+        """Seconds from the request to the callback; so far, while it waits."""
         return (self._admission.now_s() if self._ended_s is None else self._ended_s) - self._place.arrived_s
 
     def cancel(self) -> None:
-        """The client left: neither callback is called any more. Without effect after either, or a second time."""
+        """The client left: no callback is called any more. No effect after a callback, or a second time."""
         if self._ended_s is None:
             self._admission.cancel(self._place)
             self._end()
 
     def admit(self) -> None:
-        """It is its turn; for the admission alone."""
+        """Admit the request; called by the admission only."""
         admitted = self._admitted
         self._end()
         if admitted is not None:
             admitted()
 
     def refuse(self, refusal: Refusal) -> None:
-        """It may not wait any longer; for the admission alone."""
+        """Refuse the request; called by the admission only."""
         refused = self._refused
         self._end()
         if refused is not None:
@@ -178,7 +179,7 @@ class Ticket:
 
 
 class Admission:
-    """Who goes on now, who waits, who is refused."""
+    """Admits, queues and refuses requests."""
 
     def __init__(self, clock: Clock, headroom: HeadroomProbe, limits: QueueLimits | None = None) -> None:
         self._clock, self._headroom = clock, headroom
@@ -194,7 +195,7 @@ class Admission:
     def ask(
         self, request: RouteRequest, admitted: Callable[[], None], refused: Callable[[Refusal], None]
     ) -> Ticket | None:
-        """Return the ticket of a request that waits; None where one of the callbacks was called already."""
+        """Return the ticket of a waiting request; None if a callback was called already."""
         is_first = not (self._tickets and self._queue.is_waited_for(request))
         if is_first and self._headroom.has_headroom(request):
             admitted()
@@ -212,12 +213,12 @@ class Admission:
         return ticket if placed.arrival in self._tickets else None
 
     def cancel(self, place: Place) -> None:
-        """The request waits no more."""
+        """Remove the request from the queue."""
         self._queue.cancel(place)
         self._tickets.pop(place.arrival, None)
 
     def poke(self) -> None:
-        """Whoever has room now goes on; from within a callback, once that has returned."""
+        """Admit all waiting requests that fit now; within a callback, after it has returned."""
         self._is_poked = True
         if self._is_letting_on or not self._tickets:
             return
@@ -238,7 +239,7 @@ class Admission:
         return self._headroom.has_headroom(waiting.request)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Let time pass until `stop` is set; who waits then, or would later, is refused."""
+        """Check the queue periodically until `stop` is set; then refuse waiting and later requests."""
         while not stop.is_set():
             await until(stop, self._is_anybody_there.wait())
             self._is_anybody_there.clear()
@@ -249,7 +250,7 @@ class Admission:
         self._refuse(self._queue.stop(self.now_s()))
 
     def look(self) -> None:
-        """Who waited too long is refused; whoever has room goes on."""
+        """Refuse requests that waited too long, and admit those that fit."""
         if self._tickets:
             self._refuse(self._queue.tick(self.now_s()))
             self.poke()
@@ -261,7 +262,7 @@ class Admission:
                 ticket.refuse(_refusal(why))
 
     def statistics(self) -> QueueStatistics:
-        """Return what waits, and what became of those who did."""
+        """Return current figures and totals."""
         return self._queue.statistics()
 
 

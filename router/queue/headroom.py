@@ -1,12 +1,12 @@
-"""Whether the fleet has room for a request: some eligible rank is at its threshold or below.
+"""Whether the fleet has headroom for a request: some eligible rank is at its threshold or below.
 
     over its threshold    queued uncached tokens > threshold x max_num_batched_tokens of its worker
 
-Every rank is over its threshold only after all that was missing to the thresholds (`spare_tokens`) was routed, wherever
-it went: so what a look finds holds for that many tokens, without another look.
+Every rank is over its threshold only after all free tokens (`spare_tokens`) were routed, to whichever rank. So a result
+is valid for that many tokens, without another check.
 
-A threshold of 0 is the most sensitive: a rank with any prefill ahead of it is over. Where no rank may take the request
-there is room: whoever decides says why nobody may.
+A threshold of 0 is the most sensitive: a rank with any queued prefill is over it. If no rank is eligible, the request
+is admitted, and the decision reports the reasons.
 """
 
 import math
@@ -18,11 +18,11 @@ from router.decision.eligibility import Ranks, exclusions
 from router.decision.view import Floats, Ints, RouteRequest
 
 BATCHED_TOKENS_DEFAULT = 8192
-"""Of a worker that does not state its max_num_batched_tokens."""
+"""For a worker that does not state its max_num_batched_tokens."""
 
 
 class Headroom:
-    """The threshold, and for the ranks that were last looked at how many tokens each may have queued."""
+    """The threshold, and the allowed queued tokens of each rank of the last call."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
@@ -30,7 +30,7 @@ class Headroom:
         self._tokens: Floats = np.zeros(0)
 
     def spare_tokens(self, ranks: Ranks, queued_tokens: Ints, request: RouteRequest) -> float:
-        """Return how many tokens are missing to the thresholds of the ranks that may take the request; O(ranks).
+        """Return the free tokens below the thresholds of the eligible ranks; O(ranks).
 
         Less than 0: all are over theirs, there is no room. Inf: nobody may take the request.
         """

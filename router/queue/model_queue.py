@@ -12,18 +12,18 @@ from router.queue.fair_share import FairShare
 from router.queue.waiting import Order, Place, Placing, QueueLimits
 
 KINDS_MAX = 32
-"""So many kinds of a tenant's requests are told apart; the others wait for one another."""
+"""Kinds that are kept apart for a tenant; requests of further kinds share one."""
 _OTHER_KINDS: Placing = ("others",)
 
 
 class _TenantQueue:
-    """One tenant's waiting requests for one model, by kind, of each in its order."""
+    """One tenant's waiting requests for one model, by kind, each kind in its order."""
 
     def __init__(self) -> None:
         self.kinds: dict[Placing, SortedDict[Order, Place]] = {}
 
     def kind_of(self, placing: Placing) -> Placing:
-        """Return the kind with which a request waits; beyond `KINDS_MAX` all are of one."""
+        """Return the kind under which a request waits; beyond `KINDS_MAX` all share one."""
         return placing if placing in self.kinds or len(self.kinds) < KINDS_MAX - 1 else _OTHER_KINDS
 
     def add(self, place: Place) -> None:
@@ -35,7 +35,7 @@ class _TenantQueue:
             del self.kinds[place.kind]
 
     def first(self, has_headroom: Callable[[Place], bool]) -> Place | None:
-        """Return the first of those for whom there is room, if the first of their kind finds it."""
+        """Return the first request that fits, among the first of each kind."""
         if len(self.kinds) == 1:
             (only,) = self.kinds.values()
             place: Place = only.peekitem(0)[1]
@@ -49,24 +49,24 @@ def _order_of(item: tuple[Order, Place]) -> Order:
 
 
 class ModelQueue:
-    """One model's waiting requests."""
+    """The waiting requests of one model."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self.shares = FairShare(limits.fair_share)
         self._of_tenant: dict[str, _TenantQueue] = {}
 
     def kind_of(self, tenant: str, placing: Placing) -> Placing:
-        """Return the kind with which a request of the tenant waits."""
+        """Return the kind under which a request of the tenant waits."""
         queue = self._of_tenant.get(tenant)
         return placing if queue is None else queue.kind_of(placing)
 
     def add(self, place: Place) -> None:
-        """A request waits."""
+        """Add a waiting request."""
         self._of_tenant.setdefault(place.tenant, _TenantQueue()).add(place)
         self.shares.waits(place.tenant)
 
     def remove(self, place: Place) -> None:
-        """A request that waited does so no more."""
+        """Remove a request."""
         queue = self._of_tenant[place.tenant]
         queue.remove(place)
         if not queue.kinds:
@@ -74,5 +74,5 @@ class ModelQueue:
             self.shares.waits_no_more(place.tenant)
 
     def first(self, tenant: str, has_headroom: Callable[[Place], bool]) -> Place | None:
-        """Return the first of the tenant's requests for which there is room."""
+        """Return the first of the tenant's requests that fits."""
         return self._of_tenant[tenant].first(has_headroom)

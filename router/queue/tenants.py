@@ -1,12 +1,12 @@
 """Names tenants for fair shares, without revealing a secret.
 
-    none       everybody's is the same
-    api_key    a keyed hash of `authorization`, else of `x-api-key`; who sends neither is `anonymous`
-    header     the value of a header of the operator's choice; without it `anonymous`. One that is too long, or not
-               printable ASCII, stands as its hash
+    none       all requests have the same tenant
+    api_key    a keyed hash of `authorization`, else of `x-api-key`; without both `anonymous`
+    header     the value of a configured header; without it `anonymous`. A value that is too long, or not printable
+               ASCII, is replaced by its hash
 
-A key is neither kept nor written anywhere. The hash is made with a secret that the router draws at its start, so that
-nobody who reads the journal can try keys on it; replicas and later lives name the same tenant differently.
+A key is neither kept nor written anywhere. The hash uses a secret that the router draws at its start, so that readers
+of the journal cannot test keys against it; replicas and later runs name the same tenant differently.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ ANONYMOUS = "anonymous"
 SECRET_BYTES = 32
 NAME_CHARACTERS_MAX = 64
 SECRET_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key", "cookie"})
-"""Headers whose values may not be names."""
+"""Headers whose values must not be used as names."""
 _API_KEY_HEADERS = (b"authorization", b"x-api-key")
 _HASH_BYTES = 6
 
 
 class TenantNames:
-    """Names tenants by one header. `header` is of use where `by` is `header`; `secret` has `SECRET_BYTES` bytes."""
+    """Names tenants by one header. `header` is used if `by` is `header`; `secret` has `SECRET_BYTES` bytes."""
 
     def __init__(self, by: FairShareBy, header: str, secret: bytes) -> None:
         self._by, self._header, self._secret = by, header.lower().encode(), secret

@@ -14,7 +14,7 @@ REFUSAL_REASONS: tuple[RefusalReason, ...] = ("tenant_full", "queue_full", "time
 Placing = tuple[object, ...]
 OTHERS = "others"
 Order = tuple[int, float, int]
-"""Of a tenant's requests, the smallest goes first: strict priority (negated), the policy's key, the arrival."""
+"""Order within a tenant, smallest first: strict priority (negated), the policy's key, the arrival."""
 
 
 class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,23 +29,23 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
     tenant_requests_max: int = 0
     tenant_tokens_max: int = 0
     tenants_max: int = 256
-    """So many tenants wait apart; beyond them the others are one, `OTHERS`."""
+    """Tenants with a share of their own; all others share one, `OTHERS`."""
     fair_share: FairShareLimits = FairShareLimits()
 
 
 class Waiting(NamedTuple):
-    """A request that asks to go on. `uncached_tokens`: its prompt without the longest prefix that a rank has of it."""
+    """A request in admission. `uncached_tokens`: its prompt without the longest prefix that a rank holds."""
 
     request: RouteRequest
     uncached_tokens: int
 
     @property
     def cost_tokens(self) -> int:
-        """What it costs its tenant; at least 1."""
+        """The request's cost for its tenant; at least 1."""
         return max(1, self.uncached_tokens)
 
     def order(self, policy: QueuePolicy, ttft_default_s: float, now_s: float, arrival: int) -> Order:
-        """Return its place among the requests of its tenant, where it came as the `arrival`-th."""
+        """Return the request's place in its tenant's order; it was the `arrival`-th to come."""
         request, jump = self.request, max(0, self.request.priority)
         match policy:
             case "fcfs":
@@ -58,7 +58,7 @@ class Waiting(NamedTuple):
 
 
 def placing_of(request: RouteRequest) -> Placing:
-    """Return what of a request decides whether there is room for it, but for its length."""
+    """Return the properties of a request, except its length, that decide whether it fits."""
     return (
         request.endpoint,
         request.lora,
@@ -72,7 +72,7 @@ def placing_of(request: RouteRequest) -> Placing:
 
 
 class QueueRefusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that may not wait, or no longer; it may come again after `retry_after_s`, 1 or more."""
+    """A request that may not wait, or no longer; a retry makes sense after `retry_after_s`, 1 or more."""
 
     status: Literal[429, 503]
     reason: RefusalReason
@@ -85,27 +85,27 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     waiting: Waiting
     tenant: str
-    """In whose name it waits."""
+    """The tenant under which it waits."""
     order: Order
     arrived_s: float
     placing: Placing
     """Of its request."""
     kind: Placing
-    """With whom it waits: its placing, or that of all for whom there were too many kinds."""
+    """The kind under which it waits: its placing, or the shared one if there are too many kinds."""
 
     @property
     def arrival(self) -> int:
-        """Its number among all that ever waited."""
+        """Its number among all requests that ever waited."""
         return self.order[2]
 
 
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits now, of each tenant too (requests), and what became of the others."""
+    """Waiting requests, also by tenant, and totals of the others."""
 
     requests: int
     tokens: int
     tenants: dict[str, int]
     admitted_total: int
-    """Went on after they had waited."""
+    """Requests admitted after a wait."""
     cancelled_total: int
     refused_total: dict[RefusalReason, int]
