@@ -1,11 +1,11 @@
-"""Events of answer parsers, as OpenAI chat clients read them.
+"""Renders events of answer parsers as OpenAI chat clients read them.
 
-    delta      {content, reasoning_content, tool_calls: [{index, id, type, function: {name, arguments}}]}: the keys
-               that there is something for. `id`, `type` and `name` stand in a call's first delta alone
+    delta      {content, reasoning_content, tool_calls: [{index, id, type, function: {name, arguments}}]}: only keys
+               with a value. Only a call's first delta has `id`, `type` and `name`
     message    {role, content, refusal, reasoning_content, tool_calls: [{id, type, function: {name, arguments}}]}: the
-               last two where there are any; content is null beside them where it is empty
+               last two only with a value; empty content beside them is null
 
-`reasoning_content` is TensorRT-LLM's and SGLang's name, and was vLLM's, which says `reasoning` now.
+`reasoning_content` is TensorRT-LLM's and SGLang's name; vLLM had it too, and now has `reasoning`.
 Source: the OpenAI interface (chat completion chunk); NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_protocol.py`;
 vllm-project/vllm, `docs/features/reasoning_outputs.md`.
 """
@@ -17,7 +17,7 @@ from worker_agent.api.parsers.events import ContentDelta, Event, ReasoningDelta,
 
 
 def delta_of(events: Sequence[Event]) -> dict[str, Any]:
-    """Return a chunk's delta; of no events that of an empty text."""
+    """Return a chunk's delta; without events that of an empty text."""
     content, reasoning = _texts(events)
     calls = [{"index": index, **call} for index, call in _calls(events).items()]
     parts = {"content": content, "reasoning_content": reasoning, "tool_calls": calls}
@@ -25,7 +25,7 @@ def delta_of(events: Sequence[Event]) -> dict[str, Any]:
 
 
 def message_of(events: Sequence[Event]) -> dict[str, Any]:
-    """Return a whole answer's message."""
+    """Return an unstreamed answer's message."""
     content, reasoning = _texts(events)
     parts = {"reasoning_content": reasoning, "tool_calls": list(_calls(events).values())}
     others = {name: part for name, part in parts.items() if part}
@@ -38,7 +38,7 @@ def _texts(events: Sequence[Event]) -> tuple[str, str]:
 
 
 def _calls(events: Sequence[Event]) -> dict[int, dict[str, Any]]:
-    """Return what is new of each call, by its index."""
+    """Return the delta of each call, by its index."""
     calls: dict[int, dict[str, Any]] = {}
     for event in events:
         if isinstance(event, ToolCallStarted):

@@ -3,14 +3,14 @@ r"""Log probabilities as OpenAI clients read them, in either interface's shape.
     chat         {content: [{token, logprob, bytes, top_logprobs: [{token, logprob, bytes}, ..]}, ..], refusal}
     completion   {tokens, token_logprobs, top_logprobs: [{token: logprob}, ..], text_offset}; offsets are characters
                  from the begin of the choice's text; the chosen token is always among the top
-    prompt       [none, {"token id": {logprob, rank, decoded_token}}, ..], a place for each of the prompt's tokens
+    prompt       [none, {"token id": {logprob, rank, decoded_token}}, ..], an entry for each of the prompt's tokens
 
-    of a place nothing is known       chat: logprob -9999 and no top; completion, prompt: null
+    a token without log probabilities chat: logprob -9999 and no top; completion, prompt: null
     a logprob below -9999, or none    -9999
-    a token of no whole characters    token: U+FFFD for what is broken, and its bytes; completion: `bytes:\xe2\x80`
+    a token with broken characters    token: U+FFFD for the broken part, and its bytes; completion: `bytes:\xe2\x80`
 
-Each place is encoded as JSON by itself (`msgspec.Raw`): the objects of one place are freed before those of the next are
-made, and a thread that renders a long answer gives other threads their turn between places.
+Each entry is encoded as JSON by itself (`msgspec.Raw`): the objects of one entry are freed before the next is built,
+and a thread that renders a long answer lets other threads run between entries.
 
 Source: the OpenAI interface (chat completion object: -9999.0 "signifies that the token is very unlikely"); `prompt`:
 vLLM's interface.
@@ -25,7 +25,7 @@ from worker_agent.api.choice_text import TokenSpan
 from worker_agent.api.sampling import UNLIKELY, TokenLogprob, TokenLogprobs, bounded_logprob
 
 TokenBytes = Callable[[int], bytes | None]
-"""What a token stands for; None where nobody can tell."""
+"""Returns the bytes of a token; None if unknown."""
 
 
 def chat_logprobs(spans: Sequence[TokenSpan], token_bytes: TokenBytes) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def completion_logprobs(spans: Sequence[TokenSpan], token_bytes: TokenBytes) -> 
 def prompt_logprobs(
     prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None], token_bytes: TokenBytes
 ) -> list[msgspec.Raw | None]:
-    """Return a place for each token of the prompt; before the first nothing stands that could foretell it."""
+    """Return an entry for each token of the prompt; None for the first, which has no context."""
     padded = [*logprobs, *[None] * (len(prompt) - len(logprobs))]
     return [
         None if token is None or not at else _encoded(_prompt_entry(token, token_bytes))

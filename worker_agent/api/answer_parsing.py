@@ -1,8 +1,8 @@
-"""Which parsers an answer gets, which special tokens they see, and metrics of the calls they find.
+"""Chooses an answer's parsers and the special tokens that they see, and counts the tool calls that they find.
 
 counted as    a tool call
 complete      that ended
-unclosed      that the answer's end cut off: what came of it was sent
+unclosed      that the answer's end cut off; its part was sent
 """
 
 from collections import Counter
@@ -15,14 +15,14 @@ from worker_agent.api.parsers.answer import AnswerParser, Wishes
 from worker_agent.api.parsers.families import AnswerFormat
 
 _PROMPT_END_TOKENS = 16
-"""Of the prompt's last ones: they say whether its template began the reasoning."""
+"""How many of the prompt's last tokens are read to see whether the template began the reasoning."""
 
 Ending = Literal["complete", "unclosed"]
 ENDINGS: tuple[Ending, ...] = ("complete", "unclosed")
 
 
 class AnswerParsing:
-    """Makes parsers, and counts the calls that they found. Without a format's parsers all text is content."""
+    """Builds parsers, and counts the calls that they found. Without parsers all text is content."""
 
     def __init__(self, answer_format: AnswerFormat, text: Text) -> None:
         self._format, self._text = answer_format, text
@@ -30,7 +30,7 @@ class AnswerParsing:
 
     @property
     def shown_tokens(self) -> tuple[str, ...]:
-        """The special tokens that parsers have to see."""
+        """The special tokens that the parsers must see."""
         return self._format.special_tokens
 
     @property
@@ -42,7 +42,7 @@ class AnswerParsing:
     def parser_of(
         self, request: Request, prompt: tuple[int, ...], answer_id: str
     ) -> Callable[[int], AnswerParser | None]:
-        """Return what makes the parser of each choice of the answer."""
+        """Return a function that builds the parser of each choice of the answer."""
         if not self._format.parses or not isinstance(request, ChatRequest):
             return lambda _: None
         wishes, end = _wishes(request), self._prompt_end(prompt)

@@ -1,16 +1,16 @@
-"""The answers of the OpenAI HTTP interface: whole ones, chunks of a stream, usage.
+"""Renders answers of the OpenAI HTTP interface: unstreamed ones, chunks of a stream, usage.
 
     a choice of          has, besides `index`, `logprobs`, `finish_reason`
-    chat, whole          message {role, content, refusal}
+    chat, unstreamed     message {role, content, refusal}
     chat, chunk          delta
     completion           text
     a prefill worker     disaggregated_params, in the chunk with the finish reason; and the answer, or that chunk,
-                         prompt_token_ids, where the engine computed another prompt than it was asked
+                         prompt_token_ids, if the engine computed another prompt than the request's
 
-Where the worker has parsers, message and delta are those of `answer_events.py`.
+If the worker has parsers, `answer_events.py` makes message and delta.
 
-A stream of n choices opens with each one's role, and closes each with its reason; all carry their index. An answer
-that another worker began has that one's name, and does not open again.
+A stream of n choices opens with the role of each, and closes each with its reason; all carry their index. An answer
+that another worker began keeps its id, and does not open again.
 Source: the OpenAI interface; `disaggregated_params`, `prompt_token_ids`: NVIDIA/TensorRT-LLM,
 `tensorrt_llm/serve/openai_protocol.py`; `prompt_logprobs`: vLLM's interface.
 """
@@ -44,38 +44,38 @@ class Answer:
 
     @property
     def id(self) -> str:
-        """What the answer is called."""
+        """The id of the answer."""
         return str(self._head["id"])
 
     @property
     def can_go_on(self) -> bool:
-        """Whether another worker can go on with its stream."""
+        """Whether another worker can resume its stream."""
         return self.choices == 1
 
     def opening(self) -> bytes:
-        """Return the stream's first events: the role of each choice of a chat; nothing where one has begun already."""
+        """Return the stream's first events: the role of each choice of a chat; none if another worker began it."""
         if not self._is_chat or self._goes_on:
             return b""
         role = {"role": "assistant", "content": ""}
         return b"".join(self._chunk(Piece(choice=choice), role) for choice in range(self.choices))
 
     def events(self, piece: Piece, prompt: Sequence[int] = (), *, always: bool = False) -> bytes:
-        """Return the stream events of a piece: its text and tokens, and why its choice ended; none where it has none.
+        """Return the stream events of a piece: its text and tokens, and its finish reason; none if it has none of them.
 
-        With `always` there is one in any case. `prompt` is what the engine computed, where that was not asked.
+        With `always` there is at least one event. `prompt` is the engine's prompt, if it differs from the request's.
         """
         shows = piece.text if piece.events is None else piece.events
         delta = self._delta(piece) if always or shows or piece.spans else b""
         return delta if piece.finish_reason is None else delta + self._closing(piece, prompt)
 
     def ending(self, usage: dict[str, Any], *, include_usage: bool) -> bytes:
-        """Return the stream's end, before it, with `include_usage`, an event that carries the usage and no choice."""
+        """Return the stream's end; with `include_usage` an event with the usage and no choice comes before it."""
         if not include_usage:
             return _DONE
         return _sse({**self._head, "object": self._object(chunk=True), "choices": [], "usage": usage}) + _DONE
 
     def failed(self, _message: str, error: bytes) -> bytes:
-        """Return the last event of a stream that the engine does not finish: the OpenAI error body `error`."""
+        """Return the last event of a stream that the engine fails: the OpenAI error body `error`."""
         return b"data: %b\n\n" % error
 
     def full_body(
@@ -129,7 +129,7 @@ class Answer:
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """Return the usage of a request, with how many of its prompt's tokens were reused."""
+    """Return the usage of a request, with the number of reused prompt tokens."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -1,11 +1,11 @@
 """The agent's HTTP API: OpenAI endpoints, health, metrics, and a barrier for readers of its events.
 
-POST /v1/chat/completions, /v1/completions; where they are stated /v1/responses, /v1/embeddings
+POST /v1/chat/completions, /v1/completions; /v1/responses, /v1/embeddings if the worker registers them
 GET  /v1/models, /health, /live, /version, /metrics
-GET  /v1/kv/position    each rank's (epoch, last_seq) after all that the engine had flushed before the call
-GET  /status            whether the log is there, and where each rank's stream is
+GET  /v1/kv/position    each rank's (epoch, last_seq) after all events that the engine flushed before the call
+GET  /status            whether the log is connected, and the position of each rank's stream
 
-`/health` and `/live` answer 503 while the engine is dead: {"status": "failed", "reason"}.
+`/health` and `/live` answer 503 if the engine is dead: {"status": "failed", "reason"}.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _OUTCOMES: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cancelled")
 
 
 class AgentApi:
-    """The endpoints of one worker. `fault` says why its engine is dead; None while it lives."""
+    """The endpoints of one worker. `fault` returns why its engine is dead; None while it lives."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class AgentApi:
         answer_format: AnswerFormat = PLAIN,
         embeddings: bool = False,
     ) -> None:
-        """`embeddings`: vectors are made, simulated ones."""
+        """`embeddings`: serve simulated embeddings."""
         self._description = engine.describe()
         self._names = (*served_names, *loras)
         self._parsing = AnswerParsing(PLAIN if role == "prefill" else answer_format, text)  # a token is no answer
@@ -95,12 +95,12 @@ class AgentApi:
 
     @property
     def requests_total(self) -> dict[str, int]:
-        """How many requests have ended, by how."""
+        """How many requests have ended, by outcome."""
         return {outcome: self._in_flight.ended[outcome] for outcome in _OUTCOMES}
 
     @property
     def tool_calls_total(self) -> dict[str, int]:
-        """How many tool calls answers had, by whether they were closed."""
+        """How many tool calls the answers had, by ending."""
         return {ending: self._parsing.tool_calls_total[ending] for ending in ENDINGS}
 
     @property
@@ -129,11 +129,11 @@ class AgentApi:
 
     @property
     def api_endpoints(self) -> tuple[str, ...]:
-        """The OpenAI endpoints that the worker states."""
+        """The OpenAI endpoints of the worker's registration."""
         return (*DEFAULT_ENDPOINTS, *self._stated())
 
     def _stated(self) -> dict[ApiEndpoint, Handler]:
-        """Return the endpoints beyond the default ones: where one phase alone is served there are none."""
+        """Return the endpoints beyond the default ones: none on a worker that serves only one phase."""
         if self._role != "aggregated":
             return {}
         return {"responses": self._response, **({} if self._embeddings is None else {"embeddings": self._embed})}

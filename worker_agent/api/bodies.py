@@ -1,8 +1,7 @@
 """Decodes request bodies: small ones on the event loop, large ones on a thread.
 
-What is large is read by one thread at a time, within bounds (`kv_protocol/body_limits.py`): others wait, and tokens of
-other requests are streamed meanwhile. A request that cannot be read gets a 400, a 413 or a 404 (`refusal`,
-`no_such_model`).
+One thread at a time reads a large body, within bounds (`kv_protocol/body_limits.py`): other large bodies wait, and the
+event loop streams meanwhile. An unreadable request gets a 400, a 413 or a 404 (`refusal`, `no_such_model`).
 """
 
 import asyncio
@@ -23,14 +22,14 @@ _Request = TypeVar("_Request")
 
 
 class ReadRequest(NamedTuple, Generic[_Request]):
-    """A request, and its body, which has the images that were cut out of the request."""
+    """A request, and its body, which has the images that are cut out of the request."""
 
     request: _Request
     body: Body
 
     @property
     def is_large(self) -> bool:
-        """Whether what is made of it may take long, and is work for a thread."""
+        """Whether processing it may take long and belongs on a thread."""
         return len(self.body.text) > SCANNED_BYTES
 
 
@@ -45,8 +44,8 @@ class RequestBodies:
         """Return the request.
 
         Raises:
-            RequestInvalid: it is none; `BodyTooLarge`: it exceeds a bound.
-            HTTPRequestEntityTooLarge: its body has more bytes than the application takes.
+            RequestInvalid: the body is not a valid request; `BodyTooLarge`: it exceeds a bound.
+            HTTPRequestEntityTooLarge: the body has more bytes than the application accepts.
         """
         data = await _received(http)
         if len(data) <= SCANNED_BYTES:
@@ -60,7 +59,7 @@ class RequestBodies:
 
 
 def refusal(error: RequestInvalid | TextError) -> web.Response:
-    """Return the answer to a request that may not be as it is: 413 where it is too large, else 400."""
+    """Return the answer to an invalid request: 413 if it is too large, else 400."""
     message, kind = str(RequestInvalid(error.field, error.found, error.allowed)), "invalid_request_error"
     if isinstance(error, BodyTooLarge):
         return error_response(413, message, kind, param=error.field, code="body_too_large")
@@ -68,18 +67,18 @@ def refusal(error: RequestInvalid | TextError) -> web.Response:
 
 
 def no_such_model(model: str, names: Iterable[str]) -> web.Response:
-    """Return the answer to a request of a model that is none of `names`."""
+    """Return the answer to a request whose model is not one of `names`."""
     message = f"model: found {as_json(model)}, allowed {', '.join(names)}"
     return error_response(404, message, "invalid_request_error", param="model", code="model_not_found")
 
 
 async def worked(is_long: bool, work: Callable[[], _Done]) -> _Done:  # noqa: FBT001 - a fact of the work
-    """Return what `work` returns, which a thread does where it takes long."""
+    """Return the result of `work`, run on a thread if it may take long."""
     return await asyncio.to_thread(work) if is_long else work()
 
 
 async def _received(http: web.Request) -> bytearray:
-    """Return the body's bytes. The framework's own `read` copies all; called before, it has them."""
+    """Return the body's bytes without the copy that the framework's `read` makes, unless `read` was called before."""
     if http.content.at_eof():
         return bytearray(await http.read())
     data, bytes_max = bytearray(), http.client_max_size

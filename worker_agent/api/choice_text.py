@@ -1,12 +1,12 @@
 """Turns one choice's tokens into text: decoded, cut at a stop string, with log probabilities.
 
-    a token's text       what the detokenizer says once it has the token
-    a token without      (half a character, a special one) belongs to the next that has some, or to the end
-    a token is shown     with the piece that shows the last of its text; where a stop string cuts it, with what is left
-    after a stop string  nothing is shown of text and tokens
-    with a parser        (`parsers/`) what is shown becomes events: content, reasoning, tool calls
+    a token's text       the text that the detokenizer returns after the token
+    a token without      (half a character, a special one) belongs to the next token with text, or to the end
+    a token is shown     with the piece that has the last of its text; if a stop string cuts it, with the rest
+    after a stop string  no text and no token is shown
+    with a parser        (`parsers/`) the shown text becomes events: content, reasoning, tool calls
 
-Tokens are taken one by one, so that nothing of this depends on how many came at once.
+Tokens are processed one by one, so that the result does not depend on how many came together.
 """
 
 from collections import deque
@@ -29,11 +29,11 @@ class Detokenizer(Protocol):
         """Return the text that `ids` complete."""
 
     def flush(self) -> str:
-        """Return what was kept back."""
+        """Return the withheld text."""
 
 
 class TokenSpan(NamedTuple):
-    """A shown token: where its text begins in the choice's text, in characters, and what is known of its place."""
+    """A shown token: the offset of its text in the choice's text, in characters, and its log probabilities."""
 
     token_id: int
     start: int
@@ -41,19 +41,19 @@ class TokenSpan(NamedTuple):
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """What one output adds to the answer: text, the tokens in it, and on the choice's last one why it ended."""
+    """The part of the answer from one output: text, its tokens, and at the end of a choice its finish reason."""
 
     choice: int = 0
     text: str = ""
     events: tuple[Event, ...] | None = None
-    """What a parser found in the answer's text; None where there is no parser, and the text is content."""
+    """The parser's events of the answer's text; None without a parser: the text is content."""
     spans: tuple[TokenSpan, ...] = ()
     finish_reason: str | None = None
     handoff: Handoff | None = None
 
 
 class ChoiceText:
-    """The text of one choice. `tokens` were taken, up to the one that completed a stop string."""
+    """The text of one choice. `tokens` counts its tokens, up to the one that completed a stop string."""
 
     def __init__(
         self,
@@ -71,11 +71,11 @@ class ChoiceText:
         self.is_over = False
 
     def resume(self, token_ids: Sequence[int]) -> None:
-        """Another worker has shown what these tokens say: they are taken, and what they keep back is kept back here."""
+        """Process tokens whose text another worker has shown already; text that they withhold stays withheld."""
         self.push(EngineOutput(token_ids=tuple(token_ids), cached_tokens=0))
 
     def push(self, output: EngineOutput) -> Piece:
-        """Return what `output` adds; nothing once the choice is over."""
+        """Return the piece of `output`; an empty one once the choice is over."""
         if self.is_over:
             return Piece(choice=self._choice)
         shown = self._text_of(output)
@@ -114,7 +114,7 @@ def _parsed(piece: Piece, parser: AnswerParser) -> Piece:
 
 
 class _PendingTokens:
-    """Tokens that were not shown yet, in turn, each with the span of its text; -1 for an end that is not known yet."""
+    """Tokens that were not shown yet, in order, with the spans of their texts."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, TokenLogprobs | None]] = deque()
@@ -125,7 +125,7 @@ class _PendingTokens:
         self._waiting.append((token, logprobs))
 
     def extend(self, characters: int) -> None:
-        """So much text was decoded: it is that of all tokens that wait for some."""
+        """Assign so many decoded characters to the tokens that wait for text."""
         if not characters:
             return
         end = self._decoded + characters
@@ -135,7 +135,7 @@ class _PendingTokens:
         self._decoded = end
 
     def shown(self, characters: int, *, is_end: bool, is_cut: bool) -> tuple[TokenSpan, ...]:
-        """Return the tokens that are shown with so much more text; at a cut, those too of which a part is shown."""
+        """Return the tokens shown with so many more characters; at a cut also a partly shown token."""
         self._shown += characters
         spans = []
         while self._spans and (self._spans[0][0] <= self._shown or (is_cut and self._spans[0][1].start < self._shown)):
@@ -146,9 +146,9 @@ class _PendingTokens:
 
 
 class StopFilter:
-    """Lets text through up to the stop string that ends first (of several the longest), as if it came letter by letter.
+    """Passes text up to the stop string that ends first (of several the longest), as if it came letter by letter.
 
-    What may be the beginning of one is held back, so that the cut does not depend on where chunks end.
+    A possible beginning of a stop string is withheld, so that the cut does not depend on the chunks.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -157,7 +157,7 @@ class StopFilter:
         self.stopped = False
 
     def push(self, text: str) -> str:
-        """Return what of `text`, and of what was held back, may be shown."""
+        """Return the part of `text` and of the withheld text that may be shown."""
         if self.stopped:
             return ""
         self._held += text
@@ -171,7 +171,7 @@ class StopFilter:
         return shown
 
     def flush(self) -> str:
-        """Return what is still held back, when no more text comes."""
+        """Return the withheld text, after the last chunk."""
         held, self._held = self._held, ""
         return "" if self.stopped else held
 

@@ -1,19 +1,19 @@
 """Serves chats, completions and responses with the engine: a request from its bytes to its answer.
 
-    what goes wrong                                  the client gets                       counted as
-    the request may not be so, the engine refuses    400, the field, found, allowed        refused
+    failure                                          the client gets                       counted as
+    invalid request, or refused by the engine        400, the field, found, allowed        refused
     its model is neither a served name nor a LoRA    404                                   refused
-    an encode worker gives nothing now               503, with when to try again           failed
+    the encode worker is unavailable                 503, with the retry time              failed
     the engine stops                                 503; in a stream an error event       failed
-    the engine fails this request alone              500; in a stream an error event       failed
-    the client goes away                             -; the engine's request is aborted    cancelled
+    the engine fails this request only               500; in a stream an error event       failed
+    the client disconnects                           -; the engine's request is aborted    cancelled
 
-A stream of one choice whose reader can have it go on at another worker (`x-kv-continuable`) tells the ids of its
-tokens, and is cut where the engine stops (`kv_protocol/continuation.py`). An unstreamed answer says in a header when
-its first token came (`kv_protocol/decode_time.py`).
+If the reader of a stream of one choice can resume it on another worker (`x-kv-continuable`), the stream carries its
+token ids, and is cut if the engine stops (`kv_protocol/continuation.py`). A header of an unstreamed answer has the time
+since its first token (`kv_protocol/decode_time.py`).
 
-Headers that are read: `x-dp-rank`, a rank of this worker's; `x-session-id`, the conversation, up to 128 printable
-characters, any other is ignored; `traceparent` and `tracestate`. In-flight requests are bounded (`in_flight.py`).
+Request headers: `x-dp-rank`, a rank of this worker; `x-session-id`, the conversation, up to 128 printable characters,
+others are ignored; `traceparent` and `tracestate`. In-flight requests are bounded (`in_flight.py`).
 
 An unstreamed answer with many log probabilities is rendered on a thread, one such answer at a time.
 """
@@ -58,7 +58,7 @@ _NS_PER_S = 1_000_000_000
 
 
 class Completions:
-    """The endpoints of one worker that generate. `names` are all that a request may have as its model."""
+    """The generating endpoints of one worker. `names` are all valid values of a request's `model`."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Completions:
     ) -> HandledRequest:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         outcome: RequestOutcome = "failed"
-        is_continuable = HEADER in http.headers and answer.can_go_on  # token ids, with which another worker can go on
+        is_continuable = HEADER in http.headers and answer.can_go_on  # the stream carries token ids
         async with aclosing(generation.pieces()) as pieces:
             first = await anext(pieces)
             await response.prepare(http)
@@ -212,7 +212,7 @@ class Completions:
                         await response.write(comment + events)
             except EngineError as error:
                 if is_continuable and isinstance(error, EngineStopped) and http.transport is not None:
-                    http.transport.abort()  # another worker goes on
+                    http.transport.abort()  # another worker resumes the stream
                     return response, "failed"
                 ending = answer.failed(str(error), _failure(error)[1])
             else:

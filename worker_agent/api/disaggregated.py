@@ -1,23 +1,23 @@
-"""`disaggregated_params` as JSON: what one worker hands to the next so that it need not compute again.
+"""`disaggregated_params` as JSON: the handoff from one worker to the next, so that nothing is computed twice.
 
     encode  -> prefill   handles of the media's embeddings, and a hash of eight ints for each
-    prefill -> decode    the first token, and where its KV lies, in words that only the engine understands
+    prefill -> decode    the first token, and the location of its KV, opaque outside the engine
 
-    key                            JSON                       the engine has
+    key                            JSON                       in the engine
     encoded_opaque_state           base64                     opaque_state: bytes
     first_gen_log_probs            [[{token_id, logprob,      for each of the first tokens a map of token id to
                                       rank}, ..]], or [-0.5]; (logprob, rank), or the token's own alone
                                    -9999 in place of -inf
     schedule_style                 its number                 an enumeration
-    first_gen_logits,              read, and dropped          tensors, which are not handed over; what a server of the
-    return_prompt_token_ids_b64,                              engine's own tells its orchestrator
+    first_gen_logits,              read, and dropped          tensors, which are not handed over; fields between
+    return_prompt_token_ids_b64,                              trtllm-serve and its orchestrator
     resolved_thinking,
     conversation_id
-    any key that is not known      as it is: plain JSON       a field of a newer version: it passes through, both ways
-    all others                     as they are
+    unknown keys                   unchanged: plain JSON      a field of a newer version: passed through, both ways
+    all others                     unchanged
 
 These are the keys of trtllm-serve's OpenAI bodies, in requests and in the choice of an answer: a worker of either kind
-can go on where the other stopped. Those of media it does not have yet, and refuses.
+can continue the other's request. trtllm-serve does not have the media keys yet, and refuses them.
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py` and `tensorrt_llm/serve/openai_protocol.py` (class
 `DisaggregatedParams`, `to_disaggregated_params`, `to_llm_disaggregated_params`); `docs/SOURCES.md` D4.2;
@@ -40,7 +40,7 @@ from worker_agent.api.sampling import TokenLogprob, bounded_logprob
 STATE_BYTES_MAX = 1 << 20
 FIRST_TOKENS_MAX = 128
 OTHERS_MAX = 32
-"""Keys of a handoff that are not known here."""
+"""Most unknown keys of a handoff."""
 OTHER_NAME_MAX = 64
 HASH_WORDS = 8
 _TIME_BITS, _NODE_BITS, _PROCESS_BITS, _COUNTER_BITS = 39, 8, 6, 10
@@ -61,7 +61,7 @@ class _KnownKeys(
     omit_defaults=True,
     rename={"opaque_state": "encoded_opaque_state"},
 ):
-    """The keys that are known here. A key that is None is absent."""
+    """The known keys. A key that is None is absent."""
 
     request_type: str | None = None
     first_gen_tokens: _Tokens | None = None
@@ -81,13 +81,13 @@ class _KnownKeys(
 
 
 class Handoff(_KnownKeys, frozen=True, kw_only=True):
-    """What a worker hands to the next one: the known keys, and in `others` those of a newer engine, as plain JSON."""
+    """The handoff from a worker to the next: the known keys, and in `others` those of a newer engine, as plain JSON."""
 
     others: dict[str, Any] = {}
 
 
 class _Wire(_KnownKeys, frozen=True, kw_only=True):
-    """The known keys, and those that are read and dropped."""
+    """The known keys, and the dropped ones."""
 
     first_gen_logits: msgspec.Raw = ABSENT
     return_prompt_token_ids_b64: bool | None = None
@@ -96,7 +96,7 @@ class _Wire(_KnownKeys, frozen=True, kw_only=True):
 
 
 class HandoffInvalid(Exception):
-    """What stands in a request as handed over is not; the message names the field, what was found, what is allowed."""
+    """A handoff is invalid; the message names the field, what was found, what is allowed."""
 
 
 _COPIED = tuple(name for name in _KnownKeys.__struct_fields__ if name != "first_gen_log_probs")
@@ -121,10 +121,10 @@ def handoff_keys(handoff: Handoff) -> dict[str, Any]:
 
 
 def handoff_of_json(data: bytes | msgspec.Raw) -> Handoff:
-    """Return what the JSON object says.
+    """Return the handoff in a JSON object.
 
     Raises:
-        HandoffInvalid: it says something else.
+        HandoffInvalid: it is not a handoff.
     """
     try:
         return _without_dropped(_decoder.decode(data), data)
@@ -135,22 +135,22 @@ def handoff_of_json(data: bytes | msgspec.Raw) -> Handoff:
 
 
 def handoff_of_request(part: msgspec.Raw) -> Handoff | None:
-    """Return what a request's `disaggregated_params` say, None where it has none; raise `RequestInvalid`."""
+    """Return the handoff in a request's `disaggregated_params`, None without one; raise `RequestInvalid`."""
     wire = _part.read(part, _FIELD)
     return None if wire is None else _without_dropped(wire, part)
 
 
 def without_media(handoff: Handoff) -> Handoff:
-    """Return what is left to say once the prompt has been computed."""
+    """Return the handoff without media, for the phases after the prompt's computation."""
     others = {name: value for name, value in handoff.others.items() if not name.startswith(_MEDIA_PREFIXES)}
     return msgspec.structs.replace(handoff, **dict.fromkeys(_MEDIA), others=others)
 
 
 def handoff_of(params: object) -> Handoff:
-    """Return what the engine's own `DisaggregatedParams` says; fields of a newer version too, where they are plain.
+    """Return the handoff in the engine's `DisaggregatedParams`; also fields of a newer version, if they are plain JSON.
 
     Raises:
-        HandoffInvalid: it says what cannot be handed over.
+        HandoffInvalid: a field cannot be handed over.
     """
     values: dict[str, Any] = {name: getattr(params, name, None) for name in _COPIED}
     style = values.pop("schedule_style")
@@ -167,10 +167,10 @@ def handoff_of(params: object) -> Handoff:
 
 
 def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[str, Any]:
-    """Return the keywords of the engine's `DisaggregatedParams` that say the same to a request of `request_type`.
+    """Return the keywords of the engine's `DisaggregatedParams` for the handoff and a request of `request_type`.
 
-    Without media handles where the worker computes no prompt: there the engine refuses them. `first_gen_log_probs` and
-    `schedule_style` stay data: the shell knows the engine's classes.
+    Without media handles if the worker computes no prompt: the engine would refuse them. `first_gen_log_probs` and
+    `schedule_style` stay plain data: the caller knows the engine's classes.
     """
     left_out = () if with_media else _MEDIA
     values = {name: getattr(handoff, name) for name in _COPIED if name not in left_out}
@@ -188,9 +188,9 @@ def params_of(handoff: Handoff, request_type: str, *, with_media: bool) -> dict[
 
 
 class TransferIds:
-    """Ids of transfers that no two workers of a fleet give: 39 bits of milliseconds, 8 node, 6 process, 10 counter.
+    """Transfer ids, unique in a fleet: 39 bits of milliseconds, 8 node, 6 process, 10 counter; the engine's layout.
 
-    The engine's own layout. `now_ms` may stand still or go back; the counter keeps 1024 ids in a millisecond apart.
+    `now_ms` may stand still or go back; the counter distinguishes 1024 ids in a millisecond.
     """
 
     def __init__(self, node: int, process: int = 0) -> None:
@@ -208,7 +208,7 @@ class TransferIds:
 
 
 def _without_dropped(wire: _Wire, data: bytes | msgspec.Raw) -> Handoff:
-    """Return the handoff with the keys of `data` that are not known here; raise `RequestInvalid` for too many."""
+    """Return the handoff with the unknown keys of `data`; raise `RequestInvalid` for too many."""
     known = {name: getattr(wire, name) for name in _KnownKeys.__struct_fields__}
     unknown = {name: raw for name, raw in _keys.decode(data).items() if name not in _KEYS}
     if len(unknown) > OTHERS_MAX:
@@ -222,7 +222,7 @@ def _without_dropped(wire: _Wire, data: bytes | msgspec.Raw) -> Handoff:
 
 
 def _newer_fields(params: object) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of the engine's class that are not known here and hold plain JSON; a tensor stays behind."""
+    """Yield the unknown fields of the engine's class that hold plain JSON; tensors are dropped."""
     if not is_dataclass(params):
         return
     for field in fields(params):

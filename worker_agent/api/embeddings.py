@@ -1,4 +1,4 @@
-"""Simulated embeddings: `/v1/embeddings` answered with a unit vector that the token ids alone decide.
+"""Simulated embeddings for `/v1/embeddings`: unit vectors that depend only on the token ids.
 
     input              texts     each is
     ----------------   -------   -------------------------------
@@ -7,7 +7,7 @@
     [1, 2]             1         these token ids
     [[1, 2], [3]]      2         these token ids
 
-Equal ids have equal vectors, other ids have others: no vector says anything of a meaning. There are at most
+Equal ids have equal vectors, different ids different ones; vectors have no semantic meaning. There are at most
 `INPUTS_MAX` texts, and `NUMBERS_MAX` numbers in all vectors together.
 Source of the shapes: the OpenAI API reference, "Create embeddings".
 """
@@ -33,7 +33,7 @@ from kv_protocol.openai_options import NvExt
 from kv_protocol.openai_parts import RawPart
 
 DIMENSIONS = 256
-"""Of a vector, unless the request names another number."""
+"""Dimensions of a vector, unless the request names another number."""
 DIMENSIONS_MAX = 4096
 INPUTS_MAX = 2048
 NUMBERS_MAX = 1 << 20
@@ -57,7 +57,7 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     nvext: NvExt | None = None
 
     def texts(self) -> list[str] | list[list[int]]:
-        """Return the texts, or the token ids of each; raise `RequestInvalid`, which names the place."""
+        """Return the texts, or the token ids of each; raise `RequestInvalid`, which names the field."""
         found = _SHAPE.match(self.input)
         text, of_texts, of_lists = found.groups() if found else (None, None, None)
         inputs: list[str] | list[list[int]]
@@ -88,7 +88,7 @@ _decoder = msgspec.json.Decoder(EmbeddingsRequest)
 
 
 def decode_embeddings(body: Bytes) -> EmbeddingsRequest:
-    """Return the request in `body`; raise `RequestInvalid`, which names the field, for anything else."""
+    """Return the request in `body`; raise `RequestInvalid`, which names the field."""
     try:
         return _decoder.decode(body)
     except UNDECODABLE as error:
@@ -96,7 +96,7 @@ def decode_embeddings(body: Bytes) -> EmbeddingsRequest:
 
 
 def unit_vector(token_ids: Sequence[int], dimensions: int) -> Vector:
-    """Return a vector of length 1 that these ids decide."""
+    """Return the vector of length 1 of these ids."""
     drawn = array("i", blake3(pack_tokens(token_ids)).digest(length=4 * dimensions))
     if sys.byteorder == "big":
         drawn.byteswap()
@@ -106,7 +106,7 @@ def unit_vector(token_ids: Sequence[int], dimensions: int) -> Vector:
 
 
 def embeddings_answer(request: EmbeddingsRequest, vectors: Sequence[Vector], tokens: int) -> bytes:
-    """Return the body of the answer; `tokens` had all texts together."""
+    """Return the body of the answer; `tokens` is the number of tokens of all texts."""
     encode = _base64 if request.encoding_format == "base64" else _numbers
     data = [{"object": "embedding", "index": at, "embedding": encode(vector)} for at, vector in enumerate(vectors)]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}

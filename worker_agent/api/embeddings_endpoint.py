@@ -1,9 +1,9 @@
 """`POST /v1/embeddings` of a simulated worker that is configured to serve it (`engine.embeddings`).
 
-    the body, the texts, their lengths are not as they may be    400, the field, found, allowed; 413 beyond a bound
-    the model has another name                                   404
+    invalid body, texts or lengths    400, the field, found, allowed; 413 beyond a bound
+    another model                     404
 
-Texts are tokenized, and vectors made, on a thread: it is work in proportion to the body.
+Texts are tokenized and vectors computed on a thread, because the work grows with the body.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from worker_agent.api.in_flight import HandledRequest
 
 
 class Embeddings:
-    """The endpoint of one worker. `names` are what a request may have as its model."""
+    """The endpoint of one worker. `names` are the valid values of a request's `model`."""
 
     def __init__(
         self, text: Text, *, names: Sequence[str], tokens_max: int, body_limits: BodyLimits = DEFAULT_LIMITS
@@ -38,7 +38,7 @@ class Embeddings:
         self._bodies = RequestBodies(body_limits)
 
     async def embed(self, http: web.Request) -> HandledRequest:
-        """Return the answer, and how the request ended."""
+        """Return the answer, and the request's outcome."""
         try:
             request = (await self._bodies.read(http, decode_embeddings)).request
             if request.model not in self._names:

@@ -1,15 +1,15 @@
 """Forwards requests to an attached engine that routers cannot reach directly.
 
-    direct    the router sends to the engine's own address. The default of one rank: nothing has to be rewritten. This
-              process is on no request's path; it may be slow, or begin anew, and no request notices
-    forward   the router sends here. The default of several data-parallel ranks: it has decided for one of them, and
-              says which only to workers that take token ids, too. The engine knows neither the router's header nor its
+    direct    the router sends to the engine's own address. The default for one rank: nothing has to be rewritten. This
+              process is not on the requests' path; it may be slow or restart without effect on them
+    forward   the router sends to this process. The default for several data-parallel ranks: the router chooses one, but
+              names it only to workers that take token ids, too. The engine knows neither the router's header nor its
               ids (`forwarding.py`)
 
-POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings; GET /v1/models. Bytes of an answer pass as
-they come, unread. A router that goes ends the engine's request; an engine that goes in the middle of an answer ends the
-router's connection, so that nobody takes half an answer for a whole one. The engine's own errors are passed on; before
-its first byte ours are:
+POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings; GET /v1/models. Bytes of an answer are passed
+on unparsed. If the router disconnects, the engine's request is ended; if the engine disconnects during an answer, the
+router's connection is aborted, so that a partial answer is not taken for a complete one. The engine's own errors are
+passed on; before its first byte this process answers:
 
     400   `x-dp-rank` names no rank of the engine         413   longer than `worker.body_bytes_max`
     502   the engine cannot be reached                    503   `worker.inflight_requests_max` requests are being served
@@ -34,7 +34,7 @@ __all__ = ["Forwarder", "RequestOutcome"]
 
 CONNECT_S = 5.0
 SILENCE_S = 600.0
-"""Longest pause of an answer; routers have their own, shorter bounds."""
+"""Longest pause in an answer; routers have their own, shorter bounds."""
 _KEEPALIVE_S = 2.0
 """How long an idle connection is kept: less than engines keep it, which is 5 s (uvicorn's `timeout_keep_alive`)."""
 _RANK = re.compile("[0-9]{1,4}")
@@ -69,7 +69,7 @@ class Forwarder:
         return self._in_flight.running
 
     async def __aenter__(self) -> Self:
-        """Requests can be forwarded."""
+        """Open the session to the engine."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),  # bounded by inflight_requests_max
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=self._silence_s),
@@ -81,7 +81,7 @@ class Forwarder:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Connections to the engine are closed."""
+        """Close the connections to the engine."""
         assert self._session is not None
         await self._session.close()
 
@@ -132,7 +132,7 @@ class Forwarder:
         try:
             return await self._passed_on(http, engine)
         finally:
-            engine.close()  # a whole answer's connection has gone back already; any other ends here, and the request
+            engine.close()  # a complete answer's connection is back in the pool; any other one ends with its request
 
     async def _passed_on(self, http: web.Request, engine: aiohttp.ClientResponse) -> HandledRequest:
         response = web.StreamResponse(status=engine.status, reason=engine.reason)

@@ -1,17 +1,17 @@
-"""Rewrites a router's request for an engine that knows no router: keys removed, keys renamed.
+"""Rewrites a router's request for an engine without support for the router's extensions.
 
-    of the router's request                                  the engine gets
+    in the router's request                                  the engine gets
     ------------------------------------------------------   -----------------------------------------------------------
     `kv_prompt_ids`, the body's first key                    nothing: the key and its value are cut out, the rest stays
                                                              byte for byte
     `x-dp-rank`                                              `X-data-parallel-rank` (vLLM, SGLang)
     `authorization`                                          the engine's own key, or none
-    other headers about routing, and those of a connection   nothing
+    other routing and hop-by-hop headers                     nothing
     everything else                                          the same
 
-Token ids cannot be translated: no engine's chat endpoint takes them beside messages, and in a completion they would
-change what `echo` and log probabilities say. So the engine encodes the text itself, as it does for any client.
-TensorRT-LLM refuses bodies with keys that it does not know.
+Token ids cannot be passed on: no engine's chat endpoint takes them beside messages, and in a completion they would
+change `echo` and log probabilities. So the engine encodes the text itself, as for any client. TensorRT-LLM refuses
+bodies with unknown keys.
 
 Source: the router's `router/prompt/body.py`; for the header vLLM `vllm/entrypoints/openai/engine/serving.py` and SGLang
 `python/sglang/srt/entrypoints/openai/serving_base.py`; TensorRT-LLM `tensorrt_llm/serve/openai_protocol.py`
@@ -58,5 +58,5 @@ def engine_headers(headers: Iterable[tuple[str, str]], *, dp_rank: int | None, a
 
 
 def response_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers that the router gets; those of the engine's connection stay with it."""
+    """Return the headers of the router's response, without those of the engine's connection."""
     return [(name, value) for name, value in headers if name.lower() not in _NOT_RETURNED]

@@ -1,16 +1,17 @@
 """One request's generation as pieces of answers: all choices side by side, counted, until all have ended.
 
-    an output says        here
+    an output             here
     length, stop          the choice has ended
-    error                 `GenerationFailed`: the whole request has failed, whatever its other choices said
-    nothing more, though  likewise
-    a choice is open
+    error                 `GenerationFailed`: the request has failed, whatever its other choices had
+    no more outputs,      likewise
+    a choice still open
 
-A choice that a stop string ends is over though the engine goes on with it; when all are over the engine is told so.
+A choice that a stop string ends is over although the engine continues it; once all are over the engine's request is
+aborted.
 
-An answer that another worker began goes on behind its tokens (`before`), which are the end of the prompt here: its text
-begins where that one's ended, and its usage is that of the whole. The ids of all that came since they were last
-`taken` are for whoever may have to go on with it in turn.
+An answer that another worker began continues behind its tokens (`before`), which are the end of the prompt here: its
+text begins where that worker's ended, and its usage covers both. `take_token_ids` returns the new token ids, so that
+yet another worker can resume the answer.
 """
 
 from collections.abc import AsyncGenerator, Callable, Collection
@@ -30,7 +31,7 @@ from worker_agent.engines.types import EngineError, EngineOutput, EngineRequest
 
 
 class GenerationFailed(EngineError):
-    """The engine ended this request with an error, and goes on with others."""
+    """The engine ended this request with an error, and continues other requests."""
 
 
 class Generation:
@@ -48,7 +49,7 @@ class Generation:
         shown_tokens: Collection[str] = (),
         parser_of: Callable[[int], AnswerParser | None] = lambda _: None,
     ) -> None:
-        """`now_s` reads a monotonic clock; `parser_of` makes a choice's parser, which sees `shown_tokens`."""
+        """`now_s` reads a monotonic clock; `parser_of` builds a choice's parser, which sees `shown_tokens`."""
         self._now_s = now_s
         self._engine, self._engine_request, self._before = engine, engine_request, before
         sampling = engine_request.sampling
@@ -65,12 +66,12 @@ class Generation:
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """The prompt as the engine computed it, where that is not what it was asked."""
+        """The prompt as the engine computed it, if it differs from the request's."""
         return () if self._first is None else self._first.prompt
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
-        """What is told of the prompt's tokens."""
+        """The log probabilities of the prompt's tokens."""
         return () if self._first is None else self._first.prompt_logprobs
 
     @property
@@ -80,17 +81,17 @@ class Generation:
 
     @property
     def decode_s(self) -> float:
-        """How long ago the first token came; 0 where none did."""
+        """The time since the first token; 0 if none came."""
         return 0.0 if self._first_s is None else self._now_s() - self._first_s
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Yield a piece for each output, also an empty one, so that it shows as life; closing it aborts.
+        """Yield a piece for each output, even an empty one; closing the generator aborts the request.
 
         Raises:
-            GenerationFailed: of the request alone.
+            GenerationFailed: the engine failed this request only.
             RequestRefused, EngineStopped: as `Engine.generate`.
         """
-        if not self._engine_request.max_tokens or self._choices[0].is_over:  # all was said but that it is all
+        if not self._engine_request.max_tokens or self._choices[0].is_over:  # only the finish reason is missing
             reason, parser = "stop" if self._choices[0].is_over else "length", self._choices[0].parser
             yield Piece(finish_reason=reason if parser is None else parser.finish_reason(reason))
             return
@@ -102,7 +103,7 @@ class Generation:
         raise GenerationFailed("the engine ended this request without a reason")
 
     async def full_pieces(self) -> list[Piece]:
-        """Return all of each choice in one piece; raise as `pieces`."""
+        """Return each choice as one piece; raise as `pieces`."""
         parts: list[list[Piece]] = [[] for _ in self._choices]
         async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
@@ -115,7 +116,7 @@ class Generation:
         return usage(isl, sum(choice.tokens for choice in self._choices), min(self._cached_tokens, isl))
 
     def take_token_ids(self) -> list[int]:
-        """Return the ids that came since the last call, of a single choice."""
+        """Return the token ids since the last call, of a single choice."""
         token_ids, self._new_token_ids = self._new_token_ids, []
         return token_ids
 

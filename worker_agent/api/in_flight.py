@@ -1,11 +1,11 @@
-"""Bounds requests in flight, and counts once how each ended.
+"""Bounds requests in flight, and counts each once by outcome.
 
-how it ended                                             counted as
-its answer was made                                      what whoever made it says
+end of the request                                       counted as
+the handler answered it                                  the handler's outcome
 beyond the bound: 503, to be tried again                 refused
-the framework refuses it (a body that is too large)      refused
-the client went away                                     cancelled
-an error that nobody expected                            failed
+the framework refused it (a body that is too large)      refused
+the client disconnected                                  cancelled
+unexpected error                                         failed
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from kv_runtime.http import error_response
 
 RequestOutcome = Literal["ok", "refused", "failed", "cut", "cancelled"]
 HandledRequest = tuple[web.StreamResponse, RequestOutcome]
-"""An answer, and how the request ended."""
+"""An answer, and the request's outcome."""
 Answering = Callable[[web.Request], Awaitable[HandledRequest]]
 
 
 class InFlight:
-    """The requests of one address. `running` are being served, `ended` counts the others."""
+    """The requests of one address. `running` are being served, `ended` counts the others by outcome."""
 
     def __init__(self, requests_max: int) -> None:
         self._requests_max = requests_max
@@ -34,7 +34,7 @@ class InFlight:
     async def serve(
         self, http: web.Request, answer: Callable[[web.Request], Awaitable[HandledRequest]]
     ) -> web.StreamResponse:
-        """Return what `answer` makes of the request, which is counted, however it ends."""
+        """Return the response of `answer` to the request, and count the outcome."""
         if self.running >= self._requests_max:
             self.ended["refused"] += 1
             return self._overloaded()

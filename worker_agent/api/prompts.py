@@ -1,6 +1,6 @@
 """Turns a request into the prompt that the engine computes: token ids, and media among them.
 
-computed by another worker    as that one says, media and all: nothing is rendered or loaded
+computed by another worker    that worker's prompt with its media: nothing is rendered or loaded
 a chat with media             `worker_agent/media/chats.py`
 `kv_prompt_ids`               the router's, of the same text
 `nvext.token_data`            the client's
@@ -24,15 +24,15 @@ from worker_agent.media.refusals import MediaRefused
 
 TOKENS_MAX = 1 << 30
 _OFF_LOOP_BYTES = 4 << 10
-"""Of a longer body a thread makes the prompt: a tokenizer may take 2 ms for so much text."""
+"""The prompt of a longer body is built on a thread: a tokenizer may take 2 ms for so much text."""
 _SLICE = 256 << 10
 _TOKEN_BYTES = 4
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """Token ids, and the media that they name, in their order: fields of an `EngineRequest` of the same names.
+    """Token ids, and the prompt's media, in their order: the fields of these names of an `EngineRequest`.
 
-    `text` is the prompt before it was tokenized, where it has media. `handoff` has them where an encode worker does.
+    `text` is the prompt before tokenization, if it has media. `handoff` has the media if an encode worker encoded them.
     """
 
     tokens: tuple[int, ...]
@@ -42,17 +42,17 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prompts:
-    """Prompts of one worker's requests; without `media` it takes text alone."""
+    """Prompts of one worker's requests; without `media` it accepts only text."""
 
     def __init__(self, text: Text, media: ChatMedia | None = None) -> None:
         self._text, self._media = text, media
 
     async def prompt(self, request: Request, *, body: Body = NO_IMAGES, tokens_max: int = TOKENS_MAX) -> Prompt:
-        """Return the request's prompt, of `tokens_max` tokens at most; `body` has the images that were cut out of it.
+        """Return the request's prompt, of `tokens_max` tokens at most; `body` has the images that are cut out of it.
 
         Raises:
-            RequestInvalid, TextError: which name the field. `MediaRefused` is one.
-            EncoderUnavailable: the encode worker that is asked does not answer.
+            RequestInvalid, TextError: they name the field; `MediaRefused` is one of them.
+            EncoderUnavailable: the encode worker does not answer.
         """
         is_long = len(body.text) > _OFF_LOOP_BYTES
         if isinstance(request, ChatRequest):
@@ -94,7 +94,7 @@ class Prompts:
 
 
 def _tokens(packed: bytes, field: str, tokens_max: int) -> tuple[int, ...]:
-    """Return packed ids as numbers, in calls that are short enough for a thread beside the event loop."""
+    """Return packed ids as numbers, in calls short enough not to block the event loop's thread."""
     count = len(packed) // _TOKEN_BYTES
     if count > tokens_max:
         raise RequestInvalid(field, f"{count} tokens", f"at most {tokens_max} tokens")

@@ -8,12 +8,12 @@ Rule = tuple[str, object, str, bool]
 
 
 def computed_tokens_max(request: EngineRequest) -> int:
-    """Return how many tokens of a generation are ever computed: all but the last."""
+    """Return the most tokens that a generation computes: all but the last."""
     return len(request.prompt) + request.max_tokens - 1
 
 
 def limits(request: EngineRequest, engine: EngineDescription, *, id_in_use: bool) -> Iterator[Rule]:
-    """Yield what has to hold of a request, the rank's pool empty. A pool of 0 blocks is one of unknown size."""
+    """Yield the rules that a request must pass with an empty pool. A pool of 0 blocks has an unknown size."""
     isl, osl, dp_rank, priority = len(request.prompt), request.max_tokens, request.dp_rank, request.priority
     yield "request_id", request.request_id, "an id that is not in use", not id_in_use
     yield "dp_rank", dp_rank, f"one of {engine.dp_ranks}", dp_rank is None or dp_rank in engine.dp_ranks

@@ -1,14 +1,14 @@
-"""Which phase a request asks a worker for, and the handoff of the worker before it.
+"""Parses the phase that a request asks a worker for, and the handoff of the phase before.
 
     role          without              `disaggregated_params.request_type`
                   the key              context_only          generation_only   context_and_generation
-    aggregated    all of it            refused               refused           all of it
-    prefill       its first token      its first token       refused           refused
-    decode        refused, by engine   what follows          what follows      all of it: the worker serves alone
+    aggregated    both phases          refused               refused           both phases
+    prefill       prompt, first token  prompt, first token   refused           refused
+    decode        refused, by engine   the rest              the rest          both phases, on this worker
     encode        nothing is generated: refused
 
-`context_only` is what a prefill worker's own answer says: it may be passed on as it came. `disagg_request_id` in a
-request to a prefill worker is the id of the transfer; without one the engine gives its own.
+A prefill worker's own answer has `context_only`: it may be passed on unchanged. `disagg_request_id` in a request to a
+prefill worker is the id of the transfer; without one the engine assigns its own.
 Source: as of `disaggregated.py`; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_disagg_service.py`.
 """
 
@@ -27,7 +27,7 @@ _REQUEST_TYPES: dict[Role, tuple[str, ...]] = {
 
 
 class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of that name of an `EngineRequest`."""
+    """The fields of these names of an `EngineRequest`."""
 
     handoff: Handoff | None = None
     transfer_id: int | None = None
@@ -35,7 +35,7 @@ class GenerationPhase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def phase_of(request: Request, role: Role) -> GenerationPhase:
-    """Return what is asked for; raise `RequestInvalid` where the role does not do it."""
+    """Return the phase; raise `RequestInvalid` if the role does not serve it."""
     if role == "encode":
         raise RequestInvalid("role", role, "aggregated, prefill or decode: an encoder generates nothing")
     handoff = handoff_of_request(request.disaggregated_params)

@@ -1,16 +1,16 @@
 """Turns a client's request into an engine request, or refuses it.
 
     option                                               here
-    what a role does not do                              refused (`request_phases.py`)
-    echo, suffix, beam search, and whatever else no      refused, unless it has the value that asks for nothing
-    engine of ours does
-    guides, logits_processors, prompt_logprobs           as `SKILLS` says of the engine; its own limits are its own
-    prompt_logprobs in a stream                          refused: they stand in whole answers alone
-    best_of other than n                                 refused: what is streamed cannot be ranked afterwards
-    priority 0..1                                        the engine's: of what waits, the highest goes first
-    any other priority                                   is the router's queue's alone
+    a phase that the role does not serve                 refused (`request_phases.py`)
+    echo, suffix, beam search, and other options that    refused, unless it has its neutral value
+    no engine supports
+    guides, logits_processors, prompt_logprobs           by `SKILLS` of the engine, which checks its own limits
+    prompt_logprobs in a stream                          refused: only unstreamed answers have them
+    best_of other than n                                 refused: streamed choices cannot be ranked afterwards
+    priority 0..1                                        passed to the engine: of waiting requests the highest is first
+    any other priority                                   used by the router's queue only
     model                                                a served name, or a LoRA's
-    max_tokens                                           1 on a prefill worker, whatever was asked
+    max_tokens                                           1 on a prefill worker, whatever the request has
 
 Source: `docs/SOURCES.md` D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/openai_protocol.py` (`priority`).
 """
@@ -37,7 +37,7 @@ _PROCESSORS_MAX = 16
 Skill = Literal["guides", "logits_processors", "prompt_logprobs"]
 ALL_SKILLS: frozenset[Skill] = frozenset({"guides", "logits_processors", "prompt_logprobs"})
 SKILLS: Mapping[str, frozenset[Skill]] = {"simulated": frozenset()}
-"""What an engine can be asked for, by its event source; one that is not named, for everything."""
+"""The optional features of an engine, by its event source; an engine that is not listed has all."""
 
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
@@ -54,11 +54,11 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "thinking_token_budget": (),
     "guided_whitespace_pattern": (),
 }
-"""Options that no engine of ours has, and the values that ask for nothing."""
+"""Options that no engine supports, and their neutral values."""
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request asks for, as far as it does not depend on its prompt: fields of `EngineRequest`."""
+    """The options of a request that do not depend on its prompt: fields of `EngineRequest`."""
 
     handoff: Handoff | None
     transfer_id: int | None
@@ -74,7 +74,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRules:
-    """What one worker makes of requests. `loras` are names that a request may have as its model."""
+    """Checks and translates one worker's requests. `loras` are valid names of a request's `model`."""
 
     def __init__(
         self,
@@ -86,19 +86,19 @@ class RequestRules:
         loras: tuple[str, ...] = (),
         stop_tokens: Collection[int] = (),
     ) -> None:
-        """`stop_tokens` end answers beside the model's end tokens."""
+        """`stop_tokens` end answers, in addition to the model's end tokens."""
         self._description, self._vocabulary = description, vocabulary
         self._end_ids = vocabulary.eos_ids | frozenset(stop_tokens)
         self._default_max_tokens, self._role, self._loras = default_max_tokens, role, loras
 
     @property
     def prompt_tokens_max(self) -> int:
-        """The longest prompt that leaves room for an answer, in tokens."""
+        """The longest prompt that leaves one token for an answer, in tokens."""
         tokens_left, computed = self._description.max_seq_len - 1, self._description.max_prompt_tokens
         return min(tokens_left, computed) if computed and self._role != "decode" else tokens_left
 
     def wishes(self, request: Request) -> Wishes:
-        """Return what is asked for; raise `RequestInvalid` where this worker does not do it."""
+        """Return the request's options; raise `RequestInvalid` if this worker does not support one."""
         phase = phase_of(request, self._role)
         sampling = sampling_of(request)
         processors = tuple(request.logits_processors or ())
@@ -129,10 +129,10 @@ class RequestRules:
         before: tuple[int, ...] = (),
         **others: Any,  # noqa: ANN401 - more fields of `EngineRequest`
     ) -> EngineRequest:
-        """Return what the engine is asked; raise `RequestInvalid` where it cannot fit or names no rank of ours.
+        """Return the engine request; raise `RequestInvalid` if it cannot fit or names a rank that the worker lacks.
 
-        Likewise where the answer would have too many log probabilities (`check_size`).
-        `before` are the answer's first tokens, where another worker has generated them. `max_tokens` 0: there are all.
+        Likewise if the answer would have too many log probabilities (`check_size`).
+        `before` are the answer's first tokens, generated by another worker. `max_tokens` 0: they are complete.
         """
         if dp_rank is not None and dp_rank not in self._description.dp_ranks:
             raise RequestInvalid("x-dp-rank", dp_rank, ", ".join(map(str, self._description.dp_ranks)))
@@ -152,7 +152,7 @@ class RequestRules:
 
     @staticmethod
     def before(request: Request) -> tuple[int, ...]:
-        """Return the answer's tokens that another worker has generated; raise `RequestInvalid`."""
+        """Return the answer's tokens that another worker generated; raise `RequestInvalid`."""
         if request.kv_continue is None:
             return ()
         if request.n not in (None, 1):
@@ -178,7 +178,7 @@ class RequestRules:
 def check_supported(
     request: Request, sampling: Sampling, processors: tuple[str, ...], skills: frozenset[Skill] = ALL_SKILLS
 ) -> None:
-    """Return when nothing is asked that cannot be done; raise `RequestInvalid` otherwise."""
+    """Raise `RequestInvalid` if the request has an unsupported option."""
     for field, neutral in _NEUTRAL.items():
         value = getattr(request, field, None)
         if value is not None and value not in neutral:
@@ -214,7 +214,7 @@ def prompt_ids(encoded: str) -> bytes:
 
 
 def _guide_of(sampling: Sampling) -> object:
-    """Return what guides the answer, as the client said it."""
+    """Return the guide of the answer, as in the request."""
     guide = sampling.guide
     return guide and (guide.kind if guide.value is None else guide.value)
 

@@ -1,6 +1,6 @@
 """Sampling parameters of a client's request.
 
-    the request                                        `Sampling`
+    field of the request                               field of `Sampling`
     n, best_of                                         choices, best_of
     chat: logprobs true, top_logprobs k                logprobs k, without it 0
     completion: logprobs k                             logprobs k
@@ -11,7 +11,7 @@
     response_format json_object                        guide json_object
     response_format json_schema, json {schema}         guide json
     response_format regex, ebnf                        guide regex, grammar
-    response_format structural_tag                     guide structural_tag, the whole of it
+    response_format structural_tag                     guide structural_tag, the complete object
     response_format text                               none
 
 At most one of them may be given. Source: `docs/SOURCES.md` D6.5; the OpenAI interface for `response_format`;
@@ -40,14 +40,14 @@ _COPIED = (
     "repetition_penalty", "best_of",
 )  # fmt: skip
 _STRUCTURED_UNKNOWN = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
-"""Keys of `structured_outputs` that no engine of ours has."""
+"""Keys of `structured_outputs` that no engine supports."""
 
 
 def sampling_of(request: Request) -> Sampling:
-    """Return the request's wishes.
+    """Return the request's sampling parameters.
 
     Raises:
-        RequestInvalid: one of them cannot be understood, or there are several guides.
+        RequestInvalid: one of them is invalid, or there are several guides.
     """
     copied = {name: getattr(request, name) for name in _COPIED}
     return Sampling(
@@ -61,9 +61,9 @@ def sampling_of(request: Request) -> Sampling:
 
 
 def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_tokens: int) -> None:
-    """Return when the answer has at most `ANSWER_LOGPROBS_MAX` log probabilities; raise `RequestInvalid` otherwise.
+    """Raise `RequestInvalid` if the answer has more than `ANSWER_LOGPROBS_MAX` log probabilities.
 
-    A stream has no such bound: its events leave as they come.
+    A stream has no such bound: its events are sent as they come.
     """
     if request.stream:
         return
@@ -81,7 +81,7 @@ def check_size(request: Request, sampling: Sampling, *, prompt_tokens: int, max_
 
 
 def guide_field(request: Request) -> str:
-    """Return the field that asks for guided decoding; empty: none does."""
+    """Return the field with the guide; empty: no guide."""
     return _guide(request)[0]
 
 

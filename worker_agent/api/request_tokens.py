@@ -1,10 +1,10 @@
-"""Tokens that a request names: stops, biases, banned ones.
+"""Tokens that a request names: stop tokens, biases, banned tokens.
 
-    the request                    the engine gets
-    stop_token_ids                 them, and the model's end tokens; without these under `ignore_eos`
+    field of the request           the engine gets
+    stop_token_ids                 these and the model's end tokens; with `ignore_eos` only these
     logit_bias {"id": -100..100}   pairs of token and bias; at most 1,024
-    bad_words ["a", ..]            the one token that each is, at a text's begin or after a space; at most 128. A word
-                                   of several tokens is refused: none of them may be forbidden alone
+    bad_words ["a", ..]            the token of each word, at a text's begin and after a space; at most 128. A word of
+                                   several tokens is refused: its tokens may not be banned one by one
 
 Source: the OpenAI interface (`logit_bias`); vLLM's for `bad_words` and `stop_token_ids`.
 """
@@ -32,13 +32,13 @@ class Vocabulary(Protocol):
 
 
 def stop_token_ids_of(request: Request, end_ids: Collection[int]) -> tuple[int, ...]:
-    """Return the tokens that stop it, the client's own first; raise `RequestInvalid`."""
+    """Return the stop tokens, the client's own first; raise `RequestInvalid`."""
     own = _bounded(request.stop_token_ids, "stop_token_ids", STOP_TOKENS_MAX)
     return tuple(dict.fromkeys((*own, *(() if request.ignore_eos else sorted(end_ids)))))
 
 
 def logit_bias_of(request: Request, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
-    """Return tokens and what is added to their logits; raise `RequestInvalid`, which names the token."""
+    """Return tokens and their biases; raise `RequestInvalid`, which names the token."""
     biases = request.logit_bias or {}
     if len(biases) > BIASES_MAX:
         raise RequestInvalid("logit_bias", f"{len(biases)} tokens", f"at most {BIASES_MAX}")
@@ -46,7 +46,7 @@ def logit_bias_of(request: Request, vocabulary: Vocabulary) -> tuple[tuple[int, 
 
 
 def bad_token_ids_of(request: Request, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return the tokens that are never to come; raise `RequestInvalid`, which names the word."""
+    """Return the banned tokens; raise `RequestInvalid`, which names the word."""
     words = _bounded(request.bad_words, "bad_words", BAD_WORDS_MAX)
     return tuple(dict.fromkeys(token for at, word in enumerate(words) for token in _tokens_of(at, word, vocabulary)))
 

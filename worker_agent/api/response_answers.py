@@ -1,13 +1,13 @@
-"""The answers of `/v1/responses`: the Response object, and the events of its stream.
+"""Renders the answers of `/v1/responses`: the Response object, and the events of its stream.
 
     response.created, response.in_progress    before the first item
-    ..                                        of the items (`response_items.py`)
+    ..                                        events of the items (`response_items.py`)
     response.completed                        the answer ended by itself, or with calls
     response.incomplete                       it reached `max_output_tokens`, or the worker's own limit
     response.failed                           the engine failed
 
-Each event has the next `sequence_number`, from 0. There is no `[DONE]`. `reasoning_tokens` of the usage is 0: tokens of
-reasoning are not counted apart.
+Each event has the next `sequence_number`, from 0. There is no `[DONE]`. `reasoning_tokens` of the usage is 0: reasoning
+tokens are not counted separately.
 Source: the OpenAI API reference, "The response object" and "Responses: streaming events".
 """
 
@@ -28,7 +28,7 @@ class ResponseAnswer:
 
     choices = 1
     can_go_on = False
-    """No other worker can go on with its stream."""
+    """No other worker can resume its stream."""
 
     def __init__(self, request: ResponseChat, request_id: str, created: int) -> None:
         self.id = f"resp_{request_id}"
@@ -45,7 +45,7 @@ class ResponseAnswer:
         return self._sse([StreamEvent("created", fields), StreamEvent("in_progress", fields)])
 
     def events(self, piece: Piece, prompt: Sequence[int] = (), *, always: bool = False) -> bytes:  # noqa: ARG002
-        """Return the stream events of a piece; none where it shows nothing."""
+        """Return the stream events of a piece; none if it shows nothing."""
         return self._sse(self._fed(piece))
 
     def ending(self, usage: dict[str, Any], *, include_usage: bool) -> bytes:  # noqa: ARG002 - it always has it
@@ -55,7 +55,7 @@ class ResponseAnswer:
         return self._sse([*closed, StreamEvent(status, {"response": self._response(status, usage)})])
 
     def failed(self, message: str, _error: bytes) -> bytes:
-        """Return the last event of a stream that the engine does not finish."""
+        """Return the last event of a stream that the engine fails."""
         closed = self._items.close("incomplete")
         error = {"code": "server_error", "message": message}
         return self._sse([*closed, StreamEvent("failed", {"response": self._response("failed", None, error)})])
@@ -83,13 +83,13 @@ class ResponseAnswer:
 
     @property
     def _status(self) -> ItemStatus:
-        """The answer's, and that of its last item."""
+        """The status of the answer and of its last item."""
         return "incomplete" if self._finish_reason == "length" else "completed"
 
     def _response(
         self, status: str, usage: dict[str, Any] | None, error: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Return the object; the usage stands last, where a router looks for it."""
+        """Return the object; the usage is last, where a router reads it."""
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             **self._head,

@@ -1,4 +1,4 @@
-"""The output items of a response, filled by the events of an answer, and the stream's events that say so.
+"""Builds the output items of a response from the events of an answer, and the stream events of each item.
 
     of the answer         item             its events, after `output_item.added` and before `output_item.done`
     -------------------   --------------   -------------------------------------------------------------------------
@@ -36,7 +36,7 @@ class _Open:
         self.texts: list[str] = []
 
     def item(self, status: ItemStatus) -> dict[str, Any]:
-        """Return it as it stands; without content while it is in progress."""
+        """Return the item; without content while it is in progress."""
         item: dict[str, Any] = {"id": self.item_fields["item_id"], "type": self.kind, "status": status}
         text = "".join(self.texts)
         if self.call is not None:
@@ -53,16 +53,16 @@ class _Open:
 
 
 class ResponseItems:
-    """The items of one response, of which `name` is a part of their ids."""
+    """The items of one response; `name` is part of their ids."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._open: _Open | None = None
         self.done: list[dict[str, Any]] = []
-        """All that are closed, in their order."""
+        """All closed items, in order."""
 
     def feed(self, event: Event) -> list[StreamEvent]:
-        """Return the stream's events of the answer's next one."""
+        """Return the stream events of the answer's next event."""
         if isinstance(event, ToolCallStarted):
             return self.close() + self._opened("function_call", event)
         if isinstance(event, ToolCallArguments):
@@ -76,7 +76,7 @@ class ResponseItems:
         return [*before, self._more(self._open, _TEXTS[kind], event.text)]
 
     def close(self, status: ItemStatus = "completed") -> list[StreamEvent]:
-        """Return the stream's events by which the open item ends; none where none is open."""
+        """Return the stream events that close the open item; none if none is open."""
         last, self._open = self._open, None
         if last is None:
             return []

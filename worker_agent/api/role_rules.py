@@ -1,11 +1,11 @@
-"""What a worker of each role accepts, whichever engine it is: handoffs, transfers, choices.
+"""Rules of each role for any engine: handoffs, transfers, choices.
 
-    role                     handoff                         choices    the prompt is computed
-    aggregated               an encoder's, or none           any        here
-    prefill                  an encoder's, or none           1          here, and one token after it
-    decode                   a prefill worker's, required    any        by that worker: its KV is fetched
+    role                                  handoff                         choices    the prompt is computed
+    aggregated                            an encoder's, or none           any        here
+    prefill                               an encoder's, or none           1          here, and one token after it
+    decode                                a prefill worker's, required    any        by that worker: its KV is fetched
     decode, `is_context_and_generation`   an encoder's, or none           any        here
-    encode                   generates nothing: refused
+    encode                                generates nothing: refused
 
 Source: `docs/SOURCES.md` D4.2; NVIDIA/TensorRT-LLM, `tensorrt_llm/disaggregated_params.py`.
 """
@@ -23,7 +23,7 @@ def takes_transfer(request: EngineRequest, role: Role) -> bool:
 
 
 def role_rules(request: EngineRequest, role: Role) -> Iterator[Rule]:
-    """Yield what has to hold of a request to a worker of `role`, by the table above."""
+    """Yield the rules for a request to a worker of `role`, by the table above."""
     handoff, n = request.handoff, request.sampling.choices
     has_media = handoff is not None and handoff.multimodal_embedding_handles is not None
     found, encoders = "none" if handoff is None else "one", "none, or an encoder's multimodal_embedding_handles"

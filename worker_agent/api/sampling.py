@@ -1,6 +1,6 @@
-"""How the tokens of a generation are chosen, and what is reported of each.
+"""Sampling parameters of a generation, and log probabilities of its tokens.
 
-What is None is the engine's own choice. `Sampling` is data: what an engine makes of it stands beside that engine.
+None means the engine's default. `Sampling` is data: each engine's package translates it.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ _PATTERN_MARKS = frozenset("\\.^$|?*+()[]{}")
 
 
 class Guide(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text has to obey: a JSON schema, a pattern, a grammar or a tag; `json_object` needs no value."""
+    """A constraint on the text: a JSON schema, a pattern, a grammar or a tag; `json_object` needs no value."""
 
     kind: GuideKind
     value: Any = None
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """One request's wishes.
+    """One request's sampling parameters.
 
-    `choices` sequences are generated side by side. `logprobs` says how many of the likeliest tokens are told at each
-    place, besides the chosen one: 0 that one alone, None nothing; `prompt_logprobs` likewise of the prompt. With
-    `ignore_eos` the model's end tokens are tokens like others; the client's own stop tokens still stop.
+    `choices` sequences are generated in parallel. `logprobs` is how many of the likeliest tokens are reported at each
+    position, besides the chosen one: 0 only that one, None nothing; `prompt_logprobs` likewise for the prompt. With
+    `ignore_eos` the model's end tokens do not stop a sequence; the client's own stop tokens still do.
     """
 
     temperature: float | None = None
@@ -52,12 +52,12 @@ NVIDIA/TensorRT-LLM, `tensorrt_llm/serve/postprocess_handlers.py`, `create_logpr
 
 
 def bounded_logprob(value: float) -> float:
-    """Return `value`, `UNLIKELY` at least, and in place of what is not a number."""
+    """Return `value`, at least `UNLIKELY`; `UNLIKELY` for NaN."""
     return max(UNLIKELY, value)  # in this order: not a number is not above the bound
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """A token at one place, the logarithm of its probability, and its rank among all tokens, from 1."""
+    """A token at one position, the logarithm of its probability, and its rank among all tokens, from 1."""
 
     token_id: int
     logprob: float
@@ -65,7 +65,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of one place: the token that stands there, and the likeliest ones, best first."""
+    """The log probabilities at one position: of the chosen token, and of the likeliest ones, best first."""
 
     chosen: TokenLogprob
     top: tuple[TokenLogprob, ...] = ()

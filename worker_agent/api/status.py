@@ -1,6 +1,6 @@
 """The HTTP API of a process that publishes streams and serves no requests.
 
-GET /health, /live, /status    whether the log is there, every rank's place, and why it may be wrong
+GET /health, /live, /status    whether the log is connected, every rank's position, and why its set may be wrong
 GET /version, /metrics
 """
 
@@ -15,7 +15,7 @@ from worker_agent.events.consolidator import Consolidator
 
 
 def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
-    """Return where the streams are: `log` is `away` while nothing can be published, and everything waits."""
+    """Return the streams' positions; `log` is `away` while it is disconnected, and batches wait."""
     is_away = any(each.is_log_away for each in consolidators)
     return {
         "log": "away" if is_away else "connected",
@@ -38,12 +38,12 @@ def streams_status(consolidators: Sequence[Consolidator]) -> dict[str, Any]:
 
 
 class StatusApi:
-    """The endpoints. The process is healthy while it answers; a stale rank is a publisher's fault."""
+    """The endpoints. The process is healthy while it answers; stale ranks do not make it unhealthy."""
 
     def __init__(
         self, consolidators: Sequence[Consolidator], version: str, *, sources: Callable[[], list[dict[str, Any]]] = list
     ) -> None:
-        """`sources` says how those are that this process polls itself."""
+        """`sources` returns the status of the sources that this process polls."""
         self._consolidators, self._version, self._sources = tuple(consolidators), version, sources
 
     def app(self, registry: CollectorRegistry, *, token: str) -> web.Application:

@@ -1,4 +1,4 @@
-"""What an engine is asked and what it answers, and its errors."""
+"""An engine's requests, outputs, description and errors."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -17,9 +17,9 @@ PRIORITY_MAX = 100
 
 
 class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is; sizes in tokens, blocks of `block_size` tokens per rank, or requests per rank.
+    """An engine's sizes: in tokens, blocks of `block_size` tokens per rank, or requests per rank.
 
-    `max_prompt_tokens` bounds prompts that the engine computes, where it is less than `max_seq_len` - 1; else 0.
+    `max_prompt_tokens` bounds the prompts that the engine computes, if it is less than `max_seq_len` - 1; else 0.
     """
 
     model: str
@@ -37,19 +37,19 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
 class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One generation. `prompt` is not empty; prompt and `max_tokens` together fit in `max_seq_len`.
 
-    Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one. `priority`, 0..100, says
-    how long its blocks are to be kept: the lowest give way first.
+    Without `dp_rank` the engine chooses the rank. An empty LoRA name or salt is an absent one. `priority`, 0..100, is
+    the retention priority of its blocks: the lowest are evicted first.
 
     Engines ignore fields after `priority` that they do not support. `queue_priority`, 0..1: of the waiting requests,
     the highest goes first. `handoff` comes from the worker of the phase before; `transfer_id`, unique in the fleet,
     names the transfer that a prefill worker begins. With `is_context_and_generation` a decode worker computes the
     prompt too, without a handoff. `logits_processors` are names of the engine's configuration.
 
-    `media` are the prompt's, in their order there; the prompt has one token for each, of which the engine makes as many
-    as it needs. `text` is that prompt before it was tokenized: an engine whose own processor places media reads it in
-    place of the tokens. Where an encode worker has the media already, they are in `handoff`, and `media` is empty.
+    `media` are the prompt's, in order; the prompt has one token for each, which the engine expands. `text` is that
+    prompt before tokenization: an engine whose processor places media reads it instead of the tokens. If an encode
+    worker has encoded the media, they are in `handoff`, and `media` is empty.
 
-    `logit_bias` are pairs of a token and what is added to its logit; `bad_token_ids` are never generated.
+    `logit_bias` are pairs of a token and the bias of its logit; `bad_token_ids` are never generated.
     `trace_headers` name the trace (W3C) that the engine's spans belong to. `conversation_id` names the conversation: an
     engine may keep its requests on one rank.
     """
@@ -77,15 +77,14 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """New tokens of a generation. `cached_tokens` says how many of the prompt were not computed again.
+    """New tokens of a generation. `cached_tokens` is how many of the prompt's tokens were reused.
 
-    `choice` counts from 0; each has a finish reason of its own. The token that stopped it is among its tokens.
-    `logprobs`, where asked for, has one entry for each new token, None where nothing is known of it; `prompt_logprobs`
-    stands on the first output alone. `stop_token_id` is the one that stopped it, where the engine says so. `handoff` is
-    what the next worker needs.
+    `choice` counts from 0; each has its own finish reason. The token that stopped it is among its tokens. `logprobs`,
+    if requested, has one entry for each new token, None if unknown; only the first output has `prompt_logprobs`.
+    `stop_token_id` is the token that stopped the choice, if the engine reports it. `handoff` is for the next worker.
 
-    `prompt`, on the first output of each choice, is the prompt as the engine computed it, where that is another one
-    than was asked: media have as many tokens as they take. A worker that takes the handoff is asked with this one.
+    `prompt`, on the first output of each choice, is the prompt as the engine computed it, if that differs from the
+    request's: media are expanded to all their tokens. The request to the next worker has this prompt.
     """
 
     token_ids: tuple[int, ...]
@@ -100,11 +99,11 @@ class EngineOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineError(Exception):
-    """The engine did not do as asked."""
+    """The engine failed an operation."""
 
 
 class RequestRefused(EngineError):
-    """The request's own fault: the message names the field, what was found and what is allowed."""
+    """The request is invalid: the message names the field, what was found and what is allowed."""
 
     def __init__(self, field: str, found: object, allowed: str) -> None:
         super().__init__(f"{field}: found {as_json(found)}, allowed {allowed}")
@@ -116,7 +115,7 @@ class EngineStopped(EngineError):
 
 
 class EncoderUnavailable(EngineStopped):
-    """The encode worker that the engine needs gives nothing now; `retry_s` says when to ask again, if it does."""
+    """The encode worker that the engine needs is unavailable; `retry_s` is its retry time, if it sent one."""
 
     def __init__(self, message: str, retry_s: float | None = None) -> None:
         super().__init__(message)

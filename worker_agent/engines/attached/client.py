@@ -1,13 +1,13 @@
-"""Asks an engine over HTTP, each question within its time and size, and counts what came of it.
+"""Sends HTTP requests to an engine, each bounded in time and size, and counts their outcomes.
 
 outcome       an answer that
 -----------   ----------------------------------------------------------------------------
-ok            came, whole, with status 200
-unreachable   did not come: no connection, or one that was cut
-slow          was not whole in time
+ok            came completely, with status 200
+unreachable   did not come: no connection, or a broken one
+slow          was not complete in time
 status        has another status; redirects are not followed
 oversize      is longer than `bytes_max`; the rest is not read
-unreadable    was whole, and is not what it should be (`unreadable` says so)
+unreadable    was complete, but invalid (the caller reports it with `unreadable`)
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ import aiohttp
 
 ANSWER_S = 2.0
 WAITED_ANSWER_S = 5.0
-"""Of a server that waits 2 s until it has something to say: `trtllm-serve`, of its statistics and its events."""
+"""For a server that waits 2 s for rows: `trtllm-serve`, with its statistics and its events."""
 ANSWER_BYTES_MAX = 4 << 20
 _CONNECTIONS = 8
 _OK = 200
@@ -29,7 +29,7 @@ FetchOutcome = Literal["ok", "unreachable", "slow", "status", "oversize", "unrea
 
 
 class EngineUnanswered(Exception):
-    """The engine gave no answer that can be used; `outcome` says why in a word."""
+    """The engine gave no usable answer; `outcome` is the reason."""
 
     def __init__(self, outcome: FetchOutcome, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class EngineUnanswered(Exception):
 
 
 class EngineClient:
-    """Asks one engine, between entering and leaving the block. `api_key` goes with every question."""
+    """A client of one engine, between entering and leaving the block. `api_key` goes with every request."""
 
     def __init__(self, base_url: str, *, api_key: str = "", answer_s: float = ANSWER_S) -> None:
         self._base_url, self._answer_s = base_url.rstrip("/"), answer_s
@@ -51,7 +51,7 @@ class EngineClient:
         return self._base_url
 
     async def __aenter__(self) -> Self:
-        """Questions can be asked."""
+        """Open the session."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
             headers=self._headers,
@@ -61,12 +61,12 @@ class EngineClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Connections are closed."""
+        """Close all connections."""
         assert self._session is not None
         await self._session.close()
 
     async def get(self, what: What, path: str, *, bytes_max: int = ANSWER_BYTES_MAX, answer_s: float = 0.0) -> bytes:
-        """Return the answer to GET `path`; raise `EngineUnanswered`. Either is counted. `answer_s` 0: the client's."""
+        """Return the answer to GET `path`, or raise `EngineUnanswered`; count either. `answer_s` 0: the default."""
         try:
             answer = await self._answer(path, bytes_max, answer_s or self._answer_s)
         except EngineUnanswered as error:
@@ -76,7 +76,7 @@ class EngineClient:
         return answer
 
     def unreadable(self, what: What) -> None:
-        """An answer that was counted as ok is not what it should be."""
+        """Count an answer as unreadable that was counted as ok."""
         self.requests_total[what, "ok"] -= 1
         self.requests_total[what, "unreadable"] += 1
 

@@ -28,13 +28,13 @@ __all__ = [
 _NATS = NatsSection(url="nats://127.0.0.1:4222")
 POLL = "poll"
 PUBLISH_DEFAULT = "tcp://127.0.0.1:5557"
-"""Where vLLM and SGLang publish unless told otherwise. Source: `docs/SOURCES.md` E3.5."""
+"""The default endpoint of vLLM and SGLang. Source: `docs/SOURCES.md` E3.5."""
 BLOCK_SIZES: Mapping[EngineKind, int] = {"vllm": 16, "sglang": 1, "trtllm-serve": 32}
-"""What an engine has that was told nothing. Source: `block_size`, `page_size`, `tokens_per_block` of the three."""
+"""The engines' default block sizes. Source: `block_size`, `page_size`, `tokens_per_block` of the three."""
 
 
 class WorkerHeadSection(Section):
-    """One worker whose streams this process heads, whoever tells of its caches."""
+    """One worker whose streams this process publishes, from any event source."""
 
     id: str = Field(pattern=f"^{WORKER_ID_PATTERN}$", description="its name in the fleet")
     model: str = Field(min_length=1, max_length=256, description="the model's name, as it is registered")
@@ -45,7 +45,7 @@ class WorkerHeadSection(Section):
 
 
 class WorkerStreamsSection(WorkerHeadSection):
-    """One such worker, whose engine publishes."""
+    """One such worker whose engine publishes its events."""
 
     publishers: tuple[PublisherSection, ...] = Field(min_length=1, description="who tells of its caches")
 
@@ -87,7 +87,7 @@ class ConsolidateSettings(Settings):
 
 
 class AttachedEngineSection(Section):
-    """The engine that is attached; sizes are per rank. What is empty or 0 is as the engine says, where it does."""
+    """The attached engine; sizes are per rank. An empty or 0 field is taken from the engine, if it reports it."""
 
     kind: EngineKind = Field("vllm", description="which engine it is")
     base_url: str = Field("", description="its OpenAI endpoint, http://host:port; empty: it is not registered")
@@ -157,18 +157,18 @@ class AttachedEngineSection(Section):
 
     @property
     def is_polled(self) -> bool:
-        """Whether the engine is asked for its events, instead of publishing them."""
+        """Whether the engine is polled for its events, instead of publishing them."""
         return (self.publish_endpoint or (POLL if self.kind == "trtllm-serve" else "")) == POLL
 
     @property
     def is_forwarded(self) -> bool:
-        """Whether requests go through here; no header tells TensorRT-LLM's server a rank, so it chooses itself."""
+        """Whether requests go through this process; no header names a rank to TensorRT-LLM's server, so it chooses."""
         if self.requests == "auto":
             return self.dp_ranks > 1 and self.kind != "trtllm-serve"
         return self.requests == "forward"
 
     def publishers(self) -> tuple[PublisherSection, ...]:
-        """Return the engine's publishers: one for all, or one a rank; none where it is polled."""
+        """Return the engine's publishers: one for all ranks, or one a rank; none if it is polled."""
         if self.is_polled:
             return ()
         found = self.publish_endpoint or PUBLISH_DEFAULT
@@ -199,7 +199,7 @@ class AttachSettings(Settings):
     telemetry: TelemetrySection = TelemetrySection()
 
     def streams(self, instance: str, *, model: str = "", block_size: int = 0) -> WorkerHeadSection:
-        """Return the one worker as `consolidate` would have it; what is given here was found out of the engine."""
+        """Return the worker's section as in `consolidate`; the arguments are the engine's reported facts."""
         engine = self.engine
         head = WorkerHeadSection(
             id=self.worker.id,

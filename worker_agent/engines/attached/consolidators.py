@@ -1,4 +1,4 @@
-"""Parts of `consolidate` and `attach`: consolidators of publishers, and an engine's registration."""
+"""Builds consolidators of external publishers, and an attached engine's registration."""
 
 import secrets
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ _EVENT_SOURCES: Mapping[EngineKind, EventSource] = {"vllm": "vllm", "sglang": "s
 
 
 def new_epoch() -> int:
-    """Return a random name of a stream's life; 0 is nobody's."""
+    """Return a random epoch for a stream; never 0."""
     return 1 + secrets.randbelow((1 << 64) - 1)
 
 
@@ -45,7 +45,7 @@ def foreign_consolidator(
     context: zmq.asyncio.Context,
     clock: Clock,
 ) -> Consolidator:
-    """Return the head of the worker's streams, with a reader for each of its publishers."""
+    """Return the consolidator of the worker's streams, with a subscriber for each of its publishers."""
     core = Consolidation(
         worker.dp_ranks,
         worker.block_size,
@@ -74,10 +74,10 @@ def _reader(publisher: PublisherSection, context: zmq.asyncio.Context, clock: Cl
 
 
 def attached_facts(engine: AttachedEngineSection, reported: EngineFacts) -> EngineFacts:
-    """Return what is configured of the engine, and beyond that what it says.
+    """Return the configured facts, completed with the engine's reported ones.
 
     Raises:
-        ConfigurationError: its block size is not the one that is configured: no block of it would fit.
+        ConfigurationError: the reported block size differs from the configured one: no block would fit.
     """
     if engine.block_size and reported.block_size and engine.block_size != reported.block_size:
         raise ConfigurationError(
@@ -98,10 +98,10 @@ def attached_facts(engine: AttachedEngineSection, reported: EngineFacts) -> Engi
 def foreign_registration(
     settings: AttachSettings, facts: EngineFacts, text: Text, instance: str, base_url: str
 ) -> WorkerRegistered:
-    """Return what the fleet is told of the attached engine, whose requests go to `base_url`.
+    """Return the registration of the attached engine, whose requests go to `base_url`.
 
     Raises:
-        ConfigurationError: a field may not be as it is.
+        ConfigurationError: a field is invalid.
     """
     engine = settings.engine
     scheme = EAGLE_HASH_SCHEME if engine.is_eagle else HASH_SCHEME

@@ -1,17 +1,17 @@
-"""What an engine says of itself over HTTP; what it does not say is empty or 0.
+"""Parses an engine's facts from its HTTP answers; missing facts are empty or 0.
 
-    path                     engine          says
+    path                     engine          facts
     ----------------------   -------------   ------------------------------------------------------------------------
     /v1/models               all             names: cards without a `parent`; adapters: those with one;
                                              `max_model_len` (vLLM, SGLang)
-    /openapi.json            all             OpenAI endpoints, by their paths; a server may be set not to show it
+    /openapi.json            all             OpenAI endpoints, by their paths; a server may be configured to hide it
     /version                 vLLM, TRT-LLM   version
     /metrics                 vLLM            `cache_config_info`: block size, KV blocks (`load/engine_metrics.py`)
     /server_info, before     SGLang          page size, KV tokens, requests decoded together, tokens of a prefill chunk,
     that /get_server_info                    context length, data-parallel ranks, version
     /metrics                 trtllm-serve    iteration statistics: block size, KV blocks, batch size, tokens
 
-A number beyond what a registration may say is taken for not said. Sizes are per rank.
+A number beyond a registration's range counts as missing. Sizes are per rank.
 
 Source: vLLM `vllm/entrypoints/openai/protocol.py`, SGLang `python/sglang/srt/entrypoints/http_server.py`, TensorRT-LLM
 `tensorrt_llm/serve/openai_server.py`; revisions in `docs/ATTACH.md`.
@@ -37,7 +37,7 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. `dp_ranks` is how many there are."""
+    """All facts. `dp_ranks` is the number of ranks."""
 
     served_names: tuple[str, ...] = ()
     loras: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     api_endpoints: tuple[str, ...] = ()
 
     def with_more(self, other: "EngineFacts") -> "EngineFacts":
-        """Return both together; where both say something, it is this one's."""
+        """Return both combined; if both have a fact, this one's counts."""
         mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value}
         return msgspec.structs.replace(other, **mine)
 
@@ -93,7 +93,7 @@ _rows = msgspec.json.Decoder(list[dict[str, Any]])
 
 
 def facts_of_models(body: bytes) -> EngineFacts:
-    """Return what `GET /v1/models` says; raise `MalformedMessage`, which names the field, for anything else."""
+    """Return the facts of `GET /v1/models`; raise `MalformedMessage`, which names the field, for an invalid body."""
     cards = _decoded(_models, body, "/v1/models").data
     lengths = [_within(card.max_model_len, _TOKENS_MAX) for card in cards if card.parent is None]
     return EngineFacts(
@@ -104,18 +104,18 @@ def facts_of_models(body: bytes) -> EngineFacts:
 
 
 def facts_of_version(body: bytes) -> EngineFacts:
-    """Return what `GET /version` says, likewise."""
+    """Return the facts of `GET /version`, likewise."""
     return EngineFacts(version=_decoded(_version, body, "/version").version)
 
 
 def facts_of_openapi(body: bytes) -> EngineFacts:
-    """Return what `GET /openapi.json` says, likewise; the engine may still refuse an endpoint that its model lacks."""
+    """Return the facts of `GET /openapi.json`; the engine may still refuse an endpoint that its model lacks."""
     paths = _decoded(_openapi, body, "/openapi.json").paths
     return EngineFacts(api_endpoints=tuple(name for name, path in PATHS.items() if path in paths))
 
 
 def facts_of_server_info(body: bytes) -> EngineFacts:
-    """Return what SGLang's `GET /server_info` says, likewise."""
+    """Return the facts of SGLang's `GET /server_info`, likewise."""
     info = _decoded(_server_info, body, "/server_info")
     page = _within(info.page_size, BLOCK_SIZE_MAX)
     return EngineFacts(
@@ -131,7 +131,7 @@ def facts_of_server_info(body: bytes) -> EngineFacts:
 
 
 def facts_of_cache_config(config: CacheConfig) -> EngineFacts:
-    """Return what vLLM's `cache_config_info` says."""
+    """Return the facts of vLLM's `cache_config_info`."""
     return EngineFacts(
         block_size=_within(config.block_size, BLOCK_SIZE_MAX),
         total_kv_blocks=_within(config.num_gpu_blocks, _BLOCKS_MAX),
@@ -144,7 +144,7 @@ def iteration_rows(body: bytes) -> list[dict[str, Any]]:
 
 
 def facts_of_iteration_stats(row: Mapping[str, Any]) -> EngineFacts:
-    """Return what one row of TensorRT-LLM's iteration statistics says. Source: `docs/SOURCES.md` E1.7."""
+    """Return the facts in one row of TensorRT-LLM's iteration statistics. Source: `docs/SOURCES.md` E1.7."""
     cache = row.get("kvCacheStats")
     fields = cache if isinstance(cache, dict) else {}
     return EngineFacts(
@@ -163,5 +163,5 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes, path: str) -> T:
 
 
 def _within(value: object, greatest: int) -> int:
-    """Return a count; 0 for what is none."""
+    """Return a count; 0 if it is not one."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= greatest else 0

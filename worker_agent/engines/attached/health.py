@@ -1,7 +1,7 @@
 """Registers an attached engine while its HTTP `/health` answers.
 
-The table is in `attachment.py`. Before it is registered, the engine is asked anew what it is: it may have begun
-anew with another cache. Source of the path: vLLM, SGLang and `trtllm-serve` all answer GET /health.
+The table is in `attachment.py`. Before each registration the engine is queried again: it may have restarted with
+another cache. Source of the path: vLLM, SGLang and `trtllm-serve` all answer GET /health.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ Describe = Callable[[], Awaitable[WorkerRegistered | None]]
 
 
 class HealthWatch:
-    """Probes the engine and tells the fleet. `log_found` is set whenever the log was found again.
+    """Probes the engine, registers it and withdraws it. `log_found` is set after each reconnection to the log.
 
-    `describe` returns what the fleet is to be told now; None: nothing, the engine cannot join as it is.
+    `describe` returns the current registration; None: the engine cannot join as it is.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class HealthWatch:
 
     @property
     def is_in(self) -> bool:
-        """Whether the fleet was told that the engine serves."""
+        """Whether the engine is registered."""
         return self._attachment.is_in
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Keep the fleet informed until `stop` is set; then say that the engine takes no new work."""
+        """Probe the engine until `stop` is set; then publish that it is draining."""
         while not stop.is_set():
             await self._probe()
             await until(stop, self._clock.sleep(PROBE_PERIOD_S))
@@ -55,7 +55,7 @@ class HealthWatch:
             await self._membership.drain()
 
     async def leave(self, reason: str) -> None:
-        """The fleet was told that the engine is gone, if it was in and can be told."""
+        """Publish that the engine left, if it was registered."""
         if self._attachment.is_in:
             await self._membership.leave(reason)
 
@@ -79,7 +79,7 @@ class HealthWatch:
         return await self._membership.register()
 
     def _log_problem(self, problem: str) -> None:
-        """Log once why the engine is not in, or is about to leave, until it answers again."""
+        """Log once why the engine is not registered, or is about to leave, until it answers again."""
         is_out = bool(problem) and self._attachment.is_out
         if is_out and not self._is_logged:
             _log.warning("engine_unreachable", url=f"{self._client.base_url}/health", reason=problem)

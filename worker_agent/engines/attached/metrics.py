@@ -23,7 +23,7 @@ _FORWARDED: tuple[RequestOutcome, ...] = ("ok", "refused", "failed", "cut", "can
 
 
 class AttachMetrics:
-    """Reads the parts that there are; holds nothing."""
+    """Reads the parts that exist; holds no state."""
 
     def __init__(
         self,

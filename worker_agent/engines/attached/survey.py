@@ -1,4 +1,4 @@
-"""Asks an attached engine what it is, over HTTP, and combines the answers."""
+"""Queries an attached engine's facts over HTTP, and combines the answers."""
 
 import structlog
 
@@ -21,18 +21,18 @@ _log = structlog.get_logger("engine_survey")
 
 
 def metrics_answer_s(kind: EngineKind) -> float:
-    """Return how long this kind of engine may take to tell its metrics; 0: as long as for anything else."""
+    """Return the timeout of this kind of engine's metrics; 0: the client's default."""
     return WAITED_ANSWER_S if kind == "trtllm-serve" else 0.0
 
 
 class EngineSurvey:
-    """Asks one engine of a kind."""
+    """Queries one engine of a kind."""
 
     def __init__(self, kind: EngineKind, client: EngineClient, *, metrics_path: str) -> None:
         self._kind, self._client, self._metrics_path = kind, client, metrics_path
 
     async def query(self) -> EngineFacts | None:
-        """Return what the engine says of itself now; None while it is not healthy."""
+        """Return the engine's current facts; None while it is not healthy."""
         try:
             await self._client.get("health", "/health")
         except EngineUnanswered:
@@ -42,7 +42,7 @@ class EngineSurvey:
         return facts.with_more(await self._own())
 
     async def _own(self) -> EngineFacts:
-        """Return what this kind of engine tells beyond its models."""
+        """Return the facts that only this kind of engine has."""
         if self._kind == "sglang":
             facts = await self._request("info", "/server_info")
             return facts if facts != EngineFacts() else await self._request("info", "/get_server_info")

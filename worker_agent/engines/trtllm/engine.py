@@ -1,20 +1,20 @@
 """TensorRT-LLM as an `Engine`: loaded in this process, called on the event loop, polled from threads, watched.
 
-    loading            by `call`: on the main thread of `worker-agent serve`, for MPI is finalized there and belongs to
-                       the thread that initialized it; else on a thread. `load_s` says how long it took. Whoever cancels
-                       it gets no engine, and none is left
-    a request's error  before its first output: `RequestRefused`; after it: a last output that says `error`
-    the engine's death found by a request, or by `run`, which asks the engine how it is: streams end with
-                       `EngineStopped`, then `run` raises it
-    closing a stream   aborts the engine's request. A decode worker's that fetches another worker's KV is aborted after
-                       its first token: aborted before it, the other worker would keep its blocks
-    media              decoded and placed in the prompt on a thread, while streams of others go on; one request at a
-                       time, for tokenizers may not be shared by threads
-    stop               grace for what runs; then it is cut. A prefill worker waits for its transfers. Then the engine is
-                       shut down. Each of these waits is bounded
+    loading            by `call`: on the main thread of `worker-agent serve`, because MPI is finalized there and belongs
+                       to the thread that initialized it; else on a thread. `load_s` is its duration. If the load is
+                       cancelled, the engine is shut down
+    a request's error  before its first output: `RequestRefused`; after it: a last output with `error`
+    the engine's death found by a request, or by the health checks of `run`: streams end with `EngineStopped`, then
+                       `run` raises it
+    closing a stream   aborts the engine's request. A decode worker's request that fetches KV is aborted after its first
+                       token: aborted earlier, the prefill worker would keep its blocks
+    media              decoded and placed in the prompt on a thread, while other streams continue; one request at a
+                       time, because threads may not share tokenizers
+    stop               running requests get the grace time, then they are cut. A prefill worker waits for its transfers.
+                       Then the engine is shut down. Each of these waits is bounded
 
-A prefill worker's transfers are over when the engine's statistics count no request any more; without statistics, when
-`transfer_s` have passed since the last one began. Nothing else tells of them.
+A prefill worker's transfers are over once the engine's statistics count no request; without statistics, `transfer_s`
+after the last one began. The engine has no other signal.
 
 Source: `docs/SOURCES.md` D6.6.
 """
@@ -56,7 +56,7 @@ from worker_agent.media.parts import Media
 _ABORTS_MAX = 10_000
 _FAREWELL_S = 1.0
 _REST_S = 0.2
-"""An engine whose statistics say nothing for so long computes nothing."""
+"""An engine without statistics for so long is idle."""
 _log = structlog.get_logger("trtllm")
 
 
@@ -116,11 +116,11 @@ class TensorRTLLMEngine:
 
     @property
     def fault(self) -> str | None:
-        """Why the engine is dead, as far as is known; None while it lives."""
+        """Why the engine is dead; None as far as is known."""
         return None if self._fault is None else f"{type(self._fault).__name__}: {self._fault}"
 
     def describe(self) -> EngineDescription:
-        """Return what the loaded engine is; raise `EngineError` before `start`, when nobody knows."""
+        """Return the loaded engine's description; raise `EngineError` before `start`."""
         if self._description is None:
             raise EngineError("the engine has not been started: the size of its KV cache is not known")
         return self._description
@@ -129,7 +129,7 @@ class TensorRTLLMEngine:
         """Load the engine and accept requests; see `Engine`.
 
         Raises:
-            EngineError: the library is not there, refuses the arguments, or cannot load the model.
+            EngineError: the library is missing, refuses the arguments, or cannot load the model.
         """
         began_s, loading = self._clock.now(), Loading(self._args, self._settings)
         try:
@@ -148,10 +148,10 @@ class TensorRTLLMEngine:
         _log.info("engine_loaded", model=self._model, role=self._args.role, load_s=round(self.load_s, 3))
 
     async def run(self) -> None:
-        """Ask the engine how it is until `stop`.
+        """Check the engine's health until `stop`.
 
         Raises:
-            EngineStopped: it is dead; its streams have heard.
+            EngineStopped: it is dead; its streams have ended.
         """
         try:
             async with TaskSet(_ABORTS_MAX) as self._aborts:
@@ -197,7 +197,7 @@ class TensorRTLLMEngine:
 
         Raises:
             RequestRefused: the engine is no encoder, or refuses this prompt or its images.
-            EngineStopped: the engine is not there.
+            EngineStopped: the engine has stopped.
         """
         async with self._encoder() as encoder:
             return await handles_of(encoder, text, media)
@@ -209,7 +209,7 @@ class TensorRTLLMEngine:
 
     @asynccontextmanager
     async def _encoder(self) -> AsyncIterator[Encoder]:
-        """Be where the encoder has work; what the library raises meanwhile is said in our words."""
+        """Count the encoder as busy in the block, and translate the library's errors."""
         if self._args.role != "encode":
             raise RequestRefused("role", self._args.role, "encode")
         library, llm = self._loaded("encode")
@@ -233,7 +233,7 @@ class TensorRTLLMEngine:
         """Return the rows of all iterations since the last call; see `Engine`."""
         rows = self._statistics_polling.rows(lambda: self._fetched("get_stats"), timeout_s)
         for row in rows:
-            statistics = cast("object", row)  # whatever the engine says: others judge it
+            statistics = cast("object", row)  # of any shape: the reader of the rows validates it
             if isinstance(statistics, dict) and isinstance(rank := statistics.get("attentionDpRank") or 0, int):
                 counts = (statistics.get("numActiveRequests"), statistics.get("numQueuedRequests"))
                 self._busy[rank] = sum(each for each in counts if isinstance(each, int))
@@ -267,7 +267,7 @@ class TensorRTLLMEngine:
         return Stream(request.request_id, result, outputs, takes_transfer=fetches)
 
     async def _call(self, library: Library, llm: Any, request: EngineRequest, library_request: TrtllmRequest) -> Call:  # noqa: ANN401
-        """Return what is submitted: at once, but for media, which are decoded and placed on a thread."""
+        """Return the call to submit: at once, but media are decoded and placed on a thread."""
         adapters = self._processors.adapters(library_request.logits_processors)
         if not has_media(request):
             return library.call(llm, library_request, adapters)
@@ -312,7 +312,7 @@ class TensorRTLLMEngine:
         return stream.outputs.failed()
 
     def _meaning(self, library: Library, error: Exception, request_id: str, *, is_new: bool = True) -> EngineError:
-        """Return what an error of the library means for a request; note the engine's death."""
+        """Return the error of a request for an error of the library; note the engine's death."""
         fault = self._fault or (library.fault(self._llm) if self._llm is not None else None)
         if self._over.is_set() or self._llm is None:
             return EngineStopped(f"{request_id}: {self._stopped_because}")
@@ -368,7 +368,7 @@ class TensorRTLLMEngine:
         except TimeoutError as error:
             error.add_note("the engine's health check did not return")
             fault = error
-        if fault is not None and self._llm is not None:  # one that is being shut down is not well, either
+        if fault is not None and self._llm is not None:  # not while it is being shut down
             self._die(fault)
 
     def _die(self, fault: BaseException) -> None:
@@ -380,7 +380,7 @@ class TensorRTLLMEngine:
         self._ended.set()
 
     def _cut(self, because: str) -> None:
-        """End every stream, for the first reason that is given."""
+        """End every stream; the first reason counts."""
         if not self._over.is_set():
             self._stopped_because = because
             self._over.set()
@@ -388,7 +388,7 @@ class TensorRTLLMEngine:
             stream.cut()
 
     async def _await_transfers(self, last_handoff_s: float) -> None:
-        """Return when no request is left and the engine has come to rest, or at the bound."""
+        """Return when no request is left and the engine is idle, or at the bound."""
         if not self._args.value("enable_iter_perf_stats"):
             await self._clock.sleep(last_handoff_s + self._settings.transfer_s - self._clock.now())
             return

@@ -1,4 +1,4 @@
-"""TensorRT-LLM, imported. This module makes what the library takes.
+"""Imports TensorRT-LLM and builds the objects of its API.
 
     ours                                 the library's
     engine arguments, role encode        `MultimodalEncoder`
@@ -7,9 +7,9 @@
     error, warning, info, debug          log levels error, warning, info, debug; TLLM_LOG_LEVEL wins
     a prompt with media                  `preprocess`, which takes long, then `generate_async` of what it gives
 
-What its errors mean: `errors.py`; that the engine is dead says `fault`, before any of them.
+`errors.py` classifies its errors; `fault` reports a dead engine, and is checked before them.
 
-Everything is imported when it is used, for it takes seconds and wants a GPU. Names, and where they come from:
+Everything is imported on use, because it takes seconds and needs a GPU. Names and their sources:
 `docs/TENSORRT_LLM.md`.
 """
 
@@ -38,7 +38,7 @@ _log = structlog.get_logger("trtllm")
 
 
 class Call(NamedTuple):
-    """A request in the library's own words: a prompt, `SamplingParams`, `DisaggregatedParams` or None."""
+    """A request in the library's types: a prompt, `SamplingParams`, `DisaggregatedParams` or None."""
 
     inputs: Any
     sampling: Any
@@ -61,7 +61,7 @@ class Library:
             if error.name != "tensorrt_llm":
                 raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
             raise EngineError(f"the engine trtllm needs {DISTRIBUTION}[{EXTRA}]: {install_command(EXTRA)}") from error
-        except (ImportError, OSError, RuntimeError) as error:  # a CUDA library that is not there, or does not fit
+        except (ImportError, OSError, RuntimeError) as error:  # a CUDA library is missing or incompatible
             raise EngineError(f"tensorrt_llm cannot be imported: {error}") from error
         self.version = str(tensorrt_llm.__version__)
         self.errors = LibraryErrors(self.version, RequestError)
@@ -80,10 +80,10 @@ class Library:
             raise EngineError(f"the engine cannot be loaded: {type(error).__name__}: {error}") from error
 
     def arguments(self, args: EngineArgs) -> dict[str, Any]:
-        """Return the keywords of the engine's class; nobody else holds any part of them."""
+        """Return the keywords of the engine's class; the caller owns them."""
         from tensorrt_llm.llmapi import llm_args
 
-        keywords = args.as_dict()  # anew: a deep copy
+        keywords = args.as_dict()  # a deep copy
         for path, name in config_classes(args):
             section, kind = _at(keywords, path[:-1]), getattr(llm_args, name, None)
             if kind is not None:
@@ -96,7 +96,7 @@ class Library:
         request: TrtllmRequest,
         adapters: list[LogitsAdapter],
     ) -> Call:
-        """Return what `generate` submits. With media it decodes and places them: that belongs on a thread.
+        """Return the call that `generate` submits. Media are decoded and placed here: then call it on a thread.
 
         Raises:
             RequestRefused: an image cannot be decoded.
@@ -116,7 +116,7 @@ class Library:
         call: Call,
         loras: Mapping[str, LoraAdapter],
     ) -> Any:  # noqa: ANN401 - as above
-        """Return the result of one request, at once; raise what the library raises."""
+        """Submit one request and return its result object at once; raise what the library raises."""
         wishes = {
             "lora_request": _optional(self._lora(loras), request.lora_name),
             "disaggregated_params": call.disaggregated,
@@ -136,7 +136,7 @@ class Library:
 
     @staticmethod
     def to_encode(llm: Any, text: str, media: Sequence[Media]) -> Any:  # noqa: ANN401 - as above
-        """Return what `encode` submits: images decoded and placed in the prompt. That belongs on a thread.
+        """Return the inputs of `encode`: images decoded and placed in the prompt. Call it on a thread.
 
         Raises:
             RequestRefused: an image cannot be decoded.
@@ -147,12 +147,12 @@ class Library:
 
     @staticmethod
     def encode(llm: Any, prepared: Any) -> Any:  # noqa: ANN401 - as above
-        """Return the encoder's result, at once."""
+        """Submit inputs to the encoder and return its result object at once."""
         return llm.generate_async(prepared)
 
     @staticmethod
     def embeddings(handle: Mapping[str, Any]) -> bytes:
-        """Return the file of what an encoder's handle stands for; the handle is spent. It may copy from a GPU."""
+        """Return the file of an encoder's handle, which can be used once. It may copy from a GPU."""
         from tensorrt_llm._torch.shared_tensor import SharedTensorContainer
 
         return file_of(SharedTensorContainer.from_dict(dict(handle)).get_local_view())
@@ -166,7 +166,7 @@ class Library:
         return None if check is None or check() else EngineError("the engine's own health check fails")
 
     def capacity(self, llm: Any) -> Mapping[str, Any]:  # noqa: ANN401 - as above
-        """Return the size of a rank's KV cache; empty where this version, or this engine, does not say it."""
+        """Return the size of a rank's KV cache; empty if this version or engine does not report it."""
         try:
             return dict(llm.get_kv_cache_capacity())
         except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
@@ -208,7 +208,7 @@ class Library:
         return ConversationParams(conversation_id=conversation_id)
 
     def _disaggregated(self, fields: dict[str, Any]) -> Any:  # noqa: ANN401 - as above
-        """Return the handoff as the library's class; keys of another version that the class has not are dropped."""
+        """Return the handoff as the library's class; keys that this version lacks are dropped."""
         from tensorrt_llm.disaggregated_params import DisaggregatedParams, DisaggScheduleStyle
 
         known = DisaggregatedParams.__dataclass_fields__.keys()
@@ -252,10 +252,10 @@ class Library:
 
 
 def _with_media(llm: Any, request: TrtllmRequest) -> dict[str, Any]:  # noqa: ANN401 - as above
-    """Return the prompt as `TextPrompt`; as `TokensPrompt` where its text is not known and the model takes tokens.
+    """Return the prompt as `TextPrompt`; as `TokensPrompt` if its text is unknown and the model accepts tokens.
 
-    Other models' prompts become text again. The library does that itself, but in some versions without embeddings and
-    UUIDs, and with None for `mm_processor_kwargs`.
+    For other models the tokens are decoded to text. The library does that itself, but in some versions it drops
+    embeddings and UUIDs, and has None for `mm_processor_kwargs`.
     Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/llmapi/llm.py` @ 4c05a748, `generate_async`.
     """
     text, tokenizer = request.text, getattr(llm, "tokenizer", None)

@@ -1,19 +1,19 @@
-"""Turns TensorRT-LLM's cumulative outputs into what is new since the last one.
+"""Turns TensorRT-LLM's cumulative outputs into the new part since the last one.
 
     its finish reason     ours       because
     stop, length          the same
-    not_finished          length     a context-only request made its one token; which of both it says is not certain
+    not_finished          length     a context-only request made its one token; the engine reports this or `length`
     timeout               error
-    cancelled             none       we asked for it, or the engine ends: `is_cancelled`, never an output
+    cancelled             none       the agent cancelled it, or the engine ends: `is_cancelled`, never an output
     none, at the end      length     the choice has `max_tokens` tokens
-                          stop       it has fewer. The engine names a reason for the choice that ends last, only
-                          error      it has no token at all
-    any other             error      no known word
+                          stop       it has fewer. The engine names a reason only for the choice that ends last
+                          error      it has no token
+    any other             error      unknown reason
 
-    tokens of choice i    token_ids[sent:]; the list may shrink, when the engine cuts a stop word off that was sent
-    cached tokens         what the engine says, at most the prompt's; after a transfer, where the engine measures it
+    tokens of choice i    token_ids[sent:]; the list may shrink if the engine cuts off a stop word that was sent
+    cached tokens         the engine's count, at most the prompt's; after a transfer, if the engine measures it
                           (`return_perf_metrics`), prompt * reused / (reused + missed) blocks
-    log probabilities     by the token's place; a place of which nothing is known has None
+    log probabilities     by the token's position; None at an unknown position
 
 Source: NVIDIA/TensorRT-LLM, `tensorrt_llm/executor/result.py` (`_handle_sequence`: the reason, once `_done`);
 `docs/SOURCES.md` D6.5.
@@ -31,7 +31,7 @@ CANCELLED = "cancelled"
 
 
 class Choice(Protocol):
-    """One sequence of a result: the library's `CompletionOutput`, as far as it is read."""
+    """One sequence of a result: the used part of the library's `CompletionOutput`."""
 
     index: int
     token_ids: list[int] | None
@@ -44,13 +44,13 @@ class Choice(Protocol):
 
 
 class Result(Protocol):
-    """A request's result: the library's `RequestOutput`, as far as it is read."""
+    """A request's result: the used part of the library's `RequestOutput`."""
 
     cached_tokens: int
 
     @property
     def outputs(self) -> Sequence[Choice]:
-        """All sequences, in turn."""
+        """All sequences."""
 
     @property
     def finished(self) -> bool:
@@ -58,7 +58,7 @@ class Result(Protocol):
 
 
 class Outputs:
-    """One request's outputs. `handed_over`: another worker computed the prompt; `hands_over`: another one goes on.
+    """One request's outputs. `handed_over`: another worker computed the prompt; `hands_over`: another one continues.
 
     `prompt` is the one that the engine computes; with `reports_prompt` the first output of each choice carries it.
     `max_tokens` is the request's, of each choice.
@@ -95,7 +95,7 @@ class Outputs:
         return not self._open
 
     def new(self, result: Result) -> list[EngineOutput]:
-        """Return what of `result` was not returned before; nothing of choices that have ended."""
+        """Return the new part of `result`, without choices that have ended."""
         self.is_cancelled = any(each.finish_reason == CANCELLED for each in result.outputs)
         if self.is_cancelled:
             return []
@@ -154,12 +154,12 @@ class Outputs:
 
 
 def finish_reason(reason: str | None) -> FinishReason | None:
-    """Return why a sequence ended, as the engine names it, by the table above; None where it names no reason."""
+    """Return the finish reason for the engine's, by the table above; None if it names none."""
     return None if reason is None else _FINISH_REASONS.get(reason, "error")
 
 
 def counted_reason(tokens: int, max_tokens: int) -> FinishReason:
-    """Return why a sequence of so many tokens ended, where the request is over and the engine names no reason."""
+    """Return the finish reason of a sequence of so many tokens, if the request is over and the engine names none."""
     if not tokens:
         return "error"
     return "length" if tokens >= max_tokens else "stop"

@@ -4,27 +4,27 @@
     aggregated                              -                          as asked      yes
     prefill                                 context_only               1             no: there is one answer
     decode                                  generation_only            as asked      yes
-    decode, `is_context_and_generation`                  context_and_generation     as asked      yes
+    decode, `is_context_and_generation`     context_and_generation     as asked      yes
     any other, with an encoder's handles    context_and_generation     as asked      yes
 
-What a role takes at all: `worker_agent/api/role_rules.py`.
+Rules of the roles: `worker_agent/api/role_rules.py`.
 
     ours                                  `SamplingParams`
-    stop tokens                           the model's end token among them: `end_id`, -1 where none stops (never None:
+    stop tokens                           the model's end token among them: `end_id`, -1 if none stops (never None:
                                           the engine would need a tokenizer); the others: `stop_token_ids`
-    ignore_eos                            the model's end tokens are no stop tokens. The engine's own switch where the
-                                          client has no stop tokens, for it takes those away, too; else `end_id` -1
+    ignore_eos                            the model's end tokens are not stop tokens. The engine's own switch if the
+                                          client has no stop tokens, because it drops those, too; else `end_id` -1
     the token that stopped it             stays: `include_stop_str_in_output`
-    stop strings                          none: the text is the agent's, `stop` beside an `end_id` fails
+    stop strings                          none: the agent makes the text, and `stop` beside an `end_id` fails
     top_k -1                              0, all tokens
-    choices n                             `n`, and `best_of` n: what is streamed cannot be ranked afterwards
+    choices n                             `n`, and `best_of` n: streamed choices cannot be ranked afterwards
     logprobs k                            max(1, k)
-    rank                                  asked for where the engine has several; another one is not good enough;
-                                          not where the engine keeps conversations together, and the request names one
+    rank                                  required if the engine has several; not set if the engine keeps conversations
+                                          on one rank, and the request names one
     logit_bias                            `embedding_bias`, one number for each token of the vocabulary
     bad_token_ids                         the same; `bad` is text, which fails beside an `end_id` as `stop` does
     media                                 `worker_agent/media/inputs.py`
-    prefill                               `max_tokens` 1, whatever was asked; all else as asked
+    prefill                               `max_tokens` 1; everything else as in the request
 
 Source: `docs/SOURCES.md` D4.2 and D6.5; NVIDIA/TensorRT-LLM, `tensorrt_llm/sampling_params.py` and
 `tensorrt_llm/executor/base_worker.py` (`end_id` and stop words under `ignore_eos`); `docs/TENSORRT_LLM.md`.
@@ -84,7 +84,7 @@ class TrtllmRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine was loaded with, as far as requests ask for it. A vocabulary of size 0 is one nobody knows."""
+    """The loaded engine's features that requests may need. A vocabulary of size 0 is unknown."""
 
     role: Role
     end_ids: tuple[int, ...] = ()
@@ -99,10 +99,10 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 def check_request(
     request: EngineRequest, engine: EngineDescription, abilities: Abilities, *, id_in_use: bool = False
 ) -> None:
-    """Return where the engine can serve the request some day.
+    """Check that the engine can serve the request when it is empty.
 
     Raises:
-        RequestRefused: it cannot, in this role, with what it was loaded with, however empty it is.
+        RequestRefused: it never can, in this role and with its loaded features.
     """
     for rules in (
         role_rules(request, abilities.role),
@@ -119,7 +119,7 @@ def check_request(
 
 
 def trtllm_request(request: EngineRequest, abilities: Abilities) -> TrtllmRequest:
-    """Return what the engine is asked. `request` has passed `check_request`."""
+    """Return the request to the engine. `request` has passed `check_request`."""
     role, with_media = abilities.role, has_media(request)
     conversation_id = request.conversation_id if abilities.conversations else None
     requires_rank = abilities.attention_dp and conversation_id is None
@@ -146,7 +146,7 @@ def trtllm_request(request: EngineRequest, abilities: Abilities) -> TrtllmReques
 
 
 def sampling_fields(request: EngineRequest, role: Role, end_ids: Sequence[int]) -> dict[str, Any]:
-    """Return the keywords of `SamplingParams`; of wishes that were not expressed there are none."""
+    """Return the keywords of `SamplingParams`; parameters that are None are left out."""
     sampling = request.sampling
     fields: dict[str, Any] = {name: value for name in _COPIED if (value := getattr(sampling, name)) is not None}
     fields |= {"max_tokens": 1 if role == "prefill" else request.max_tokens, "detokenize": False}

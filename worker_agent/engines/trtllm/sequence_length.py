@@ -24,7 +24,7 @@ _SECTIONS = ("text_config", "llm_config", "language_config")
 
 
 class SequenceLengthUnknown(Exception):
-    """Neither the model nor anything else says how long a sequence may be."""
+    """Neither the model nor a setting bounds a sequence."""
 
 
 def model_seq_len(config: Mapping[str, Any]) -> int | None:
@@ -39,10 +39,10 @@ def model_seq_len(config: Mapping[str, Any]) -> int | None:
 def engine_seq_len(
     requested: int | None, config: Mapping[str, Any], setting: int | None, *, model: str, allows_longer: bool
 ) -> int:
-    """Return the longest sequence that the engine will serve, in tokens. `asked` is the engine argument.
+    """Return the longest sequence that the engine will serve, in tokens. `requested` is the engine argument.
 
     Raises:
-        SequenceLengthUnknown: it is not known.
+        SequenceLengthUnknown: neither the model nor the settings have it.
     """
     own = model_seq_len(config)
     if requested is not None:
