@@ -25,7 +25,7 @@ from router.pools.json_values import PoolsConfigInvalid
 from router.pools.process import OpenRouter, PoolsProcess, Wanted, open_own_routers, parts_after_ours
 from router.pools.selection import Targets
 from router.pools.service import Identity
-from router.pools.targets import PoolPlace, RouterAddress, is_url
+from router.pools.targets import PoolSettings, RouterAddress, is_url
 
 _ENVIRONMENT = "DYN_GLOBAL_ROUTER_"
 _MILLISECONDS = click.FloatRange(0, 3.6e6)
@@ -50,7 +50,7 @@ def pools_command(open_router: OpenRouter, expected: tuple[type[Exception], ...]
             config = _configuration(file, places)
             wanted = Wanted(config, _identity(flags), settings, flags["text"])
             if check:
-                click.echo(f"{file}: {config.mode}, {', '.join(config.places)}")
+                click.echo(f"{file}: {config.mode}, {', '.join(config.pools)}")
             else:
                 run_process(lambda stop: _serve(wanted, open_router, stop))
         except refused as error:
@@ -131,31 +131,31 @@ def _warn(warning: str) -> None:
     _log.warning("pools_configuration", warning=warning)
 
 
-def _configuration(file: Path, places: tuple[str, ...]) -> PoolsConfig:
+def _configuration(file: Path, given_pools: tuple[str, ...]) -> PoolsConfig:
     """Return what file and flags say, and warn; raise `PoolsConfigInvalid`."""
     try:
         data = msgspec.json.decode(file.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         raise PoolsConfigInvalid((f"{file}: {error}",)) from error
-    config = read_config(data, dict(_place(each) for each in places))
+    config = read_config(data, dict(_pool(each) for each in given_pools))
     for warning in config.warnings:
         _warn(warning)
-    nowhere = [name for name, place in config.places.items() if not place.routers and not place.config]
+    nowhere = [name for name, pool in config.pools.items() if not pool.routers and not pool.config]
     if nowhere:
         allowed = "routers or config, or a flag --pool"
         raise PoolsConfigInvalid(tuple(f"pools.namespaces.{name}: found none, allowed {allowed}" for name in nowhere))
     return config
 
 
-def _place(given: str) -> tuple[str, PoolPlace]:
+def _pool(given: str) -> tuple[str, PoolSettings]:
     name, _, where = given.partition("=")
     urls = where.split(",")
     if name and where and "://" not in where:
-        return name, PoolPlace(config=where)
+        return name, PoolSettings(config=where)
     if not name or len(urls) > 2 or not all(map(is_url, urls)):  # noqa: PLR2004 - of its data and control plane
         allowed = "NAMESPACE=URL, NAMESPACE=URL,CONTROL_URL or NAMESPACE=FILE"
         raise PoolsConfigInvalid((f"--pool: found {given!r}, allowed {allowed}",))
-    return name, PoolPlace(routers=(RouterAddress(*(url.rstrip("/") for url in urls)),))
+    return name, PoolSettings(routers=(RouterAddress(*(url.rstrip("/") for url in urls)),))
 
 
 async def _serve(wanted: Wanted, open_router: OpenRouter, stop: asyncio.Event) -> None:

@@ -13,7 +13,7 @@ worker has no events, is spoken of there.
 
 from collections.abc import Iterator
 
-from router.doctor.facts import LOSSES, Counts, Facts, RankStanding, RouterSeen
+from router.doctor.facts import LOSSES, Counts, Facts, RankStatus, RouterSeen
 from router.doctor.findings import Finding, names
 from router.doctor.pairing import PREFILLING
 from router.fleet.trust import PARITY_FIELDS
@@ -86,14 +86,14 @@ def trust(facts: Facts) -> Iterator[Finding]:
         yield from _recoveries(router, facts.window_s)
 
 
-def _lasting(router: RouterSeen, state: str) -> Iterator[RankStanding]:
+def _lasting(router: RouterSeen, state: str) -> Iterator[RankStatus]:
     was = {each.rank for each in router.before.ranks if each.trust == state}
     for each in router.after.ranks:
         if each.trust == state and each.rank in was and not each.trust_reason.startswith(PARITY_FIELDS):
             yield each
 
 
-def _by_reason(check: str, router: RouterSeen, ranks: list[RankStanding]) -> Iterator[Finding]:
+def _by_reason(check: str, router: RouterSeen, ranks: list[RankStatus]) -> Iterator[Finding]:
     reasons: dict[str, list[str]] = {}
     for each in ranks:
         reasons.setdefault(each.trust_reason, []).append(str(each.rank))

@@ -85,7 +85,7 @@ class LoadSeen(msgspec.Struct, frozen=True):
     used_blocks: int
 
 
-class RankStanding(msgspec.Struct, frozen=True):
+class RankStatus(msgspec.Struct, frozen=True):
     """One rank as a router has it: trust, and why it takes no work (empty: it does)."""
 
     rank: WorkerRank
@@ -105,7 +105,7 @@ class ParityBroken(msgspec.Struct, frozen=True):
 class RouterLook(msgspec.Struct, frozen=True, kw_only=True):
     """A router at one moment. `recoveries` are a rank's gaps, repairs and resyncs so far."""
 
-    ranks: tuple[RankStanding, ...] = ()
+    ranks: tuple[RankStatus, ...] = ()
     recoveries: Mapping[str, int] = {}
     metrics: Counts = {}
 

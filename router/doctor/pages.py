@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kv_protocol.errors import UNDECODABLE
 from kv_protocol.fleet import WorkerRegistered
 from kv_protocol.ids import WorkerRank
-from router.doctor.facts import Counts, ParityBroken, RankStanding
+from router.doctor.facts import Counts, ParityBroken, RankStatus
 from router.pools.router_page import PageUnreadable
 
 _T = TypeVar("_T")
@@ -84,10 +84,10 @@ class Workers(msgspec.Struct, frozen=True):
 
     workers: list[_Worker]
 
-    def standings(self) -> tuple[RankStanding, ...]:
+    def statuses(self) -> tuple[RankStatus, ...]:
         """Return how every rank stands."""
         return tuple(
-            RankStanding(WorkerRank(each.worker_id, each.dp_rank), each.trust, each.trust_reason, each.unfit)
+            RankStatus(WorkerRank(each.worker_id, each.dp_rank), each.trust, each.trust_reason, each.unfit)
             for worker in self.workers
             for each in worker.ranks
         )

@@ -96,7 +96,7 @@ class RouterProbe:
         except PageUnreadable as error:
             self._fail(error)
             return RouterLook()
-        return RouterLook(ranks=self._workers.standings(), recoveries=index.recoveries(), metrics=metrics)
+        return RouterLook(ranks=self._workers.statuses(), recoveries=index.recoveries(), metrics=metrics)
 
     async def _page(self, path: str) -> bytes:
         reply: Reply = await self._asker.get(f"{self.url}{path}", self._token)

@@ -1,20 +1,20 @@
 """Draining with hand-over: prefixes that only the leaving worker holds are computed elsewhere first.
 
-    looking    the newest prompts (`recent_prompts.py`), each as a decision would see it now: how much of it the
-               worker holds, and how much the best of those who could be asked instead does, or will have soon. Listed
-               by heat, within the budget (`heat.py`)
-    warming    in that order, `concurrency` at a time, each where the policy in force sends it now (`warming.py`)
-    waiting    for requests that still run at the worker: what they had asked is then looked at, once more
-    over       all lists are at their end, or the time is: what is left of them is skipped
+    looking    the newest prompts (`recent_prompts.py`), each as a decision sees it now: how much of it the worker
+               holds, and how much the best other eligible rank holds or will soon hold. Listed by heat, within the
+               budget (`heat.py`)
+    warming    in that order, `concurrency` at a time, each at the rank that the present policy chooses (`warming.py`)
+    waiting    for requests that still run at the worker: their prompts are then looked at in a second pass
+    over       all lists are processed, or the time is over: the remaining prefixes are skipped
 
-| a prefix is | where |
+| a prefix is | if |
 |---|---|
 | warmed | a worker has computed it |
-| failed | the one that was asked did not; nobody is asked in its place, unless the second look finds it again |
-| skipped | nobody may take it, its place holds it already, or tokens or time are spent |
+| failed | the chosen worker did not compute it; it is not retried, unless the second pass finds it again |
+| skipped | no rank is eligible, the chosen rank holds it already, or tokens or time are spent |
 
 Tokens are those that the chosen workers are expected to compute, in whole blocks; all of them stay within the budget.
-Prompts of this router's own clients are known, and no others: every router may be asked to drain, each for its own.
+A router knows only its own clients' prompts: each router may be asked to drain a worker, for its own prompts.
 """
 
 import asyncio

@@ -1,15 +1,15 @@
 """Which prefixes a leaving worker should hand over: those that only it holds, the hottest first.
 
     weight of a prompt    2 ** -(its age / `half_life_s`)
-    heat of a block       the weights of the prompts that have it, added up
-    alone                 the worker's ranks hold the block on the GPU, and no other rank that could be asked does
-    bought                the hottest blocks, as many as the budget pays for: each costs `block_size` tokens
-    looked at             the newest prompts, as far as they have `BLOCKS_MAX` such blocks, each prompt's counted
-    listed                the longest prefixes of bought blocks, by heat per token to compute; what is in one that was
-                          listed before counts no more
+    heat of a block       the sum of the weights of the prompts that have it
+    exclusive             the worker's ranks hold the block on the GPU, and no other eligible rank does
+    bought                the hottest blocks that the budget pays for: each costs `block_size` tokens
+    selected              the newest prompts, as long as they have `BLOCKS_MAX` exclusive blocks, counted per prompt
+    listed                the longest prefixes of bought blocks, by heat per token to compute; blocks of a prefix listed
+                          before do not count again
 
-Whatever prompt has a block has all before it, so heat never grows along a prefix: the hottest blocks, the newest
-prompt's before others of the same heat, are prefixes whole, and no other choice of blocks has more heat for its tokens.
+Every prompt with a block has all blocks before it, so heat never grows along a prefix: the hottest blocks (of equal
+heat, the newest prompt's first) form complete prefixes, and no other choice of blocks has more heat for its tokens.
 """
 
 from collections.abc import Sequence

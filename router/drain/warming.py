@@ -1,13 +1,13 @@
-"""Computes a prompt for the sake of the cache alone: a worker gets the request, its answer is dropped.
+"""Computes a prompt only for the cache: a worker gets the request, and its answer is dropped.
 
-| the worker's role | is asked | then |
+| the worker's role | request | then |
 |---|---|---|
-| aggregated | for one token | |
-| prefill | for the prompt, as the first of two tokens | a decode worker fetches its KV, and makes the second |
+| aggregated | one token | |
+| prefill | the prompt, with the first of two tokens | a decode worker fetches its KV, and makes the second |
 
-A prefill worker keeps a prompt's blocks for whoever decodes it, so somebody has to fetch them; whether that comes off
-says nothing of what was computed. Each is asked once. What is promised to a worker, and what its breaker learns, is as
-for any request; the calls go over the data plane's connections.
+A prefill worker keeps a prompt's blocks for a decode worker, so one has to fetch them; a failure to fetch does not
+affect the result. Each worker is asked once. Leases and breakers work as for any request; the calls use the data
+plane's connections.
 """
 
 import asyncio

@@ -1,1 +1,1 @@
-"""The journal: what a router applied and decided, as records on the log; reading them back and replaying them."""
+"""The journal: applied records and decisions of a router in the log; reading and replaying them."""

@@ -48,26 +48,26 @@ from router.journal.checkpoint_rows import (
 )
 
 PART_BYTES = 32 * 1024
-"""A part is ended by the row that reaches this."""
+"""A part ends with the row that reaches this size."""
 _PART_ROWS_MAX = 256
 _LONG_ARRAY = b"\xdd"
-"""How msgpack begins a list, the length of which follows as a u32."""
+"""First byte of a msgpack list whose length follows as a u32."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class CheckpointUnusable(Exception):
-    """No state can be made of the checkpoint: it is not whole, or another version wrote it."""
+    """The checkpoint cannot be restored: it is incomplete, or of another version."""
 
 
 class DecisionsRow(NamedTuple):
-    """Row of a checkpoint: decisions for a model."""
+    """Row of a checkpoint: number of decisions for a model."""
 
     model: str
     decisions: int
 
 
 class Table(NamedTuple):
-    """One table of a state: what its rows are, how to get them, and how to put one back."""
+    """One table of a state: the type of its rows, how to read them, and how to restore one."""
 
     name: str
     row: type[Any]
@@ -123,7 +123,7 @@ def _restore_decisions(state: RouterState, row: DecisionsRow) -> None:
 
 
 class Checkpoint:
-    """A state as it was when this was made, after time was let pass until `began.now_s`."""
+    """A state at the time of creation, after the passing of time until `began.now_s` was applied."""
 
     def __init__(self, state: RouterState, began: CheckpointBegan) -> None:
         state.apply(began)
@@ -132,7 +132,7 @@ class Checkpoint:
         self._tables = [(table.name, table.rows()) for table in tables_of(state)]
 
     def parts(self) -> Iterator[CheckpointPart | CheckpointEnded]:
-        """Yield the parts, at least one of each table, and the end. Once: rows are made as they are read."""
+        """Yield the parts, at least one per table, and the end. Only once: rows are made as they are read."""
         count = 0
         for name, rows in self._tables:
             for data in _chunks(rows):
@@ -142,7 +142,7 @@ class Checkpoint:
 
 
 def _chunks(rows: Iterable[object]) -> Iterator[bytes]:
-    """Yield msgpack lists of the rows, the last of which may be empty."""
+    """Yield msgpack lists of the rows; the last may be empty."""
     chunk, size = list[bytes](), 0
     for row in rows:
         encoded = _encode(row)
@@ -159,13 +159,13 @@ def _list_of(encoded: list[bytes]) -> bytes:
 
 
 class Compared:
-    """A checkpoint of a folded state, compared part by part with the one that was written at the same place."""
+    """A checkpoint of a folded state, compared part by part with the one written at the same place."""
 
     def __init__(self, state: RouterState, began: CheckpointBegan) -> None:
         self._parts = Checkpoint(state, began).parts()
 
     def difference(self, part: CheckpointPart | CheckpointEnded) -> str:
-        """Return in words how the next written part differs; empty where it does not."""
+        """Return in words how the next written part differs; empty if it does not."""
         folded = next(self._parts, None)
         if part == folded:
             return ""
@@ -174,7 +174,7 @@ class Compared:
 
 
 class Restoring:
-    """A state that a checkpoint's parts are put into, until it is whole."""
+    """A state that is being restored from a checkpoint's parts."""
 
     def __init__(self, began: CheckpointBegan, modes: Mapping[str, Mode]) -> None:
         self._state = msgspec.convert(began.settings, StateSettings).state(modes)
@@ -183,7 +183,7 @@ class Restoring:
         self._parts = 0
 
     def add(self, part: CheckpointPart) -> None:
-        """The rows of the part are in the state.
+        """Add the rows of the part to the state.
 
         Raises:
             CheckpointUnusable: they are of another version.

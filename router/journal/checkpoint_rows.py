@@ -10,14 +10,14 @@ from kv_protocol.ids import WorkerRank
 
 
 class FleetTotals(NamedTuple):
-    """What there is beside the workers."""
+    """Fleet state besides the workers."""
 
     is_log_connected: bool
     refused_total: int
 
 
 class HistoryMoment(NamedTuple):
-    """The moment of which all sums are; None: nothing was routed yet."""
+    """The reference time of all sums; None: no request was routed yet."""
 
     as_of_s: float | None
 
@@ -43,14 +43,14 @@ class ReportedRow(NamedTuple):
 
 
 class LedgerTotals(NamedTuple):
-    """Leases that nobody ended."""
+    """Leases that ended without their request's end."""
 
     expired_total: int
     corrected_total: int
 
 
 class LedgerRow(NamedTuple):
-    """A rank, whose sums are those of its leases."""
+    """A rank; its sums are those of its leases."""
 
     rank: WorkerRank
     is_gone: bool
@@ -71,7 +71,7 @@ class LeaseRow(NamedTuple):
 
 
 class ApproximateTotals(NamedTuple):
-    """Requests that were routed, and blocks that went."""
+    """Routed requests, and dropped blocks."""
 
     requests: int
     expired_blocks: int
@@ -80,7 +80,7 @@ class ApproximateTotals(NamedTuple):
 
 
 class StretchRow(NamedTuple):
-    """One stretch of a rank. `parent` is the place of another among the rank's rows; -1: none.
+    """One stretch of a rank. `parent` is the index of another among the rank's rows; -1: none.
 
     A rank's rows follow each other, parents before their children.
     """
@@ -93,7 +93,7 @@ class StretchRow(NamedTuple):
 
 
 class AffinityTotals(NamedTuple):
-    """Bindings that went for want of room, and that changed their rank."""
+    """Evicted bindings, and bindings that changed their rank."""
 
     evicted_total: int
     moved_total: int
@@ -115,14 +115,14 @@ class IdleRow(NamedTuple):
 
 
 class SessionLeaseRow(NamedTuple):
-    """A lease of a session; None: of one that is not bound any more."""
+    """A lease of a session; None: its session is not bound any more."""
 
     lease_id: str
     name: str | None
 
 
 class BreakerRow(NamedTuple):
-    """The breaker of a rank, or of a worker's HTTP where `dp_rank` is None."""
+    """The breaker of a rank, or of a worker's HTTP if `dp_rank` is None."""
 
     worker_id: str
     dp_rank: int | None
@@ -138,7 +138,7 @@ class BreakerRow(NamedTuple):
 
 
 class LifeRow(NamedTuple):
-    """One epoch of a rank's stream; `is_current`: in which a request was routed last."""
+    """One epoch of a rank's stream; `is_current`: the epoch of the last routed request."""
 
     rank: WorkerRank
     epoch: int
@@ -146,7 +146,7 @@ class LifeRow(NamedTuple):
 
 
 class PredictionRow(NamedTuple):
-    """The blocks on their way into the epoch that is the row `life` of those."""
+    """Expected blocks in the epoch of row `life`."""
 
     lease_id: str
     life: int
@@ -155,7 +155,7 @@ class PredictionRow(NamedTuple):
 
 
 class SeenRow(NamedTuple):
-    """When a prediction is over whose request had its first token."""
+    """When a prediction expires whose request had its first token."""
 
     over_at_s: float
     lease_id: str
@@ -175,7 +175,7 @@ class NewcomerRow(NamedTuple):
 
 
 class FitRow(NamedTuple):
-    """What was learnt of one rank, about the scaled features."""
+    """The fit of one rank, for the scaled features."""
 
     rank: WorkerRank
     weights: list[float]
@@ -183,7 +183,7 @@ class FitRow(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What a decision's latencies are learnt with."""
+    """The features that a decision's latencies are learnt with."""
 
     rank: WorkerRank
     uncached_tokens: float
@@ -193,14 +193,14 @@ class Features(NamedTuple):
 
 
 class ForecastTotals(NamedTuple):
-    """Measurements of each model that were not learnt from."""
+    """Measurements of each model that were rejected."""
 
     ttft_refused_total: int
     itl_refused_total: int
 
 
 class PendingRow(NamedTuple):
-    """A decision without an outcome yet, and the features that it is learnt with."""
+    """A decision without an outcome yet, and its features."""
 
     decision_id: str
     features: Features

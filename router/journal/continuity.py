@@ -8,16 +8,16 @@ from kv_protocol.journal import JournalMessage, JournalRecord, Lost, RecordPart,
 
 
 class Continuity:
-    """Where one router's messages are: which records are new, and whether any are missing."""
+    """Position in one router's messages: which records are new, and whether any are missing."""
 
     def __init__(self) -> None:
         self._life = 0
         self._expected = 0
         self._parts = list[bytes]()
-        """Of a longer record that is not whole yet."""
+        """Parts of a longer record that is incomplete."""
 
     def records(self, message: JournalMessage) -> Iterator[JournalRecord]:
-        """Yield the records of the next message that were not there before, behind `Lost` where some are missing."""
+        """Yield the new records of the next message, after a `Lost` if some are missing."""
         if message.life != self._life:
             self._life, self._expected = message.life, 1
             self._parts.clear()
@@ -32,7 +32,7 @@ class Continuity:
         self._expected = max(self._expected, number)
 
     def _joined(self, record: JournalRecord) -> Iterator[JournalRecord]:
-        """Yield the record; of parts, the longer record behind the last of them, or `Lost` where one is missing."""
+        """Yield the record; for parts, the longer record after its last part, or `Lost` if one is missing."""
         if not isinstance(record, RecordPart):
             self._parts.clear()
             yield record

@@ -1,8 +1,8 @@
 """Turns applied records into numbered journal messages.
 
-add            what was applied becomes records, each in parts where it is longer than a message
-a checkpoint   becomes records one by one (`go_on`), so that its size holds nothing up; nothing is added meanwhile
-lose           records that will never be there: `Lost` takes their numbers. `is_broken` until the next checkpoint
+add            an applied input becomes records, each in parts if it is longer than a message
+a checkpoint   becomes records one by one (`go_on`), so that its size blocks nothing; nothing is added meanwhile
+lose           records that are lost: `Lost` takes their numbers. `is_broken` until the next checkpoint
 cut            the next message
 """
 
@@ -24,7 +24,7 @@ LOSS_REASONS: tuple[LossReason, ...] = get_args(LossReason)
 
 
 class Message(NamedTuple):
-    """A message, the number of its first record, and how many records it has."""
+    """A message, the number of its first record, and its number of records."""
 
     data: bytes
     first: int
@@ -32,7 +32,7 @@ class Message(NamedTuple):
 
 
 class JournalEncoder:
-    """The records of one life that wait to be published."""
+    """The records of one run that wait to be published."""
 
     def __init__(self, life: int) -> None:
         self._life = life
@@ -45,21 +45,21 @@ class JournalEncoder:
         self.records_total = self.bytes_total = 0
         self.checkpoints_total = 0
         self.checkpoint_bytes = 0
-        """Of the last whole checkpoint."""
+        """Of the last complete checkpoint."""
         self.lost: Counter[LossReason] = Counter()
         self.broken_by: Counter[LossReason] = Counter()
-        """What was lost since the last checkpoint: replay is not exact until the next."""
+        """Losses since the last checkpoint: replay is not exact until the next."""
 
     def __len__(self) -> int:
         return len(self._encoded)
 
     @property
     def is_in_checkpoint(self) -> bool:
-        """Whether a checkpoint is not whole yet."""
+        """Whether a checkpoint is being encoded."""
         return self._checkpoint is not None
 
     def add(self, what: Recordable, kv_seq: int, now_s: float) -> None:
-        """Its records wait, or those of a checkpoint begin to."""
+        """Add its records, or begin a checkpoint."""
         if isinstance(what, Checkpoint):
             self._checkpoint, self._checkpoint_bytes = self._shortener.checkpoint(what), 0
             self.broken_by.clear()
@@ -69,12 +69,12 @@ class JournalEncoder:
             self._keep(record, now_s)
 
     def go_on(self, now_s: float) -> None:
-        """The next record of the checkpoint waits."""
+        """Encode the next record of the checkpoint."""
         if self._checkpoint is None:
             return
         try:
             record = next(self._checkpoint)
-        except (OverflowError, TypeError, ValueError):  # a row that msgpack has no room for
+        except (OverflowError, TypeError, ValueError):  # a row that msgpack cannot encode
             self._checkpoint = None
             self.lose(1, "not_encodable", now_s)
             return
@@ -89,7 +89,7 @@ class JournalEncoder:
             self.checkpoint_bytes = self._checkpoint_bytes
 
     def lose(self, count: int, reason: LossReason, now_s: float) -> None:
-        """So many records are not there."""
+        """Count this many records as lost."""
         self.lost[reason] += count
         self.broken_by[reason] += count
         self._append(encode_record(Lost(now_s=now_s, count=count)), count)
@@ -106,7 +106,7 @@ class JournalEncoder:
         return Message(pack_journal(self._life, first, records), first, len(records))
 
     def _keep(self, record: JournalRecord, now_s: float) -> bool:
-        """Return whether the record waits; one that cannot is lost: no record may end the process."""
+        """Return whether the record was added; one that cannot be encoded is lost: no record may end the process."""
         try:
             encoded = encode_record(record)
         except (OverflowError, TypeError, ValueError):

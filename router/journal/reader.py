@@ -18,7 +18,7 @@ _log = structlog.get_logger("router")
 
 
 class JournalEntry(NamedTuple):
-    """One message: whose, where and when (since 1970) the log has it."""
+    """One message: its router, its place in the log, and the log's time (since 1970)."""
 
     router: str
     stream_seq: int
@@ -27,7 +27,7 @@ class JournalEntry(NamedTuple):
 
 
 class JournalMessages:
-    """Gives each message of a journal that can be read to `take`; of the others the log names the first."""
+    """Passes each readable message of a journal to `take`; of unreadable ones the text log names the first."""
 
     def __init__(self, take: Callable[[JournalEntry], None]) -> None:
         self._take = take
@@ -47,7 +47,7 @@ class JournalMessages:
         self._take(entry)
 
     def log_refused(self) -> None:
-        """Log how many messages were refused, where the log does not name all of them."""
+        """Log how many messages were refused, if not all of them were logged."""
         if self._refused > 1:
             _log.warning("journal_messages_refused", messages=self._refused)
 
@@ -55,9 +55,9 @@ class JournalMessages:
 async def follow_journal(
     log: EventLog, router: str, messages: JournalMessages, *, after_seq: int = 0, created: str = ""
 ) -> Reading:
-    """`messages` get every message behind `after_seq`, and those that come; of all routers where `router` is empty.
+    """Pass all messages after `after_seq`, and new ones, to `messages`; of all routers if `router` is empty.
 
-    Raises `BrokerUnavailable`, also where there is no journal.
+    Raises `BrokerUnavailable`, also if there is no journal.
     """
     subject = subjects.journal(router) if router else subjects.JOURNAL_ALL
     return await log.follow(subjects.JOURNAL_STREAM, subject, messages.on_message, after_seq=after_seq, created=created)
@@ -73,7 +73,7 @@ async def read_journal(
     after_seq: int = 0,
     from_ns: int | None = None,
 ) -> None:
-    """`take` gets every message behind `after_seq` that the log has now, and none of those that come meanwhile.
+    """Pass all messages after `after_seq` that the log has now to `take`, and no later ones.
 
     `from_ns`: and none before that time (since 1970). Returns behind the last, or at `stop`. The log's own part has to
     run.

@@ -1,16 +1,16 @@
-"""The records of the journal, and how they are made small.
+"""The records of the journal, and how they are shortened.
 
-On a request's path a `Recorder` only gets what was applied: a record, a decision or a refusal. Whoever encodes later
-hands each to `Shortener.records`, which says what the journal has of it:
+On a request's path a `Recorder` only gets what was applied: a record, a decision or a refusal. The encoder later calls
+`Shortener.records`, which returns the journal's records for it:
 
-    decision and promise (`Taken`)    a `RankStanding` of every rank whose epoch or doubt is not what was recorded of it
-                                      last (at first: none), then `Decided`, of which the promise can be told
+    decision and promise (`Taken`)    a `RankStanding` of every rank whose epoch or doubt differs from the last recorded
+                                      one (at first: none), then `Decided`, from which the promise can be derived
     refusal                           `Refused`, without hashes
     checkpoint                        `CheckpointBegan`, `RankStanding`s, `CheckpointPart`s, `CheckpointEnded`; each is
                                       made when it is read
     any other record                  itself
 
-A view has its doubts as trust; `doubt_of` says which doubt makes a rank trusted so.
+A view states doubts as trust; `doubt_of` returns the doubt behind a rank's trust.
 """
 
 import struct
@@ -39,11 +39,11 @@ _DOUBT_OF = {
     "event log away": "log_away",
 }
 _UNHEARD = (0, "")
-"""What is recorded of a rank of which nothing is recorded: no epoch, no doubt."""
+"""Default record of a rank: no epoch, no doubt."""
 
 
 class RefusedRequest(NamedTuple):
-    """Nobody could take this request at that time."""
+    """No rank was eligible for this request at that time."""
 
     now_s: float
     request: RouteRequest
@@ -54,14 +54,14 @@ Recordable = JournalRecord | Taken | RefusedRequest | Checkpoint
 
 
 class Recorder(Protocol):
-    """Who is told of all that is applied, in its order."""
+    """Receives all that is applied, in order."""
 
     def record(self, what: Recordable) -> None:
         """`what` was applied."""
 
 
 class Recorders:
-    """Several recorders, told one after the other; of none, nobody keeps anything."""
+    """Several recorders, called one after the other; without any, nothing is recorded."""
 
     def __init__(self, *recorders: Recorder) -> None:
         self._records = tuple(each.record for each in recorders)
@@ -73,7 +73,7 @@ class Recorders:
 
 
 class Shortener:
-    """Says what the journal has of what was applied. One for a journal: it knows what was recorded before."""
+    """Makes the journal's records. One per journal: it knows what was recorded before."""
 
     def __init__(self) -> None:
         self._statuses = dict[WorkerRank, tuple[int, str]]()
@@ -92,7 +92,7 @@ class Shortener:
         return (what,)
 
     def checkpoint(self, checkpoint: Checkpoint) -> Iterator[JournalRecord]:
-        """Yield the records of the checkpoint one by one; ranks that left the fleet are not known any more."""
+        """Yield the records of the checkpoint one by one; forget ranks that left the fleet."""
         workers = checkpoint.worker_ids
         self._statuses = {rank: known for rank, known in self._statuses.items() if rank.worker_id in workers}
         self._looked_at = (None, None, None)
@@ -130,9 +130,9 @@ class Shortener:
 
 
 def doubt_of(trust: Trust, before: str) -> str:
-    """Return the doubt of the index for which a rank is trusted so.
+    """Return the doubt behind a rank's trust.
 
-    Of a rank with disparities they alone decide: it is whatever was known `before`.
+    For a rank with disparities trust does not depend on the doubt: return the doubt known `before`.
     """
     known = _DOUBT_OF.get(trust.reason)
     if known is not None:
@@ -141,12 +141,12 @@ def doubt_of(trust: Trust, before: str) -> str:
 
 
 def request_of(record: RequestRecord) -> RouteRequest:
-    """Return the request that was recorded."""
+    """Return the recorded request."""
     return RouteRequest(**asdict(record))
 
 
 def decided(verdict: Verdict, kv_seq: int, uncached_tokens: int) -> Decided:
-    """Return the decision as the journal has it; so many tokens of the prompt were promised to be computed."""
+    """Return the decision as a journal record; `uncached_tokens` of the prompt were promised to be computed."""
     view, rank_indices = verdict.view, verdict.rank_indices
     best = terms = costs = b""
     if verdict.costs is not None:
@@ -207,7 +207,7 @@ def _terms(costs: CostColumns, best: list[int]) -> bytes:
 
 
 def pack_overlap(overlap: Depths) -> bytes:
-    """Return the depths of all columns, as `kv_protocol/decided.py` has it."""
+    """Return the depths of all columns, in the format of `kv_protocol/decided.py`."""
     if not overlap[TIERS - 1].any():
         return b""
     is_wide = int(overlap[TIERS - 1].max()) > _U16_MAX

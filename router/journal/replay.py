@@ -1,18 +1,18 @@
 """Folds a journal and takes every decision in it again.
 
-    JournalBegan   an empty state of its settings: what follows is exact
-    checkpoint     where nothing was exact: the state that it holds, and what follows is exact. Where the fold is exact:
-                   compared with the fold, byte for byte
-    Decided        decided again from the fold, the recorded answer of the index and the recorded seed; compared with
-                   what was recorded, bit for bit; applied, with the promise that it made
-    Refused        the same, where nobody could take the request
-    Lost           records are missing: until the next beginning or checkpoint nothing can be said, since any of them
-                   may have been read. Such a journal also begins so, where its older part is gone
-    RankStanding   what the index says of a rank from here on
+    JournalBegan   start with an empty state of its settings: what follows is exact
+    checkpoint     if the fold was not exact: restore its state; what follows is exact. If the fold was exact: compare
+                   both, byte for byte
+    Decided        decide again from the fold, the recorded answer of the index and the recorded seed; compare with
+                   the record, bit for bit; apply it with its promise
+    Refused        the same, for a request without an eligible rank
+    Lost           records are missing: until the next beginning or checkpoint no result is possible, since decisions
+                   may depend on any of them. A journal whose older part is gone begins so, too
+    RankStanding   the index's status of a rank from here on
     any other      applied
     one that cannot be folded    like `Lost`, with the kind of the record and the reason (`NotFolded`)
 
-With another policy, what it would have chosen in the same place is said too; the fold stays that of what was done.
+With another policy, its choice for the same request is returned, too; the fold follows the recorded decisions.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,7 +44,7 @@ _UNKNOWN = "records are missing before it: whatever comes of it now says nothing
 
 
 class Otherwise(NamedTuple):
-    """Whom the other policy would have chosen; None: nobody, or nobody can say, for this reason."""
+    """The other policy's choice; None: no choice, for this reason."""
 
     rank: WorkerRank | None
     reason: str = ""
@@ -66,9 +66,9 @@ class Redecided(NamedTuple):
 
 
 class CheckpointRead(NamedTuple):
-    """One checkpoint: compared with the fold, or else the fold starts there, as far as `difference` is empty.
+    """One checkpoint: compared with the fold, or else the start of a new fold if `difference` is empty.
 
-    `difference` says how it differs from the fold, or why no state can be made of it.
+    `difference` says how it differs from the fold, or why it cannot be restored.
     """
 
     is_compared: bool
@@ -76,18 +76,18 @@ class CheckpointRead(NamedTuple):
 
 
 class NotFolded(NamedTuple):
-    """A record of this kind that raised an error when it was folded: no state follows from it."""
+    """A record of this kind that raised an error when it was folded: the fold has no state after it."""
 
     kind: str
     reason: str
 
 
 Found = Redecided | CheckpointRead | NotFolded | None
-"""What comes of a record: a decision or refusal taken again, a whole checkpoint, an error, or a changed state alone."""
+"""Result of a record: a repeated decision or refusal, a complete checkpoint, an error, or only a changed state."""
 
 
 class RecordedAnswer(NamedTuple):
-    """What the index said of a view's ranks, as it was recorded."""
+    """The recorded answer of the index for a view's ranks."""
 
     depths: Depths
     epochs: tuple[int, ...]
@@ -96,7 +96,7 @@ class RecordedAnswer(NamedTuple):
 
 
 class Contradiction(Exception):
-    """The decision cannot be taken again: it was taken among other ranks than the fold has, or in an unknown mode."""
+    """The decision cannot be repeated: its ranks differ from the fold's, or its mode is unknown."""
 
 
 _REFUSALS = (NoEligibleWorker, WorkerNotNamed, LimitExceeded, Contradiction)
@@ -105,7 +105,7 @@ _REFUSALS = (NoEligibleWorker, WorkerNotNamed, LimitExceeded, Contradiction)
 def replay(
     records: Iterable[JournalRecord], *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES
 ) -> Iterator[Redecided]:
-    """Yield every decision of one router's journal, taken again; with `policy`, also what that would have chosen."""
+    """Yield every decision of one router's journal, taken again; with `policy`, also that one's choice."""
     again = Replay(policy=policy, modes=modes)
     for record in records:
         found = again.take(record)
@@ -114,17 +114,17 @@ def replay(
 
 
 class Replay:
-    """The fold of a journal as far as it was taken."""
+    """The fold of a journal."""
 
     def __init__(self, *, policy: Policy | None = None, modes: Mapping[str, Mode] = MODES) -> None:
         self._other, self._modes = policy, modes
         self._standings: dict[WorkerRank, tuple[int, str]] = {}
         self._checkpoint: Restoring | Compared | None = None
         self.state: RouterState | None = None
-        """None: what was before is not there."""
+        """None: earlier records are missing."""
 
     def take(self, record: JournalRecord) -> Found:
-        """Fold the next record in. Behind one that cannot be folded the state is None until the next start."""
+        """Fold the next record in. After one that cannot be folded the state is None until the next start."""
         try:
             return self._take(record)
         except Exception as error:  # noqa: BLE001 - a record of another version, or a forged one, may raise anything
@@ -160,7 +160,7 @@ class Replay:
     def _go_on_with_checkpoint(self, record: CheckpointPart | CheckpointEnded) -> CheckpointRead | None:
         checkpoint = self._checkpoint
         if checkpoint is None:
-            return None  # its beginning is not there
+            return None  # its beginning is missing
         if isinstance(checkpoint, Compared):
             difference = checkpoint.difference(record)
             is_over = bool(difference) or isinstance(record, CheckpointEnded)
@@ -261,6 +261,6 @@ def _unknown_mode(mode: str) -> str:
 
 
 def _no_overlap(_: bytes, ranks: tuple[WorkerRank, ...]) -> RecordedAnswer:
-    """Return an index's answer that says nothing: who may take a request does not depend on it."""
+    """Return an empty answer of the index: eligibility does not depend on it."""
     zeros = (0,) * len(ranks)
     return RecordedAnswer(np.zeros((TIERS, len(ranks)), dtype=np.int32), zeros, zeros, ("",) * len(ranks))

@@ -1,4 +1,4 @@
-"""Says in words how a decision that was taken again differs from the recorded one."""
+"""Describes how a repeated decision differs from the recorded one."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from router.decision.verdict import Verdict
 
 
 def difference_of(recorded: Decided, again: Decided, verdict: Verdict) -> str:
-    """Return in words what is not as it was recorded; empty where every bit is."""
+    """Return the differences in words; empty if every bit is equal."""
     if encode_record(recorded) == encode_record(again):
         return ""
     names = [

@@ -1,16 +1,16 @@
 """Writes the journal: applied records go to `kv.v1.journal.<router>`, in order, off the path of requests.
 
-    record          a bounded buffer takes it; when it is full the oldest gives way, and is counted
+    record          is put into a bounded buffer; if it is full the oldest record is dropped, and counted
     `PERIOD_S` after the first, or when a quarter of the buffer is full
-                    what is there is made small, encoded and published, a message at a time, each until it is confirmed
-    the log away    what was not published waits, the buffer fills
-    records lost    the next message says how many (`Lost`), the log says so once, and a checkpoint follows
+                    the buffer is shortened, encoded and published, a message at a time, each until it is confirmed
+    the log away    unpublished records wait, the buffer fills
+    records lost    the next message states how many (`Lost`), the text log says so once, and a checkpoint follows
     checkpoint      due `checkpoint_s` seconds, `checkpoint_records` records or an eighth of the stream's bytes after
-                    the one before, but not before the records between take as many bytes as it did: checkpoints are
+                    the last one, but not before the records between take as many bytes as it did: checkpoints are
                     at most half of the journal. The state is copied at one moment, and made into records later
-    stop            what is there is published, if the log takes it at once
+    stop            the buffer is published, if the log takes it at once
 
-A message that is published again has the id of before, and its records their numbers, so that none counts twice.
+A message that is published again keeps its id, and its records their numbers, so that none counts twice.
 """
 
 import asyncio
@@ -41,27 +41,27 @@ from router.journal.records import Recordable
 
 PERIOD_S = 0.05
 CHECKPOINT_GAP_S = 5.0
-"""Between two checkpoints that follow losses, at least."""
+"""Shortest time between two checkpoints that follow losses."""
 _CHECKPOINTS_PER_JOURNAL = 8
-"""As many as the stream holds at least, where this router's journal is all that is in it."""
+"""Number of checkpoints that the stream holds at least, if it has only this router's journal."""
 _SLICE = 64
-"""Inputs that are encoded at a time; others have the process between two slices."""
+"""Inputs that are encoded at a time; the event loop runs between two slices."""
 _AGAIN_S = 0.5
 
 _log = structlog.get_logger("router")
 
 
 def router_name(settings: JournalSection, instance: str) -> str:
-    """Return the router's name on the log: the configured one, or one made of its process's random id (hex)."""
+    """Return the router's name in the log: the configured one, or one derived from its process's random id (hex)."""
     return settings.router or f"router-{instance[:8]}"
 
 
 async def ensure_journal(log: EventLog, settings: JournalSection, nats: NatsSection) -> None:
-    """The journal's stream exists, with the configured bounds.
+    """Ensure that the journal's stream exists, with the configured bounds.
 
     Raises:
-        StreamUnfit: one is there that cannot be ours.
-        BrokerUnavailable: the server refuses it, or is away.
+        StreamUnfit: a stream of that name was made for another use.
+        BrokerUnavailable: the server refuses it, or is unreachable.
     """
     await log.ensure_stream(
         StreamSpec(
@@ -75,9 +75,9 @@ async def ensure_journal(log: EventLog, settings: JournalSection, nats: NatsSect
 
 
 class JournalStatistics(NamedTuple):
-    """Records, messages and bytes that the log has; records that it will never have, by reason; inputs that wait.
+    """Records, messages and bytes in the log; lost records, by reason; waiting inputs.
 
-    Whole checkpoints, the bytes of the last, and for how long the last held the process while the state was copied.
+    Complete checkpoints, the bytes of the last, and for how long copying the state for it blocked the process.
     """
 
     records_total: int
@@ -92,12 +92,12 @@ class JournalStatistics(NamedTuple):
 
     @property
     def lost_total(self) -> int:
-        """Records that the log will never have."""
+        """Records that were lost."""
         return sum(self.lost.values())
 
 
 class JournalWriter:
-    """One router's life in the log; a part of a process."""
+    """Writes one run of a router into the log; a part of a process."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class JournalWriter:
         state: RouterState,
         kv_seq: Callable[[], int],
     ) -> None:
-        """The first record waits: this life began, with an empty state made of `made_of`.
+        """Begin a run: the first record states an empty state made of `made_of`.
 
         `state` is that state, to which every record is applied before it comes here. `kv_seq` says how far the index
         has read `KV_EVENTS`.
@@ -137,7 +137,7 @@ class JournalWriter:
         self.record(JournalBegan(now_s=clock.now(), router=router, started_ns=self._life, settings=self._made_of))
 
     def record(self, what: Recordable) -> None:
-        """`what` was applied: it will be in the log, unless it has to give way."""
+        """Buffer an applied record for the log."""
         waiting = len(self._buffer)
         if not waiting:
             self._begun.set()
@@ -149,7 +149,7 @@ class JournalWriter:
         self._kv_seqs.append(self._kv_seq())
 
     def _push_out(self) -> None:
-        """The oldest of the buffer gives way."""
+        """Drop the oldest record of the buffer."""
         if not self._pushed_out:
             _log.warning("journal_buffer_full", records=self._records_max)
         self._pushed_out += 1
@@ -162,7 +162,7 @@ class JournalWriter:
         return bool(self._buffer or len(encoder) or encoder.is_in_checkpoint or self._unsent)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Publish until `stop` is set, and then what is left, as far as the log takes it at once."""
+        """Publish until `stop` is set, and then the rest, if the log takes it at once."""
         await until(stop, self._write())
         while self._has_any and await self._publish_next():
             pass
@@ -171,7 +171,7 @@ class JournalWriter:
             _log.warning("journal_cut_short", records=left)
 
     async def _write(self) -> None:
-        """Publish for ever. Whoever cancels it may publish what was under way once more: it has its id."""
+        """Publish forever. After a cancellation the present message may be published again: it keeps its id."""
         while True:
             if not self._has_any:
                 await self._begun.wait()
@@ -205,7 +205,7 @@ class JournalWriter:
         )
 
     def _take_checkpoint(self) -> None:
-        """The state is copied: all that was recorded before is in it, and nothing else."""
+        """Copy the state: it includes all records so far, and nothing else."""
         began_s, now_s = perf_counter(), self._clock.now()
         began = CheckpointBegan(now_s=now_s, router=self.router, settings=self._made_of)
         self.record(Checkpoint(self._state, began))
@@ -213,7 +213,7 @@ class JournalWriter:
         self._pause_s = perf_counter() - began_s
 
     def _begin_checkpoint(self) -> None:
-        """The checkpoint is the next to be encoded: replay is exact from it on."""
+        """Encode the checkpoint next: replay is exact from it on."""
         if lost := self._encoder.broken_by:
             _log.warning("journal_records_lost", records=lost.total(), reasons=dict(lost))
         self._is_checkpoint_waiting = False
@@ -242,7 +242,7 @@ class JournalWriter:
         return True
 
     async def _encode(self) -> None:
-        """Encode what waits, or as much of it as a message takes."""
+        """Encode the waiting inputs, or as many as fit a message."""
         encoder = self._encoder
         while encoder.waiting_bytes < MESSAGE_BYTES_MAX:
             if encoder.is_in_checkpoint:
@@ -260,7 +260,7 @@ class JournalWriter:
             self._checkpoint_at = now_s, encoder.records_total, encoder.bytes_total
 
     def _encode_some(self, count: int) -> None:
-        """Encode the oldest of what waits, a checkpoint not at once."""
+        """Encode the oldest waiting inputs, a checkpoint in steps."""
         encoder, now_s = self._encoder, self._clock.now()
         if self._pushed_out:
             encoder.lose(self._pushed_out, "buffer_full", now_s)
@@ -278,7 +278,7 @@ class JournalWriter:
         return len(self._buffer) + len(self._encoder) + (self._unsent.records if self._unsent else 0)
 
     def statistics(self) -> JournalStatistics:
-        """Return the writer's figures."""
+        """Return the current figures."""
         encoder = self._encoder
         lost: dict[LossReason, int] = {reason: encoder.lost[reason] for reason in LOSS_REASONS}
         lost["buffer_full"] += self._pushed_out
@@ -296,7 +296,7 @@ class JournalWriter:
 
 
 def journal_families(found: JournalStatistics) -> Iterator[Family]:
-    """Yield the figures of a writer."""
+    """Yield the metrics of a writer."""
     for name, meaning, value in (
         ("journal_records", "Records of the journal that the log has", found.records_total),
         ("journal_batches", "Messages of the journal that the log has", found.messages_total),

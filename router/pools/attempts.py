@@ -3,12 +3,12 @@
     preference   the selected pool, then faster ones (a smaller priority number) from slow to fast, then the others
                  from fast to slow; ties by index
     order        fit pools by preference, then strained ones, then those that are down
-    asked        the first only; with `enable_priority_retry` all of them, until one answers
+    tried        the first only; with `enable_priority_retry` all of them, until one answers
 
-So a pool that is not fit is passed over while a fit one is left, and is better than none. Without retries the selected
-pool is the only one asked, unless it is not fit: then the first of the order is.
+So an unfit pool is skipped while a fit one is left, and is used as a last resort. Without retries only the selected
+pool is tried, unless it is not fit: then only the first of the order.
 
-Source: `docs/SOURCES.md` D5.3, which knows only the selected and faster pools, and asks them whatever they are at.
+Source: `docs/SOURCES.md` D5.3, which uses only the selected and faster pools, whatever their status.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Place = Literal["selected", "faster", "other"]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool that may be asked, and how it stands."""
+    """A pool that may be tried, and its status."""
 
     pool: int
     namespace: str
@@ -34,7 +34,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolSequence(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done with a request in one phase: `order` is asked in turn, `passed_over` were preferred and not fit."""
+    """The pools for one phase of a request: `order` is tried in turn; `passed_over` were preferred, but not fit."""
 
     selection: Selection
     order: tuple[Candidate, ...]
@@ -42,7 +42,7 @@ class PoolSequence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preference(selected: int, priorities: Sequence[int]) -> tuple[int, ...]:
-    """Return all pools, the selected first."""
+    """Return all pools in the order of preference, the selected one first."""
     own = priorities[selected]
     others = [pool for pool in range(len(priorities)) if pool != selected]
     faster = sorted((pool for pool in others if priorities[pool] < own), key=lambda pool: (-priorities[pool], pool))
@@ -51,7 +51,7 @@ def preference(selected: int, priorities: Sequence[int]) -> tuple[int, ...]:
 
 
 def plan(group: PoolGroup, selection: Selection, statuses: Sequence[PoolStatus], *, retry: bool) -> PoolSequence:
-    """Return who is asked in which order; `standings` are those of the group's pools, by index."""
+    """Return the pools in the order of trial; `statuses` are those of the group's pools, by index."""
     selected = selection.pool
     preferred = preference(selected, group.priorities)
     candidates = tuple(_candidate(group, selected, pool, statuses[pool]) for pool in preferred)

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from router.pools.json_values import Found, PoolsConfigInvalid, Words, is_number
 from router.pools.selection import Axis, AxisName, Override, PoolGroup, PoolPhase
 from router.pools.selection import Mapping as PoolMapping
-from router.pools.targets import Own, PoolPlace, read_own
+from router.pools.targets import Own, PoolSettings, read_own
 
 POOLS_MAX = 256
 RESOLUTION_MAX = 1024
@@ -48,7 +48,7 @@ _ISL_KEYS = ("isl_min", "isl_max", "isl_resolution")
 
 
 class PoolsConfig(Own, frozen=True, kw_only=True):
-    """All of it. `groups`: prefill and decode, or agg; `places` has every namespace of theirs."""
+    """All of it. `groups`: prefill and decode, or agg; `pools` has every namespace of theirs."""
 
     mode: Literal["disagg", "agg"]
     retry: bool
@@ -56,8 +56,8 @@ class PoolsConfig(Own, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def read_config(data: Any, given: Mapping[str, PoolPlace] | None = None) -> PoolsConfig:  # noqa: ANN401 - any JSON
-    """Return the configuration that the JSON value says; `given` places stand instead of its own.
+def read_config(data: Any, given: Mapping[str, PoolSettings] | None = None) -> PoolsConfig:  # noqa: ANN401 - any JSON
+    """Return the configuration that the JSON value says; `given` pools stand instead of its own.
 
     Raises:
         PoolsConfigInvalid: with every problem found.

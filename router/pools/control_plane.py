@@ -52,7 +52,7 @@ class PoolControl:
                 "pool": index,
                 "priority": group.priorities[index],
                 **msgspec.structs.asdict(self._service.live.status(name)),
-                **msgspec.structs.asdict(self._service.config.places[name]),
+                **msgspec.structs.asdict(self._service.config.pools[name]),
             }
             for index, name in enumerate(group.namespaces)
         ]

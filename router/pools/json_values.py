@@ -2,8 +2,8 @@
 
     path: found what, allowed what
 
-A problem's value is replaced by one that may be, so that what depends on it can be checked too; nobody uses it, as
-whoever reads raises in the end. `true` and `false` are no numbers.
+An invalid value is replaced by a valid one, so that values that depend on it can be checked too; it is never used, as
+the reader raises in the end. `true` and `false` are no numbers.
 """
 
 import math

@@ -3,12 +3,12 @@
 | a router | then |
 |---|---|
 | cannot be reached, is cut off or too slow before its answer; a status of 500 or more, a redirect | the next one |
-| the last one does that | its answer is the client's; without one, 502 that says why |
+| the last one does that | the client gets its answer; without one, 502 with the reason |
 | answers anything else, a 4xx too | that is the answer |
-| fails within its answer | it is over: nothing is asked again |
-| a limit of our own | 503: it says nothing of the router |
+| fails within its answer | the request is over: it is not retried |
+| a limit of this process | 503: it says nothing of the router |
 
-In turn are the plan's pools, and of each pool its routers that are up. Source: `docs/SOURCES.md` D5.3.
+The turn goes over the plan's pools, and over the routers of each pool that are up. Source: `docs/SOURCES.md` D5.3.
 """
 
 from collections.abc import Callable

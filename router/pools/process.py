@@ -79,17 +79,17 @@ async def open_own_routers(
         ConfigurationError: a file says what it may not. And what `open_router` raises.
     """
     opened: dict[str, OpenedRouter] = {}
-    places = dict(config.places)
+    pools = dict(config.pools)
     flags = {_ACCEPT_PARAMS: True} if config.mode == "disagg" else {}
-    for name, place in config.places.items():
-        if not place.config:
+    for name, pool in config.pools.items():
+        if not pool.config:
             continue
-        if place.config not in opened:
-            settings = load_settings(RouterSettings, file=Path(place.config), flags=flags)
-            opened[place.config] = await open_router(settings, stop, cleanup)
-        router = opened[place.config]
-        places[name] = replace(place, routers=(RouterAddress(router.data_url, router.control_url),))
-    return replace(config, places=places), opened
+        if pool.config not in opened:
+            settings = load_settings(RouterSettings, file=Path(pool.config), flags=flags)
+            opened[pool.config] = await open_router(settings, stop, cleanup)
+        router = opened[pool.config]
+        pools[name] = replace(pool, routers=(RouterAddress(router.data_url, router.control_url),))
+    return replace(config, pools=pools), opened
 
 
 def parts_after_ours(file: str, router: OpenedRouter) -> list[Part]:
@@ -104,8 +104,8 @@ class PoolsProcess:
         """Raises `TextError` where there is no such tokenizer."""
         config, identity, settings, text = wanted
         self._settings, self._clock, self._registry = settings, SystemClock(), new_registry()
-        urls = {name: tuple(each.url for each in place.routers) for name, place in config.places.items()}
-        self.live = PoolsLive(urls, {name: place.limits for name, place in config.places.items()})
+        urls = {name: tuple(each.url for each in pool.routers) for name, pool in config.pools.items()}
+        self.live = PoolsLive(urls, {name: pool.limits for name, pool in config.pools.items()})
         metrics = PoolMetrics(config.groups, self.live)
         watch = self._watch = PoolWatch(config, identity.models, self.live, metrics, self._clock)
         loaded = load_text(text, settings.tokens.encoder) if text else None

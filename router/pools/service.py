@@ -100,7 +100,7 @@ class PoolService:
         """Return a pool's routers, those that are up, all where none is; each is the first in its turn."""
         urls = self.live.status(namespace).routers_up
         if not urls:
-            urls = tuple(each.url for each in self.config.places[namespace].routers)
+            urls = tuple(each.url for each in self.config.pools[namespace].routers)
         self._requests[namespace] += 1
         first = self._requests[namespace] % len(urls)
         return urls[first:] + urls[:first]

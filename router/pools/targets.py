@@ -27,7 +27,7 @@ class RouterAddress(msgspec.Struct, frozen=True):
     control_url: str = ""
 
 
-class PoolPlace(msgspec.Struct, frozen=True, kw_only=True):
+class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A pool's routers, or the configuration file of the one in this process; neither: not said yet."""
 
     routers: tuple[RouterAddress, ...] = ()
@@ -36,21 +36,21 @@ class PoolPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Own(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pools` says; `places` has every namespace, also those of which it says nothing."""
+    """What `pools` says; `pools` has every namespace, also those of which it says nothing."""
 
-    places: dict[str, PoolPlace]
+    pools: dict[str, PoolSettings]
     look_period_s: float
     look_timeout_s: float
     characters_per_token: float
 
 
-def read_own(top: Found, names: Sequence[str], given: Mapping[str, PoolPlace]) -> Own:
-    """Return what `pools` says of pools of these names; `given` places stand instead of its own."""
+def read_own(top: Found, names: Sequence[str], given: Mapping[str, PoolSettings]) -> Own:
+    """Return what `pools` says of pools of these names; `given` pools stand instead of its own."""
     own = top.within("pools", required=False) or Found({}, "pools", top.problems, top.warnings)
     limits = _limits(own, LiveLimits())
-    configured = _places(own, limits)
+    configured = _pools_of_namespaces(own, limits)
     read = Own(
-        places={name: _placed(configured.get(name), given.get(name), limits) for name in names if name},
+        pools={name: _merged(configured.get(name), given.get(name), limits) for name in names if name},
         look_period_s=own.number("look_period_s", 0.01, 3600, 1.0),
         look_timeout_s=own.number("look_timeout_s", 0.01, 60, 2.0),
         characters_per_token=own.number("characters_per_token", 0.1, 100, 4.0),
@@ -61,53 +61,53 @@ def read_own(top: Found, names: Sequence[str], given: Mapping[str, PoolPlace]) -
     return read
 
 
-def _placed(configured: PoolPlace | None, given: PoolPlace | None, limits: LiveLimits) -> PoolPlace:
+def _merged(configured: PoolSettings | None, given: PoolSettings | None, limits: LiveLimits) -> PoolSettings:
     limits = configured.limits if configured else limits
-    return replace(given or configured or PoolPlace(), limits=limits)
+    return replace(given or configured or PoolSettings(), limits=limits)
 
 
-def _places(own: Found, limits: LiveLimits) -> dict[str, PoolPlace]:
+def _pools_of_namespaces(own: Found, limits: LiveLimits) -> dict[str, PoolSettings]:
     namespaces = own.within("namespaces", required=False)
     if namespaces is None:
         return {}
-    places = {}
+    pools = {}
     for name in namespaces.unread():
-        place = namespaces.within(name)
-        if place is not None:
-            places[name] = _place(place, limits)
-    return places
+        pool = namespaces.within(name)
+        if pool is not None:
+            pools[name] = _pool(pool, limits)
+    return pools
 
 
-def _place(place: Found, limits: LiveLimits) -> PoolPlace:
-    has_routers, has_config = place.has("routers"), place.has("config")
+def _pool(pool: Found, limits: LiveLimits) -> PoolSettings:
+    has_routers, has_config = pool.has("routers"), pool.has("config")
     if has_routers and has_config:
-        place.problem("config", place.value("config"), "either routers or config")
-    config = place.value("config") or ""
+        pool.problem("config", pool.value("config"), "either routers or config")
+    config = pool.value("config") or ""
     if not isinstance(config, str):
-        place.problem("config", config, "a file's name")
-    read = PoolPlace(
-        routers=_routers(place) if has_routers else (),
+        pool.problem("config", config, "a file's name")
+    read = PoolSettings(
+        routers=_routers(pool) if has_routers else (),
         config=str(config),
-        limits=_limits(place, limits),
+        limits=_limits(pool, limits),
     )
-    place.value("routers")
-    place.refuse_others()
+    pool.value("routers")
+    pool.refuse_others()
     return read
 
 
-def _routers(place: Found) -> tuple[RouterAddress, ...]:
+def _routers(pool: Found) -> tuple[RouterAddress, ...]:
     allowed = f"a list of 1..{ROUTERS_MAX} objects with url and perhaps control_url"
-    found = place.items("routers", allowed)
-    if not 0 < len(found) <= ROUTERS_MAX and isinstance(place.value("routers"), list):
-        place.problem("routers", Words(f"{len(found)} routers"), allowed)
+    found = pool.items("routers", allowed)
+    if not 0 < len(found) <= ROUTERS_MAX and isinstance(pool.value("routers"), list):
+        pool.problem("routers", Words(f"{len(found)} routers"), allowed)
     routers = []
     for index, each in enumerate(found):
-        address = place.inner(each, place.at(f"routers[{index}]"))
+        address = pool.inner(each, pool.at(f"routers[{index}]"))
         if address is not None:
             routers.append(RouterAddress(_url(address, "url"), _url(address, "control_url", required=False)))
             address.refuse_others()
     if len({each.url for each in routers}) != len(routers):
-        place.problem("routers", Words("an url twice"), "each url once")
+        pool.problem("routers", Words("an url twice"), "each url once")
     return tuple(routers)
 
 

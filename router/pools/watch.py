@@ -16,7 +16,7 @@ from router.pools.metrics import LookOutcome, PoolMetrics
 from router.pools.probes import AttemptFailed, Looked
 from router.pools.router_page import Busyness, PageUnreadable, busyness, not_ready, not_serving
 from router.pools.state import PoolsLive
-from router.pools.targets import PoolPlace, RouterAddress
+from router.pools.targets import PoolSettings, RouterAddress
 
 _ANSWER_BYTES_MAX = 1 << 20
 _METRICS_BYTES_MAX = 16 << 20
@@ -39,7 +39,7 @@ class PoolWatch:
     ) -> None:
         self.live, self.metrics = live, metrics
         self._config, self._models, self._clock = config, models, clock
-        self._routers = [(name, place, each) for name, place in config.places.items() for each in place.routers]
+        self._routers = [(name, pool, each) for name, pool in config.pools.items() for each in pool.routers]
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look, now and every `look_period_s`, until `stop` is set."""
@@ -59,12 +59,12 @@ class PoolWatch:
     async def _keep_looking(self, session: aiohttp.ClientSession) -> None:
         while True:
             async with TaskSet(len(self._routers)) as probes:
-                for name, place, router in self._routers:
-                    probes.spawn(self._look_at(session, name, place, router))
+                for name, pool, router in self._routers:
+                    probes.spawn(self._look_at(session, name, pool, router))
             await self._clock.sleep(self._config.look_period_s)
 
     async def _look_at(
-        self, session: aiohttp.ClientSession, namespace: str, place: PoolPlace, router: RouterAddress
+        self, session: aiohttp.ClientSession, namespace: str, pool: PoolSettings, router: RouterAddress
     ) -> None:
         outcome: LookOutcome = "unreachable"
         busy = Busyness()
@@ -72,7 +72,7 @@ class PoolWatch:
             async with asyncio.timeout(self._config.look_timeout_s):
                 reason = await self._unfit(session, router)
                 outcome = "not_ready" if reason else "ready"
-                busy = await self._busyness(session, router, place)
+                busy = await self._busyness(session, router, pool)
         except TimeoutError:
             if outcome == "unreachable":
                 reason = f"no answer within {self._config.look_timeout_s:g} s"
@@ -99,12 +99,12 @@ class PoolWatch:
             return reason
         return not_serving(await _get(session, f"{router.url}/v1/models"), self._models)
 
-    async def _busyness(self, session: aiohttp.ClientSession, router: RouterAddress, place: PoolPlace) -> Busyness:
+    async def _busyness(self, session: aiohttp.ClientSession, router: RouterAddress, pool: PoolSettings) -> Busyness:
         if not router.control_url:
             return Busyness()
         try:
             page = await _get(session, f"{router.control_url}/metrics", bytes_max=_METRICS_BYTES_MAX)
-            return busyness(page, place.limits)
+            return busyness(page, pool.limits)
         except (_Unanswered, PageUnreadable) as error:
             _log.debug("pool_metrics_unknown", url=router.control_url, reason=str(error))
             return Busyness()

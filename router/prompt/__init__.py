@@ -1,4 +1,4 @@
-"""A request's prompt as tokens and sequence hashes: what it would find in a KV cache."""
+"""A request's prompt as tokens and sequence hashes, with which a KV cache is looked up."""
 
 from router.prompt.body import with_prompt_ids
 from router.prompt.encoding_pool import EncodersBusy

@@ -1,4 +1,4 @@
-"""A client's body on its way to a worker, with the token ids of its prompt put before its first key."""
+"""A client's body on its way to a worker, with the token ids of its prompt inserted before its first key."""
 
 import base64
 
@@ -10,7 +10,7 @@ _OPENING, _CLOSING = b'{"kv_prompt_ids":"', b'",'
 
 
 def with_prompt_ids(body: Bytes, ids: bytes, encoded: bytes = b"") -> tuple[Bytes | memoryview, ...]:
-    """Return the JSON object `body` with `kv_prompt_ids` as its first key, in parts; else byte for byte as it was.
+    """Return the JSON object `body` with `kv_prompt_ids` as its first key, in parts; unchanged in all other bytes.
 
     `ids` are little-endian u32s, `encoded` the same in base64 where somebody has it; of no ids, those of a prompt with
     images, nothing is said. The body is not copied; white space before the object is left out.
@@ -22,7 +22,7 @@ def with_prompt_ids(body: Bytes, ids: bytes, encoded: bytes = b"") -> tuple[Byte
 
 
 def base64_of(data: Bytes | memoryview) -> bytes:
-    """Return `data` in base64, in calls that are short enough for a thread beside the event loop."""
+    """Encode `data` in base64, in calls that are short enough for a thread beside the event loop."""
     if len(data) <= _SLICE:
         return base64.b64encode(data)
     view = memoryview(data)

@@ -1,16 +1,16 @@
 """Chains of sequence hashes, packed: little-endian u64s of a prompt's full blocks, in their order.
 
-    chain          `bytes`; a sequence hash names its block and all before it, so two prompts share a prefix or nothing
-    ChainCounts    the chains of many keys (ranks), each block counted once a key, however many of its chains have it
+    chain          `bytes`; a sequence hash names its block and all before it, so equal hashes mean equal prefixes
+    ChainCounts    the chains of many keys (ranks), each block counted once per key, however many of its chains have it
 
-A `ChainCounts` is one tree for all keys. A node is a stretch: blocks in a row, without a fork and without an end of a
-chain but at its end. It counts, per key, the chains that go through it. So
+A `ChainCounts` is one tree for all keys. A node is a stretch: consecutive blocks, without a fork, where chains end only
+at its end. It counts, per key, the chains that go through it.
 
-    add, remove    cost one step a node on the way: by forks, not by blocks
-    depths         one walk tells every key's longest prefix of a chain
+    add, remove    cost one step per node on the path: by forks, not by blocks
+    depths         one walk finds every key's longest prefix of a chain
     a node         exists while a chain goes through it, and is joined with its only child once no chain ends at it
 
-Stretches are compared as bytes, whole: nothing is presumed of them but their length.
+Stretches are compared as complete byte strings; only their length is presumed.
 """
 
 from collections.abc import Hashable
@@ -27,7 +27,7 @@ def block_count(chain: bytes) -> int:
 
 
 def shared_blocks(chain: bytes, other: bytes, start: int = 0) -> int:
-    """Return how many leading blocks of `chain` are those of `other` from block `start` on.
+    """Return how many leading blocks of `chain` equal those of `other` from block `start` on.
 
     Found by looking at O(log n) single blocks, and proved by one comparison. Exact for any bytes: where the proof
     fails, which it cannot for chains, slices are compared instead.
@@ -48,7 +48,7 @@ def shared_blocks(chain: bytes, other: bytes, start: int = 0) -> int:
 
 
 def _shared_slices(chain: bytes, other: bytes, high: int) -> int:
-    """Return how many leading blocks are alike, fewer than `high`."""
+    """Return how many leading blocks are equal, fewer than `high`."""
     low = 0
     while low + 1 < high:
         middle = (low + high) // 2
@@ -73,21 +73,21 @@ class _Stretch(Generic[K]):
 
 
 class Path(NamedTuple, Generic[K]):
-    """One chain that was added: what `remove` takes, once."""
+    """One added chain: the argument of `remove`, once."""
 
     key: K
     end: _Stretch[K]
 
 
 class ChainCounts(Generic[K]):
-    """The chains of all keys. The same chain may be there any number of times, for one key and for several."""
+    """The chains of all keys. The same chain may be added any number of times, for one key and for several."""
 
     def __init__(self) -> None:
         self._root: _Stretch[K] = _Stretch(b"", None, {})
         self._blocks: dict[K, int] = {}
 
     def add(self, key: K, chain: bytes) -> Path[K]:
-        """The chain, whose length is a multiple of `BLOCK_BYTES`, is one more of the key's; return how to remove it."""
+        """Add a chain, whose length is a multiple of `BLOCK_BYTES`, to the key; return the path to remove it with."""
         node, at, new_bytes = self._root, 0, 0
         while at < len(chain):
             child = node.children.get(chain[at : at + BLOCK_BYTES])
@@ -109,7 +109,7 @@ class ChainCounts(Generic[K]):
 
     @staticmethod
     def _split(stretch: _Stretch[K], length: int) -> _Stretch[K]:
-        """Return a new node of the first `length` blocks; `stretch`, at which chains end, keeps those behind them."""
+        """Return a new node of the first `length` blocks; `stretch`, at which chains end, keeps the later ones."""
         parent, cut = stretch.parent, length * BLOCK_BYTES
         assert parent is not None
         front = _Stretch(stretch.blocks[:cut], parent, stretch.counts.copy())
@@ -119,7 +119,7 @@ class ChainCounts(Generic[K]):
         return front
 
     def remove(self, path: Path[K]) -> None:
-        """The chain that `add` returned `path` for is one less of its key's. Of every path once."""
+        """Remove the chain that `add` returned `path` for; each path only once."""
         key, node = path
         node.ends -= 1
         freed_bytes = 0
@@ -141,7 +141,7 @@ class ChainCounts(Generic[K]):
 
     @staticmethod
     def _join(stretch: _Stretch[K], parent: _Stretch[K]) -> None:
-        """The only child of `stretch` takes its place, and its blocks: chains end at the child, so that it stays."""
+        """Merge `stretch` into its only child, which stays, since chains end there."""
         (child,) = stretch.children.values()
         child.blocks, child.parent = stretch.blocks + child.blocks, parent
         parent.children[child.blocks[:BLOCK_BYTES]] = child
@@ -154,7 +154,7 @@ class ChainCounts(Generic[K]):
             del self._blocks[key]
 
     def depths(self, chain: bytes) -> dict[K, int]:
-        """Return, of each key that has any, how many leading blocks of `chain` its chains have."""
+        """Return for each key with any how many leading blocks of `chain` its chains have."""
         depths: dict[K, int] = {}
         children, at = self._root.children, 0
         keys, depth = self._root.counts, 0
@@ -176,7 +176,7 @@ class ChainCounts(Generic[K]):
         return self._blocks.get(key, 0)
 
     def node_count(self) -> int:
-        """Return how many stretches there are; at most two a chain. Walks all of them."""
+        """Return how many stretches there are; at most two per chain. Walks all of them."""
         count, unseen = -1, [self._root]
         while unseen:
             count += 1
@@ -184,5 +184,5 @@ class ChainCounts(Generic[K]):
         return count
 
     def is_empty(self) -> bool:
-        """Whether nothing is in it, and nothing of what was is left."""
+        """Whether it has no chain, and no remains of former ones."""
         return not self._root.children and not self._blocks and not self._root.ends

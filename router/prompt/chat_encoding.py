@@ -1,4 +1,4 @@
-"""Encodes a rendered chat from the place on where it is new. Plain functions, for any thread.
+"""Encodes a rendered chat from the position where it is new. Plain functions, for any thread.
 
 The text is encoded in stretches that end at marks, so that it can be known up to each; a stretch has at least
 `_STRETCH_CHARACTERS`, but the last mark always ends one, since there the next turn goes on.
@@ -14,7 +14,7 @@ _TEXT_BYTES, _TEXT_CHARACTERS = 3, 4
 
 
 def encode_chat(text: TokenizerText, rendered: bytes, known: Known | None) -> CachedChat:
-    """Return the whole chat with its ids; what is `known` of it is not encoded again."""
+    """Return the complete chat with its ids; the `known` part is not encoded again."""
     start = known.cut.at if known else 0
     parts: list[bytes | memoryview] = [known.ids] if known else []
     cuts = list(known.chat.cuts[: known.cut_count]) if known else []
@@ -48,7 +48,7 @@ def _stretches(stretches: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _encoded(ids: bytes, known: Known | None) -> bytes:
-    """Return the ids in base64, of which the beginning may be known."""
+    """Return the ids in base64; the beginning may be known."""
     if known is None:
         return base64_of(ids)
     begun = known.encoded

@@ -1,7 +1,7 @@
 """Threads that decode and encode long requests while the event loop serves others.
 
 submit(work, size)    its outcome, as a future of the calling loop
-cancelled             work that was not begun never is; of what was begun the outcome is let go
+cancelled             work that was not begun is skipped; the outcome of begun work is dropped
 full                  `EncodersBusy`: more than `waiting_bytes_max` bytes wait; one text alone always may
 """
 
@@ -17,11 +17,11 @@ from kv_runtime.supervise import Part, thread_part
 
 T = TypeVar("T")
 _IDLE_S = 0.2
-"""How soon an idle thread sees that it is to end."""
+"""How soon an idle thread notices that it is to end."""
 
 
 class EncodersBusy(Exception):
-    """Too much text waits for an encoder: `waiting_bytes`, `limit_bytes`. Try again."""
+    """Too much text waits for an encoder: `waiting_bytes`, `limit_bytes`. A retry may succeed."""
 
     def __init__(self, waiting_bytes: int, limit_bytes: int) -> None:
         super().__init__(f"tokens.waiting_bytes_max: {waiting_bytes} bytes wait to be encoded, allowed {limit_bytes}")
@@ -30,7 +30,7 @@ class EncodersBusy(Exception):
 
 
 class EncodingPool:
-    """The threads, and what waits for them. All but `work` belongs to the event loop's thread."""
+    """The threads and their queue. Everything except `work` belongs to the event loop's thread."""
 
     def __init__(self, threads: int, waiting_bytes_max: int, *, name: str = "encoder") -> None:
         self._threads, self._name = threads, name
@@ -46,7 +46,7 @@ class EncodingPool:
         return [thread_part(f"{self._name}-{at}", self.work, stage=stage) for at in range(self._threads)]
 
     def submit(self, work: Callable[[], T], size_bytes: int) -> "asyncio.Future[T]":
-        """Return the future outcome of `work` on `size_bytes` of text; raise `EncodersBusy` where too much waits."""
+        """Return the future result of `work` on `size_bytes` of text; raise `EncodersBusy` if too much waits."""
         if self.waiting_bytes and self.waiting_bytes + size_bytes > self._waiting_bytes_max:
             self.refused += 1
             raise EncodersBusy(self.waiting_bytes + size_bytes, self._waiting_bytes_max)
@@ -58,7 +58,7 @@ class EncodingPool:
         return future
 
     def work(self, stop: threading.Event) -> None:
-        """Do what is submitted until `stop` is set; the body of a thread."""
+        """Run submitted work until `stop` is set; the body of a thread."""
         while not stop.is_set():
             with suppress(Empty):
                 future, work = self._jobs.get(timeout=_IDLE_S)

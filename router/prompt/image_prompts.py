@@ -1,13 +1,13 @@
-"""Prompts with images: the tokens up to which the router knows them, and where images stand.
+"""Prompts with images: the tokens up to which the router knows them, and the positions of images.
 
     the workers state a rule for images           the prompt is known up to the first image that is not seen
-      the image is in a `data:` URL, and counted    seen: BLAKE3 of its bytes, and its size in its first ones
-      anything else (https, file, no size)          not seen, since fetching is the worker's
+      the image is in a `data:` URL, and counted    seen: BLAKE3 of its bytes, and its size from its first ones
+      anything else (https, file, no size)          not seen, since only workers fetch images
     they state none                               known up to the last mark before the first message with an image
-    embeddings among the images (`.safetensors`)  nothing: workers salt the whole prompt with them
+    embeddings among the images (`.safetensors`)  nothing is known: workers salt the whole prompt with them
 
-What is known is what the worker computes on, so that routing sees a prefix and never something false; block hashes end
-with the last block that is known whole. Plain functions of their arguments, for a thread: an image may be megabytes.
+Known tokens are those that the worker computes on, so that routing uses a correct prefix; block hashes end with the
+last completely known block. Plain functions of their arguments, for a thread: an image may be megabytes.
 """
 
 import binascii
@@ -28,10 +28,10 @@ from kv_runtime.chat_messages import UNKNOWN_FROM_HERE, Message
 from kv_runtime.text import Text, TokenizerText
 
 TOKENS_MAX = 1 << 18
-"""Of all images of a prompt that are looked at: some bytes may become 65,536 tokens each."""
+"""Bound on all images of a prompt: a few bytes may become 65,536 tokens each."""
 _HEAD_CHARACTERS_MAX = 128
 _DIGITS = 1 << 20
-"""Base64 that is decoded at once; the size of an image stands in the first so many, or is not known."""
+"""Base64 characters that are decoded at first; an image's size must be in them."""
 _DATA, _EMBEDDINGS = "data:", ".safetensors"
 _TOKEN_BYTES = 4
 _UNKNOWN = UNKNOWN_FROM_HERE.encode()
@@ -39,16 +39,16 @@ _UNKNOWN_BYTE_IDS = pack_tokens(_UNKNOWN)
 
 
 class SeenImage(NamedTuple):
-    """An image's digest, and how many tokens it has."""
+    """An image's digest, and its number of tokens."""
 
     digest: str
     tokens: int
 
 
 class KnownPrompt(NamedTuple):
-    """The first tokens of a prompt, where images stand in them, and how many tokens there are of it all.
+    """The first tokens of a prompt, the positions of images in them, and the number of tokens in all.
 
-    An image that is not seen counts as what stands for it in the text, so `token_count` is the least that it has.
+    An image that is not seen counts as what stands for it in the text, so `token_count` is a lower bound.
     """
 
     tokens: list[int]
@@ -58,7 +58,7 @@ class KnownPrompt(NamedTuple):
 
     @property
     def unknown(self) -> "KnownPrompt":
-        """The same prompt, nothing of which is known but how long it is at least."""
+        """The same prompt with only its minimum length known."""
         return KnownPrompt([], [], self.token_count, 0)
 
     def sequence_hashes(self, hashing: Hashing, seed: int) -> bytes:
@@ -68,7 +68,7 @@ class KnownPrompt(NamedTuple):
 
 
 def seen_image(url: str, rule: ImageRule, body: Body | None = None) -> SeenImage | None:
-    """Return the image in a `data:` URL, or cut out of it; None: there is none, or none that can be counted."""
+    """Return the image in a `data:` URL, or cut out of it; None if there is none, or it cannot be counted."""
     comma = url.find(",", 0, _HEAD_CHARACTERS_MAX)
     head = url[: max(0, comma)].lower()
     if not head.startswith(_DATA) or not head.endswith(";base64"):
@@ -90,7 +90,7 @@ def seen_image(url: str, rule: ImageRule, body: Body | None = None) -> SeenImage
 
 
 def names_embeddings(url: str) -> bool:
-    """Return whether a worker may take what is at the URL for embeddings: some more do than are."""
+    """Return whether a worker may take the URL's content for embeddings: a superset of those that are."""
     return url[: len(_DATA)].lower() != _DATA and _EMBEDDINGS in unquote(url).lower()
 
 
@@ -108,7 +108,7 @@ def seen_images(urls: Sequence[str], rule: ImageRule, body: Body | None = None) 
 
 
 def with_images(ids: Sequence[int], urls: Sequence[str], rule: ImageRule, body: Body | None = None) -> KnownPrompt:
-    """Return what is known of a prompt whose text, with a placeholder an image, has these `ids`.
+    """Return what is known of a prompt whose text, with one placeholder per image, has these `ids`.
 
     Raises:
         RequestInvalid: more or fewer image tokens than images: a text says them, or the template leaves some out.
@@ -133,7 +133,7 @@ def with_images(ids: Sequence[int], urls: Sequence[str], rule: ImageRule, body: 
 def before_images(
     text: Text, messages: Sequence[Message], options: dict[str, Any], encode: Callable[[TokenizerText, bytes], bytes]
 ) -> KnownPrompt:
-    """Return what is known of a chat in which `UNKNOWN_FROM_HERE` stands. `encode` packs the ids of rendered text."""
+    """Return what is known of a chat that contains `UNKNOWN_FROM_HERE`. `encode` packs the ids of rendered text."""
     if not isinstance(text, TokenizerText):
         ids = text.pack_chat(messages, **options)
         return KnownPrompt(unpack_tokens(ids[: max(0, ids.find(_UNKNOWN_BYTE_IDS))]), [], len(ids) // _TOKEN_BYTES, 0)

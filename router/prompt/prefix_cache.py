@@ -1,12 +1,12 @@
-"""Chats that were encoded before: of the next turn only what is new is encoded.
+"""Caches encoded chats, so that only the new part of the next turn is encoded.
 
-    known(text)     the longest beginning of `text`, up to a mark, that a kept chat has too, and its ids
-    keep(...)       a chat, its ids, and where in both it may be cut
+    known(text)     the longest beginning of `text`, up to a mark, that a cached chat has too, and its ids
+    keep(...)       a chat, its ids, and where both may be cut
 
-Exact: texts are compared byte for byte, and are cut only before marks, of which encoding does not look back
-(`kv_runtime/marks.py`). Kept texts lie in order; of all of them one of the two neighbours of a text shares the most
-with it, so a search is a bisection. A chat that grows replaces its former self; beyond `bytes_max` the least recently
-used go. Safe to use from several threads.
+Exact: texts are compared byte for byte, and are cut only before marks, across which encoding does not look back
+(`kv_runtime/marks.py`). Cached texts are sorted, and one of a text's two neighbours shares the most with it, so a
+search is a bisection. A longer version of a chat replaces the former one; beyond `bytes_max` the least recently used
+chats are evicted. Thread-safe.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 _TOKEN_BYTES = 4
 _TEXT_BYTES = 3
-"""So many bytes are four characters of base64."""
+"""This many bytes are four characters of base64."""
 _TEXT_CHARACTERS = 4
 _ENTRY_BYTES = 600
 _CUT_BYTES = 120
-"""What a chat and a place of it take beside their bytes, roughly."""
+"""Approximate overhead of a chat, and of a cut."""
 
 
 class Cut(NamedTuple):
-    """A place before a mark: its byte, the byte after the mark, and how many tokens are before it."""
+    """A position before a mark: its byte, the byte after the mark, and the number of tokens before it."""
 
     at: int
     mark_end: int
@@ -43,19 +43,19 @@ class CachedChat:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes, roughly."""
+        """Its approximate size."""
         return len(self.text) + len(self.ids) + len(self.encoded) + _ENTRY_BYTES + _CUT_BYTES * len(self.cuts)
 
 
 class Known(NamedTuple):
-    """The beginning of a text that is known: of which chat, and how many of its cuts; at the last of them it ends."""
+    """The known beginning of a text: its chat, and how many of that one's cuts; it ends at the last of them."""
 
     chat: CachedChat
     cut_count: int
 
     @property
     def cut(self) -> Cut:
-        """Where it ends."""
+        """The cut where it ends."""
         return self.chat.cuts[self.cut_count - 1]
 
     @property
@@ -65,13 +65,13 @@ class Known(NamedTuple):
 
     @property
     def encoded(self) -> memoryview:
-        """As much of its ids in base64 as can be gone on with."""
+        """As much of its ids in base64 as can be extended."""
         known_texts = self.cut.tokens * _TOKEN_BYTES // _TEXT_BYTES
         return memoryview(self.chat.encoded)[: known_texts * _TEXT_CHARACTERS]
 
 
 class PrefixCache:
-    """Chats of one model, in at most `bytes_max` bytes, roughly; 0 keeps none."""
+    """Chats of one model, in at most about `bytes_max` bytes; 0 keeps none."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -87,7 +87,7 @@ class PrefixCache:
         return len(self._texts)
 
     def known(self, text: bytes) -> Known | None:
-        """Return the longest known beginning of `text`, None where none is; its chat counts as used."""
+        """Return the longest known beginning of `text`, None if there is none; its chat counts as used."""
         with self._lock:
             self.requested_bytes += len(text)
             place = bisect_left(self._texts, text)
@@ -103,7 +103,7 @@ class PrefixCache:
             return found
 
     def keep(self, chat: CachedChat) -> None:
-        """The chat is known, and no chat any more that it goes on from."""
+        """Keep the chat, in place of the chat that it extends."""
         if chat.size_bytes > self._bytes_max:
             return
         with self._lock:
@@ -130,7 +130,7 @@ class PrefixCache:
 
 
 def shared_bytes(one: bytes, other: bytes) -> int:
-    """Return how many bytes both begin with."""
+    """Return how many leading bytes both share."""
     if other.startswith(one):
         return len(one)
     low, high = 0, min(len(one), len(other))

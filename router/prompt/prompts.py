@@ -44,13 +44,13 @@ _TOKEN_BYTES = 4
 _OFF_LOOP_BYTES = {"hf": 4 << 10, "fast": 64 << 10, "byte": 64 << 10}
 """Some 2 ms of the one, and some tenths of one of the others."""
 _READ_BYTES_MAX = 256 << 10
-"""So much JSON is read and rendered on the loop; of more, and of whatever has many messages, threads do it."""
+"""Bytes of JSON that are read and rendered on the loop; threads take more, and chats with many messages."""
 _MESSAGE_BYTES = 1 << 10
-"""What rendering a message costs beside its text, as if it were so much longer."""
+"""Cost of rendering a message beside its text, as additional bytes."""
 
 
 class PromptLimits(NamedTuple):
-    """Bounds of encoding; `off_loop_bytes` 0: as the encoder is fast."""
+    """Bounds of encoding; `off_loop_bytes` 0: derived from the encoder's speed."""
 
     cache_bytes_max: int = 256 << 20
     threads: int = 1
@@ -78,7 +78,7 @@ class Prompt(NamedTuple):
 
 
 class PromptStatistics(NamedTuple):
-    """What encoding did so far: bytes of rendered chats, and of them those that were known; and how it stands."""
+    """Totals of encoding: bytes of rendered chats, and those of them that were known; and its present state."""
 
     encoder: str
     encoder_reason: str
@@ -102,7 +102,7 @@ class Prompts:
     def __init__(
         self, text: Text, limits: PromptLimits = DEFAULT_LIMITS, *, hashed: Callable[[float], None] = lambda _: None
     ) -> None:
-        """`hashed` is told how many seconds each prompt's hashing took, perhaps by another thread."""
+        """`hashed` gets the seconds of each prompt's hashing, perhaps in another thread."""
         self._hashed = hashed
         self._text = text
         self._encoder = text.encoder.name if isinstance(text, TokenizerText) else "byte"
@@ -111,13 +111,13 @@ class Prompts:
             _log.warning("encoder_not_fast", reason=text.encoder.reason)
         self._pool = EncodingPool(limits.threads, limits.waiting_bytes_max)
         self.work = self._pool.work
-        """What each of its threads does, until an event is set."""
+        """Work of each thread, until an event is set."""
         self._cache = PrefixCache(limits.cache_bytes_max)
         self._images_lock = Lock()  # several threads read images
         self._images_seen = self._images_unseen = 0
 
     def parts(self, stage: int) -> list[Part]:
-        """Return the threads, as parts of the process: without them long prompts are never ready."""
+        """Return the threads as parts of the process: long prompts are encoded only while they run."""
         return self._pool.parts(stage)
 
     def prompt(
@@ -129,7 +129,7 @@ class Prompts:
         *,
         body: Body | None = None,
     ) -> "Prompt | asyncio.Future[Prompt]":
-        """Return the prompt as the workers of the adapter `lora` (empty: of the base model) will see it, or its future.
+        """Return the prompt as the workers of the adapter `lora` (empty: base model) will see it, or its future.
 
         `images` is what those workers say that images become; None: they do not say. `body` has the images that were
         cut out of the request. A cancelled future ends its work, unless that has begun.
@@ -154,7 +154,7 @@ class Prompts:
         return self._worked(work, len(prompt)) if isinstance(prompt, str) else work()
 
     def statistics(self) -> PromptStatistics:
-        """Return what it did so far."""
+        """Return the figures."""
         encoder = self._text.encoder if isinstance(self._text, TokenizerText) else None
         return PromptStatistics(
             encoder=self._encoder,
@@ -193,7 +193,7 @@ class Prompts:
         return self._worked(encode, len(rendered) - (known.cut.at if known else 0))
 
     def _read(self, inbound: _Chat, messages: list[dict[str, Any]], finish: "_Finish") -> Prompt:
-        """Do all that `_chat` does, at once."""
+        """Do all of `_chat` at once."""
         try:
             if not isinstance(self._text, TokenizerText):
                 return finish(self._text.pack_chat(messages, **inbound.read_options()), "messages")
@@ -245,7 +245,7 @@ def _of_token_data(inbound: Inbound, finish: "_Finish") -> Prompt:
 
 
 class _Finish(NamedTuple):
-    """Ids to a prompt."""
+    """Turns ids into a prompt."""
 
     hashing: Hashing
     seed: int

@@ -1,4 +1,4 @@
-"""The open leases of one router, as its replicas are told: which, and their sums."""
+"""The open leases of one router, as its replicas know them, and their sums."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -11,13 +11,13 @@ from kv_protocol.splitmix import U64_MASK
 from router.prompt.chains import BLOCK_BYTES, block_count
 
 _EVENT_BYTES = 384
-"""More than an event takes beside its blocks and its session."""
+"""Upper bound of an event's size without its blocks and its session."""
 
 T = TypeVar("T")
 
 
 def announced_event(event: LeaseEvent) -> LeaseEvent:
-    """Return the event as replicas are told of it: of a prompt that is too long for a message, without its end."""
+    """Return the event as it is sent to replicas: a prompt that is too long for a message is cut."""
     if not isinstance(event, Routed) or block_count(event.blocks) <= BLOCKS_MAX:
         return event
     hidden = block_count(event.blocks) - BLOCKS_MAX
@@ -26,7 +26,7 @@ def announced_event(event: LeaseEvent) -> LeaseEvent:
 
 
 class OpenLeases:
-    """The leases, and their sums: a fold over `LeaseEvent`s."""
+    """Open leases and their sums: a fold over `LeaseEvent`s."""
 
     def __init__(self) -> None:
         self._leases: dict[str, OpenLease] = {}
@@ -42,16 +42,16 @@ class OpenLeases:
         return lease_id in self._leases
 
     def get(self, lease_id: str) -> OpenLease | None:
-        """Return the lease, if it is open."""
+        """Return the lease if it is open, else None."""
         return self._leases.get(lease_id)
 
     def put(self, lease: OpenLease) -> None:
-        """The lease is open, and was not before."""
+        """Add a lease that was not open before."""
         self._leases[lease.routed.lease_id] = lease
         self._count(lease, 1)
 
     def fold(self, event: LeaseEvent) -> bool:
-        """Return whether the event was of a lease that it may be of: a new one, or one that is open."""
+        """Fold the event in; return whether it was valid: of a new lease, or of an open one."""
         known = self._leases.get(event.lease_id)
         if isinstance(event, Routed):
             if known is None:
@@ -75,12 +75,12 @@ class OpenLeases:
 
 
 def split(events: Iterable[LeaseEvent]) -> list[tuple[LeaseEvent, ...]]:
-    """Return the events by messages, each within `EVENTS_MAX` and, but for a single event, `BYTES_MAX`."""
+    """Split the events into messages, each within `EVENTS_MAX` and, except for a single event, `BYTES_MAX`."""
     return _split(events, lambda event: _bytes_of(event) if isinstance(event, Routed) else 0)
 
 
 def parts_of(leases: Iterable[OpenLease]) -> list[tuple[OpenLease, ...]]:
-    """Return the leases by parts of one answer, at least one and at most `PARTS_MAX`: if need be, without hashes."""
+    """Split the leases into parts of one answer, between 1 and `PARTS_MAX`; if necessary without hashes."""
     parts = _split(leases, lambda lease: _bytes_of(lease.routed))
     if len(parts) > PARTS_MAX:
         parts = _split(map(_without_hashes, leases), lambda lease: _bytes_of(lease.routed))[:PARTS_MAX]

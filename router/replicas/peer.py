@@ -1,10 +1,10 @@
-"""What one instance of another router has told of its leases, and how far that can be relied on.
+"""The leases of one run of another router, as far as its messages tell, and whether they are reliable.
 
-seq       the messages up to here are folded in; `told_to` is the highest that there is, as far as was heard
-behind    seq < told_to: something was missed. `differs`: a beat at the very `seq` says that its leases are others
-doubt     behind, or differs: its open leases are asked for, and again every `ASK_AGAIN_S`
-kept      messages that came too early, or while in doubt: what comes after the answer's `seq` is folded into it
-answer    all parts of the newest question's: its leases replace those that were known, at once
+seq        messages up to this one are folded in; `latest_seq` is the highest that is known to exist
+behind     seq < latest_seq: a message was missed. `differs`: a beat at `seq` states other sums
+doubt      behind, or differs: its open leases are requested, and again every `ASK_AGAIN_S`
+buffered   messages that came too early, or while in doubt: those after the answer's `seq` are folded into it
+answer     all parts of the answer to the newest request: its leases replace the known ones at once
 """
 
 from typing import NamedTuple
@@ -16,11 +16,11 @@ from router.replicas.open_leases import OpenLeases
 ASK_AGAIN_S = 0.25
 BUFFERED_MAX = 256
 LEASES_MAX = 1 << 16
-"""Of one router; beyond them it is not asked any more, since the answer could not be kept."""
+"""Limit of one router's leases; beyond it they are not requested, as the answer could not be stored."""
 
 
 class Skew(NamedTuple):
-    """How far what a router told of its sums was from what was known of it."""
+    """Difference between a router's stated sums and the sums known of it."""
 
     requests: int = 0
     blocks: int = 0
@@ -28,7 +28,7 @@ class Skew(NamedTuple):
 
 
 class Peer:
-    """One life. What it returns is what changes in our own ledger."""
+    """One run of another router. Its methods return the changes for the own ledger."""
 
     def __init__(self, life: int, now_s: float) -> None:
         self.life = life
@@ -38,7 +38,7 @@ class Peer:
         self.open = OpenLeases()
         self.skew = Skew()
         self.number = 0
-        """Of the newest question."""
+        """Number of the newest request."""
         self._requested_at_s: float | None = None
         self._is_asking = False
         self._buffered: dict[int, tuple[LeaseEvent, ...]] = {}
@@ -46,16 +46,16 @@ class Peer:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something was missed."""
+        """Whether a message was missed."""
         return self.seq < self.latest_seq
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether its leases are perhaps not those that are known."""
+        """Whether the known leases may be wrong."""
         return self.is_behind or self.differs
 
     def on_events(self, message: LedgerTold) -> list[LeaseEvent]:
-        """Fold its events in, if they are the next; return those that are news."""
+        """Fold the events in if they are the next ones; return those that change something."""
         if message.seq <= self.seq:
             return []
         is_next = message.seq == self.seq + 1
@@ -71,7 +71,7 @@ class Peer:
         return news
 
     def _settle(self) -> None:
-        """What was kept, and an answer that may come still, are of no use where there is no doubt."""
+        """Without doubt, drop buffered messages and ignore a pending answer."""
         if not self.is_in_doubt:
             self._is_asking = False
             self._buffered.clear()
@@ -93,7 +93,7 @@ class Peer:
         return leases.fold(event)
 
     def beat(self, message: LedgerBeat) -> None:
-        """Compare what it says of its sums with what is known."""
+        """Compare the stated sums with the known ones."""
         if message.seq < self.seq:
             return
         self.latest_seq = max(self.latest_seq, message.seq)
@@ -108,19 +108,19 @@ class Peer:
             self._settle()
 
     def is_request_due(self, now_s: float) -> bool:
-        """Whether it is time to ask for its leases."""
+        """Whether its leases should be requested now."""
         is_due = self._requested_at_s is None or now_s - self._requested_at_s >= ASK_AGAIN_S
         return self.is_in_doubt and is_due and not self.is_overfull
 
     def new_request(self, now_s: float) -> int:
-        """Return the number of the question that is put now; answers to former ones count no more."""
+        """Return the number of a new request; answers to former ones are ignored."""
         self._requested_at_s, self._is_asking = now_s, True
         self.number += 1
         self._parts.clear()
         return self.number
 
     def answered(self, message: LedgerOpen) -> list[LeaseEvent] | None:
-        """Return what changes once the answer is whole; None before, and for an answer that nobody waits for."""
+        """Return the changes once the answer is complete; None before, and for an unexpected answer."""
         if message.number != self.number or not self._is_asking:
             return None
         if any((each.seq, each.parts) != (message.seq, message.parts) for each in self._parts.values()):
@@ -136,7 +136,7 @@ class Peer:
         return self._replaced(leases, message.seq)
 
     def _replaced(self, leases: OpenLeases, seq: int) -> list[LeaseEvent]:
-        """The leases are those that were told at `seq`, and what was heard of them since."""
+        """Replace the leases by those of the answer at `seq`, and fold in the buffered messages after it."""
         while (events := self._buffered.get(seq + 1)) is not None:
             seq += 1
             for event in events:
@@ -152,7 +152,7 @@ class Peer:
 
 
 def difference(known: OpenLeases, current: OpenLeases) -> list[LeaseEvent]:
-    """Return the events that make the one of the other; ends come first."""
+    """Return the events that turn `known` into `current`; ends come first."""
     ends: list[LeaseEvent] = []
     begins: list[LeaseEvent] = []
     for lease in known:
@@ -170,5 +170,5 @@ def difference(known: OpenLeases, current: OpenLeases) -> list[LeaseEvent]:
 
 
 def _follows(lease: OpenLease, before: OpenLease) -> bool:
-    """Whether the lease can have become so from what it was."""
+    """Whether the lease can be a later state of `before`."""
     return lease.routed == before.routed and lease.is_prefilled >= before.is_prefilled

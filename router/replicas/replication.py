@@ -1,18 +1,18 @@
-"""The state machine of replication: leases told between routers, for one model, without a network.
+"""The state machine of replication: leases exchanged between routers, for one model, without a network.
 
-    told       an event of an own lease: goes out with the next message (`flush`), in its order
-    alone      while no other router was heard nothing but the beat goes out, and of a lease that ends before it nothing
-               is left. Whoever comes hears the beat and asks, and is heard by its own beat
-    every BEAT_S     how far was told, and what the own leases come to (count, digest)
-    heard      Told: the events of another router's leases are applied, in its order, each once
-               Beat: what was missed is found out (`peer.py`), also where nothing comes after it
-               Asked: answered with all own leases, to one router at most every `ANSWER_S`
-               Open: the answer; what is known of that router becomes what it says, at once
-    SILENT_S   without a word of a router, while others could be heard (not `deaf`): its leases end
-    a new life of a router: the leases of the former one end. Of two lives the later counts; its own echo is not heard
+    own event        sent with the next message (`flush`), in its order
+    no peers         only the beat is sent; leases that begin and end between two beats are not sent at all. A router
+                     that joins receives the beat and asks, and is discovered by its own beat
+    every BEAT_S     the beat: the last sequence number sent, and the sums of the own leases (count, digest)
+    received         Told: the events of another router's leases are applied, in its order, each once
+                     Beat: missed messages are detected (`peer.py`), also if no message follows them
+                     Asked: answered with all own leases, to one router at most every `ANSWER_S`
+                     Open: the answer; it replaces what is known of that router at once
+    SILENT_S         without a message of a router, while connected (not `deaf`): its leases end
+    a restarted router: the leases of its former run end. The later of two runs counts; own messages are ignored
 
-So replicas agree once nobody has news: a lost message is found out at the next beat, at most `BEAT_S` later, and
-healed by one question and one answer. Routers never correct each other's leases; every lease is told of by its owner.
+So replicas agree once no event is in transit: a lost message is detected at the next beat, at most `BEAT_S` later, and
+repaired by one request and one answer. Routers never correct each other's leases; only the owner reports a lease.
 """
 
 from collections.abc import Iterable
@@ -39,14 +39,14 @@ _ENDINGS = get_args(ENDINGS)
 
 
 class Say(NamedTuple):
-    """A message is to be sent; to one router, or to all (empty)."""
+    """Send a message: to one router, or to all if `to` is empty."""
 
     message: ReplicaMessage
     to: str = ""
 
 
 class Apply(NamedTuple):
-    """An event of another router's lease is to be applied."""
+    """Apply an event of another router's lease."""
 
     event: LeaseEvent
     origin: str
@@ -56,7 +56,7 @@ Effect = Say | Apply
 
 
 class ReplicaStatistics(NamedTuple):
-    """Of one model. Messages sent and heard; what was missed and asked for; `skew` by router, at its newest beat."""
+    """Of one model: messages sent and received, doubts and requests; `skew` by router, at its newest beat."""
 
     own_leases: int
     sent_total: int
@@ -72,17 +72,17 @@ class ReplicaStatistics(NamedTuple):
 
 
 class Replication:
-    """One router's part in it, for one model. `life` is the time at which it began, in ns."""
+    """One router's part in replication, for one model. `life` is the time at which it began, in ns."""
 
     def __init__(self, router: str, life: int) -> None:
         self._router, self._life = router, life
         self._own = OpenLeases()
         self._seq = 0
         self._pending: list[LeaseEvent] = []
-        self._fresh: dict[str, Routed] = {}  # leases that began while nobody else was there, and since the last beat
+        self._fresh: dict[str, Routed] = {}  # leases that began without peers, since the last beat
         self._beat_due_s: float | None = None
         self._peers: dict[str, Peer] = {}
-        self._owners: dict[str, str] = {}  # of leases that were applied here, by their ids
+        self._owners: dict[str, str] = {}  # by lease id, of leases that were applied here
         self._answered_at_s: dict[str, float] = {}
         self._sent = self._received = self._refused = self._gaps = self._differences = 0
         self._requested = self._replaced = self._answered = self._silent = 0
@@ -91,11 +91,11 @@ class Replication:
 
     @property
     def has_no_peers(self) -> bool:
-        """Whether no other router was heard of late: then nobody waits for news."""
+        """Whether no other router was heard of lately: then events need not be sent at once."""
         return not self._peers
 
     def on_lease_event(self, event: LeaseEvent) -> None:
-        """The event happened to a lease of this router, and will be told."""
+        """Queue an event of a lease of this router for sending."""
         if not self._peers:
             if type(event) is Routed and len(self._fresh) < PENDING_MAX:
                 self._fresh[event.lease_id] = event
@@ -105,10 +105,10 @@ class Replication:
         self._pending.append(event)
         if len(self._pending) > PENDING_MAX:
             self._fold_pending()
-            self._seq += 1  # a message that nobody ever gets: they will ask
+            self._seq += 1  # a message that is never sent: peers will detect that
 
     def ended(self, lease_id: str) -> None:
-        """This router's own ledger ended a lease of another one; if that still has it, it will be heard of again."""
+        """The own ledger ended a lease of another router; if that router still has it, a later answer restores it."""
         owner = self._owners.pop(lease_id, None)
         if owner is not None:
             self._peers[owner].open.fold(Expired(lease_id=lease_id))
@@ -121,7 +121,7 @@ class Replication:
         return events
 
     def flush(self) -> list[Say]:
-        """Return the messages that tell what was not told yet; none where nobody is there to hear them."""
+        """Return messages with all pending events; none without peers."""
         events_of_all = self._fold_pending()
         if not self._peers:
             return []
@@ -148,12 +148,12 @@ class Replication:
         )
 
     def deaf(self, now_s: float) -> None:
-        """Nobody could be heard until now: that they were silent means nothing."""
+        """No message could be received until now: restart the silence timers."""
         for peer in self._peers.values():
             peer.received_at_s = now_s
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Return what is to be told, asked and ended now; to be called every `ANSWER_S` or so."""
+        """Return the messages to send and the endings to apply now; to be called every `ANSWER_S` or so."""
         is_beat_due = self._beat_due_s is None or now_s >= self._beat_due_s
         effects: list[Effect] = [*self.flush()] if self._peers or is_beat_due else []
         if is_beat_due:
@@ -170,7 +170,7 @@ class Replication:
     # ------------------------------------------------------------ theirs
 
     def on_message(self, message: ReplicaMessage, now_s: float) -> list[Effect]:
-        """Return what follows from a message, which came to all or to this router."""
+        """Return the effects of a message to all routers or to this one."""
         self._received += 1
         if message.router == self._router:
             self._refused += not isinstance(message, LedgerAsked) and message.life != self._life  # a namesake
@@ -212,7 +212,7 @@ class Replication:
         return Say(LedgerAsked(router=self._router, number=peer.new_request(now_s)), name)
 
     def _applied(self, name: str, events: Iterable[LeaseEvent]) -> list[Effect]:
-        """Return the events of leases that are the router's: an id that somebody else has already is refused."""
+        """Return the events of leases that this router owns; ids that another router uses are refused."""
         effects: list[Effect] = []
         for event in events:
             lease_id = event.lease_id
@@ -227,7 +227,7 @@ class Replication:
         return effects
 
     def _parted(self, name: str) -> list[Effect]:
-        """The router is known no more; return the endings of its leases."""
+        """Forget a router; return the endings of its leases."""
         gone = self._peers.pop(name)
         ended: list[Effect] = []
         for lease in gone.open:
@@ -238,7 +238,7 @@ class Replication:
         return ended
 
     def _answer(self, message: LedgerAsked, now_s: float) -> list[Effect]:
-        """Return all own leases as they are now, in parts, behind what was not told yet."""
+        """Return all own leases as they are now, in parts, after the pending events."""
         recent = {name: at_s for name, at_s in self._answered_at_s.items() if now_s - at_s < ANSWER_S}
         self._answered_at_s = recent
         if message.router in recent or len(recent) >= PEERS_MAX:
@@ -263,7 +263,7 @@ class Replication:
         return effects
 
     def statistics(self) -> ReplicaStatistics:
-        """Return the figures of this moment."""
+        """Return the current figures."""
         return ReplicaStatistics(
             own_leases=len(self._own),
             sent_total=self._sent,

@@ -1,12 +1,11 @@
 """Exchanges leases with the other routers of the fleet over core NATS.
 
-    tell(event)    what was applied here to an own lease (and what this ledger ended of others') goes to all others
-    apply(event, router)    what another router told is handed to the caller, who applies it to its state
+    tell(event)    an event of an own lease goes to all others; the end of another router's lease here is noted
+    apply(event, router)    an event from another router is handed to the caller, who applies it to its state
 
-One `Replication` for each model decides (`replication.py`); this is its network. News waits `FLUSH_S` for
-more, and never for an answer; while no other router is there, there is a turn for every beat, and no other. While the
-log is away nothing is sent, and silence means nothing; once it is back, the next beat tells the others what they
-missed.
+One `Replication` per model decides (`replication.py`); this module is its network. Events wait `FLUSH_S` for further
+ones; answers do not wait. Without peers there is one turn per beat. While the log is away nothing is sent, and silence
+is ignored; once it is back, the next beat shows the others what they missed.
 """
 
 import asyncio
@@ -35,13 +34,13 @@ TICK_S = 0.1
 FLUSH_S = 0.005
 MODELS_MAX = 256
 OUTGOING_MAX = 1024
-"""Messages; beyond them the oldest are not sent, which the others find out."""
+"""Messages; beyond them the oldest are dropped, which the other routers detect."""
 
 _log = structlog.get_logger("router")
 
 
 class ReplicasStatistics(NamedTuple):
-    """By model (its slug); messages that could not be sent, and that could not be read or were too many."""
+    """By model (its slug); and messages that could not be sent, or were refused."""
 
     models: dict[str, ReplicaStatistics]
     unsent_total: int
@@ -49,7 +48,7 @@ class ReplicasStatistics(NamedTuple):
 
 
 class Replicas:
-    """One router's share in the ledger of all; a part of a process: `run` sends, and lets time pass."""
+    """One router's part in the shared ledger; a part of a process: `run` sends, and applies the passing of time."""
 
     def __init__(
         self,
@@ -60,14 +59,14 @@ class Replicas:
         model_of: Callable[[str], str | None],
         apply: Callable[[LeaseEvent, str], None],
     ) -> None:
-        """Make it; `start` begins.
+        """Create it; `start` subscribes.
 
         Args:
-            log: where the others are.
-            clock: its wall time is this router's life.
+            log: the connection to the other routers.
+            clock: its wall time identifies this run of the router.
             router_id: unique in the fleet; letters, digits and dashes.
-            model_of: the model that a worker serves; None: it is not known, its leases are told to nobody.
-            apply: takes an event of another router's lease, and that router's id; at once, and not back to `tell`.
+            model_of: the model that a worker serves; None: unknown, and its leases are not sent.
+            apply: applies an event of another router's lease, with that router's id; at once, without calling `tell`.
         """
         self._event_log, self._clock = log, clock
         self._refusals = RateLimitedLog(_log, clock)
@@ -81,12 +80,12 @@ class Replicas:
         self._unsent = self._refused = 0
 
     async def start(self) -> None:
-        """The others are heard from now on."""
+        """Subscribe to the messages of the other routers."""
         await self._event_log.listen(subjects.LEDGER_ALL, self._on_message)
         await self._event_log.listen(subjects.ledger_of("*", self._router_id), self._on_message)
 
     def record(self, what: Recordable) -> None:
-        """Tell of what was applied, where it is of an own lease: a `Recorder` of the router's."""
+        """Send an applied record if it is an event of an own lease; implements `Recorder`."""
         if isinstance(what, Taken):
             self._begun(what.promise)
         elif isinstance(what, OutcomeKnown):
@@ -95,7 +94,7 @@ class Replicas:
             self.tell(what.event)
 
     def tell(self, event: LedgerEvent) -> None:
-        """The event was applied here; what engines report is not told."""
+        """Send an event that was applied here; reports of engines are not sent."""
         if isinstance(event, Routed):
             self._begun(event)
         elif not isinstance(event, Reconciled | Unreported):
@@ -143,7 +142,7 @@ class Replicas:
         return known
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Send and let time pass until `stop` is set; what was told before has then been sent, if it could be."""
+        """Send and apply the passing of time until `stop` is set; pending events are then sent, if possible."""
         while not stop.is_set():
             self._news.clear()
             await self._turn()
@@ -151,7 +150,7 @@ class Replicas:
         await self._turn()
 
     async def _pause(self) -> None:
-        """Wait for news, and a moment for more; or until it is time for a turn all the same."""
+        """Wait for events, and a moment for more of them; or until the next turn is due."""
         has_no_peers = all(each.has_no_peers for each in self._replications.values())
         with suppress(TimeoutError):
             async with asyncio.timeout(BEAT_S if has_no_peers else TICK_S):
@@ -203,7 +202,7 @@ class Replicas:
         self._refusals.warning("message_refused", key=message.subject, subject=message.subject, reason=reason)
 
     def statistics(self) -> ReplicasStatistics:
-        """Return the figures of this moment."""
+        """Return the current figures."""
         return ReplicasStatistics(
             models={slug: replication.statistics() for slug, replication in self._replications.items()},
             unsent_total=self._unsent,
@@ -212,7 +211,7 @@ class Replicas:
 
 
 def replica_families(replicas: Replicas) -> Iterator[Family]:
-    """Yield how routers stand to each other, over all models."""
+    """Yield the metrics of replication, over all models."""
     statistics = replicas.statistics()
     models = list(statistics.models.values())
     messages = (

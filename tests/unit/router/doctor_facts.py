@@ -14,7 +14,7 @@ from router.doctor.facts import (
     Head,
     LoadSeen,
     LogSeen,
-    RankStanding,
+    RankStatus,
     RouterLook,
     RouterSeen,
     StreamSeen,
@@ -68,9 +68,9 @@ def head(name: str = "w0/0", **changed: Any) -> Head:
     return Head(**fields | changed)
 
 
-def standing(name: str = "w0/0", trust: str = "EXACT", reason: str = "", unfit: str = "") -> RankStanding:
+def standing(name: str = "w0/0", trust: str = "EXACT", reason: str = "", unfit: str = "") -> RankStatus:
     """Return how a router has a rank."""
-    return RankStanding(rank(name), trust, reason, unfit)
+    return RankStatus(rank(name), trust, reason, unfit)
 
 
 def router(**changed: Any) -> RouterSeen:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from router.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStanding
+from router.doctor.facts import LOSSES, WATCHED, ParityBroken, RankStatus
 from router.doctor.pages import Index, Policy, Workers, counts, decoded, health, versions
 from router.doctor.router_probe import reads_overlap
 from router.pools.router_page import PageUnreadable
@@ -48,7 +48,7 @@ def test_workers_are_read_with_their_ranks_and_differences() -> None:
         }
     )
     workers = decoded(body, Workers, "/v1/workers")
-    assert workers.standings() == (RankStanding(rank("w0/0"), "FALLBACK", "r", ""),)
+    assert workers.statuses() == (RankStatus(rank("w0/0"), "FALLBACK", "r", ""),)
     assert workers.broken() == (ParityBroken("w0", "block_size", "16"),)
 
 

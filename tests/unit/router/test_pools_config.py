@@ -11,7 +11,7 @@ from router.pools.config import PoolsConfig, read_config
 from router.pools.json_values import PoolsConfigInvalid
 from router.pools.probes import LiveLimits
 from router.pools.selection import Axis, Override
-from router.pools.targets import PoolPlace, RouterAddress
+from router.pools.targets import PoolSettings, RouterAddress
 
 CONFIGS = Path(__file__).parents[3] / "configs" / "pools"
 DISAGG: dict[str, Any] = {
@@ -250,21 +250,21 @@ def test_the_pools_places_and_limits() -> None:
     }
     config = read_config(changed(AGG, "pools", own))
     common = LiveLimits(queue_requests_max=8, itl_bound_ms=50.0, hold_s=5.0)
-    assert config.places == {
-        "a0": PoolPlace(
+    assert config.pools == {
+        "a0": PoolSettings(
             routers=(RouterAddress("http://a:1", "http://a:2"),),
             limits=msgspec.structs.replace(common, ttft_bound_ms=100.0),
         ),
-        "a1": PoolPlace(config="slow.yaml", limits=msgspec.structs.replace(common, queue_requests_max=None)),
+        "a1": PoolSettings(config="slow.yaml", limits=msgspec.structs.replace(common, queue_requests_max=None)),
     }
     assert config.look_period_s == 0.5
 
 
 def test_places_that_are_given_stand_instead_of_the_files() -> None:
     own = {"namespaces": {"a0": {"config": "fast.yaml", "hold_s": 5}}}
-    given = PoolPlace(routers=(RouterAddress("http://b:1"),))
+    given = PoolSettings(routers=(RouterAddress("http://b:1"),))
     config = read_config(changed(AGG, "pools", own), {"a0": given})
-    assert config.places["a0"] == PoolPlace(routers=given.routers, limits=LiveLimits(hold_s=5.0))
+    assert config.pools["a0"] == PoolSettings(routers=given.routers, limits=LiveLimits(hold_s=5.0))
     with pytest.raises(PoolsConfigInvalid, match=r"namespaces\.x: found 'x', allowed a pool's namespace: a0, a1"):
         read_config(AGG, {"x": given})
 
